@@ -28,9 +28,9 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
 @lru_cache(maxsize=256)
 def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
     # Some systems allow MD5 only if it isn't used for security.
-    start = partial(hashlib.new, algorithm, usedforsecurity=False)
+    make_hash = partial(hashlib.new, algorithm, usedforsecurity=False)
     with path.open("rb") as content:
-        return hashlib.file_digest(content, start).hexdigest()
+        return hashlib.file_digest(content, make_hash).hexdigest()
 
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:

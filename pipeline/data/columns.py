@@ -157,7 +157,7 @@ class RawData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes in the order of labels, or of the numbers or labels."""
+        """The names of the classes, numbers or labels, in the order of the network's outputs."""
         return self.targets.names
 
 

@@ -42,12 +42,12 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes in the order of labels, or of the numbers or labels."""
+        """The names of the classes, numbers or labels, in the order of the network's outputs."""
         return self.targets.names
 
     def train_sample(self) -> Split:
         """Return as many training samples as there are evaluation samples, evenly spread over the
-        split, or over its trained shard. A small split repeats some."""
+        split, or over the shard that is trained on. A small split repeats some."""
         reachable = self.train_order.list_reachable()
         rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
         return Split({name: self.train.columns[name][rows] for name in self.eval.columns})

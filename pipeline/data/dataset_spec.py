@@ -121,12 +121,12 @@ class GeometricOp(Op):
 
     @property
     def creates_border(self) -> bool:
-        """Whether it adds pixels from outside the image, which have no label."""
+        """Whether the op adds pixels from outside the image, which have no label."""
         return False
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        """Move labels (batch, height, width, 1) like the pixels, each copied from one place. Pixels
-        from outside get `fill`. The default suits ops that only copy pixels."""
+        """Move labels (batch, height, width, 1) like the pixels, without mixing labels. Pixels from
+        outside get the label `fill`. The default suits ops that only copy pixels."""
         return self(xp, labels, uniforms)
 
 
@@ -155,7 +155,7 @@ class TrainSplitSpec(Spec):
     ops: Ops
     shuffle: bool
     buffer_size: PositiveInt | None
-    """Samples of the moving window for shuffling; null: the whole split."""
+    """Samples of the buffer that a shuffle draws from; null: the whole split."""
     drop_remainder: bool
     repeat: PositiveInt
     num_shards: PositiveInt | None
@@ -169,9 +169,9 @@ class TrainSplitSpec(Spec):
     for each epoch, and samples are shuffled within `buffer_size`. null: files don't matter."""
     file_shards: PositiveInt | None = None
     """Number of groups of files, with interleave. Each batch has an equal part from each group, so
-    that each process of as many reads its own files alone. null: one group."""
+    that with as many processes no file is read by two of them. null: one group."""
     select: Selections = ()
-    """Rules of which samples are read, each applied to what the one before leaves."""
+    """Rules that select samples, each from those that the rule before it selects."""
     host_ops: HostOps = ()
     """Custom ops in Python that map values as they are read, before `ops`."""
 
@@ -229,7 +229,7 @@ class EvalSplitSpec(Spec):
     batch_size: PositiveInt | None
     """null: the training batch size."""
     select: Selections = ()
-    """Rules of which samples are read, each applied to what the one before leaves."""
+    """Rules that select samples, each from those that the rule before it selects."""
     host_ops: HostOps = ()
     """Custom ops in Python that map values as they are read, before `ops`."""
 

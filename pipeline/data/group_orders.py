@@ -31,7 +31,6 @@ class BalancedOrder(SampleOrder):
     """The class of each sample, int (samples,)."""
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         return replace(super().batches(first_step, count), samples=self.samples)
 
     def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -39,16 +38,16 @@ class BalancedOrder(SampleOrder):
         earlier draws of the sample in the epoch."""
         slots = super()._find_samples(epoch, places)
         classes = len(self._rows)
-        kinds = slots % classes
+        class_ids = slots % classes
         ranks = slots // classes
         indices = np.empty(slots.shape, np.int64)
-        for kind, rows in enumerate(self._rows):
-            mask = kinds == kind
-            count = -(-(self.samples - kind) // classes)
-            indices[mask] = self._draw(kind, rows, epoch * count, count)[ranks[mask]]
+        for class_id, rows in enumerate(self._rows):
+            mask = class_ids == class_id
+            count = -(-(self.samples - class_id) // classes)
+            indices[mask] = self._draw(class_id, rows, epoch * count, count)[ranks[mask]]
         return indices.astype(np.int32)
 
-    def _draw(self, kind: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
+    def _draw(self, class_id: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
         """Return `count` draws of a class from number `first` on, plus `samples` times the number
         of earlier draws of the sample."""
         shuffles, offsets = np.divmod(np.arange(first, first + count), len(rows))
@@ -57,7 +56,7 @@ class BalancedOrder(SampleOrder):
             mask = shuffles == shuffle
             permutation = np.arange(len(rows))
             if self.shuffle:
-                permutation = _shuffle_class(self.seed, kind, shuffle, len(rows))
+                permutation = _shuffle_class(self.seed, class_id, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
         # Each shuffle has a sample once, so the number of earlier shuffles counts earlier draws.
         times = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
@@ -66,13 +65,13 @@ class BalancedOrder(SampleOrder):
     @cached_property
     def _rows(self) -> list[np.ndarray]:
         """The samples of each class, without empty classes."""
-        return [np.flatnonzero(self.labels == kind) for kind in np.unique(self.labels)]
+        return [np.flatnonzero(self.labels == class_id) for class_id in np.unique(self.labels)]
 
 
 @lru_cache(maxsize=256)
-def _shuffle_class(seed: int, kind: int, number: int, size: int) -> np.ndarray:
+def _shuffle_class(seed: int, class_id: int, number: int, size: int) -> np.ndarray:
     """Return a permutation of a class's samples, int64 (size,), cached for an epoch."""
-    key = np.array([seed, _CLASS_STREAM + (kind << 40) + number], np.uint64)
+    key = np.array([seed, _CLASS_STREAM + (class_id << 40) + number], np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
     order.setflags(write=False)
     return order
@@ -130,19 +129,17 @@ class FileShardedOrder(InterleavedOrder):
     """An order whose batches have an equal part from each of `file_shards` groups of files.
 
     Group g has every `file_shards`-th file, from g on, in the order of an `InterleavedOrder`. So
-    with as many processes each reads its own files alone. An epoch ends with the smallest group.
+    with as many processes no file is read by two of them. An epoch ends with the smallest group.
     """
 
     file_shards: int
 
     @property
     def batches_per_repetition(self) -> int:
-        """The number of batches in one repetition of the dataset."""
         smallest = min(part.shard_samples for part in self._parts)
         return smallest // (self.batch_size // self.file_shards)
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         size = self.batch_size // self.file_shards
@@ -217,7 +214,6 @@ class BucketedOrder(SampleOrder):
 
     @property
     def batches_per_repetition(self) -> int:
-        """The number of batches in one repetition of the dataset."""
         full, remainders = np.divmod(np.bincount(self.buckets), self.batch_size)
         return int(full.sum()) + (0 if self.drop_remainder else int((remainders > 0).sum()))
 
@@ -228,7 +224,6 @@ class BucketedOrder(SampleOrder):
         return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return `count` batches, from global step `first_step` on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         indices = np.empty((count, self.batch_size), np.int32)
@@ -241,8 +236,8 @@ class BucketedOrder(SampleOrder):
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples of an epoch's batches (batches, batch size), and their valid
-        numbers."""
+        """Return the samples of an epoch's batches (batches, batch size), and each batch's number
+        of valid samples."""
         order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         rows = []

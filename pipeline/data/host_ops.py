@@ -22,7 +22,7 @@ HOST_OP = 1 << 29
 class HostOp(Spec):
     """An op that maps one value at a time, in any Python code, before the map ops.
 
-    Reader threads call it, so it must not change itself. Random numbers are `uniforms`, float32
+    Several threads call it, so a call must not change it. Random numbers are `uniforms`, float32
     (draws,) in [0, 1), a pure function of (seed, epoch, sample, op).
     """
 
@@ -105,7 +105,6 @@ class HostMappedColumn:
         return mapped
 
     def sample_name(self, index: int) -> str:
-        """Return the name of a sample for messages."""
         column = self.column
         return column.sample_name(index) if isinstance(column, LazyColumn) else f"sample {index}"
 

@@ -18,14 +18,13 @@ class RowView:
     """Rows of columns with values of one shape and dtype. It is a `BatchedColumn`."""
 
     columns: Sequence[Any]
-    numbers: np.ndarray
+    column_ids: np.ndarray
     """The column of each sample, int64 (n,)."""
     rows: np.ndarray
     """The row of each sample in its column, int64 (n,)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(samples, *shape of one value)."""
         return (len(self.rows), *self.columns[0].shape[1:])
 
     @property
@@ -33,32 +32,28 @@ class RowView:
         return np.dtype(self.columns[0].dtype)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the values at an integer array of sample indices, or at a slice."""
         places = resolve_indices(indices, len(self.rows))
         out = np.empty((len(places), *self.shape[1:]), self.dtype)
         self.read_into(places, out)
         return out
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at indices, int (n,), into `out`. Raises DataError if it can't."""
-        for number, column in enumerate(self.columns):
-            mask = self.numbers[indices] == number
+        for column_id, column in enumerate(self.columns):
+            mask = self.column_ids[indices] == column_id
             if mask.any():
                 out[mask] = column[self.rows[indices[mask]]]
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one value. Raises DataError if it can't be read."""
         column, row = self.locate(index)
         return column.sample(row) if isinstance(column, LazyColumn) else column[row : row + 1][0]
 
     def sample_name(self, index: int) -> str:
-        """Return the name of a sample for messages."""
         column, row = self.locate(index)
         return column.sample_name(row) if isinstance(column, LazyColumn) else f"sample {row}"
 
     def locate(self, index: int) -> tuple[Any, int]:
         """Return the column of a sample and its row there."""
-        return self.columns[self.numbers[index]], int(self.rows[index])
+        return self.columns[self.column_ids[index]], int(self.rows[index])
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class RaggedRowView(Ragged):
     @cached_property
     def sizes(self) -> np.ndarray:
         sizes = [column.sizes for column in self.view.columns]
-        return RowView(sizes, self.view.numbers, self.view.rows)[:]
+        return RowView(sizes, self.view.column_ids, self.view.rows)[:]
 
     @property
     def trailing(self) -> tuple[int, ...]:
@@ -91,9 +86,9 @@ class RaggedRowView(Ragged):
 
 def select_samples(split: Split, rows: np.ndarray) -> Split:
     """Return the samples of a split at these rows, int (n,)."""
-    numbers = np.zeros(len(rows), np.int64)
+    column_ids = np.zeros(len(rows), np.int64)
     columns = {
-        name: column[rows] if isinstance(column, np.ndarray) else _view([column], numbers, rows)
+        name: column[rows] if isinstance(column, np.ndarray) else _view([column], column_ids, rows)
         for name, column in split.columns.items()
     }
     is_in_order = bool((np.diff(rows) > 0).all())
@@ -133,11 +128,11 @@ def _join(columns: Sequence[Column], name: str) -> Column:
     if len(arrays) == len(columns):
         return np.concatenate(arrays)
     counts = [column.shape[0] for column in columns]
-    numbers = np.repeat(np.arange(len(columns)), counts)
-    return _view(columns, numbers, np.concatenate([np.arange(count) for count in counts]))
+    column_ids = np.repeat(np.arange(len(columns)), counts)
+    return _view(columns, column_ids, np.concatenate([np.arange(count) for count in counts]))
 
 
-def _view(columns: Sequence[Column], numbers: np.ndarray, rows: np.ndarray) -> Column:
+def _view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
     """Return rows of columns."""
-    view = RowView(columns, numbers, rows)
+    view = RowView(columns, column_ids, rows)
     return RaggedRowView(view) if isinstance(columns[0], RaggedColumn) else view

@@ -1,4 +1,4 @@
-"""Selections of samples: which samples of a split are read, in a recipe's `select`."""
+"""Rules of a recipe's `select`, which select the samples of a split to read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHUNK_SAMPLES = 256
 
 
 class Selection(Spec):
-    """A rule of which samples of a split are read."""
+    """A rule that selects the samples of a split to read."""
 
     name: str
 
@@ -128,7 +128,7 @@ class Readable(Selection):
 
 @component("selection")
 class Unique(Selection):
-    """The first of samples that are equal byte for byte. Each is read once before training."""
+    """The first of samples that are equal byte for byte. All are read once before training."""
 
     name: Literal["unique"] = "unique"
     column: str = "image"

@@ -111,14 +111,14 @@ class FittedTable(Spec):
         return {column.name: "date" if column.date else column.kind for column in self.columns}
 
     @property
-    def numbers(self) -> int:
+    def num_numbers(self) -> int:
         """The length of the numeric part of an encoded row, including indicators."""
         return len(self.numeric) + sum(column.indicator for column in self.numeric)
 
     @property
     def width(self) -> int:
         """The number of values of an encoded row."""
-        return self.numbers + len(self.categories)
+        return self.num_numbers + len(self.categories)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table as JSON, which `FittedTable.model_validate` reads."""

@@ -37,7 +37,7 @@ def compute_column_specs(
 
 
 def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
-    """Return ops that know the number of classes of the labels that they mix."""
+    """Return ops, with the number of classes set in those that mix labels."""
     return tuple(
         op.model_copy(update={"classes": classes})
         if isinstance(op, BatchOp) and op.classes is None

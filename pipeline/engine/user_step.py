@@ -28,7 +28,7 @@ from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
 from pipeline.engine.begin_step import begin_step
 from pipeline.engine.step_checks import LOSS, StepSignature
-from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
+from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Problem, RecordingPolicy
 from pipeline.models.lowerings.tune.rule import choose_step_layout_by_rule
@@ -236,7 +236,7 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     if not platform_of(device.platform).has_slow_loops:
         return False
     traced = jax.make_jaxpr(step.function)(state, step.batch.spec)
-    unchanged = list_kept(traced, differentiated=True)
+    unchanged = list_unreplaced(traced, differentiated=True)
     return any(operation.is_convolution for operation in unchanged)
 
 

@@ -33,7 +33,7 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
-from pipeline.models.imported.with_lowerings import KeptOperation, list_kept, scope_root
+from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
     DEFAULT,
@@ -293,13 +293,13 @@ def list_problems(
 
 def list_unlowered_operations(
     step_config: StepConfig, state: TrainState, batch: int
-) -> tuple[KeptOperation, ...]:
+) -> tuple[UnreplacedOperation, ...]:
     """List the convolutions and max pools of an imported network that no lowering replaces."""
     forward = _make_forward(step_config.network, True)
     root = scope_root(step_config.network)
     images = _make_image_shapes(step_config, batch)
     traced = jax.make_jaxpr(forward)(images, state.params, state.batch_stats)
-    return list_kept(traced, root=root)
+    return list_unreplaced(traced, root=root)
 
 
 def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:

@@ -1,8 +1,7 @@
 """The loss and the metrics of a generator and a discriminator (Goodfellow et al. 2014).
 
-Scores (B, 3) are of real images, of generated images, and of generated images for the generator, as
-the layer `adversarial` returns them. Labels (B, 3) are what the discriminator, the discriminator
-and the generator want them to be: 1, 0 and 1.
+The layer `adversarial` returns scores (B, 3): of real images, of generated images to train the
+discriminator, and of the same generated images to train the generator. Labels (B, 3) are 1, 0, 1.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def _compare_scores(scores: jax.Array, labels: jax.Array, weights: tuple[float, 
 class AdversarialLoss(LabelLoss):
     """The discriminator's loss, the mean of both cross-entropies, plus the generator's.
 
-    Each is minimised by its own parameters alone, so the sum isn't what a network reaches.
+    Each loss trains only its part of the network, so the sum needn't fall during training.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ("multi_label",)

@@ -44,7 +44,9 @@ def apply_in_bucket(
 
 
 def add_padding_mask(images: Array, sizes: Array) -> Array:
-    """Add a channel to images (B, H, W, C): 1 inside of sizes (B, 1 or 2), 0 on padding."""
+    """Add a channel to images (B, H, W, C): 1 within the image's size, 0 on padding.
+
+    `sizes` (B, 1 or 2) are the heights, and the widths if images vary in both."""
     inside = jnp.ones((*images.shape[:3], 1), images.dtype)
     for axis in range(sizes.shape[1]):
         positions = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1 + axis)

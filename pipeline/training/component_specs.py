@@ -32,7 +32,7 @@ class MetricSpec(Spec):
     name: str
 
     def ignoring(self, label: int | None) -> Self:
-        """Return the metric with `dataset.ignore_index`. By default it stays the same."""
+        """Return the metric that ignores a label; by default, the same metric."""
         return self
 
     @abstractmethod
@@ -54,7 +54,8 @@ class MetricSpec(Spec):
 
 
 def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
-    """Return the better direction of each standard metric and of the metric components `names`."""
+    """Return whether each standard metric, and each of the components `names`, is best at its
+    maximum or minimum."""
     component_names = [name for name in names if name not in METRICS]
     return {
         **METRICS,
@@ -97,7 +98,7 @@ class LossSpec(Spec):
     name: str
     reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of each batch, the samples with the largest losses, that the loss is reduced over."""
+    """The loss is reduced over this share of each batch: the samples with the largest losses."""
 
     @property
     def counts_classes(self) -> bool:
@@ -146,7 +147,7 @@ class OptimizerSpec(Spec):
     lr: PositiveFloat
     weight_decay: NonNegativeFloat
     decay_rules: Seq[DecayRule]
-    """Exceptions from `weight_decay`; the last rule that covers a parameter applies."""
+    """Exceptions to `weight_decay`; the last rule that covers a parameter applies."""
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:

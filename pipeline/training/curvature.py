@@ -45,8 +45,8 @@ class Curvature:
     """The sums of all layers, by the path of the layer's scope such as `stage_0/conv_1`.
 
     `count` (int32 scalar) is the number of samples. Captured cotangents times `scale` (float32
-    scalar) are the gradients of each sample's loss. It is the inverse of the loss scale, times the
-    number of samples if the loss is a mean. `due` (bool scalar) is whether this update refreshes.
+    scalar) are the gradients of each sample's loss. `scale` is the inverse of the loss scale, times
+    the number of samples if the loss is a mean. `due` (bool scalar): whether this update refreshes.
     """
 
     layers: Mapping[str, LayerSums]
@@ -60,9 +60,9 @@ class CurvatureRule:
     """The sums of each layer that an optimizer needs, and the updates that need them.
 
     `moments(capture, mask)` returns sums over the samples that mask, bool (B,), marks. They are
-    needed at updates 1, 1 + period, 1 + 2 * period, ... Devices exchange the sums of a group of
-    layers together. `groups` has the number of each group's last layer; empty: all layers are one
-    group.
+    needed at updates 1, 1 + period, 1 + 2 * period, ... `positions(capture)` counts the positions
+    of a sample. Devices exchange the sums of a group of layers together. Each entry of `groups` is
+    the number of a layer that ends a group; layers after the last entry are one more group.
     """
 
     moments: Callable[[LayerCapture, Array], Moments]
@@ -79,7 +79,7 @@ class CurvatureRule:
 def sum_layers(
     rule: CurvatureRule, captures: Observations, mask: Array, due: Array
 ) -> dict[str, LayerSums]:
-    """Return the sums of one backward pass. Raises RecipeError for a group beyond the layers."""
+    """Return the sums of one backward pass. Raises RecipeError if a group ends beyond them."""
     if rule.groups and rule.groups[-1] >= len(captures):
         raise RecipeError(
             [
@@ -118,8 +118,8 @@ def exchange_moments(
     due: Array,
     add: Callable[[list[Moments]], list[Moments]],
 ) -> dict[str, LayerSums]:
-    """Return the sums of all devices. `add` sums the moments of a group; `rows` are sums already.
-    Nothing is exchanged at an update that doesn't refresh."""
+    """Return the sums over all devices. `add` sums the moments of a group over devices; `rows` are
+    summed already. Nothing is exchanged at an update that doesn't refresh."""
 
     def exchange() -> dict[str, Moments]:
         total: dict[str, Moments] = {}

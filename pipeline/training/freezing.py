@@ -1,4 +1,4 @@
-"""Phases of training with more and more trained parameters, within one program.
+"""Training in phases within one program; each phase trains more parameters.
 
 The program has a branch for each phase, chosen by the number of steps so far. So a sink may begin
 in one phase and end in another, and a resumed run needs no further state.
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def apply_phase(config: StepConfig, step: Array, compute: Callable[[StepConfig], T]) -> T:
     """Apply `compute` to the configuration of a step's phase.
 
-    `step`, int32 (), is the number of steps before. The results of all phases must have the same
+    `step`, int32 (), is the number of steps so far. The results of all phases must have the same
     shapes. In eager mode Python branches, since jax would compile the branches again in every step.
     """
     starts = [phase.start for phase in config.phases]
@@ -55,9 +55,9 @@ def optimize_by_phase(
     """Use a separate optimizer for the new parameters of each phase, or for groups of parameters.
 
     `phases` are the frozen patterns of each phase, and the optimizer for its new parameters. Until
-    a phase begins, its state, including the count of updates, stays as `init` made it. So its
-    parameters start as in a new run. The optimizers of groups are phases that begin together: each
-    updates what the ones before it left and its patterns don't cover. All gradients are clipped
+    a phase begins, the state of its optimizer, including the count of updates, stays as `init` made
+    it. So its parameters start as in a new run. Groups are phases that begin together: each updates
+    the parameters that earlier groups left and its patterns don't cover. All gradients are clipped
     together.
     """
 

@@ -41,9 +41,9 @@ class SharpnessAware(GradientSpec):
         import optax
 
         def sharpness_aware(backward: Backward, parameters: Any, key: jax.Array) -> tuple[Any, Any]:
-            gradients, first = backward(parameters)
+            gradients, auxiliary = backward(parameters)
             length = self.rho / jnp.maximum(optax.tree.norm(gradients), 1e-12)
             highest = jax.tree.map(lambda p, g: p + length * g, parameters, gradients)
-            return backward(highest)[0], first
+            return backward(highest)[0], auxiliary
 
         return sharpness_aware

@@ -65,7 +65,7 @@ class Auto(LossScaleSpec):
 
 @component("loss_scale")
 class Fixed(LossScaling):
-    """MindSpore's FixedLossScaleManager, with its defaults; a number alone drops no overflow.
+    """MindSpore's FixedLossScaleManager, with its defaults.
 
     With `drop_overflow_update` an overflow skips the update and training continues. Without it,
     MindSpore writes the overflow into the weights, and the next loss is NaN. Here the run ends at
@@ -90,7 +90,7 @@ class Dynamic(LossScaling):
     """MindSpore's DynamicLossScaleManager, with its defaults.
 
     An overflow skips the update and divides the scale by `factor`, down to 1. After `window` steps
-    without an overflow, `factor` multiplies it (DynamicLossScaleUpdateCell,
+    without an overflow the scale is multiplied by `factor` (DynamicLossScaleUpdateCell,
     mindspore/nn/wrap/loss_scale.py).
     """
 
@@ -115,7 +115,7 @@ class Dynamic(LossScaling):
 
 
 class _NumberIsFixed:
-    """A number alone stands for a fixed scale that drops no overflow."""
+    """A number in a recipe is a fixed scale with `drop_overflow_update: false`."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -251,8 +251,8 @@ def compute_divisor(
     """
     import jax.numpy as jnp
 
-    weight = count_valid_labels(config, labels, mask) if is_label_mean(config) else None
-    return count if weight is None else jnp.maximum(weight, 1.0)
+    label_count = count_valid_labels(config, labels, mask) if is_label_mean(config) else None
+    return count if label_count is None else jnp.maximum(label_count, 1.0)
 
 
 def is_label_mean(config: StepConfig) -> bool:
@@ -265,8 +265,8 @@ def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -
     """Return the number of valid labels of valid samples, float32 (); None if all are valid."""
     import jax.numpy as jnp
 
-    weights = _count_sample_labels(config, labels)
-    return None if weights is None else jnp.sum(jnp.where(mask, weights, 0.0))
+    counts = _count_sample_labels(config, labels)
+    return None if counts is None else jnp.sum(jnp.where(mask, counts, 0.0))
 
 
 class BatchLoss(NamedTuple):
@@ -292,18 +292,18 @@ def reduce_losses(
     """
     import jax.numpy as jnp
 
-    weights = _count_sample_labels(config, labels)
-    valid = mask if weights is None else mask & (weights > 0)
+    label_counts = _count_sample_labels(config, labels)
+    valid = mask if label_counts is None else mask & (label_counts > 0)
     if config.hardest_share < 1:
         from pipeline.training.masks import top_share_mask
 
         valid = top_share_mask(losses, config.hardest_share, valid)
         counted = valid
-        if weights is not None and is_label_mean(config):
-            counted = jnp.where(valid, weights, 0.0)
+        if label_counts is not None and is_label_mean(config):
+            counted = jnp.where(valid, label_counts, 0.0)
         divisor = jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
-    if weights is not None and config.reduction == "mean":
-        losses = losses * weights
+    if label_counts is not None and config.reduction == "mean":
+        losses = losses * label_counts
     losses = jnp.where(valid, losses, 0.0)
     total = losses.sum()
     match config.reduction:

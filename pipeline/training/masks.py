@@ -1,8 +1,8 @@
 """Masked arrays, in place of shapes that depend on values, under jit.
 
 The number of positive values, of tokens of a text, or of the hardest 70 % of a batch is known only
-when the step runs. But a compiled program has one shape for each array. So the array stays whole,
-and a mask marks the valid entries. Arrays derived from it have the same mask.
+when the step runs. But a compiled program has one shape for each array. So the array has room for
+all entries, and a mask marks the valid ones. Arrays computed from it have the same mask.
 
 Values are selected with `jnp.where`, not multiplied by the mask, since 0 * inf is NaN.
 """
@@ -72,14 +72,14 @@ def _list_share_counts(share: float, max_count: int) -> np.ndarray:
     """Return the number of losses in a share of 0 to `max_count` losses, int32 (max_count + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and at most 1")
-    top, bottom = Fraction(repr(float(share))).as_integer_ratio()
-    return np.array([min(n, max(1, top * n // bottom)) for n in range(max_count + 1)], np.int32)
+    above, below = Fraction(repr(float(share))).as_integer_ratio()
+    return np.array([min(n, max(1, above * n // below)) for n in range(max_count + 1)], np.int32)
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class Masked:
-    """An array and the mask of its valid entries, through all operations on it.
+    """An array with the mask of its valid entries.
 
     `masked.select(values > 0)` replaces `values[values > 0]`, whose length depends on the values.
     """

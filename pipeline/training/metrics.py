@@ -16,7 +16,7 @@ from pipeline.core.errors import RunError, first_line
 from pipeline.training.component_specs import MetricSpec
 
 MAX_CONFUSION_CLASSES = 10_000
-"""The most classes with a confusion matrix, whose size is 400 MB then."""
+"""The largest number of classes with a confusion matrix: 400 MB of int32."""
 ALL_IN_TOP5 = 5
 """Number of classes up to which top5 is always 1, so that it isn't reported."""
 
@@ -89,16 +89,16 @@ def add_batch(
 ) -> EvalSums:
     """Add the valid samples of a batch, which `mask`, bool (B,), marks.
 
-    Takes logits (B, ..., C), labels (B, ...) int or (B, ..., C) float, and losses (B,), each the
-    mean over the sample's valid labels, which `where`, bool (B, ...), marks. The class of float
-    labels is their maximum. Of equal logits the lower class ranks first.
+    Takes logits (B, ..., C), and labels (B, ...) int or (B, ..., C) float, whose class is the
+    argmax. `where`, bool (B, ...), marks the valid labels. Losses (B,) are means over them. Of
+    equal logits the lower class ranks first.
     """
     samples = sums.samples + jnp.sum(mask, dtype=jnp.int32)
     if logits.ndim > 2:
         logits, labels, losses, mask = _flatten_labels(logits, labels, losses, mask)
     if where is not None:
         mask = mask & where.reshape(-1)
-    loss_sum, loss_carry = _compensated_add(
+    loss_sum, loss_carry = _add_compensated(
         sums.loss_sum, sums.loss_carry, jnp.sum(jnp.where(mask, losses, 0), dtype=jnp.float32)
     )
     return replace(
@@ -167,7 +167,7 @@ def add_metric_sums(
 
 def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
     """Add sums that began at zero, such as a batch's."""
-    loss_sum, loss_carry = _compensated_add(sums.loss_sum, sums.loss_carry, added.loss_sum)
+    loss_sum, loss_carry = _add_compensated(sums.loss_sum, sums.loss_carry, added.loss_sum)
     total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
 
@@ -185,7 +185,7 @@ def _flatten_labels(
     return logits, flat_labels, jnp.repeat(losses, positions), jnp.repeat(mask, positions)
 
 
-def _compensated_add(
+def _add_compensated(
     total: jax.Array, carry: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return Kahan's sum and the new carry. A plain float32 sum drifts by 1e-5 in 1875 batches."""
@@ -208,9 +208,9 @@ def summarize(
 ) -> dict[str, Any]:
     """Return mean loss, count and metric components, and for classes the standard metrics.
 
-    These are accuracy, top5 for more than ALL_IN_TOP5 classes, precision, recall and f1. The last
-    three are {"macro", "micro", "per_class": {name: value}}, without "per_class" for more than
-    MAX_CONFUSION_CLASSES classes. A ratio is 0 if its denominator is 0, such as the precision of a
+    The standard metrics are accuracy, top5 for more than ALL_IN_TOP5 classes, precision, recall and
+    f1. The last three are {"macro", "micro", "per_class": {name: value}}, without "per_class" for
+    more than MAX_CONFUSION_CLASSES classes. A ratio is 0 if its denominator is 0, as for a
     class that is never predicted. The macro mean is over all classes. Raises ValueError if there
     are no samples or the names don't fit the classes, RunError if a metric component fails.
     """
@@ -261,7 +261,7 @@ def _count_by_class(sums: ClassSums) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _average_ratios(
     parts: np.ndarray, wholes: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the ratios part / whole per class, their mean, and of the totals. 0 / 0 is 0."""
+    """Return the mean of all ratios part / whole, the totals' ratio, and each ratio. 0 / 0 is 0."""
     ratios = np.divide(parts, wholes, out=np.zeros(len(parts)), where=wholes > 0)
     averages = {"macro": float(ratios.mean()), "micro": int(parts.sum()) / int(wholes.sum())}
     if len(ratios) > MAX_CONFUSION_CLASSES:

@@ -62,7 +62,8 @@ class TableSchedule(ScheduleSpec):
         return read_rates(self.file)
 
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """Return the first `steps` rates of the file, float32. Raises ValueError if it can't."""
+        """Return the first `steps` rates of the file, float32. Raises ValueError if it has fewer or
+        can't be read."""
         rates = self.read().rates
         if len(rates) < steps:
             raise ValueError(

@@ -59,7 +59,7 @@ class StepConfig:
     ignore_index: int | None = None
     """Label of entries that neither losses nor metrics count. If set, the loss takes `where`."""
     hardest_share: float = 1.0
-    """Share of a batch's samples, those with the largest losses, that the loss is reduced over."""
+    """The loss is reduced over this share of a batch: the samples with the largest losses."""
     curvature: CurvatureRule | None = None
     """Sums of each layer that the optimizer needs. If set, its `update` takes `curvature`."""
     buckets: tuple[Bucket, ...] = ()
@@ -93,12 +93,12 @@ class StepConfig:
     train_images: tuple[ColumnSpec, ...] = ()
     """Mapped training images, if an op draws their size; empty if all are like `image`."""
     shards: Shards | None = None
-    """Shards of a batch, also across devices; None if a batch stays whole."""
+    """Shards of a batch, also across devices; None if a batch isn't split."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 
     def lower(self, function: Lowered) -> Lowered:
-        """Return a function that applies the network, with the policy's lowerings."""
+        """Return `function`, which applies the network, with the policy's lowerings."""
         if self.lowerings is None:
             return function
         return with_lowerings(function, self.lowerings, scope_root(self.network))
@@ -169,8 +169,8 @@ class Gradients(NamedTuple):
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:
     """Split parameters into the trained ones and those that a pattern freezes.
 
-    A gradient by the trained parameters needs no backward pass below the first of their layers;
-    with `stop_gradient` that pass would stay. It does pass through frozen layers above.
+    Gradients of the trained parameters alone need no backward pass below the first trained layer;
+    `stop_gradient` wouldn't remove that pass. Frozen layers above are still differentiated.
     """
     if not frozen:
         return params, {}

@@ -92,7 +92,7 @@ class MappedBatch(NamedTuple):
     """(B, ...) int or (B, ..., C) float."""
     mask: Array
     """bool (B,): True for samples, False for padding."""
-    dropout: Array
+    dropout_key: Array
     """A JAX key."""
 
 
@@ -169,13 +169,13 @@ def _update_state(
 def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
     """Return the gradients of the scaled loss of a batch. Without shards, the batch is cropped to
     its bucket already."""
-    dropout = make_dropout_key(batch, state.step)
+    dropout_key = make_dropout_key(batch, state.step)
     if config.shards is not None:
-        return _shard_gradients(config, config.shards, state, batch, dropout)
+        return _sum_shard_gradients(config, config.shards, state, batch, dropout_key)
 
     def compute(ops: Ops) -> Gradients:
         images, labels = map_batch(config, ops, batch)
-        mapped = mask_batch(images, labels, batch.count, dropout)
+        mapped = mask_batch(images, labels, batch.count, dropout_key)
         divisor = compute_divisor(config, labels, mapped.mask, batch.count)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
@@ -203,8 +203,8 @@ def _apply_drawn_ops(
     return jax.lax.switch(number, branches)
 
 
-def _shard_gradients(
-    config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout: Array
+def _sum_shard_gradients(
+    config: StepConfig, shards: Shards, state: TrainState, batch: Batch, dropout_key: Array
 ) -> Gradients:
     """Return the gradients of a batch, summed over its shards.
 
@@ -214,13 +214,13 @@ def _shard_gradients(
 
     def count_labels(cropped: Batch, ops: Ops, number: Array) -> Array:
         _, labels = map_batch(config, ops, cropped)
-        weight = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
-        assert weight is not None, "there is a label to ignore"
-        return weight
+        count = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
+        assert count is not None, "there is a label to ignore"
+        return count
 
     def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
         images, labels = map_batch(config, ops, cropped)
-        key = jax.random.fold_in(dropout, number)
+        key = jax.random.fold_in(dropout_key, number)
         mapped = mask_batch(images, labels, cropped.count, key)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
@@ -271,12 +271,12 @@ def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Arra
     return images if sizes is None else add_padding_mask(images, sizes)
 
 
-def mask_batch(images: Array, labels: Array, count: Array | int, dropout: Array) -> MappedBatch:
+def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Array) -> MappedBatch:
     """Return a mapped batch whose first `count` samples are valid.
 
     Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a dropout key.
     """
-    return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout)
+    return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout_key)
 
 
 def compute_gradients(
@@ -293,14 +293,14 @@ def compute_gradients(
     microbatch by itself, and by the draws of dropout.
     """
     if config.accumulate == 1:
-        return _microbatch_gradients(config, state, state.batch_stats, batch, divisor, scale)
+        return _differentiate_microbatch(config, state, state.batch_stats, batch, divisor, scale)
     samples = batch.images, batch.labels, batch.mask
-    microbatches, keys = stack_microbatches(samples, batch.dropout, config.accumulate)
+    microbatches, keys = stack_microbatches(samples, batch.dropout_key, config.accumulate)
 
     def compute(batch_stats: Any, microbatch: tuple[Any, Array]) -> Gradients:
         (images, labels, mask), key = microbatch
         mapped = MappedBatch(images, labels, mask, key)
-        return _microbatch_gradients(config, state, batch_stats, mapped, divisor, scale)
+        return _differentiate_microbatch(config, state, batch_stats, mapped, divisor, scale)
 
     def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
         added = compute(total.batch_stats, microbatch)
@@ -319,7 +319,7 @@ def compute_gradients(
     return jax.lax.scan(add, zero, (microbatches, keys))[0]
 
 
-def _microbatch_gradients(
+def _differentiate_microbatch(
     config: StepConfig,
     state: TrainState,
     batch_stats: Any,
@@ -337,7 +337,7 @@ def _microbatch_gradients(
             batch.images,
             train=True,
             mutable=["batch_stats"],
-            rngs={"dropout": batch.dropout},
+            rngs={"dropout": batch.dropout_key},
         )
         losses = sample_losses(config, logits, batch.labels)
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
@@ -353,7 +353,7 @@ def _microbatch_gradients(
     if config.gradients is None:
         values, (loss, batch_stats) = backward(trained)
     else:
-        key = jax.random.fold_in(batch.dropout, GRADIENTS_DRAW)
+        key = jax.random.fold_in(batch.dropout_key, GRADIENTS_DRAW)
         values, (loss, batch_stats) = config.gradients(backward, trained, key)
     return Gradients(values, loss, batch_stats, {})
 
@@ -380,8 +380,8 @@ def make_update_only_step(
     def step(state: TrainState, batch: tuple[Array, Array]) -> tuple[TrainState, Array]:
         images, labels = batch
         count = images.shape[0]
-        dropout = jax.random.fold_in(jax.random.key(0), state.step)
-        mapped = mask_batch(images, labels, count, dropout)
+        dropout_key = jax.random.fold_in(jax.random.key(0), state.step)
+        mapped = mask_batch(images, labels, count, dropout_key)
         divisor = compute_divisor(config, labels, mapped.mask, count)
         gradients = compute_gradients(config, state, mapped, divisor, 1.0)
         return apply_update(config, state, gradients, count, 1.0, rates), gradients.loss

@@ -90,7 +90,7 @@ class Telemetry:
 
     @cached_property
     def non_finite_step(self) -> int | None:
-        """The step, counted from 1, that ended training, neither finite nor skipped; else None."""
+        """The step, counted from 1, that ended training: neither finite nor skipped. Else None."""
         continues = self.outcome().should_continue
         first = int(continues.argmin())
         return None if continues[first] else self.start + first + 1
@@ -150,5 +150,5 @@ def count_updates(state: TrainState) -> Array:
 
 
 def count_skipped(state: TrainState) -> int:
-    """Return the number of steps without an update because of a non-finite step."""
+    """Return the number of steps whose updates `on_nan` skipped, or undid by a rollback."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

@@ -39,7 +39,7 @@ def decide_outcome(
     policy: NonFinitePolicy, state: TrainState, loss: Array, grad_norm: Array
 ) -> StepOutcome:
     """Decide whether a step is applied, is skipped or ends the run; masks are bool (). A non-finite
-    loss isn't an overflow, since no scale changes it."""
+    loss isn't an overflow, since no loss scale would mend it."""
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     overflow = skipped_non_finite = jnp.zeros((), bool)
     if state.overflows is not None:
@@ -86,8 +86,8 @@ def apply_update(
     """Return the state after an update: p <- p - rate * direction, for trained parameters p.
 
     `rates` is one rate, (), or the rate without a group and the rate of each group, (1 + groups,).
-    Gradients are unscaled, over `count` samples. The sums of layers are scaled; `unscale` is the
-    inverse of the loss scale.
+    `gradients.values` are unscaled, over `count` samples. `gradients.layers` are sums of the scaled
+    loss; `unscale` is the inverse of the loss scale.
     """
     curvature = {}
     if config.curvature is not None:
@@ -103,8 +103,8 @@ def apply_update(
     params = merge_params(updated, frozen)
     average = state.average
     if config.average is not None:
-        followed = restart_average(average, params)
-        average = update_ema(average, followed, config.average, count_updates(state))
+        averaged_params = restart_average(average, params)
+        average = update_ema(average, averaged_params, config.average, count_updates(state))
     return replace(
         state,
         step=state.step + 1,
@@ -141,7 +141,7 @@ def apply_directions(
 
 
 def update_ema(average: Any, params: Any, spec: AverageSpec, updates: Array) -> Any:
-    """Return the moving average after an update; `updates`, int32 (), counts those before."""
+    """Return the moving average after an update; `updates`, int32 (), counts earlier ones."""
     assert spec.decay is not None, "there is an average if there is a decay"
     count = updates.astype(jnp.float32)
     ramp = (1 + count) / (10 + count)
@@ -174,7 +174,7 @@ def count_non_finite_step(
     policy: NonFinitePolicy, state: TrainState, outcome: StepOutcome
 ) -> TrainState:
     """Count a non-finite step that the policy skips: only the step and the counts change. An
-    applied step ends a row of non-finite steps, an overflow doesn't."""
+    applied step resets the count of consecutive non-finite steps, an overflow doesn't."""
     before = state.bad_steps
     if before is None or not policy.skips_in_a_row:
         return state

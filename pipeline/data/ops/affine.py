@@ -49,7 +49,7 @@ def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
     return Maps(pixels.astype(np.int32), remainders.astype(np.int32), bits)
 
 
-def _compute_sources(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any, Any]:
+def _compute_sources(maps: Maps, height: int, width: int) -> tuple[Any, Any]:
     """Return the source x and y of each target pixel in 1024ths, int32 (batch, H, W) each."""
     row = np.arange(height, dtype=np.int32)
     column = np.arange(width, dtype=np.int32)
@@ -69,7 +69,7 @@ def _compute_sources(xp: Any, maps: Maps, height: int, width: int) -> tuple[Any,
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
     """Transform bytes (batch, height, width, channels) by one map per sample. Pixels outside the
     source are `fill`, (channels,) of the same dtype. "nearest" supports any integer dtype."""
-    x, y = _compute_sources(xp, maps, *values.shape[1:3])
+    x, y = _compute_sources(maps, *values.shape[1:3])
     if interpolation == "nearest":
         half = 1 << (_UNIT_BITS - 1)
         rows = (y + half) >> _UNIT_BITS

@@ -23,12 +23,12 @@ Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 
 _FACTOR_BITS = 16
 _TABLES = 32
-"""The most factors of a blend with a table, of 64 KiB each."""
+"""The largest number of factors with a table of 64 KiB each; more are computed."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 _HUE_BITS = 12
 _SIXTH = 85
-"""A sixth of the colour circle, in OpenCV's doubled 255ths."""
+"""A sixth of the colour circle, in half steps of OpenCV's 255 hues."""
 
 
 def _make_range_check(
@@ -90,11 +90,11 @@ class RandomColorAdjust(Op):
             adjust_saturation: list_steps(*self.saturation),
             adjust_hue: list_steps(*self.hue),
         }
-        idle: dict[Adjust, float] = {adjust_hue: 0.0}
+        neutral: dict[Adjust, float] = {adjust_hue: 0.0}
         return [
             (change, table, integers(xp, uniforms[:, draw], len(table)))
             for draw, (change, table) in enumerate(amounts.items())
-            if table.tolist() != [idle.get(change, 1.0)]
+            if table.tolist() != [neutral.get(change, 1.0)]
         ]
 
 

@@ -97,13 +97,13 @@ class RandomCrop(GeometricOp):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         height, width = values.shape[1:3]
         top, bottom, left, right = self.padding
-        rows, row_in = _crop_axis(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
-        columns, column_in = _crop_axis(xp, uniforms[:, 1:], self.size[1], width, (left, right))
+        rows, in_rows = _crop_axis(xp, uniforms[:, :1], self.size[0], height, (top, bottom))
+        columns, in_columns = _crop_axis(xp, uniforms[:, 1:], self.size[1], width, (left, right))
         pixels = read_crossings(xp, values, rows, columns)
         if not any(self.padding):
             return pixels
         # Masking the padding is cheaper than gathering from a padded copy.
-        is_inside = row_in[:, :, None] & column_in[:, None, :]
+        is_inside = in_rows[:, :, None] & in_columns[:, None, :]
         return xp.where(is_inside[..., None], pixels, np.asarray(self.fill, pixels.dtype))
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:

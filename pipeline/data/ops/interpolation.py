@@ -26,8 +26,8 @@ _LANES = 8
 
 @dataclass(frozen=True)
 class Taps:
-    """Source pixels and weights of each of `length` target pixels along an axis. Both arrays are (1
-    or batch, length, taps). `pixels` are int32. `weights` are float32, or int32 in fixed point."""
+    """Source pixels and weights of each target pixel along an axis; a tap is one of each. Both are
+    (1 or batch, length, taps), `pixels` int32, `weights` float32, or int32 in fixed point."""
 
     pixels: Any
     weights: Any

@@ -52,7 +52,7 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix images and labels with the rows `partner`. Their own weight is shares[number]."""
+    """Mix samples with those in the rows `partner`, which have the weight 1 - shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     if images.dtype == np.uint8:

@@ -29,8 +29,8 @@ _RANDOM = (
     *("Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
 )
 _POLICIES = Path(__file__).with_name("auto_augment.json")
-"""Policies of 25 pairs of (change, probability, magnitude of 10 or None): tables 7 to 9 of Cubuk et
-al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
+"""Policies of 25 pairs of (change, probability, index of a magnitude or None): tables 7 to 9 of
+Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
 
 Convention = Literal["mindspore", "paper"]
 """mindspore: translations are multiplied by the image's side twice, so that most leave only `fill`;
@@ -124,14 +124,14 @@ def list_strengths(
     from `solarize_from` to 0.
     """
     height, width = size
-    squared = 1 if convention == "paper" else 2
+    power = 1 if convention == "paper" else 2
     match name:
         case "ShearX" | "ShearY":
             return _space_evenly(0, 0.3, bins)
         case "TranslateX":
-            return 150 / 331 * width**squared * np.linspace(0, 1, bins)
+            return 150 / 331 * width**power * np.linspace(0, 1, bins)
         case "TranslateY":
-            return 150 / 331 * height**squared * np.linspace(0, 1, bins)
+            return 150 / 331 * height**power * np.linspace(0, 1, bins)
         case "Rotate":
             return _space_evenly(0, 30, bins)
         case "Brightness" | "Color" | "Contrast" | "Sharpness":

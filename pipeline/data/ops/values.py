@@ -102,7 +102,7 @@ class OneHot(Op):
     0..classes - 1.
 
     With `smoothing` s the one becomes 1 - s + s / classes and zeros become s / classes, as in
-    MindSpore's op. Its loss has another convention.
+    MindSpore's op. MindSpore's loss has another convention.
     """
 
     name: Literal["one_hot"] = "one_hot"
@@ -129,11 +129,11 @@ class OneHot(Op):
 
 @component("op")
 class Whiten(Op):
-    """(image - m) / max(s, 1 / sqrt(n)): the mean m and deviation s of its n values.
+    """(image - m) / max(s, 1 / sqrt(n)), with the mean m and deviation s of the image's n values.
 
-    The bound makes an image of one colour finite. TensorFlow called the op `per_image_whitening`
-    and now calls it `per_image_standardization`: pixels stay correlated, which ZCA would change.
-    Computed in float32. Last digits depend on the device.
+    The bound prevents a division by 0 for an image of one colour. TensorFlow called the op
+    `per_image_whitening` and now calls it `per_image_standardization`: pixels stay correlated,
+    which ZCA would change. Computed in float32. Last digits depend on the device.
     """
 
     name: Literal["whiten"] = "whiten"
@@ -152,7 +152,7 @@ class Whiten(Op):
 
 @component("op")
 class Join(MapOp):
-    """Join columns, the inputs of a network, to one: "image" is float32 (values, 1, 1) then.
+    """Join columns, the inputs of a network, into the column "image", float32 (values, 1, 1).
 
     The layer `branches` with `shapes` separates them again. Whole numbers above 2^24 are rounded.
     """
@@ -183,7 +183,7 @@ class Join(MapOp):
 class ConstantLabels(Op):
     """Labels that are the same for all samples, float32 (B, labels), in place of the dataset's.
 
-    They are what the discriminator of the layer `adversarial` should tell apart.
+    They are the targets of the scores that the layer `adversarial` returns.
     """
 
     name: Literal["constant_labels"] = "constant_labels"

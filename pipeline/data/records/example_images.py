@@ -47,8 +47,8 @@ class ExampleFile(Protocol):
 
 
 IndexFile = Callable[[Path, Callable[[int, Mapping[str, Feature]], None]], ExampleFile]
-"""Reads a file once, calls a function with the number and features of each example, and returns the
-access to them."""
+"""Reads a file once, calls a function with the number and features of each example, and returns an
+object that reads single examples."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def read_examples(
     DataError that names the file, the record and the problem."""
     rows: list[tuple[int, int]] = []
     labels: list[int | np.ndarray] = []
-    layout: _Layout | None = None
+    layout: _ExampleLayout | None = None
 
     def visit(record: int, features: Mapping[str, Feature]) -> None:
         nonlocal layout
@@ -204,7 +204,7 @@ class ImageLayout:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _ExampleLayout:
     """The layout of the first example, which all examples must have."""
 
     image: ImageLayout
@@ -230,7 +230,7 @@ class _Layout:
         return numbers
 
 
-def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _Layout:
+def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _ExampleLayout:
     """Return the layout of the first example. Raises ValueError that names a missing feature."""
     image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
     label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
@@ -238,7 +238,7 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
     if isinstance(label, tuple):
         raise ValueError(f"{show_name(label_key)} has bytes; a label must be a number")
     num_floats = label.size if label.dtype.kind == "f" else None
-    return _Layout(_find_image_layout(features, image_key, settings), label_key, num_floats)
+    return _ExampleLayout(_find_image_layout(features, image_key, settings), label_key, num_floats)
 
 
 def _find_image_layout(

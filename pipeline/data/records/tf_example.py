@@ -56,7 +56,7 @@ class TFRecordFile(RecordSpans):
 
 
 def index_tfrecord(path: Path, visit: Callable[[int, Mapping[str, Feature]], None]) -> TFRecordFile:
-    """Call `visit` with the number and features of each record, and return the access to them.
+    """Call `visit` with the number and features of each record, and return the opened file.
 
     Raises OSError, and ValueError for a damaged file.
     """

@@ -34,7 +34,7 @@ Source = Annotated[DatasetSpec, ComponentOf("dataset"), BeforeValidator(_inherit
 
 
 class CombinedSpec(DatasetSpec):
-    """Base of the datasets made of others, which have all keys but their own."""
+    """Base of the datasets made of other datasets, which inherit the keys `INHERITED`."""
 
     root: Annotated[None, Expected("null, since each source has its own")] = None
 

@@ -37,15 +37,15 @@ class ExampleFilesSpec(LocalDatasetSpec):
     """Files of examples with named features, one of which is an image and one its label.
 
     Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read once
-    before training, for labels and damage. Images are read again on demand.
+    before training, to collect labels and find damage. Images are read again on demand.
     """
 
     suffix_left_out: ClassVar[str | None] = None
-    """Suffix of a file that belongs to a file of examples."""
+    """Suffix of files without examples, such as the index of another file."""
     root: GivenRoot
     """The folder with the files."""
     train_files: Pattern = "train*"
-    """The names of the training files; * matches any letters."""
+    """The names of the training files; * matches any characters."""
     eval_files: Pattern | None = None
     """The names of the evaluation files; null: eval*, val* or test*, unless `split` is set."""
     split: Share | None = None

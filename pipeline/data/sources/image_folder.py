@@ -118,10 +118,10 @@ class ImageFolder(LocalDatasetSpec):
 
     def _read_one_folder(self, share: float) -> RawData:
         """Hold out a share of the images of each class."""
-        halves = [name for name in ("train", *EVAL_FOLDERS) if (self.root / name).is_dir()]
-        if halves[:1] == ["train"] and len(halves) > 1:
+        folders = [name for name in ("train", *EVAL_FOLDERS) if (self.root / name).is_dir()]
+        if folders[:1] == ["train"] and len(folders) > 1:
             raise DataError(
-                f"{self.root}: has the folders train and {halves[1]}, so that dataset.split = "
+                f"{self.root}: has the folders train and {folders[1]}, so that dataset.split = "
                 f"{share} has nothing to split; leave it out, or name the folder of the classes"
             )
         classes = list_class_folders(self.root)
@@ -192,7 +192,7 @@ class ImageFolder(LocalDatasetSpec):
 
     def _make_columns(self, paths: Sequence[Sequence[str]]) -> list[Column]:
         """Make the columns of both splits, of one size unless there are buckets."""
-        cleaned = [
+        may_be_damaged = [
             any(isinstance(rule, Readable) for rule in split.select)
             for split in (self.train, self.eval)
         ]
@@ -200,7 +200,7 @@ class ImageFolder(LocalDatasetSpec):
             paths,
             self.image_size,
             several_sizes=self.buckets is not None,
-            may_be_damaged=cleaned,
+            may_be_damaged=may_be_damaged,
         )
 
 

@@ -64,7 +64,7 @@ def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[Enc
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)
-    return (EncodeTable(numbers=table.numbers, categories=sizes, reads=reads),)
+    return (EncodeTable(numbers=table.num_numbers, categories=sizes, reads=reads),)
 
 
 def count_encoded_features(ops: Sequence[MapOp]) -> int | None:

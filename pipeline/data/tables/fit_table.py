@@ -119,7 +119,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
         if column.indicator:
             encoded[:, indicators] = missing
             indicators += 1
-    for position, column in enumerate(table.categories, start=table.numbers):
+    for position, column in enumerate(table.categories, start=table.num_numbers):
         texts = to_texts(raw.column(column.name))
         text_numbers = {text: number for number, text in enumerate(column.categories, start=1)}
         numbers = [text_numbers.get(text, 0) for text in (*texts.texts, MISSING)]
@@ -269,11 +269,11 @@ def describe_columns(
 
 
 def _describe_column(
-    values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_found: bool
+    values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_inferred: bool
 ) -> Iterator[str]:
-    """Yield notes on a column; `is_found`: its kind is inferred."""
+    """Yield notes on a column; `is_inferred`: whether its kind is inferred."""
     name = show_name(column.name)
-    if is_found and _has_row_numbers(values):
+    if is_inferred and _has_row_numbers(values):
         yield (
             "every value differs, as a row's number does; leave it out by "
             f"dataset.ignored=[{name}] if it is one"
@@ -290,7 +290,7 @@ def _describe_column(
             f"the {encoded:,} most frequent of {count:,} categories are encoded, others count as "
             f"unknown ({sum(missed):,} training rows); dataset.max_categories sets how many"
         )
-    formats = find_date_formats(values.texts) if is_found else []
+    formats = find_date_formats(values.texts) if is_inferred else []
     if len(formats) > 1:
         yield (
             f"{show_name(values.texts[0])} is a date of the formats {' and '.join(formats)}, so it "

@@ -129,7 +129,7 @@ def make_tokenizer(
 ) -> Tokenizer:
     """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file.
 
-    `texts` have the vocabulary of characters or words. There is none of words without `max_words`.
+    `texts` have the vocabulary of characters or words. Without `max_words`, `words` is a path.
     """
     match name:
         case "bytes":

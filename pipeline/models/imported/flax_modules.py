@@ -33,32 +33,32 @@ def adapt_module(
     if isinstance(target, nn.Module):
         if arguments:
             raise ValueError(f"{reference}: is a module; arguments must be {{}}")
-        return _adapt_linen(reference, target, has_type=False)
+        return _adapt_linen(reference, target, has_dtype=False)
     if isinstance(target, nnx.Module):
         raise ValueError(f"{reference}: is an nnx module; must be a class or a function")
     if not callable(target):
         raise ValueError(f"{reference}: is {target!r}; must be a class, a function or a module")
-    has_type = has_parameter(target, "dtype")
+    has_dtype = has_parameter(target, "dtype")
 
     def make(**optional: Any) -> Any:
         return make_with(reference, target, arguments, classes, dtype, **optional)
 
     if has_parameter(target, "rngs"):
-        return _adapt_nnx(reference, make, has_type)
+        return _adapt_nnx(reference, make, has_dtype)
     module = make()
     if isinstance(module, nnx.Module):
         raise ValueError(f"{reference}: makes an nnx module; must have a parameter rngs")
     if not isinstance(module, nn.Module):
         raise ValueError(f"{reference}: makes a {type(module).__name__}; must make a flax module")
-    return _adapt_linen(reference, module, has_type)
+    return _adapt_linen(reference, module, has_dtype)
 
 
-def _adapt_linen(reference: str, module: nn.Module, has_type: bool) -> PureNetwork:
+def _adapt_linen(reference: str, module: nn.Module, has_dtype: bool) -> PureNetwork:
     require_callable_with(reference, module.__call__, ("images",))
-    return LinenNetwork(module, has_type)
+    return LinenNetwork(module, has_dtype)
 
 
-def _adapt_nnx(reference: str, make: Callable[..., Any], has_type: bool) -> PureNetwork:
+def _adapt_nnx(reference: str, make: Callable[..., Any], has_dtype: bool) -> PureNetwork:
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     if not isinstance(abstract, nnx.Module):
         raise ValueError(f"{reference}: makes a {type(abstract).__name__}; must make an nnx module")
@@ -70,7 +70,7 @@ def _adapt_nnx(reference: str, make: Callable[..., Any], has_type: bool) -> Pure
             f"{reference}: {'/'.join(map(str, path))} is a {type(variable).__name__}; must be "
             "nnx.Param or nnx.BatchStat"
         )
-    return NnxNetwork(make, graph, has_type)
+    return NnxNetwork(make, graph, has_dtype)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LinenNetwork:
     """A linen module."""
 
     module: nn.Module
-    has_type: bool
+    has_dtype: bool
 
     @property
     def root(self) -> str:
@@ -122,7 +122,7 @@ class NnxNetwork:
     make: Callable[..., Any]
     """Makes the module from `rngs`."""
     graph: Any
-    has_type: bool
+    has_dtype: bool
     root: str = ""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:

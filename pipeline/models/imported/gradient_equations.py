@@ -1,10 +1,10 @@
 """Gradients of replaced equations, recognised in a function that computes gradients.
 
 JAX writes the gradients of a convolution as convolutions with other dimension numbers, dilations
-and pads, the gradients of a product as products, and the gradient of max pooling as a scatter. To
-find them, every equation that a lowering computes is differentiated by itself. An equation of the
-function with the same primitive, parameters and shapes as the result is the gradient, for any
-operands. So no pads are inverted, and no pattern depends on the version of JAX.
+and pads. It writes gradients of a product as products, and the gradient of max pooling as a
+scatter. To find them, every equation that a lowering computes is differentiated by itself. An
+equation of the function with the same primitive, parameters and shapes as the result is the
+gradient, for any operands. So no pads are inverted, and no pattern depends on the version of JAX.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class RolePolicy:
     role: Role
 
     def choose(self, problem: Problem) -> Lowering:
-        """Return the lowering for a problem."""
         return self.policy.choose(problem) if problem.role == self.role else DEFAULT
 
 

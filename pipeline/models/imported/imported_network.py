@@ -31,7 +31,7 @@ class PureNetwork(Protocol):
         """Name of a scope around the whole network that isn't a layer's; "" without one."""
 
     @property
-    def has_type(self) -> bool:
+    def has_dtype(self) -> bool:
         """Whether the network was made for the recipe's dtype of activations."""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
@@ -115,7 +115,7 @@ def _compute_logits(
 ) -> tuple[Array, Variables]:
     """Compute logits in float32, and the statistics after this call."""
     inputs = dict(variables)
-    if not module.network.has_type:
+    if not module.network.has_dtype:
         images, inputs[PARAMS] = jax.tree.map(
             lambda leaf: leaf.astype(module.dtype), (images, inputs[PARAMS])
         )

@@ -31,7 +31,7 @@ def adapt_functions(
     Raises ValueError if there is no such pair.
     """
     pair = _as_pair(target)
-    has_type = False
+    has_dtype = False
     if pair is None:
         if not callable(target):
             raise ValueError(
@@ -41,7 +41,7 @@ def adapt_functions(
         if isinstance(result, nn.Module | nnx.Module):
             raise ValueError(f"{reference}: is a flax module; must be used by model=flax")
         pair = _as_pair(result)
-        has_type = has_parameter(target, "dtype")
+        has_dtype = has_parameter(target, "dtype")
     elif arguments:
         raise ValueError(f"{reference}: has init and apply; arguments must be {{}}")
     if pair is None:
@@ -55,7 +55,7 @@ def adapt_functions(
     has_state = has_parameter(compute, "state")
     inputs = ("params", "state", "images") if has_state else ("params", "images")
     require_callable_with(f"{reference}: apply", compute, inputs, has_key=True)
-    return FunctionNetwork(initialise, compute, has_type, has_state)
+    return FunctionNetwork(initialise, compute, has_dtype, has_state)
 
 
 def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
@@ -80,7 +80,7 @@ class FunctionNetwork:
 
     initialise: Callable[..., Any]
     compute: Callable[..., Any]
-    has_type: bool
+    has_dtype: bool
     has_state: bool = False
     root: str = ""
 

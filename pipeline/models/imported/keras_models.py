@@ -103,7 +103,7 @@ class KerasNetwork:
     reference: str
     make: Callable[[int], Any]
     """Makes the model from a seed."""
-    has_type: bool = True
+    has_dtype: bool = True
     root: str = ""
     _models: dict[int, Any] = field(default_factory=dict)
     """Models by seed, since making a model draws its weights, which is slow."""
@@ -134,7 +134,7 @@ class KerasNetwork:
         trained = [params[_read_path(model, variable)] for variable in model.trainable_variables]
         key = jax.random.key(0) if key is None else key
         untrained = [
-            _draw_seed_state(key, number)
+            jax.random.bits(jax.random.fold_in(key, number), (2,), jnp.uint32)
             if _is_seed_state(variable)
             else statistics[_read_path(model, variable)]
             for number, variable in enumerate(model.non_trainable_variables)
@@ -179,10 +179,6 @@ def _read_path(model: Any, variable: Any) -> Path:
     path: list[str] = variable.path.split("/")
     starts_at_model = path[0] == model.name and len(path) > 1
     return tuple(path[1:] if starts_at_model else path)
-
-
-def _draw_seed_state(key: Array, number: int) -> Array:
-    return jax.random.bits(jax.random.fold_in(key, number), (2,), jnp.uint32)
 
 
 def _refuse_softmax(model: Any) -> None:

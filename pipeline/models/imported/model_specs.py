@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.core.plugins.loading import find_object
 from pipeline.core.registry import component
+from pipeline.models.layers.fields import replace_classes
 from pipeline.models.layers.model_spec import InitRules, ModelSpec
-from pipeline.models.layers.standard import CLASSES
 
 if TYPE_CHECKING:
     from flax import linen as nn
@@ -60,7 +60,7 @@ class ImportedModelSpec(ModelSpec):
         """Make an `ImportedNetwork`. Raises ValueError if the code can't be called as needed."""
         from pipeline.models.imported.imported_network import ImportedNetwork
 
-        arguments = _replace_classes(self.arguments, classes)
+        arguments = replace_classes(self.arguments, classes)
         network = self.adapt(self.find(), arguments, classes, dtype)
         return ImportedNetwork(network, self.reference, dtype)
 
@@ -137,12 +137,3 @@ class KerasModel(ImportedModelSpec):
         from pipeline.models.imported.keras_models import adapt_model
 
         return adapt_model(self.reference, target, arguments, classes, dtype)
-
-
-def _replace_classes(value: Any, classes: int) -> Any:
-    """Replace `$classes` in nested values by the number of classes."""
-    if isinstance(value, Mapping):
-        return {key: _replace_classes(item, classes) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_classes(item, classes) for item in value]
-    return classes if value == CLASSES else value

@@ -61,7 +61,7 @@ CHECKPOINTS = ("checkpoint", "remat2")
 
 
 @dataclass(frozen=True)
-class KeptOperation:
+class UnreplacedOperation:
     """A convolution or max pooling that is left to XLA."""
 
     primitive: str
@@ -119,17 +119,17 @@ def with_lowerings(
     return cast(Function, call)
 
 
-def list_kept(
+def list_unreplaced(
     traced: core.ClosedJaxpr, *, root: str = "", differentiated: bool = False
-) -> tuple[KeptOperation, ...]:
+) -> tuple[UnreplacedOperation, ...]:
     """List convolutions and max pooling of a function that `with_lowerings` leaves to XLA."""
     gradients = find_gradients(traced.jaxpr) if differentiated else None
-    return tuple(dict.fromkeys(_find_kept(traced.jaxpr, gradients, root)))
+    return tuple(dict.fromkeys(_find_unreplaced(traced.jaxpr, gradients, root)))
 
 
-def _find_kept(
+def _find_unreplaced(
     jaxpr: core.Jaxpr, gradients: GradientTable | None, root: str
-) -> Iterator[KeptOperation]:
+) -> Iterator[UnreplacedOperation]:
     for equation, outer in equations_in(jaxpr):
         name = equation.primitive.name
         if name not in (CONVOLUTION, MAXIMA):
@@ -139,7 +139,7 @@ def _find_kept(
             why = "has its own derivative" if is_ruled else explain_no_lowering(equation)
             nested = [*outer, equation]
             scopes = (_replace_root(nested[0], root, ""), *map(scope_of, nested[1:]))
-            yield KeptOperation(name, "/".join(filter(None, scopes)), why)
+            yield UnreplacedOperation(name, "/".join(filter(None, scopes)), why)
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class _Evaluation:
         if gradient is not None:
             return [gradient.compute(operands, self.policy, self.layout)]
         if name in REPLACED and not explain_no_lowering(equation):
-            is_forward = self.gradients is not None
-            policy = RolePolicy(self.policy, "forward") if is_forward else self.policy
+            has_gradients = self.gradients is not None
+            policy = RolePolicy(self.policy, "forward") if has_gradients else self.policy
             return [compute_replaced(equation, operands, policy, self.layout)]
         if not _has_replaced(equation, self.gradients):
             return bind_equation(equation, operands)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, Strict
 
@@ -14,6 +15,16 @@ Features = Annotated[
     PositiveInt | Literal["$classes"], Expected(f"a whole number above 0, or {CLASSES}")
 ]
 """Number of features of a layer's output; `$classes` is the dataset's number of classes."""
+
+
+def replace_classes(value: Any, classes: int) -> Any:
+    """Replace `$classes` in nested values by the number of classes."""
+    if isinstance(value, Mapping):
+        return {key: replace_classes(item, classes) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_classes(item, classes) for item in value]
+    return classes if value == CLASSES else value
+
 
 Size = Annotated[
     PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], Strict(False)],

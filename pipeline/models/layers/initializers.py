@@ -82,7 +82,7 @@ class HeNormal(_He):
 
 @component("initializer")
 class HeUniform(_He):
-    """Uniform within gain * sqrt(3 / fan); with slope sqrt(5), 1 / sqrt(fan)."""
+    """Uniform within gain * sqrt(3 / fan), which is 1 / sqrt(fan) for slope sqrt(5)."""
 
     name: Literal["he_uniform"] = "he_uniform"
     negative_slope: NonNegativeFloat = sqrt(5)

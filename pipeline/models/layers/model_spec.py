@@ -64,7 +64,7 @@ class InitRules(Spec):
     """Initialisers of single parameters."""
 
     rules: Seq[InitRule] = ()
-    """The last rule that covers a parameter decides, whatever other settings are."""
+    """The last rule that covers a parameter decides, and precedes all other settings."""
 
 
 class InitSpec(InitRules):

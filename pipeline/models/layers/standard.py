@@ -213,14 +213,14 @@ class Pool(LayerSpec):
 
 @component("layer")
 class MaxPool(Pool):
-    """Largest value of every window, without padding."""
+    """Largest value of every window; padding doesn't count."""
 
     name: Literal["max_pool"] = "max_pool"
 
 
 @component("layer")
 class AvgPool(Pool):
-    """Mean of every window, without padding."""
+    """Mean of every window; padding doesn't count."""
 
     name: Literal["avg_pool"] = "avg_pool"
 
@@ -363,9 +363,9 @@ class DualPath(LayerSpec):
 class Adversarial(LayerSpec):
     """A generator and the discriminator of its images (Goodfellow et al. 2014).
 
-    Images like x are generated from `latent` normal numbers. The result (batch, 3) are the
-    discriminator's scores of x, of the generated images as constants, which train only the
-    discriminator, and of the generated images by a constant discriminator, which train only the
+    Images like x are generated from `latent` normal numbers. The result is three scores of the
+    discriminator, (batch, 3): of x; of the generated images as constants; of the generated images
+    by a constant discriminator. The second trains only the discriminator, the third only the
     generator. In evaluation the numbers of a sample are drawn by a hash of x.
     """
 

@@ -74,7 +74,7 @@ def _backward(window: ConvWindow, residuals: Residuals, cotangent: Array) -> tup
     if patches is None:
         patches = _make_patches(window, images)
     with _forbid_inlining():
-        kernel_grad = _compute_weight_grad(window, patches, cotangent)
+        kernel_grad = _compute_weight_grad(patches, cotangent)
     return _compute_input_grad(window, kernel, cotangent), kernel_grad.reshape(kernel.shape)
 
 
@@ -150,8 +150,8 @@ def _multiply_patches(window: ConvWindow, patches: Array, kernel: Array) -> Arra
     return product.reshape(features, *window.output_size, -1)
 
 
-@_jit
-def _compute_weight_grad(window: ConvWindow, patches: Array, cotangent: Array) -> Array:
+@jax.jit
+def _compute_weight_grad(patches: Array, cotangent: Array) -> Array:
     """Return the gradient (kernel rows * kernel columns * channels, features)."""
     return patches @ cotangent.reshape(cotangent.shape[0], -1).T
 

@@ -15,7 +15,7 @@ from pipeline.models.modules.apply_layers import LayerContext, computes
 from pipeline.models.modules.composite import Scope
 
 SCORES = 3
-"""Scores of a sample: of x, of generated images, and of generated images for the generator."""
+"""Number of scores of a sample, which `standard.Adversarial` describes."""
 GENERATOR = "generator"
 
 

@@ -1,8 +1,8 @@
 """Capture the input of every dense and convolutional layer, and the gradient at its output.
 
-Second-order optimizers need both. An observer passes a layer's output through an identity. This has
-a second, unused argument of the same shape, which gets the same gradient. Without an observer the
-network's program is unchanged.
+Second-order optimizers need both. An observer passes a layer's output through an identity, `tap`.
+It has a second, unused argument of the same shape, the slot, which gets the same gradient. Without
+an observer the network's program is unchanged.
 
 Flax passes every call of a module to the observer. It captures `nn.Dense` and the layer `conv` with
 one group; other layers are not captured. Networks of other kinds call `observe_layer`.
@@ -65,7 +65,7 @@ def observe_layer(
 ) -> Array:
     """Return the outputs of a layer, which the observer captures with the inputs, if there is one.
 
-    `path` is the kernel's path without its last name. All else is as in `LayerCapture`.
+    `path` is the kernel's path without its last name. Other arguments are as in `LayerCapture`.
     Raises ValueError if the layer is applied twice.
     """
     observer = _observer.get()

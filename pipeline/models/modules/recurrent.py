@@ -74,9 +74,9 @@ class _Recurrent(nn.Module):
                 state, inputs, products if bias is None else add_bias(products, bias)
             )
             if is_token is not None:
-                kept = is_token[:, None]
+                is_updated = is_token[:, None]
                 pairs = zip(after, state, strict=True)
-                after = tuple(jnp.where(kept, new, old) for new, old in pairs)
+                after = tuple(jnp.where(is_updated, new, old) for new, old in pairs)
             return after, None if self.layer.output == "last" else after[0]
 
         last, results = jax.lax.scan(

@@ -83,7 +83,6 @@ class Network(nn.Module):
         return find_layer_without_chwn(self.layers) is None
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return all that decides the speed in a layout, except type and batch, as text."""
         return repr((self.layers, self.rules, self.padding_mask))
 
     @nn.compact

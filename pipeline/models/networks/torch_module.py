@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, create_model, model_validator
 
 from pipeline.core.registry import FilePath, Seq, component
+from pipeline.models.layers.fields import replace_classes
 from pipeline.models.layers.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -63,18 +65,14 @@ class TorchModule(_Imported):
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the network. A module is made and exported when images first reach it."""
         from pipeline.models.torch_graph.computation.torch_network import GraphSource, TorchNetwork
-        from pipeline.models.torch_graph.conversion.sources import (
-            GraphFile,
-            ImportedModule,
-            with_classes,
-        )
+        from pipeline.models.torch_graph.conversion.sources import GraphFile, ImportedModule
 
         imported = getattr(self, "import")
         source: GraphSource
         if self.graph is not None:
             source = GraphFile(self.graph)
         elif imported is not None:
-            arguments = with_classes(self.arguments, classes)
+            arguments = json.dumps(replace_classes(self.arguments, classes))
             source = ImportedModule(
                 imported, arguments, self.seed, self.input_shape, self.input_dtype, self.batch
             )

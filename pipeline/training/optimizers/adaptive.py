@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from pipeline.core.registry import component
-from pipeline.training.optimizers.first_order import DecayedOptimizer, Moments, MovingAverageRate
+from pipeline.training.optimizers.first_order import AdamBase, DecayedOptimizer, MovingAverageRate
 
 if TYPE_CHECKING:
     import optax
 
 
 @component("optimizer")
-class NAdam(Moments):
-    """Adam with Nesterov momentum (Dozat 2016), its momentum constant; weight decay is L2.
+class NAdam(AdamBase):
+    """Adam with Nesterov momentum (Dozat 2016) that stays constant; weight decay is L2.
 
     (b1 * m / (1 - b1^(t+1)) + (1 - b1) * g / (1 - b1^t)) / (sqrt(v_hat) + eps). PyTorch's NAdam
     also warms up the momentum (`momentum_decay`).
@@ -31,7 +31,7 @@ class NAdam(Moments):
 
 
 @component("optimizer")
-class RAdam(Moments):
+class RAdam(AdamBase):
     """Adam with a rectified variance (Liu et al. 2020), as PyTorch's; weight decay is L2.
 
     r * m_hat / (sqrt(v_hat) + eps), with r growing from 0 to 1. While the length rho of the average
@@ -43,7 +43,7 @@ class RAdam(Moments):
 
 
 @component("optimizer")
-class AdaMax(Moments):
+class AdaMax(AdamBase):
     """Adam with the largest gradient in place of the mean square (Kingma & Ba 2015, algorithm 2).
 
     m_hat / u, u <- max(b2 * u, |g| + eps), as in PyTorch and MindSpore; weight decay is L2.
@@ -54,11 +54,11 @@ class AdaMax(Moments):
 
 
 @component("optimizer")
-class AmsGrad(Moments):
+class AmsGrad(AdamBase):
     """Adam whose mean square never falls (Reddi et al. 2018); weight decay is L2.
 
-    m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square. In
-    PyTorch and MindSpore the maximum is of the uncorrected mean square; only PyTorch corrects it.
+    m_hat / (sqrt(max over time of v_hat) + eps): the maximum of the bias-corrected mean square.
+    PyTorch corrects the bias of the maximum instead, and MindSpore doesn't correct it.
     """
 
     transformation: ClassVar[str] = "scale_by_amsgrad"
@@ -66,7 +66,7 @@ class AmsGrad(Moments):
 
 
 @component("optimizer")
-class AdaBelief(Moments):
+class AdaBelief(AdamBase):
     """Adam with the squared deviation of the gradient from its average (Zhuang et al. 2020).
 
     m_hat / (sqrt(s_hat) + eps) + weight_decay * p, s the mean of (g - m)^2 + eps. Weight decay is
@@ -125,9 +125,8 @@ class Adagrad(DecayedOptimizer):
 class RmsProp(DecayedOptimizer):
     """Gradients over the root of the mean square (Tieleman & Hinton 2012), as in MindSpore.
 
-    v <- momentum * v + g / sqrt(mean square + eps). PyTorch adds `eps` to the root. The momentum is
-    without the learning rate, and MindSpore's with it: the same if it is constant. Weight decay is
-    L2.
+    v <- momentum * v + g / sqrt(mean square + eps). PyTorch adds `eps` to the root. MindSpore's v
+    includes the learning rate, which is the same if the rate is constant. Weight decay is L2.
     """
 
     name: Literal["rmsprop"] = "rmsprop"

@@ -40,7 +40,7 @@ class DecayedOptimizer(OptimizerSpec):
         return optax.chain(decay, *self.transformations())
 
 
-class Moments(DecayedOptimizer):
+class AdamBase(DecayedOptimizer):
     """Base of the optimizers with two moving averages of the gradient and one small constant."""
 
     transformation: ClassVar[str] = "scale_by_adam"
@@ -84,7 +84,7 @@ class Momentum(DecayedOptimizer):
 
 
 @component("optimizer")
-class Adam(Moments):
+class Adam(AdamBase):
     """Adam (Kingma & Ba 2015, algorithm 1): m_hat / (sqrt(v_hat) + eps); weight decay is L2.
 
     `eps` is added to the bias-corrected root sqrt(v / (1 - b2^t)), as in optax and PyTorch.
@@ -96,7 +96,7 @@ class Adam(Moments):
 
 
 @component("optimizer")
-class AdamW(Moments):
+class AdamW(AdamBase):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
     The direction is m_hat / (sqrt(v_hat) + eps) + weight_decay * p. MindSpore's AdamWeightDecay

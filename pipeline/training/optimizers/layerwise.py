@@ -8,8 +8,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from pipeline.core.registry import component
 from pipeline.training.optimizers.first_order import (
+    AdamBase,
     DecayedOptimizer,
-    Moments,
     MovingAverageRate,
     add_weight_decay,
 )
@@ -24,8 +24,8 @@ class Lars(DecayedOptimizer):
 
     v <- momentum * v + rate * (g + weight_decay * p). The rate is trust * |p| / (|g + weight_decay
     * p| + eps), and 1 if one of the norms is 0. MindSpore's LARS and the paper divide by |g| +
-    weight_decay * |p| + eps, which is the same without weight decay. The momentum is without the
-    learning rate, as in MindSpore.
+    weight_decay * |p| + eps, which is the same without weight decay. As in MindSpore, v doesn't
+    include the learning rate.
     """
 
     name: Literal["lars"] = "lars"
@@ -44,8 +44,8 @@ class Lars(DecayedOptimizer):
 
 
 @component("optimizer")
-class Lamb(Moments):
-    """AdamW at a rate for each array (You et al. 2020): |p| over the norm of its direction.
+class Lamb(AdamBase):
+    """AdamW with a rate for each array (You et al. 2020): |p| over the norm of the direction.
 
     The rate is 1 if one of the norms is 0.
     """

@@ -32,8 +32,8 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 
 
 def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
-    """Return the devices of a run; a run on one device uses device `index`. Of several devices each
-    process has the same number. Raises RunError if JAX has too few devices, or can't open them."""
+    """Return the devices of a run, the same number from each process. A run on one device uses
+    device `index`. Raises RunError if JAX has too few devices, or can't open them."""
     _require_settings()
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))

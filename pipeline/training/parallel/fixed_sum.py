@@ -24,16 +24,16 @@ from pipeline.training.parallel.shards import Shards
 T = TypeVar("T")
 
 STACKED_BYTES = 1 << 30
-"""The most memory for all terms at once, which is faster than adding them one by one."""
+"""Terms of at most this size are all computed before they are added, which is faster."""
 
 
 def sum_leaves(leaf: Callable[[Array], T], count: int, *, total_count: int | None = None) -> T:
-    """Add the trees `leaf(0)` .. `leaf(count - 1)`, in order.
+    """Add the pytrees `leaf(0)` .. `leaf(count - 1)`, in order.
 
-    The index is int32 (). `total_count` is the number of terms on all devices. With their size it
-    decides between both methods. Fused operations may round once instead of twice. So a leaf is
-    compiled once, in a loop with a number of iterations that XLA can't see, even for one leaf. The
-    additions are outside of it.
+    The index is int32 (). `total_count` is the number of terms on all devices; their size decides
+    whether all terms are stored at once. Fused operations may round once instead of twice. So a
+    leaf is compiled once, in a loop with a number of iterations that XLA can't see, even for one
+    leaf. The additions are outside of that computation.
     """
     shapes = jax.eval_shape(leaf, jnp.int32(0))
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
@@ -84,7 +84,7 @@ def _repeat(count: int, body: Callable[[Array, T], T], start: T) -> T:
 
 
 def copy_unfused(tree: T) -> T:
-    """Copy a tree of float32 and integers, so that XLA doesn't fuse its computation with later
+    """Copy a pytree of float32 and integers, so that XLA doesn't fuse its computation with later
     ones.
 
     XLA would fuse a sum with the operations that read it, such as the norm of the gradients, and
@@ -99,11 +99,11 @@ def copy_unfused(tree: T) -> T:
 
 
 def add_devices(tree: T, axis: str, devices: int) -> T:
-    """Add the trees of the devices along a mesh axis, in order; every device gets the sum.
+    """Add the pytrees of the devices along a mesh axis, in order; every device gets the sum.
 
     It must be called inside `shard_map`, on float32 and integers. Each device adds a part of the
-    floats, between an all-to-all and an all-gather. They move as many bytes as an all-reduce in a
-    ring.
+    floats, between an all-to-all and an all-gather. These two move as many bytes as an all-reduce
+    in a ring.
     """
     leaves, structure = jax.tree.flatten(tree)
     are_integers = [jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves]

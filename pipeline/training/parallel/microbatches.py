@@ -36,11 +36,11 @@ def list_batch_positions(
     return tuple(first + row for row in rows)
 
 
-def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> tuple[Any, Array]:
+def stack_microbatches(samples: Any, key: Array, num_microbatches: int) -> tuple[Any, Array]:
     """Split a batch into microbatches.
 
     Takes a tree of arrays (batch, ...) and a dropout key. Returns the tree with arrays
-    (microbatches, samples, ...), and a key for each microbatch; a single one has the given key.
+    (microbatches, samples, ...), and a key for each microbatch; a single one has `key`.
     """
     import jax
     import jax.numpy as jnp
@@ -49,6 +49,6 @@ def stack_microbatches(samples: Any, dropout: Array, num_microbatches: int) -> t
         return array.reshape(num_microbatches, -1, *array.shape[1:])
 
     if num_microbatches == 1:
-        return jax.tree.map(split, samples), dropout[None]
-    keys = jax.vmap(lambda i: jax.random.fold_in(dropout, i))(jnp.arange(num_microbatches))
+        return jax.tree.map(split, samples), key[None]
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(num_microbatches))
     return jax.tree.map(split, samples), keys

@@ -58,7 +58,7 @@ class ShardingSpec(Spec):
 
 
 class ParallelSpec(Spec):
-    """Training on several devices: their number, their shares, and the guarantee on bits."""
+    """Training on several devices: their number, their shares, and how reproducible results are."""
 
     mode: Literal["none", "data", "semi_auto", "auto"]
     """none: one device; data: each device takes a part of every batch; semi_auto: also shard
@@ -118,8 +118,8 @@ class LaunchSpec(Spec):
     """Processes of one run: who starts them, and how long they wait for each other.
 
     `local` starts `processes` on this machine. `env`, `jax`, `mpi`, `skypilot` and `slurm` read
-    this process's rank from the variables of a launcher, `auto` of any that has set them. `none`
-    reads none.
+    this process's rank from the variables of that launcher, `auto` from those of any launcher.
+    `none` doesn't read a rank.
     """
 
     name: Literal["auto", "local", "none"] | LaunchName

@@ -28,7 +28,7 @@ class DevicePlacement:
 
     devices: tuple[jax.Device, ...]
     model: int = 1
-    """Devices along the mesh's second axis."""
+    """Number of devices along the mesh's second axis, `model`."""
     batch_axes: tuple[str, ...] = (DATA,)
     """Axes along which devices have different samples of a batch."""
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
 
 DEFAULT_SHARDS = 8
-"""Shards of a batch if the recipe doesn't set them. Up to 8 devices then have the same bits."""
+"""Shards of a batch if the recipe doesn't set them: results are equal on up to 8 devices."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Shards:
 
 
 def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
-    """Return the shards of a batch on a number of devices; None if it stays whole.
+    """Return the shards of a batch on a number of devices; None if it isn't split.
 
     Raises ValueError if the devices don't take equal numbers of shards.
     """

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import Array, lax
 
-from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
+from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.problem.conv_window import make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
@@ -87,7 +87,7 @@ def test_gradients_of_layers_of_flax_agree(name: str) -> None:
     counted = roles(gradients, weights, x)
     assert all(counted[f"{kind} {ROLES[0]}"] for kind in {key.split()[0] for key in counted})
     assert any(key.endswith(ROLES[1]) for key in counted), counted
-    assert list_kept(jax.make_jaxpr(gradients)(weights, x), differentiated=True) == ()
+    assert list_unreplaced(jax.make_jaxpr(gradients)(weights, x), differentiated=True) == ()
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_gradients_of_any_convolution_are_those_of_jax(
 
     gradients = differentiated(convolve)
     assert set(roles(gradients, weights, images)) == {f"conv2d {role}" for role in ROLES}
-    assert list_kept(jax.make_jaxpr(gradients)(weights, images), differentiated=True) == ()
+    assert list_unreplaced(jax.make_jaxpr(gradients)(weights, images), differentiated=True) == ()
     policy = LastCandidate() if chosen else DEFAULTS
     ours = with_lowerings(gradients, policy, differentiated=True)
     wide = (weights.astype(jnp.float32), images.astype(jnp.float32))
@@ -347,7 +347,7 @@ def test_gradients_of_what_is_kept_are_kept() -> None:
     precise = lax_convolution(NHWC, precision=lax.Precision.HIGHEST)
     gradients, operands = differentiated(precise), (random(3, 3, 3, 5), random(2, 7, 8, 3))
     assert roles(gradients, *operands) == {}
-    assert len(list_kept(jax.make_jaxpr(gradients)(*operands), differentiated=True)) == 2
+    assert len(list_unreplaced(jax.make_jaxpr(gradients)(*operands), differentiated=True)) == 2
     ours = with_lowerings(gradients, LastCandidate(), differentiated=True)
     plain = jax.jit(gradients)(*operands)
     jax.tree.map(np.testing.assert_array_equal, jax.jit(ours)(*operands), plain)

@@ -37,7 +37,7 @@ class Functions:
     """A network of functions, whose kernels are used in several ways."""
 
     root = ""
-    has_type = True
+    has_dtype = True
 
     def init(self, key: jax.Array, images: jax.Array, seed: int) -> Any:
         def draw(*shape: int) -> dict[str, jax.Array]:

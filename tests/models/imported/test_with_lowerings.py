@@ -15,7 +15,7 @@ import pytest
 from flax import linen as nn
 from jax import Array, lax
 
-from pipeline.models.imported.with_lowerings import list_kept, with_lowerings
+from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, Problem, RecordingPolicy
 from tests.models.build import QUICK
@@ -148,7 +148,7 @@ def test_layers_of_flax_give_the_same_results_and_gradients(name: str) -> None:
     recording = RecordingPolicy()
     jax.eval_shape(with_lowerings(module.apply, recording), weights, x)
     assert recording.problems, "something was lowered"
-    assert list_kept(jax.make_jaxpr(module.apply)(weights, x)) == ()
+    assert list_unreplaced(jax.make_jaxpr(module.apply)(weights, x)) == ()
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_what_is_kept_is_named_with_the_reason(
     function: Any, shapes: tuple[tuple[int, ...], ...], said: str
 ) -> None:
     weights, x = (random(*shape) for shape in shapes)
-    (kept,) = list_kept(jax.make_jaxpr(function)(weights, x))
+    (kept,) = list_unreplaced(jax.make_jaxpr(function)(weights, x))
     assert re.sub(r"Precision\.", "", str(kept)) == said
     lowered = jax.jit(with_lowerings(function, LastCandidate()))(weights, x)
     np.testing.assert_array_equal(lowered, jax.jit(function)(weights, x))
@@ -283,5 +283,5 @@ def test_what_is_kept_is_named_with_the_reason(
 def test_a_convolution_in_space_is_kept() -> None:
     module, x = Kept3D(), random(2, 4, 5, 6, 1)
     weights = module.init(jax.random.key(0), x)
-    (kept,) = list_kept(jax.make_jaxpr(module.apply)(weights, x), root="Kept3D")
+    (kept,) = list_unreplaced(jax.make_jaxpr(module.apply)(weights, x), root="Kept3D")
     assert (str(kept), kept.is_convolution) == ("volume: convolution is 3-D", True)

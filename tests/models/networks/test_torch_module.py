@@ -13,8 +13,9 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.models.layers.fields import replace_classes
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
-from pipeline.models.torch_graph.conversion.sources import ImportedModule, with_classes
+from pipeline.models.torch_graph.conversion.sources import ImportedModule
 from tests.models.build import conf_model
 from tests.models.torch_graph.golden_graphs import FOLDER, golden_graph
 from tests.training.optimizers.thor.same_bits import require_same_bits
@@ -47,7 +48,7 @@ def of_images(graph_file: Path, *more: str) -> list[str]:
 
 def test_classes_stand_in_the_arguments() -> None:
     given: dict[str, Any] = {"num_classes": "$classes", "widths": [8, "$classes"], "p": 0.1}
-    assert with_classes(given, 7) == '{"num_classes": 7, "widths": [8, 7], "p": 0.1}'
+    assert replace_classes(given, 7) == {"num_classes": 7, "widths": [8, 7], "p": 0.1}
 
 
 def test_the_module_is_described_by_what_decides_it() -> None:

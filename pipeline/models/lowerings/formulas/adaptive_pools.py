@@ -1,4 +1,4 @@
-"""Pools of one axis to a number of windows, for a size that needn't be a multiple of it.
+"""Pools of one axis to a number of windows, which needn't divide the size of the axis.
 
 Of n positions, window i of k has those from floor(i n / k) to ceil((i + 1) n / k), as in PyTorch.
 """

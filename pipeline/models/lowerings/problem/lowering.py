@@ -130,7 +130,6 @@ class Lowerings:
         return dict(self.chosen)
 
     def choose(self, problem: Problem) -> Lowering:
-        """Return the lowering for a problem."""
         return self._table.get(str(problem), DEFAULT)
 
 

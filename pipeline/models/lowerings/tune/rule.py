@@ -101,14 +101,14 @@ def choose_by_rule(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     A large problem with enough channels is computed by Winograd's tiles or oneDNN's convolution.
     The gradients of a kernel of one pixel are one matrix product. Other problems have the default.
     """
-    is_called = "onednn" in engines and is_worth_a_call(problem)
+    uses_onednn = "onednn" in engines and is_worth_a_call(problem)
     if isinstance(problem, DenseProblem):
-        return _choose_dense(problem, is_called)
+        return _choose_dense(problem, uses_onednn)
     if not isinstance(problem, ConvolutionProblem):
         return DEFAULT
     if problem.window.groups > 1:
-        return _choose_grouped(problem, is_called)
-    if not is_called:
+        return _choose_grouped(problem, uses_onednn)
+    if not uses_onednn:
         return DEFAULT
     if problem.window.is_pointwise:
         return Lowering(POINTWISE[problem.role], "onednn")
@@ -125,26 +125,26 @@ def choose_by_rule(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     return DEFAULT
 
 
-def _choose_dense(problem: DenseProblem, is_called: bool) -> Lowering:
+def _choose_dense(problem: DenseProblem, uses_onednn: bool) -> Lowering:
     """Choose oneDNN's product if it is worth a call.
 
     Otherwise the weight gradient of many features in bfloat16 is a product. Jax derives its
     transpose, and XLA, which rounds before it transposes back, can't fold that into the product.
     """
-    if is_called:
+    if uses_onednn:
         return Lowering("product", "onednn")
     is_rounded = problem.dtype == "bfloat16" and problem.role == "weight_grad"
     return Lowering("product") if is_rounded and problem.features > FEW_FEATURES else DEFAULT
 
 
-def _choose_grouped(problem: ConvolutionProblem, is_called: bool) -> Lowering:
+def _choose_grouped(problem: ConvolutionProblem, uses_onednn: bool) -> Lowering:
     """Choose oneDNN's convolution, else sums of shifted images for a depthwise convolution.
 
     In oneDNN's weight gradient the images of a chunk are the channels of each group. So only with
     one image at a time a depthwise convolution stays depthwise.
     """
     is_gradient = problem.role == "weight_grad"
-    if is_called:
+    if uses_onednn:
         images = 1 if problem.is_depthwise else math.gcd(problem.batch, GROUPED_IMAGES)
         return Lowering("convolution", "onednn", images if is_gradient else None)
     lowering = Lowering("grouped_as_dense", images=1) if is_gradient else Lowering("shifted_sum")

@@ -44,8 +44,8 @@ BUILT_IN = Path(__file__).parent / "built_in.json"
 
 WORTH_SHARE = 0.1
 WORTH_US = 1000.0
-"""oneDNN is called if it saves more than this share of the time of all problems, and these
-microseconds per step. A program that calls it is compiled again in every process."""
+"""oneDNN is called if it saves more than this share of the time of all problems, and more than this
+time per step. A program that calls it is compiled again in every process."""
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
 
@@ -83,7 +83,7 @@ class TimedLayout:
 def find_layout(
     key: str, mode: Mode, folder: Path, clock: Callable[[Layout], float]
 ) -> TimedLayout | None:
-    """Look a network up in the banks, or time it by `clock` in each layout if the mode says so.
+    """Look a network up in the banks, or time it by `clock` in each layout if the mode tunes.
 
     Raises RunError for a file that isn't a bank.
     """
@@ -212,8 +212,8 @@ def choose_lowerings(
 ) -> LoweringChoice:
     """Choose a lowering for every problem. `watch` is entered around the tuning of each problem.
 
-    The user's bank gets what was tuned, and without tuning the rule's choices for problems in no
-    bank. These have no time, so that tuning doesn't take them for results.
+    Results of tuning are added to the user's bank. Without tuning the rule's choices are added, for
+    problems in no bank. These have no time, so that tuning doesn't take them for results.
 
     Raises RunError for a file that isn't a bank, and for a fixed lowering that can't be computed.
     """
@@ -260,9 +260,8 @@ def _find_entries(
 ) -> dict[Problem, Entry | None]:
     """Return the entry of each problem, or without tuning a lesser instruction set's entry.
 
-    An entry without a time is returned if none has one.
-    On a processor whose AMX can't be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18
-    than the rule's choices.
+    An entry without a time is returned only if no entry has a time. On a processor whose AMX can't
+    be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18 than the rule's choices.
     """
     scopes = scopes if mode == "bank" else scopes[:1]
 

@@ -16,7 +16,7 @@ Arguments are null, booleans, numbers, texts, lists, and objects of one or two k
 refers to a node's result, {"value": node, "item": n} to result n of several, {"array": name} to an
 array, {"type": name} is a dtype, {"float": text} is inf, -inf or nan. A node refers only to nodes
 before it. `net.torch.safetensors` has the arrays by PyTorch's names, each in its order of axes. A
-file may come from a stranger: reading it runs no code of it, and checks all of it.
+file may come from a stranger: nothing in it is executed, and everything is checked.
 """
 
 from __future__ import annotations

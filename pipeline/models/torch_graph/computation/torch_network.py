@@ -97,11 +97,9 @@ class TorchNetwork(nn.Module):
         return logits.astype(jnp.float32)
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
-        """Return whether images (height, width, channels) can be computed in CHWN."""
         return can_be_batch_last(self.source.graph_for(image))
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return a text of all that determines the speed in a layout, except dtype and batch."""
         graph = self.source.graph_for(image)
         nodes = [(node.op, node.args, node.kwargs) for node in graph.train.nodes]
         return repr((nodes, [(spec.name, spec.shape) for spec in graph.arrays], self.rules))

@@ -125,7 +125,7 @@ def _export_form(torch: Any, origin: str, module: Any, example: Any, batch: int 
     dims = None
     if batch is None:
         dims = ({0: torch.export.Dim("batch", min=1, max=MAX_BATCH)},)
-    with _report_error(torch, origin, module.training, tuple(example.shape[1:])):
+    with _report_error(origin, module.training, tuple(example.shape[1:])):
         with _refuse_new_tensors(torch, module):
             program = torch.export.export(module, (example,), dynamic_shapes=dims, strict=False)
         draft = ProgramReader(torch, program).read()
@@ -160,7 +160,7 @@ def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _report_error(torch: Any, origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[None]:
+def _report_error(origin: str, train: bool, shape: tuple[int, ...]) -> Iterator[None]:
     """Raise errors of torch.export as a ValueError of one line."""
     mode = "training" if train else "evaluation"
     disabled = logging.root.manager.disable

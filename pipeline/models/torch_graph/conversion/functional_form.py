@@ -206,24 +206,24 @@ class ProgramReader:
             name = _SIZES.get(target) or target.__name__
             self._append(node, f"sym.{name}", node.args, {})
             return True
-        full = str(target)
-        if _IGNORED_OPS.search(full):
+        full_op = str(target)
+        if _IGNORED_OPS.search(full_op):
             return True
-        name = _base_name(full)
-        in_place = full.startswith("aten.") and name.endswith("_") and not name.startswith("__")
+        name = _parse_base_name(full_op)
+        in_place = full_op.startswith("aten.") and name.endswith("_") and not name.startswith("__")
         if name in _VIEWS and node.args and hasattr(node.args[0], "name"):
             self.roots[node.name] = self._find_root(node.args[0])
         if self._is_constant(node, name, in_place):
             self._evaluate(node)
             return True
-        if not full.startswith("aten."):
-            raise ValueError(f"operator {full} of {_describe_node(node)} isn't supported")
+        if not full_op.startswith("aten."):
+            raise ValueError(f"operator {full_op} of {_describe_node(node)} isn't supported")
         if not in_place:
-            self._append(node, full, node.args, node.kwargs)
+            self._append(node, full_op, node.args, node.kwargs)
             return True
-        return self._append_functional(node, full)
+        return self._append_functional(node, full_op)
 
-    def _append_functional(self, node: Any, full: str) -> bool:
+    def _append_functional(self, node: Any, full_op: str) -> bool:
         """Append the functional form of an in-place call, whose result replaces the operand."""
         operand = node.args[0]
         root = self._find_root(operand)
@@ -233,7 +233,7 @@ class ProgramReader:
             raise ValueError(_describe_changed_parameter(parameters[root]))
         if self._is_shared_later(root, changed, node):
             return False
-        name, _, overload = full.removeprefix("aten.").partition(".")
+        name, _, overload = full_op.removeprefix("aten.").partition(".")
         functional = f"{name[:-1]}.{overload}"
         op = f"aten.{_FUNCTIONAL.get(functional, functional)}"
         self._append(node, op, node.args, node.kwargs)
@@ -287,7 +287,7 @@ class ProgramReader:
 
     def _evaluate(self, node: Any) -> None:
         torch = self.torch
-        if _base_name(str(node.target)) in _MAKERS:
+        if _parse_base_name(str(node.target)) in _MAKERS:
             result = node.meta["val"]
             first = torch.empty(tuple(result.shape), dtype=result.dtype)
             args = (first, *self._to_torch(node.args[1:]))
@@ -374,9 +374,9 @@ def _describe_changed_parameter(name: str) -> str:
     return f"parameter {name} changes in its forward pass; only buffers can change"
 
 
-def _base_name(full: str) -> str:
+def _parse_base_name(full_op: str) -> str:
     """Return `add_` for `aten.add_.TorchTensor`."""
-    return full.split(".")[1] if full.count(".") else full
+    return full_op.split(".")[1] if full_op.count(".") else full_op
 
 
 def _is_fixed(value: Any) -> bool:
@@ -434,7 +434,7 @@ def prune_form(
     updates = {
         name: value
         for name, value in updates.items()
-        if not (name.endswith("num_batches_tracked") and _is_whole(by_name[value.node]))
+        if not (name.endswith("num_batches_tracked") and _computes_integers(by_name[value.node]))
     }
     used: set[str] = set()
     pending = [output.node, *(value.node for value in updates.values())]
@@ -446,5 +446,5 @@ def prune_form(
     return Form(tuple(n for n in nodes if n.name in used), output, tuple(updates.items()))
 
 
-def _is_whole(node: GraphNode) -> bool:
+def _computes_integers(node: GraphNode) -> bool:
     return bool(node.results) and not node.results[0].dtype.startswith(("float", "bfloat"))

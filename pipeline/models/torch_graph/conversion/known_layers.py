@@ -33,7 +33,7 @@ class NamedLayer:
 
 @dataclass(frozen=True)
 class Flow:
-    """The input of a layer: a sample's shape in PyTorch, and its differences in the package."""
+    """The input of a layer: a sample's shape in PyTorch, and how the package's input differs."""
 
     shape: tuple[int, ...]
     """Shape of PyTorch's tensor, without the batch."""

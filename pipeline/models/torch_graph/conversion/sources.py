@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pipeline.core.plugins.loading import find_object
 from pipeline.models.torch_graph.graph import TorchGraph
-
-CLASSES = "$classes"
 
 
 @dataclass(frozen=True)
@@ -49,19 +45,6 @@ class ImportedModule:
         """
         height, width, channels = image
         return _export(self, self.shape or (channels, height, width))
-
-
-def with_classes(arguments: Mapping[str, Any], classes: int) -> str:
-    """Return arguments as JSON, with the number of classes in place of `$classes`."""
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: fill(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [fill(item) for item in value]
-        return classes if value == CLASSES else value
-
-    return json.dumps(fill(arguments))
 
 
 def file_version(path: Path) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Builder of a graph's nodes from ONNX: it knows every shape, and computes constants at once.
+"""Builder of a graph's nodes from ONNX, which follows all shapes and computes constants at once.
 
 Shapes in an ONNX file may depend on the batch in any way, and the file needn't have them. So every
 value is followed at two batch sizes. A size that differs between them is linear in the batch, and
@@ -144,7 +144,8 @@ class TorchGraphBuilder:
         return tuple(map(self.size, first, second))
 
     def fixed_shape(self, value: OnnxValue) -> tuple[int, ...]:
-        """Return the shape of a value that doesn't depend on the batch. Raises ValueError."""
+        """Return the shape of a value, 0 for a first size that depends on the batch. Raises
+        ValueError if another size does."""
         sizes = self.shape(value)
         if any(isinstance(size, BatchSize) for size in sizes[1:]):
             raise ValueError(f"a size depends on the batch: {sizes}")
@@ -215,7 +216,7 @@ class TorchGraphBuilder:
         self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
     ) -> tuple[OnnxValue, ...]:
         """Add a node, and return its results; a node that reads only constants is computed."""
-        values = _values((args, tuple(kwargs.values())))
+        values = _list_values((args, tuple(kwargs.values())))
         number = len(self.nodes) + 1
         name = f"{re.sub(r'[^a-z0-9]', '_', self.kind.lower())}_{number}"
         named = tuple(kwargs.items())
@@ -224,17 +225,17 @@ class TorchGraphBuilder:
             return self._fold(node, is_fixed=all(map(OnnxValue.is_fixed, values)))
         first = self._compute(node, 0)
         second = self._compute(node, 1)
-        is_several = isinstance(first, tuple)
-        results = list(zip(first, second, strict=True)) if is_several else [(first, second)]
+        has_several = isinstance(first, tuple)
+        results = list(zip(first, second, strict=True)) if has_several else [(first, second)]
         node = replace(
             node,
             args=tuple(map(self._refer, args)),
             kwargs=tuple((key, self._refer(value)) for key, value in named),
-            results=tuple(_spec(first, second) for first, second in results),
+            results=tuple(_make_spec(first, second) for first, second in results),
         )
         self.nodes.append(node)
         return tuple(
-            OnnxValue(ValueOf(name, item if is_several else None), arrays)
+            OnnxValue(ValueOf(name, item if has_several else None), arrays)
             for item, arrays in enumerate(results)
         )
 
@@ -322,7 +323,7 @@ class TorchGraphBuilder:
         return ValueOf(name)
 
 
-def _spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
+def _make_spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
     """Return the shape of a result; sizes that differ depend on the batch."""
     if max(math.prod(first.shape), math.prod(second.shape)) > MAX_ELEMENTS:
         raise ValueError(f"its result has more than {MAX_ELEMENTS:,} values")
@@ -330,11 +331,11 @@ def _spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
     return TensorSpec(tuple(a if a == b else None for a, b in sizes), str(first.dtype))
 
 
-def _values(argument: Argument) -> list[OnnxValue]:
+def _list_values(argument: Argument) -> list[OnnxValue]:
     if isinstance(argument, OnnxValue):
         return [argument]
     if isinstance(argument, tuple):
-        return [value for item in argument for value in _values(item)]
+        return [value for item in argument for value in _list_values(item)]
     return []
 
 
@@ -345,7 +346,7 @@ def _has_size(argument: Argument) -> bool:
 
 
 def _with_32_bits(array: np.ndarray) -> Array | np.ndarray:
-    """Return whole numbers of 64 bits in 32: ONNX's largest stands for the end of an axis."""
+    """Clip int64 to int32, since ONNX's largest int64 stands for the end of an axis."""
     if array.dtype == np.int64:
         return np.clip(array, _INT32.min, _INT32.max).astype(np.int32)
     return array

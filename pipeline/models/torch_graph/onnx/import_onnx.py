@@ -35,7 +35,7 @@ from pipeline.models.torch_graph.onnx import recurrent_nodes as recurrent_nodes
 from pipeline.models.torch_graph.onnx import shape_nodes as shape_nodes
 from pipeline.models.torch_graph.onnx import value_nodes as value_nodes
 from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue, TorchGraphBuilder
-from pipeline.models.torch_graph.onnx.network_weights import NetworkWeights, distinct_names
+from pipeline.models.torch_graph.onnx.network_weights import NetworkWeights, make_names_distinct
 from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS, OnnxNodeReader
 from pipeline.models.torch_graph.onnx.onnx_file import OnnxModel, OnnxNode, OnnxTensor, read_onnx
 from pipeline.models.torch_graph.operators.known_operators import require_computable
@@ -67,7 +67,7 @@ def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
     The graph computes any batch size, or the file's, if its shapes allow no other. Raises
     ValueError that names file and node.
     """
-    network = _Network(_without_copies(model), settings)
+    network = _Network(_drop_copies(model), settings)
     batch = network.input.shape[0]
     try:
         graph = network.build(BATCHES)
@@ -140,9 +140,9 @@ class _Network:
                 f"{self.model.file}: no node computes output {show_name(name)}; its outputs are "
                 f"{names}"
             )
-        return name if self.settings.output else self._before_softmax(name)
+        return name if self.settings.output else self._find_softmax_input(name)
 
-    def _before_softmax(self, name: str) -> str:
+    def _find_softmax_input(self, name: str) -> str:
         """Return the tensor that a last softmax reads, or the tensor itself without one."""
         node = self.producers.get(name)
         while node is not None and node.op in ("Identity", "Cast", "ai.onnx.ml.ZipMap"):
@@ -235,7 +235,7 @@ class _Network:
         if not isinstance(output, ValueOf):
             raise ValueError(f"{self.model.file}: its output does not depend on its input")
         form = prune_form(tuple(builder.nodes), output, {})
-        specs = dict(_specs(builder, form, weights.statistics))
+        specs = dict(_list_specs(builder, form, weights.statistics))
         return TorchGraph(
             f"{self.model.file} ({self.model.producer}, opset {self.model.opset})",
             "",
@@ -281,7 +281,7 @@ class _Network:
         return values[self.output]
 
 
-def _without_copies(model: OnnxModel) -> OnnxModel:
+def _drop_copies(model: OnnxModel) -> OnnxModel:
     """Return the model without nodes that only copy an initializer.
 
     PyTorch stores equal arrays once, and copies them by `Identity`. A copy of a vector is a weight
@@ -327,7 +327,7 @@ def _with_training(form: Form, train: bool) -> Form:
     return replace(form, nodes=tuple(map(fill_node, form.nodes)))
 
 
-def _specs(
+def _list_specs(
     builder: TorchGraphBuilder, form: Form, statistics: Set[str]
 ) -> Iterator[tuple[ArraySpec, np.ndarray]]:
     """Yield the arrays that the nodes read: parameters, statistics and constants."""
@@ -335,7 +335,7 @@ def _specs(
     weights = {name: array for name, array in builder.weights.items() if name in uses}
     orders = {name: choose_order(uses[name], array.ndim) for name, array in weights.items()}
     paths = (choose_path(name, orders[name], uses[name], a.ndim) for name, a in weights.items())
-    for (name, array), path in zip(weights.items(), distinct_names(paths, "/"), strict=True):
+    for (name, array), path in zip(weights.items(), make_names_distinct(paths, "/"), strict=True):
         order = orders[name]
         if order in KERNEL_AXES:
             array = np.ascontiguousarray(array.transpose(KERNEL_AXES[order]))

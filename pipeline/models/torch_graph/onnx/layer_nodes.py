@@ -18,7 +18,7 @@ from pipeline.models.torch_graph.onnx.node_reader import (
 )
 
 Pads = tuple[tuple[int, int], ...]
-"""Rows before and after each axis of positions."""
+"""Rows of padding, before and after, for each axis of positions."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OnnxWindow:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Rows from the first to the last that a window reads."""
+        """Number of rows from the first to the last that a window reads, by axis."""
         sizes = zip(self.kernel, self.dilations, strict=True)
         return tuple((size - 1) * step + 1 for size, step in sizes)
 
@@ -60,7 +60,7 @@ def read_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
 
 
 def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
-    """Read a window whose pads may follow from the size of the images, as `auto_pad` says."""
+    """Read a window whose pads depend on the size of the images if `auto_pad` is set."""
     window = read_window(reader, kernel)
     mode = reader.attribute("auto_pad", "NOTSET")
     if mode == "NOTSET":
@@ -77,12 +77,12 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
 
 def _split_pads(total: int, mode: str) -> tuple[int, int]:
     """Return the rows before and after; the odd one comes last in SAME_UPPER."""
-    less = total // 2
-    return (less, total - less) if mode == "SAME_UPPER" else (total - less, less)
+    half = total // 2
+    return (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
 
 
-def _pad(reader: OnnxNodeReader, x: OnnxValue, pads: Pads, value: float = 0.0) -> OnnxValue:
-    """Pad the positions; negative pads cut."""
+def _add_pads(reader: OnnxNodeReader, x: OnnxValue, pads: Pads, value: float = 0.0) -> OnnxValue:
+    """Pad the positions; negative pads crop."""
     ends = tuple(size for pair in reversed(pads) for size in pair)
     return reader.graph.call("constant_pad_nd.default", x, ends, value)
 
@@ -97,7 +97,7 @@ def read_conv(reader: OnnxNodeReader) -> Results:
         raise ValueError(f"a convolution of {x.ndim} axes with a kernel of {weight.ndim}")
     window = _read_padded_window(reader, kernel)
     if not window.is_symmetric:
-        x = _pad(reader, x, window.pads)
+        x = _add_pads(reader, x, window.pads)
         window = OnnxWindow(kernel, window.strides, window.dilations, ((0, 0),) * len(kernel))
     return reader.graph.call(
         f"conv{len(kernel)}d.default",
@@ -113,7 +113,7 @@ def read_conv(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("ConvTranspose")
 def read_conv_transpose(reader: OnnxNodeReader) -> Results:
-    """Read the transpose of a convolution of images; uneven pads are cut off afterwards."""
+    """Read the transpose of a convolution of images; uneven pads are cropped afterwards."""
     weight = reader.value(1)
     kernel = reader.graph.fixed_shape(weight)[2:]
     if len(kernel) != 2:
@@ -142,10 +142,10 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
         reader.attribute("group", 1),
         window.dilations,
     )
-    return y if even else _pad(reader, y, tuple((-before, -after) for before, after in pads))
+    return y if even else _add_pads(reader, y, tuple((-before, -after) for before, after in pads))
 
 
-def _dense(
+def _add_dense(
     reader: OnnxNodeReader, x: OnnxValue, weight: OnnxValue, bias: OnnxValue | None
 ) -> OnnxValue:
     """Multiply the last axis of x with a weight (in, out)."""
@@ -175,7 +175,7 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
     if reader.attribute("transB", 0):
         y = graph.call("linear.default", x, weight, fused)
     else:
-        y = _dense(reader, x, weight, fused)
+        y = _add_dense(reader, x, weight, fused)
     if alpha != 1:
         y = graph.call("mul.Tensor", y, graph.constant(np.float32(alpha)))
     return y if bias is fused or bias is None else graph.call("add.Tensor", y, bias)
@@ -187,13 +187,13 @@ def read_matmul(reader: OnnxNodeReader) -> Results:
     x = reader.value(0)
     other = reader.value(1)
     if isinstance(other.reference, ArrayOf) and other.ndim == 2 and x.ndim >= 2:
-        return _dense(reader, x, other, None)
+        return _add_dense(reader, x, other, None)
     return reader.graph.call("matmul.default", x, other)
 
 
 @onnx_operator("BatchNormalization")
 def read_batch_norm(reader: OnnxNodeReader) -> Results:
-    """Read a batch norm; in training it normalises by the batch and moves its statistics."""
+    """Read a batch norm; in training it normalises by the batch and updates its statistics."""
     mean = reader.value(3)
     var = reader.value(4)
     if not isinstance(mean.reference, ArrayOf) or not isinstance(var.reference, ArrayOf):
@@ -226,7 +226,7 @@ def read_layer_norm(reader: OnnxNodeReader) -> Results:
 def read_instance_norm(reader: OnnxNodeReader) -> Results:
     """Read a norm of each channel, as a group norm."""
     (channels,) = reader.fixed_sizes(1)[:1]
-    return _group_norm(reader, channels, reader.value(1), reader.value(2))
+    return _add_group_norm(reader, channels, reader.value(1), reader.value(2))
 
 
 @onnx_operator("GroupNormalization")
@@ -242,10 +242,10 @@ def read_group_norm(reader: OnnxNodeReader) -> Results:
         repeat = "repeat_interleave.self_int"
         scale = reader.graph.call(repeat, scale, channels // groups, 0)
         bias = reader.graph.call(repeat, bias, channels // groups, 0)
-    return _group_norm(reader, groups, scale, bias)
+    return _add_group_norm(reader, groups, scale, bias)
 
 
-def _group_norm(
+def _add_group_norm(
     reader: OnnxNodeReader, groups: int, scale: OnnxValue, bias: OnnxValue
 ) -> OnnxValue:
     epsilon = reader.attribute("epsilon", 1e-5)
@@ -264,14 +264,14 @@ def read_pool(reader: OnnxNodeReader) -> Results:
         )
         flat = OnnxWindow(kernel, strides, dilations, ((0, 0), *window.pads))
         return graph.call(
-            "squeeze.dim", _pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
+            "squeeze.dim", _add_pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
         )
     if len(window.kernel) not in (2, 3) or x.ndim != len(window.kernel) + 2:
         raise ValueError(f"a window of {window.kernel} on {x.ndim} axes; must be of images")
-    return _pool(reader, x, window)
+    return _add_pool(reader, x, window)
 
 
-def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue:
+def _add_pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue:
     graph = reader.graph
     is_ceil = bool(reader.attribute("ceil_mode", 0))
     axes = len(window.kernel)
@@ -279,7 +279,7 @@ def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue
     if reader.node.op == "MaxPool":
         pads = window.symmetric_pads
         if not window.is_symmetric:
-            x = _pad(reader, x, window.pads, -math.inf)
+            x = _add_pads(reader, x, window.pads, -math.inf)
             pads = zeros
         op = f"max_pool{axes}d.default"
         return graph.call(op, x, window.kernel, window.strides, pads, window.dilations, is_ceil)
@@ -290,7 +290,7 @@ def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue
     if window.is_symmetric:
         pads = window.symmetric_pads
         return graph.call(op, x, window.kernel, window.strides, pads, is_ceil, counts_pads)
-    padded = _pad(reader, x, window.pads)
+    padded = _add_pads(reader, x, window.pads)
     if counts_pads:
         return graph.call(op, padded, window.kernel, window.strides, zeros, is_ceil, True)
     ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x)[2:]), np.float32))
@@ -298,7 +298,7 @@ def _pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxValue
     def sum_windows(values: OnnxValue) -> OnnxValue:
         return graph.call(op, values, window.kernel, window.strides, zeros, is_ceil, True, 1)
 
-    counts = sum_windows(_pad(reader, ones, window.pads))
+    counts = sum_windows(_add_pads(reader, ones, window.pads))
     return graph.call("div.Tensor", sum_windows(padded), counts)
 
 

@@ -1,6 +1,6 @@
 """Which initializers of an ONNX network are weights, and their names here.
 
-An ONNX file doesn't say what is trained. Here a parameter is a float initializer of more than one
+An ONNX file doesn't mark what is trained. Here a parameter is a float initializer of more than one
 value that a layer reads as a weight, or from which such a weight is computed; `Sub`, `Div` and
 `Where`, by which inputs are normalised and masked, and `ScatterND`, by which masks are made, keep
 constants.
@@ -39,7 +39,7 @@ _WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
 _CONSTANT = frozenset(("Shape", "Size", "ScatterND"))
 """Operators whose results are constants, such as masks, and never weights."""
 _LAYERS = frozenset(op for op, places in _WEIGHT_INPUTS.items() if 0 not in places)
-"""Operators whose weights may be of one value; a number that is added is a constant."""
+"""Operators whose weights may have a single value, which is a constant in others, such as `Add`."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +169,12 @@ class NetworkWeights:
                 is_recurrent = self.nodes[number].op in _RECURRENT
                 leaves = _RECURRENT_LEAVES if is_recurrent else _LEAVES
                 leaf = leaves.get(place, f"input_{place}")
-                name = _clean(tensor.name)
+                name = _clean_name(tensor.name)
                 if tensor.node is not None or "." not in name:
-                    layer = _node_path(self.nodes[number])
+                    layer = _make_node_path(self.nodes[number])
                     name = f"{layer}.{leaf}" if layer else name
                 names[tensor] = name
-        return dict(zip(names, distinct_names(names.values(), "."), strict=True))
+        return dict(zip(names, make_names_distinct(names.values(), "."), strict=True))
 
     def module(self, node: OnnxNode) -> str:
         """Return the path of the module that a node computes: its weights', or its name."""
@@ -182,42 +182,42 @@ class NetworkWeights:
             tensor = self.tensor(node, place)
             if tensor is not None and "." in self.names[tensor]:
                 return self.names[tensor].rpartition(".")[0]
-        return _node_path(node)
+        return _make_node_path(node)
 
 
 def _is_float(array: np.ndarray) -> bool:
     return array.dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
-def _clean(name: str) -> str:
+def _clean_name(name: str) -> str:
     """Return a name of letters, digits and dots: `conv1/weight:0` becomes `conv1.weight_0`."""
     name = re.sub(r"[^\w.-]", "_", name.replace("/", ".").replace("::", "."))
     return ".".join(filter(None, (piece.lstrip("-") for piece in name.split("."))))[:400] or "_"
 
 
-def _node_path(node: OnnxNode) -> str:
+def _make_node_path(node: OnnxNode) -> str:
     """Return the name of a node as a path: `/layer1/conv1/Conv` becomes `layer1.conv1`."""
-    name = _clean(node.name) if node.name else ""
+    name = _clean_name(node.name) if node.name else ""
     path, _, last = name.rpartition(".")
     return path if path and re.fullmatch(rf"{re.escape(node.op)}(_\d+)?", last) else name
 
 
-def distinct_names(names: Iterable[str], separator: str) -> Iterator[str]:
-    """Yield names, with a number at those that came before, or that lie within another."""
+def make_names_distinct(names: Iterable[str], separator: str) -> Iterator[str]:
+    """Yield the names, with a number added to a name that repeats or lies within another."""
     taken: set[str] = set()
     outer: set[str] = set()
     for name in names:
         unique = name
         number = 1
-        while unique in outer or not taken.isdisjoint(_scopes(unique, separator)):
+        while unique in outer or not taken.isdisjoint(_list_scopes(unique, separator)):
             number += 1
             unique = f"{name.replace(separator, '_')}_{number}"
         taken.add(unique)
-        outer.update(_scopes(unique, separator))
+        outer.update(_list_scopes(unique, separator))
         yield unique
 
 
-def _scopes(name: str, separator: str) -> list[str]:
+def _list_scopes(name: str, separator: str) -> list[str]:
     """Return a name, and all that it lies within: `a`, `a.b` and `a.b.c` for `a.b.c`."""
     pieces = name.split(separator)
     return [separator.join(pieces[:count]) for count in range(1, len(pieces) + 1)]

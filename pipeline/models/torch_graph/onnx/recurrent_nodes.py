@@ -35,14 +35,16 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
     if direction not in _DIRECTIONS:
         raise ValueError(f"direction {direction!r}; must be one of {', '.join(_DIRECTIONS)}")
     directions = _DIRECTIONS[direction]
-    op = _operator(reader, directions)
+    op = _choose_operator(reader, directions)
     batch_first = bool(reader.attribute("layout", 0))
     x = reader.value(0)
     if x.ndim != 3 or graph.fixed_shape(reader.value(2))[0] != directions:
         raise ValueError(f"{x.ndim} axes, or weights that aren't of {directions} directions")
     x = graph.call("transpose.int", x, 0, 1) if batch_first else x
     x = graph.call("flip.default", x, (0,)) if direction == "reverse" else x
-    states = tuple(_state(reader, place, x, batch_first) for place in _state_places(reader))
+    # The hidden state, and an LSTM's cell.
+    places = (_STATES, _STATES + 1) if reader.node.op == "LSTM" else (_STATES,)
+    states = tuple(_read_state(reader, place, x, batch_first) for place in places)
     weights = tuple(
         weight for number in range(directions) for weight in _read_weights(reader, number)
     )
@@ -61,7 +63,7 @@ def read_recurrent(reader: OnnxNodeReader) -> Results:
     return (graph.call("transpose.int", y, 0, 1), *last)
 
 
-def _operator(reader: OnnxNodeReader, directions: int) -> str:
+def _choose_operator(reader: OnnxNodeReader, directions: int) -> str:
     """Return the operator of the table. Raises ValueError for a layer that it lacks."""
     layer = reader.node.op
     names = reader.attribute("activations", _DEFAULTS[layer] * directions)
@@ -85,12 +87,7 @@ def _operator(reader: OnnxNodeReader, directions: int) -> str:
     return op
 
 
-def _state_places(reader: OnnxNodeReader) -> tuple[int, ...]:
-    """Return the inputs of the initial states: hidden, and an LSTM's cell."""
-    return (_STATES, _STATES + 1) if reader.node.op == "LSTM" else (_STATES,)
-
-
-def _state(reader: OnnxNodeReader, place: int, x: OnnxValue, batch_first: bool) -> OnnxValue:
+def _read_state(reader: OnnxNodeReader, place: int, x: OnnxValue, batch_first: bool) -> OnnxValue:
     """Return an initial state (directions, batch, features); zeros by default."""
     graph = reader.graph
     directions, _, features = graph.fixed_shape(reader.value(2))

@@ -28,10 +28,10 @@ def read_reshape(reader: OnnxNodeReader) -> Results:
     new = list(reader.sizes(1))
     if not reader.attribute("allowzero", 0):
         new = [old[at] if size == 0 and at < len(old) else size for at, size in enumerate(new)]
-    return _view(reader, new)
+    return _add_view(reader, new)
 
 
-def _view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
+def _add_view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
     """Reshape the first input; the last axes of (batch, features) are flattened as such."""
     graph = reader.graph
     x = reader.value()
@@ -47,7 +47,7 @@ def _view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
 
 @onnx_operator("Flatten")
 def read_flatten(reader: OnnxNodeReader) -> Results:
-    """Read a matrix of all axes before one and all from it on."""
+    """Read a matrix: rows are the axes before `axis`, columns the axes from it on."""
     graph = reader.graph
     x = reader.value()
     axis = reader.attribute("axis", 1)
@@ -129,7 +129,7 @@ def read_slice(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Gather")
 def read_gather(reader: OnnxNodeReader) -> Results:
-    """Read places of an axis; of a table by the network's input, an embedding."""
+    """Read places of an axis. Rows of a table at places from the network's input: an embedding."""
     graph = reader.graph
     x = reader.value(0)
     places = reader.value(1)
@@ -168,7 +168,7 @@ def read_scatter(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Pad")
 def read_pad(reader: OnnxNodeReader) -> Results:
-    """Read borders, constant or made from the tensor."""
+    """Read padding by a constant, or by values of the tensor."""
     x = reader.value()
     ends = reader.integers("pads", 1) or ()
     axes = reader.integers("axes", 3)
@@ -242,7 +242,7 @@ def read_constant(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("ConstantOfShape")
 def read_constant_of_shape(reader: OnnxNodeReader) -> Results:
-    """Read a number everywhere, of a shape."""
+    """Read an array of one number, whose shape is the input."""
     value = np.asarray(reader.attribute("value", np.zeros(1, np.float32)))
     number = value.reshape(-1)[0].item()
     dtype = TypeOf("float32" if value.dtype.kind == "f" else value.dtype.name)
@@ -296,7 +296,7 @@ def read_resize(reader: OnnxNodeReader) -> Results:
     x = reader.value()
     if x.ndim != 4:
         raise ValueError(f"{x.ndim} axes; must be images")
-    target = _resized_sides(reader)
+    target = _read_target_sides(reader)
     if not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in target):
         raise ValueError(f"images resized to {target}; must be at most {MAX_SIDE:,} on a side")
     mode = reader.attribute("mode", "nearest")
@@ -315,7 +315,7 @@ def read_resize(reader: OnnxNodeReader) -> Results:
     return reader.graph.call(op, x, target, places == "align_corners")
 
 
-def _resized_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
+def _read_target_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
     """Return the height and width to resize to, from the sizes or the scales of the node."""
     if reader.optional(3) is not None:
         return reader.sizes(3)[-2:]

@@ -197,7 +197,7 @@ def read_softmax(reader: OnnxNodeReader) -> Results:
     return graph.call("view.default", graph.call(op, flat, axis), graph.shape(x))
 
 
-def _reduced_axes(reader: OnnxNodeReader) -> tuple[int, ...]:
+def _read_reduced_axes(reader: OnnxNodeReader) -> tuple[int, ...]:
     """Return the axes of a reduction: all if it names none."""
     axes = reader.integers("axes", 1)
     ndim = reader.value().ndim
@@ -209,7 +209,7 @@ def _reduced_axes(reader: OnnxNodeReader) -> tuple[int, ...]:
 @onnx_operators(_REDUCTIONS)
 def read_reduction(reader: OnnxNodeReader) -> Results:
     """Read a mean, sum, product or extreme over axes."""
-    axes = _reduced_axes(reader)
+    axes = _read_reduced_axes(reader)
     keeps_axes = bool(reader.attribute("keepdims", 1))
     return _reduce(reader, _REDUCTIONS[reader.node.op], reader.value(), axes, keeps_axes)
 
@@ -228,7 +228,7 @@ def read_norm(reader: OnnxNodeReader) -> Results:
     x = reader.value()
     if op != "ReduceLogSum":
         x = graph.call("abs.default" if op == "ReduceL1" else "square.default", x)
-    axes = _reduced_axes(reader)
+    axes = _read_reduced_axes(reader)
     x = _reduce(reader, "sum.dim_IntList", x, axes, bool(reader.attribute("keepdims", 1)))
     ends = {"ReduceL2": "sqrt.default", "ReduceLogSum": "log.default"}
     return graph.call(ends[op], x) if op in ends else x

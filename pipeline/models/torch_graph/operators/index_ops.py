@@ -26,7 +26,7 @@ from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 @aten("index.Tensor")
 @plain
 def index(x: Any, indices: Sequence[Any]) -> Any:
-    """Return values at indices, whole numbers for each axis; None for a whole axis."""
+    """Return values at indices: whole numbers for each axis, or None for the whole axis."""
     if any(array is not None and array.dtype == jnp.bool_ for array in indices):
         raise ValueError("an index is a mask, which has a size that depends on the data")
     return x[tuple(slice(None) if array is None else array for array in indices)]
@@ -120,7 +120,7 @@ def arange(
     return to_tensor(jnp.arange(start, end, step).astype(dtype))
 
 
-def _number(value: Any) -> Any:
+def _require_size(value: Any) -> Any:
     """Return a size: a number, or a symbol while a program is exported."""
     if isinstance(value, bool | str | tuple | TorchTensor) or value is None:
         raise ValueError(f"{value!r} must be a size")
@@ -128,22 +128,22 @@ def _number(value: Any) -> Any:
 
 
 _SIZES: Mapping[str, Callable[..., Any]] = {
-    "add": lambda x, y: _number(x) + _number(y),
-    "sub": lambda x, y: _number(x) - _number(y),
-    "mul": lambda x, y: _number(x) * _number(y),
-    "floordiv": lambda x, y: _number(x) // _number(y),
-    "truediv": lambda x, y: _number(x) / _number(y),
-    "mod": lambda x, y: _number(x) % _number(y),
-    "neg": lambda x: -_number(x),
-    "sym_max": lambda x, y: max(_number(x), _number(y)),
-    "sym_min": lambda x, y: min(_number(x), _number(y)),
-    "sym_float": lambda x: float(_number(x)),
-    "sym_int": lambda x: int(_number(x)),
-    "sym_sqrt": lambda x: math.sqrt(_number(x)),
+    "add": lambda x, y: _require_size(x) + _require_size(y),
+    "sub": lambda x, y: _require_size(x) - _require_size(y),
+    "mul": lambda x, y: _require_size(x) * _require_size(y),
+    "floordiv": lambda x, y: _require_size(x) // _require_size(y),
+    "truediv": lambda x, y: _require_size(x) / _require_size(y),
+    "mod": lambda x, y: _require_size(x) % _require_size(y),
+    "neg": lambda x: -_require_size(x),
+    "sym_max": lambda x, y: max(_require_size(x), _require_size(y)),
+    "sym_min": lambda x, y: min(_require_size(x), _require_size(y)),
+    "sym_float": lambda x: float(_require_size(x)),
+    "sym_int": lambda x: int(_require_size(x)),
+    "sym_sqrt": lambda x: math.sqrt(_require_size(x)),
 }
 """Functions of sizes by name."""
 for _name, _function in _SIZES.items():
-    OPERATORS[f"sym.{_name}"] = AtenOperator(_function, "", draws=False, full_weights=False)
+    OPERATORS[f"sym.{_name}"] = AtenOperator(_function)
 
 
 @aten("sym_size.int")

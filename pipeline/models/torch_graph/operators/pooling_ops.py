@@ -62,7 +62,7 @@ def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     strides = as_pair(settings.stride or window)
     order = choose_image_order(x)
     images = x.transpose(order)
-    rows, columns = _pads(images.shape[1:3], window, dilation, settings)
+    rows, columns = _compute_pads(images.shape[1:3], window, dilation, settings)
     if dilation == (1, 1):
         y = pool_max(images, window, strides, (rows, columns), context.policy)
         return TorchTensor(y, order)
@@ -83,7 +83,7 @@ def max_pool3d(x: TorchTensor, settings: MaxPoolSettings) -> TorchTensor:
     """Return the largest value of every window of volumes."""
     window = as_triple(settings.kernel_size)
     dilation = as_triple(settings.dilation)
-    pads = _pads(x.shape[2:], window, dilation, settings)
+    pads = _compute_pads(x.shape[2:], window, dilation, settings)
     y = lax.reduce_window(
         x.plain(),
         -jnp.inf,
@@ -126,7 +126,7 @@ def _average(
     padding = as_sizes(settings.padding if settings.count_include_pad else 0)
     axes = len(window)
     sizes = x.shape[first : first + axes]
-    pads = _pads(sizes, window, (1,) * axes, settings)
+    pads = _compute_pads(sizes, window, (1,) * axes, settings)
 
     def spread(numbers: Sequence[Any], other: Any) -> tuple[Any, ...]:
         return (other,) * first + tuple(numbers) + (other,) * (x.ndim - first - axes)
@@ -137,7 +137,7 @@ def _average(
     total = lax.reduce_window(x, zero, lax.add, spread(window, 1), spread(strides, 1), edges)
     if settings.divisor_override is not None:
         return total / settings.divisor_override
-    counts = map(_counts, sizes, window, strides, pads, padding)
+    counts = map(_count_rows, sizes, window, strides, pads, padding)
     divisor = np.asarray(reduce(np.multiply.outer, counts), np.float32)
     if (divisor == divisor.flat[0]).all():
         return total / np.asarray(divisor.flat[0], total.dtype)
@@ -145,7 +145,7 @@ def _average(
     return total / jnp.asarray(divisor.reshape(shape), total.dtype)
 
 
-def _counts(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
+def _count_rows(size: int, window: int, stride: int, pads: Pair, counted: int) -> np.ndarray:
     """Return the divisor of each window's mean, in rows.
 
     `counted` is the number of padding rows that count, before and after the image. Rows that
@@ -192,7 +192,7 @@ def upsample_nearest2d(
     """Resize images by the nearest pixel."""
     order = choose_image_order(x)
     images = x.transpose(order)
-    for axis, target in zip((1, 2), _target_size(x, output_size, scales), strict=True):
+    for axis, target in zip((1, 2), _choose_target_size(x, output_size, scales), strict=True):
         size = images.shape[axis]
         places = np.minimum(np.arange(target) * size // target, size - 1)
         images = jnp.take(images, places, axis=axis)
@@ -217,7 +217,7 @@ def upsample_bilinear2d(
         weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
         return weights
 
-    return _resize(x, _target_size(x, output_size, scales), weigh)
+    return _resize(x, _choose_target_size(x, output_size, scales), weigh)
 
 
 def _find_places(size: int, target: int, *, align_corners: bool) -> np.ndarray:
@@ -243,10 +243,10 @@ def upsample_bicubic2d(
         for offset in (-1, 0, 1, 2):
             pixels = np.floor(places).astype(int) + offset
             columns = np.clip(pixels, 0, size - 1)
-            np.add.at(weights, (np.arange(target), columns), _cubic(places - pixels, -0.75))
+            np.add.at(weights, (np.arange(target), columns), _weigh_cubic(places - pixels, -0.75))
         return weights
 
-    return _resize(x, _target_size(x, output_size, scales), weigh)
+    return _resize(x, _choose_target_size(x, output_size, scales), weigh)
 
 
 def _register_antialiased(
@@ -273,10 +273,10 @@ def _register_antialiased(
             weights = np.where((pixels >= first) & (pixels < end), weights, 0)
             return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
-        return _resize(x, _target_size(x, output_size, scales), weigh)
+        return _resize(x, _choose_target_size(x, output_size, scales), weigh)
 
 
-def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+def _weigh_cubic(distance: np.ndarray, a: float) -> np.ndarray:
     """Return the cubic convolution kernel of Keys (1981), eq. 4, with the slope a at 1."""
     d = np.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d**2 + 1
@@ -285,7 +285,7 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
 
 
 _register_antialiased("_upsample_bilinear2d_aa", 1, lambda d: np.maximum(1 - np.abs(d), 0))
-_register_antialiased("_upsample_bicubic2d_aa", 2, lambda d: _cubic(d, -0.5))
+_register_antialiased("_upsample_bicubic2d_aa", 2, lambda d: _weigh_cubic(d, -0.5))
 
 
 def _resize(x: TorchTensor, target: Pair, weigh: Callable[[int, int], np.ndarray]) -> TorchTensor:
@@ -297,7 +297,7 @@ def _resize(x: TorchTensor, target: Pair, weigh: Callable[[int, int], np.ndarray
     return TorchTensor(images, order)
 
 
-def _target_size(x: TorchTensor, output_size: Sequence[int] | None, scales: object) -> Pair:
+def _choose_target_size(x: TorchTensor, output_size: Sequence[int] | None, scales: object) -> Pair:
     if output_size is not None:
         height, width = output_size
     elif isinstance(scales, Sequence) and len(scales) == 2:
@@ -316,7 +316,7 @@ def _require_side(size: int) -> None:
         raise ValueError(f"a height or width of {size}; must be 1 to {MAX_SIDE:,}")
 
 
-def _pads(
+def _compute_pads(
     sizes: Sequence[int],
     window: Sequence[int],
     dilation: Sequence[int],

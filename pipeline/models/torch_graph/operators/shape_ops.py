@@ -220,7 +220,7 @@ def select_scatter(x: TorchTensor, source: TorchTensor, dim: int, index: int) ->
 
 @aten("unfold.default")
 def unfold(x: TorchTensor, dimension: int, size: int, step: int) -> TorchTensor:
-    """Windows of an axis, each `step` after the last, whose values become a new last axis."""
+    """Return windows of an axis, `step` apart, whose values are a new last axis."""
     axis = dimension % max(x.ndim, 1)
     starts = np.arange(0, x.shape[axis] - size + 1, step)
     windows = jnp.take(x.plain(), starts[:, None] + np.arange(size), axis)

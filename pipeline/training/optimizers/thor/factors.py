@@ -96,13 +96,14 @@ def invert_damped(
 
 def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     """Return A^-1 * gradient * G^-1 / positions. The gradient (..., m) is reshaped to (n, m)."""
-    (rows, height, _) = inverses.inputs.shape
-    (columns, width, _) = inverses.outputs.shape
+    (row_blocks, height, _) = inverses.inputs.shape
+    (column_blocks, width, _) = inverses.outputs.shape
     matrix = gradient.reshape(-1, gradient.shape[-1])
-    padding = [(0, rows * height - matrix.shape[0]), (0, columns * width - matrix.shape[1])]
-    padded = jnp.pad(matrix, padding).reshape(rows, height, -1)
-    left = (inverses.inputs @ padded).reshape(-1, columns, width).swapaxes(0, 1)
-    product = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows * height, -1) / positions
+    rows = row_blocks * height
+    padding = [(0, rows - matrix.shape[0]), (0, column_blocks * width - matrix.shape[1])]
+    padded = jnp.pad(matrix, padding).reshape(row_blocks, height, -1)
+    left = (inverses.inputs @ padded).reshape(-1, column_blocks, width).swapaxes(0, 1)
+    product = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows, -1) / positions
     return product[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
