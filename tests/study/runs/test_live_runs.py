@@ -34,12 +34,13 @@ def test_status_of_a_dead_run_does_not_count(tmp_path: Path) -> None:
         ("{", "Expecting property name"),
         ('{"step": 1e400}', "step"),
         (
-            json.dumps({**STATUS, "left_s": math.nan, "written": datetime.now(UTC).isoformat()}),
+            json.dumps({**STATUS, "left_s": math.nan, "written": "2026-11-26T09:00:00+00:00"}),
             "left_s = nan",
         ),
         (json.dumps({**STATUS, "written": "today"}), "Invalid isoformat"),
         (json.dumps({**STATUS, "written": "2026-11-26T09:00:00"}), "must have a time zone"),
     ],
+    ids=["empty", "a list", "cut", "infinite", "not a number", "no date", "no time zone"],
 )
 def test_damaged_status_is_a_value_error(tmp_path: Path, content: str, problem: str) -> None:
     (tmp_path / "status.json").write_text(content)
