@@ -173,7 +173,8 @@ def test_a_download_is_printed(
     fetch(FILE, [server.mirror("good")], tmp_path)
     printed = capsys.readouterr()
     line = f"The data.bin file is downloaded and saved in the path {tmp_path} after processing\n"
-    assert (printed.out, printed.err) == (line, "")
+    # The oldest rich ends the line of a bar that it doesn't draw.
+    assert (printed.out, printed.err.strip()) == (line, "")
 
 
 def test_fetch_leaves_a_file_that_is_there(server: Server, tmp_path: Path) -> None:
