@@ -186,6 +186,11 @@ class XlaExecutable:
         train: Any = self.programs.train
         return "" if self.work.eager else train.as_text()
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the host's processor runs the programs."""
+        return platform_of(self.placement.device.platform).is_host
+
     def init(self) -> TrainState:
         """Return the state at step 0, drawn from the seed."""
         return self.programs.init(self.placement.put(self.work.seed))
@@ -212,8 +217,9 @@ class XlaExecutable:
             carry = self._run_window(carry, inputs, range(first, first + count), mechanism)
             # A copy: on the CPU the array is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
-        if isinstance(self.programs.evaluate, LaterProgram):
-            # Compile the evaluation in a thread, while training continues.
+        if isinstance(self.programs.evaluate, LaterProgram) and not self.is_on_host:
+            # A thread of the host compiles the evaluation while the device trains. On the host's
+            # processor it would slow the steps.
             self.programs.evaluate.begin()
         return carry.state, self._read_telemetry(start, carry, rows)
 

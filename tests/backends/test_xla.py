@@ -33,7 +33,7 @@ from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.step_record import Record
 from tests import outcome
-from tests.conftest import compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
 AUGMENTED = [
@@ -96,6 +96,18 @@ def test_events_change_nothing_but_what_is_written(
     assert outcome.metrics(tmp_path) == outcome.metrics(reference)
     assert outcome.checkpoints(tmp_path) == [45]
     outcome.assert_equal_arrays(outcome.arrays(tmp_path), outcome.arrays(reference))
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_cpu_compiles_the_evaluation_when_it_is_due(
+    evaluates: bool, tiny: Compose, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the first steps it would slow them."""
+    stages = ["data", "build", "compile", "train", *(["eval"] if evaluates else [])]
+    run(tiny(*MLP, f"stages=[{','.join(stages)}]", "train.steps=12", "train.sink_size=4"))
+    compiled = ("compile    evaluation: ", "epoch: ")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(compiled)]
+    assert [line.split()[0] for line in lines] == ["epoch:"] * 3 + ["compile"] * evaluates
 
 
 @pytest.mark.slow
