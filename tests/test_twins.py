@@ -60,13 +60,22 @@ COVERED = {
     "pipeline.study.sweep.*": ("study/sweep/test_sweep.py", "whole sweeps"),
     # Commands, in the folder of what they run.
     "pipeline.__main__": ("cli/test_cli.py", "the command line as a process"),
-    "pipeline.cli.autopsy": ("inspect/autopsy/test_on_failure.py", "the command after a failure"),
+    "pipeline.cli.runs.autopsy": (
+        "inspect/autopsy/test_on_failure.py",
+        "the command after a failure",
+    ),
     "pipeline.cli.completion": ("cli/test_commands.py", "completion of all commands"),
-    "pipeline.cli.dump": ("inspect/dumps/test_dump_step.py", "the command, against dumps of a run"),
-    "pipeline.cli.export": ("cli/test_infer.py", "exports that `infer` reads"),
+    "pipeline.cli.runs.dump": (
+        "inspect/dumps/test_dump_step.py",
+        "the command, against dumps of a run",
+    ),
+    "pipeline.cli.runs.export": ("cli/runs/test_infer.py", "exports that `infer` reads"),
     "pipeline.cli.forecast": ("cli/test_commands.py", "the command and its refusals"),
     "pipeline.cli.profile": ("inspect/profiler/test_run_profile.py", "the command, of small runs"),
-    "pipeline.cli.report": ("inspect/report/test_write_report.py", "the command, of small runs"),
+    "pipeline.cli.runs.report": (
+        "inspect/report/test_write_report.py",
+        "the command, of small runs",
+    ),
     "pipeline.cli.train": ("test_secrets.py", WHOLE_RUN),
     "pipeline.cli.worker": ("stages/launch/test_local.py", "processes of a run"),
     # The emulated Ascend 910.
@@ -198,7 +207,7 @@ COVERED = {
         "inspect/custom_step/test_custom_step.py",
         "custom steps that are profiled and forecast",
     ),
-    "pipeline.inspect.compare.*": ("cli/test_compare.py", "the command, of runs and dumps"),
+    "pipeline.inspect.compare.*": ("cli/runs/test_compare.py", "the command, of runs and dumps"),
     "pipeline.inspect.report.*": ("inspect/report/test_write_report.py", "reports of runs"),
     # Models.
     "pipeline.models.imported.*": (
@@ -243,17 +252,23 @@ COVERED = {
         "every operator of the table",
     ),
     # Stages of a run.
-    "pipeline.stages.export.export": ("cli/test_infer.py", "exports, there and back"),
-    "pipeline.stages.export.prediction": ("cli/test_infer.py", "predictions of runs and exports"),
-    "pipeline.stages.export.trained_run": ("cli/test_infer.py", "runs that `infer` reads"),
+    "pipeline.stages.export.export": ("cli/runs/test_infer.py", "exports, there and back"),
+    "pipeline.stages.export.prediction": (
+        "cli/runs/test_infer.py",
+        "predictions of runs and exports",
+    ),
+    "pipeline.stages.export.trained_run": ("cli/runs/test_infer.py", "runs that `infer` reads"),
     "pipeline.stages.layer_table": ("cli/test_summary.py", "the table that `summary` prints"),
     "pipeline.stages.network_graph": (
         "stages/test_collect.py",
         "graphs that TensorBoard shows",
     ),
-    "pipeline.stages.record.run_record": ("cli/test_reproduce.py", "records of two runs"),
+    "pipeline.stages.record.run_record": ("cli/runs/test_reproduce.py", "records of two runs"),
     "pipeline.stages.record.saved_recipe": ("checkpoint/test_restore.py", "recipes of checkpoints"),
-    "pipeline.stages.record.side_by_side": ("cli/test_reproduce.py", "what the command prints"),
+    "pipeline.stages.record.side_by_side": (
+        "cli/runs/test_reproduce.py",
+        "what the command prints",
+    ),
     "pipeline.stages.warm_start": ("stages/test_fine_tuning.py", "weights of other runs and files"),
     "pipeline.study.population.shared_program": (
         "study/sweep/test_vectorized.py",
@@ -367,7 +382,7 @@ def with_helpers(file: Path) -> set[Path]:
 
 def called_commands(file: Path) -> Iterator[Path]:
     """Yield the modules of the commands that a test calls."""
-    for command in (ROOT / "pipeline" / "cli").glob("*.py"):
+    for command in (ROOT / "pipeline" / "cli").rglob("*.py"):
         is_named = f'"{command.stem.replace("_", "-")}"' in file.read_text()
         if is_named or f"tests.command_line.{command.stem}" in imports(file):
             yield command

@@ -55,8 +55,9 @@ def help_of(command: click.Command, width: int = 100) -> str:
 def test_there_are_as_many_commands_as_modules() -> None:
     folder = ROOT_FOLDER / "pipeline" / "cli"
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "worker"}
-    converters = (folder / "convert").glob("*.py")
-    modules |= {f"convert.{path.stem}" for path in converters} - {"convert.__init__"}
+    for package in ("convert", "runs"):
+        stems = {path.stem for path in (folder / package).glob("*.py")} - {"__init__"}
+        modules |= {f"{package}.{stem}" for stem in stems}
     assert {command.module for command in COMMANDS.values()} == modules - {"train"}
 
 

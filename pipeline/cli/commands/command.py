@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -79,9 +79,13 @@ class Argument(click.Argument):
 class LazyCommand(click.Command):
     """A command, which calls `main` of `pipeline.cli.MODULE` with the values of its parameters.
 
+    The module has the words of the command, in the package `folder`.
+
     If `main` returns a CommandResult, `--json` prints the facts on stdout, and the text on stderr.
     A command that prints JSON itself declares `--json` among its parameters.
     """
+
+    folder: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -111,7 +115,7 @@ class LazyCommand(click.Command):
             context_settings=dict(SETTINGS),
         )
         self.words = words
-        self.module = words.replace(" ", ".")
+        self.module = self.folder + words.replace(" ", ".")
         self.example = example
 
     def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]
@@ -196,6 +200,12 @@ class LazyCommand(click.Command):
         self.format_options(ctx, formatter)
         formatter.write_paragraph()
         formatter.write(f"example: {PROGRAM} {self.example}\n")
+
+
+class RunCommand(LazyCommand):
+    """A command about runs that are done."""
+
+    folder = "runs."
 
 
 class CommandGroup(click.Group):

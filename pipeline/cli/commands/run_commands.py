@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, LazyCommand, Option, flag
+from pipeline.cli.commands.command import Argument, Option, RunCommand, flag
 from pipeline.cli.commands.parameters import (
     MAX_SEED,
     FilePath,
@@ -24,7 +24,7 @@ MAX_TOKENS = 1_000_000
 MAX_COUNT = 999_999_999
 
 RUN_COMMANDS = (
-    LazyCommand(
+    RunCommand(
         "report",
         "what it gets right and wrong, as one page",
         """Evaluate a run's checkpoint on its evaluation split, and write what it gets right and
@@ -41,7 +41,7 @@ RUN_COMMANDS = (
         ],
         example="report outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
-    LazyCommand(
+    RunCommand(
         "export",
         "a trained network as StableHLO, ONNX or MindSpore files",
         """Write the network of a run, with its newest weights, so that it needs no recipe any more:
@@ -86,7 +86,7 @@ RUN_COMMANDS = (
         ],
         example="export outputs/2026-11-21/14-46-29_lenet5_digits digits_network --to onnx",
     ),
-    LazyCommand(
+    RunCommand(
         "infer",
         "what it says of images, texts, rows; a text continued",
         """Print what a trained network gives to each image, text or row of a table: the class and
@@ -162,7 +162,7 @@ RUN_COMMANDS = (
         ],
         example="infer digits_network seven.png --top 3",
     ),
-    LazyCommand(
+    RunCommand(
         "reproduce",
         "run it again: the same losses, bit for bit?",
         """Run the recipe of a run again, here and now, and compare the losses step by step, bit for
@@ -177,7 +177,7 @@ RUN_COMMANDS = (
         ],
         example="reproduce outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
-    LazyCommand(
+    RunCommand(
         "diff",
         "what sets two runs apart, what came of it",
         """Show what sets two runs apart: recipe, code, versions, data and machine; then their
@@ -190,7 +190,7 @@ RUN_COMMANDS = (
         ],
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
     ),
-    LazyCommand(
+    RunCommand(
         "compare",
         "which layer makes two computations differ",
         """Compare one step as two sides compute it, by the columns of CANN's accuracy comparison.
@@ -264,7 +264,7 @@ RUN_COMMANDS = (
         ],
         example="compare outputs/again --against train.precision=bf16",
     ),
-    LazyCommand(
+    RunCommand(
         "dump",
         "the tensors of every layer in one step",
         """Compute a step of a run again from its saved state, and write what every layer reads and
@@ -305,7 +305,7 @@ RUN_COMMANDS = (
         ],
         example="dump outputs/again --step 500 --layers 'conv_*'",
     ),
-    LazyCommand(
+    RunCommand(
         "runs",
         "all runs as a table, or as one page",
         "Print all runs below a folder, the best first, with the keys in which they differ.",
@@ -335,7 +335,7 @@ RUN_COMMANDS = (
         ],
         example="runs outputs --html",
     ),
-    LazyCommand(
+    RunCommand(
         "autopsy",
         "the non-finite step that ended a run, looked into",
         """Compute the non-finite step that ended a run once more and say where the loss or a

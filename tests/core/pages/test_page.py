@@ -113,7 +113,7 @@ def test_nothing_is_wider_than_a_narrow_screen() -> None:
 
 
 def test_templates_are_imported_when_a_page_is_written() -> None:
-    modules = "pipeline.inspect.report.write_report, pipeline.cli.runs, pipeline.cli.profile"
+    modules = "pipeline.inspect.report.write_report, pipeline.cli.runs.runs, pipeline.cli.profile"
     script = f"import sys, {modules}; print('jinja2' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.stdout.strip() == "False", ran.stderr

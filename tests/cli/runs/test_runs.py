@@ -105,7 +105,7 @@ def test_running_runs_are_printed_with_their_status(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.cli.runs.time.sleep", interrupt)
+    monkeypatch.setattr("pipeline.cli.runs.runs.time.sleep", interrupt)
     assert main([str(outputs), "--watch"]) == 0
     assert line in capsys.readouterr().out
     assert main([str(outputs), "--json"]) == 0

@@ -243,7 +243,7 @@ def test_a_network_of_rows_has_no_class_for_an_image(
 ) -> None:
     samples = read_trained_run(trained).samples
     rows = (lambda images: np.zeros((len(images), 8, 3), np.float32), samples)
-    monkeypatch.setattr("pipeline.cli.infer._load_network", lambda source: rows)
+    monkeypatch.setattr("pipeline.cli.runs.infer._load_network", lambda source: rows)
     np.save(tmp_path / "a.npy", np.zeros((8, 8, 1), np.uint8))
     assert "returns logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.cli.reproduce import compare_and_report
+from pipeline.cli.runs.reproduce import compare_and_report
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
 from pipeline.stages.record.recorded_recipe import find_run_to_resume
