@@ -45,17 +45,14 @@ PREDICT_BATCH = 64
 """Samples per call of the network, which is compiled again for each other number."""
 
 
-def run(
-    recipe: Recipe, run_dir: Path | str | None = None, callbacks: Sequence[Callback] = ()
-) -> Summary:
+def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
     """Run the stages that a recipe names, and return a summary of the result.
 
     The run writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after
     the recipe's callbacks. Raises PipelineError if the run fails. If a signal stops the run, it is
     saved, and Interrupted is raised.
     """
-    folder = None if run_dir is None else Path(run_dir)
-    options = RunOptions(folder, callbacks=callbacks, inspection=RunInspection())
+    options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
     summary = stages.run(recipe, options)
     options.signals.check()
     return summary

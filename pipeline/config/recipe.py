@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -135,6 +135,18 @@ class TrainSpec(AdapterWords):
     `optimizer`. All gradients are clipped together. `lr_rules` multiply the rate of `optimizer`."""
     schedule: Annotated[ScheduleSpec, ComponentOf("schedule")]
     clip: ClipSpec
+
+    @model_validator(mode="after")
+    def _scale_rates(self) -> Self:
+        """Replace the rates of optimizers with `lr_for_batch` by the rates for `batch_size`."""
+        optimizer = self.optimizer.scale_rate(self.batch_size)
+        rules = tuple(
+            rule.model_copy(update={"optimizer": rule.optimizer.scale_rate(self.batch_size)})
+            for rule in self.optimizers
+        )
+        if optimizer == self.optimizer and rules == self.optimizers:
+            return self
+        return self.model_copy(update={"optimizer": optimizer, "optimizers": rules})
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:

@@ -145,9 +145,19 @@ class OptimizerSpec(Spec):
     """Whether `update` takes `curvature`, sums of the inputs and output gradients of layers."""
     name: str
     lr: PositiveFloat
+    lr_for_batch: PositiveInt | None = Field(default=None, exclude=True)
+    """The batch size that `lr` is for: the rate is lr * batch_size / lr_for_batch (Goyal et al.
+    2017, "Accurate, Large Minibatch SGD", sec. 2.1). null: `lr` is for any batch."""
     weight_decay: NonNegativeFloat
     decay_rules: Seq[DecayRule]
     """Exceptions to `weight_decay`; the last rule that covers a parameter applies."""
+
+    def scale_rate(self, batch_size: int) -> Self:
+        """Return the optimizer with the learning rate for a batch of `batch_size` samples."""
+        if self.lr_for_batch is None:
+            return self
+        lr = self.lr * batch_size / self.lr_for_batch
+        return self.model_copy(update={"lr": lr, "lr_for_batch": None})
 
     @abstractmethod
     def build(self) -> optax.GradientTransformation:

@@ -48,7 +48,7 @@ def test_a_layer_is_made_by_its_name() -> None:
 @pytest.mark.slow
 def test_a_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
     recipe = load_recipe("lenet5_digits", [*TINY, STEPS, f"cache.root={cache}"])
-    summary = run(recipe, str(tmp_path / "new" / "folder"))
+    summary = run(recipe, tmp_path / "new" / "folder")
     assert (summary.status, summary.steps) == ("done", 45)
     assert summary.metrics["accuracy"] == summary.metrics["recall"]["micro"]
     assert outcome.read_summary(tmp_path / "new" / "folder")["metrics"] == summary.metrics

@@ -111,3 +111,20 @@ def test_the_message_has_the_bound(override: str, message: str) -> None:
         load_recipe("lenet5_digits", [override])
     (problem,) = caught.value.problems
     assert message in problem
+
+
+def test_a_rate_for_a_batch_is_scaled_with_the_batch() -> None:
+    keys = ["train.batch_size=64", "train.optimizer.lr=0.1", "train.optimizer.lr_for_batch=256"]
+    rule = "{pattern: dense_0, optimizer: {name: sgd, lr: 0.004, lr_for_batch: 32, "
+    rule += "weight_decay: 0.0, decay_rules: []}}"
+    recipe = load_recipe("lenet5_digits", [*keys, f"train.optimizers=[{rule}]"])
+    assert recipe.train.optimizer.lr == 0.025
+    assert recipe.train.optimizers[0].optimizer.lr == 0.008
+    tree = recipe.model_dump(mode="json")["train"]
+    assert "lr_for_batch" not in {**tree["optimizer"], **tree["optimizers"][0]["optimizer"]}
+    assert check_tree(recipe.model_dump(mode="json")) == recipe
+
+
+def test_a_rate_is_for_a_batch_of_at_least_one() -> None:
+    with pytest.raises(RecipeError, match=r"train\.optimizer\.lr_for_batch = 0: must be"):
+        load_recipe("lenet5_digits", ["train.optimizer.lr_for_batch=0"])

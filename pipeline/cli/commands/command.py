@@ -115,7 +115,7 @@ class LazyCommand(click.Command):
             context_settings=dict(SETTINGS),
         )
         self.words = words
-        self.module = self.folder + words.replace(" ", ".")
+        self.module = self.folder + words.replace(" ", ".").replace("-", "_")
         self.example = example
 
     def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]

@@ -55,6 +55,23 @@ RECIPE_COMMANDS = (
         example="forecast +recipe=lenet5_digits --check",
     ),
     LazyCommand(
+        "find-rate",
+        "the learning rate to start with",
+        """Train for a few steps at learning rates that grow from 1e-6 to 10, and print the rate at
+        which the loss falls fastest. Nothing is written but the page of `--out`.""",
+        [
+            overrides(),
+            Option(
+                "--steps",
+                type=WholeNumber(20, 100_000),
+                default=200,
+                help="Steps of the search. Networks that learn slowly at first need more.",
+            ),
+            out_option("FILE", "Write a page with the losses at each rate."),
+        ],
+        example="find-rate +recipe=lenet5_digits",
+    ),
+    LazyCommand(
         "summary",
         "layers, shapes, parameters, what is trained",
         """List the layers of a network: path, kind, shape of the result for one sample, parameters

@@ -116,8 +116,8 @@ def draw_frame(
     return chart
 
 
-def curve_chart(title: str, curves: Sequence[Curve]) -> Drawing | None:
-    """Draw curves over steps; None if no two steps have a finite value.
+def curve_chart(title: str, curves: Sequence[Curve], label: str = "step") -> Drawing | None:
+    """Draw curves over steps, or what `label` names; None if no two steps have a finite value.
 
     A curve of more than `MAX_POINTS` values is drawn as `MAX_POINTS` groups of consecutive values:
     their means, and the ranges between their least and greatest values.
@@ -131,7 +131,7 @@ def curve_chart(title: str, curves: Sequence[Curve]) -> Drawing | None:
         return None
     x = make_horizontal_axis(*_find_bounds(points[:, 0], 0))
     y = make_vertical_axis(*_find_bounds(points[:, 2:], 0.05))
-    chart = draw_frame(title, x, y, "step")
+    chart = draw_frame(title, x, y, label)
     right = WIDTH - RIGHT
     for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
         pixels = [(x.place(step), *map(y.place, values)) for step, *values in groups]

@@ -1,0 +1,62 @@
+"""`python -m pipeline find-rate +recipe=NAME ...`: the learning rate to start with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.config.compose import compose_and_check
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.pages.charts import Curve, curve_chart
+from pipeline.core.pages.drawing import Drawing
+from pipeline.core.pages.page import Charts, Page, Section, render_page
+from pipeline.core.reporter import Reporter
+from pipeline.study.rate_search import RateCurve, measure_rate_curve, suggest_rate
+
+NUM_SHOWN = 12
+"""Lines of the table that is printed."""
+
+
+def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> CommandResult:
+    """Search for a learning rate, print a suggestion, and draw the losses on the page `out`.
+
+    Raises RecipeError for a wrong recipe, RunError if the loss doesn't fall at any rate.
+    """
+    recipe = compose_and_check(overrides)
+    with Reporter() as reporter:
+        curve = measure_rate_curve(recipe, steps, reporter)
+        suggestion = suggest_rate(curve)
+        reporter.say(f"\n{format_table(curve)}\n\n{suggestion}")
+        reporter.say(f"try train.optimizer.lr={suggestion.rate:.2g}")
+        if out is not None:
+            chart = draw_curve(curve)
+            charts = [] if chart is None else [Charts([chart])]
+            about = f"{suggestion}. Losses of {steps:,} steps, and their average."
+            sections = [Section("Loss by learning rate", about, charts)]
+            title = f"Learning rates of {recipe.name}"
+            page = Page(
+                "find-rate", title, f"Try train.optimizer.lr={suggestion.rate:.2g}", sections
+            )
+            write_whole(out, render_page(page))
+            reporter.say(f"the curve: {out}")
+    losses = {"rates": curve.rates.tolist(), "losses": curve.losses.tolist()}
+    return CommandResult({**asdict(suggestion), **losses})
+
+
+def format_table(curve: RateCurve) -> str:
+    """Return lines of rates and averaged losses, evenly spaced."""
+    places = np.linspace(0, len(curve.rates) - 1, min(NUM_SHOWN, len(curve.rates)), dtype=int)
+    smoothed = curve.smoothed
+    lines = ["      rate       loss"]
+    lines += [f"{curve.rates[place]:10.2g} {smoothed[place]:10.4g}" for place in places]
+    return "\n".join(lines)
+
+
+def draw_curve(curve: RateCurve) -> Drawing | None:
+    """Draw the averaged losses over the logarithm of the rate; None for equal losses."""
+    rates = np.log10(curve.rates)
+    return curve_chart("loss", [Curve("loss", rates, curve.smoothed)], "learning rate, log10")

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.commands.root import ROOT
+from pipeline.core.errors import UsageError
+from tests.conftest import MLP, TINY
+
+
+def test_it_prints_a_rate_and_draws_the_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "rates.html"
+    arguments = ["find-rate", "+recipe=lenet5_digits", *TINY, *MLP, f"cache.root={tmp_path}"]
+    assert ROOT([*arguments, "--steps", "60", "--out", str(page), "--json"]) == 0
+    output = capsys.readouterr()
+    facts = json.loads(output.out)
+    assert f"try train.optimizer.lr={facts['rate']:.2g}" in output.err
+    assert facts["rate"] < facts["lowest_at"]
+    assert len(facts["losses"]) == len(facts["rates"]) <= 60
+    text = page.read_text()
+    assert "<svg" in text
+    assert f"{facts['rate']:.2g}" in text
+    assert [file.name for file in tmp_path.iterdir() if file.suffix != ""] == ["rates.html"]
+
+
+@pytest.mark.parametrize("steps", ["19", "0", "many"])
+def test_too_few_steps_are_refused(steps: str) -> None:
+    with pytest.raises(UsageError, match=f"--steps {steps}: must be a whole number from 20"):
+        ROOT(["find-rate", "+recipe=lenet5_digits", "--steps", steps])

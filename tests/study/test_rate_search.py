@@ -1,0 +1,74 @@
+"""The suggestion against curves of known shape, and a search against a sweep of real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.reporter import Reporter
+from pipeline.study.rate_search import HIGH, LOW, RateCurve, measure_rate_curve, suggest_rate
+from tests import outcome
+from tests.conftest import MLP
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+
+
+def make_curve(centre: float, noise: float = 0.0, blows_up_at: float | None = None) -> RateCurve:
+    """Losses that fall from 2 to 1 along a logistic function of the rate's logarithm, and grow from
+    `blows_up_at` on until they aren't finite."""
+    rates = np.geomspace(LOW, HIGH, 200)
+    losses = 2 - 1 / (1 + np.exp(-4 * np.log10(rates / centre)))
+    losses += noise * np.random.default_rng(0).normal(size=200)
+    if blows_up_at is not None:
+        losses *= np.maximum(rates / blows_up_at, 1) ** 20
+    length = int((losses < 1e30).cumprod().sum())
+    return RateCurve(rates[:length], losses[:length], 200)
+
+
+@given(st.floats(1e-4, 1e-2), st.floats(0, 0.1))
+def test_the_rate_is_that_of_the_steepest_fall(centre: float, noise: float) -> None:
+    suggestion = suggest_rate(make_curve(centre, noise))
+    assert centre / 3 < suggestion.rate < centre * 3
+    assert suggestion.rate < suggestion.lowest_at
+
+
+@given(st.floats(1e-4, 1e-2))
+def test_a_divergence_hides_no_fall(centre: float) -> None:
+    suggestion = suggest_rate(make_curve(centre, 0.02, blows_up_at=30 * centre))
+    assert centre / 2 < suggestion.rate < centre * 2
+    assert suggestion.diverges_at is not None
+    assert 10 * centre < suggestion.diverges_at < 100 * centre
+    assert f"diverges at {suggestion.diverges_at:.2g}" in str(suggestion)
+
+
+def test_a_loss_that_never_falls_has_no_rate() -> None:
+    curve = make_curve(1e6, noise=0.1)
+    with pytest.raises(
+        RunError, match=r"doesn't fall at any rate .* try more steps, as in --steps"
+    ):
+        suggest_rate(curve)
+
+
+def test_rates_from_a_file_are_refused(tiny: Compose, tmp_path: Path) -> None:
+    (tmp_path / "rates.txt").write_text("0.1\n" * 45)
+    recipe = tiny(*MLP, "schedule=table", f"train.schedule.file={tmp_path / 'rates.txt'}")
+    with pytest.raises(RecipeError, match=r"train\.schedule = table: its rates come from a file"):
+        measure_rate_curve(recipe, 50, Reporter())
+
+
+def test_the_losses_are_those_of_a_run_at_the_same_rates(tiny: Compose, tmp_path: Path) -> None:
+    rates = np.geomspace(LOW, HIGH, 45)
+    (tmp_path / "rates.txt").write_text("\n".join(map(repr, rates.tolist())))
+    curve = measure_rate_curve(tiny(*MLP), 45, Reporter())
+    table = ["schedule=table", f"train.schedule.file={tmp_path / 'rates.txt'}"]
+    run(tiny(*MLP, *table, "train.on_nan.name=skip"), tmp_path / "run")
+    losses = [line["loss"] for line in outcome.metrics(tmp_path / "run")]
+    assert curve.losses.tolist() == np.float32(losses[: len(curve.losses)]).tolist()
