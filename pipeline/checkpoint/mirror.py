@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from pipeline.checkpoint.checkpoint_folder import FOLDER, MANIFEST, checkpoint_path, saved_steps
 from pipeline.checkpoint.manifest import (
+    LATE_METRICS,
     DamagedError,
     describe_file,
     is_entry,
@@ -39,6 +40,10 @@ MOST_RECORD_BYTES = 64 << 20
 Warn = Callable[[str], None]
 Record = Mapping[str, Mapping[str, Any]]
 """Entries of a manifest by path in the run directory."""
+
+
+class MismatchError(RunError):
+    """A file has arrived otherwise than it was written."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,16 @@ class MirroredRun:
     def _download(self, step: int, name: str, entry: Mapping[str, Any], file: Path) -> None:
         """Copy a file and compare it with its entry. Raises DamagedError if it differs."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        retry(lambda: self.storage.download(f"{step}/{name}", file))
-        if describe_file(file) != entry:
-            raise DamagedError(f"{self.storage.url}/{step}/{name}: doesn't match its record")
+
+        def download() -> None:
+            self.storage.download(f"{step}/{name}", file)
+            if describe_file(file) != entry:
+                raise MismatchError(f"{self.storage.url}/{step}/{name}: doesn't match its record")
+
+        try:
+            retry(download)
+        except MismatchError as error:
+            raise DamagedError(str(error)) from error
 
 
 def read_mirror(storage: Storage) -> MirroredRun | None:
@@ -114,7 +126,7 @@ def read_mirror(storage: Storage) -> MirroredRun | None:
         path = PurePosixPath(file)
         if len(path.parts) != 2 or path.parts[0] != RECORDS or not path.stem.isdecimal():
             continue
-        content = retry(lambda name=file: storage.read(name, MOST_RECORD_BYTES))
+        content = retry(partial(storage.read, file, MOST_RECORD_BYTES))
         step = int(path.stem)
         record = _parse_record(content, step)
         if record is not None:
@@ -207,20 +219,24 @@ class Mirror:
             self._require_own()
             self._remove(step)
 
-    def _list_local(self) -> dict[int, Mapping[str, Any]]:
-        """Return the entries of the manifests of the run's checkpoints, by step."""
+    def _list_local(self) -> dict[int, Record]:
+        """Return the entries of the files that show whether a checkpoint has changed, by step."""
         root = self._run_dir / FOLDER
-        manifests = {step: checkpoint_path(root, step) / MANIFEST for step in saved_steps(root)}
-        entries = {}
-        for step, file in manifests.items():
-            with suppress(FileNotFoundError):
-                entries[step] = describe_file(file)
-        return entries
+        local = {}
+        for step in saved_steps(root):
+            folder = checkpoint_path(root, step)
+            record = {}
+            for name in (MANIFEST, LATE_METRICS):
+                with suppress(FileNotFoundError):
+                    record[f"{FOLDER}/{step}/{name}"] = describe_file(folder / name)
+            if record:
+                local[step] = record
+        return local
 
     def _find_step(self) -> int | None:
         """Return the newest step that must be copied; None without any."""
-        for step, entry in sorted(self._list_local().items(), reverse=True):
-            if self._records.get(step, {}).get(f"{FOLDER}/{step}/{MANIFEST}") != entry:
+        for step, record in sorted(self._list_local().items(), reverse=True):
+            if not record.items() <= self._records.get(step, {}).items():
                 return step
         return None
 
