@@ -21,9 +21,13 @@ from tests.scheduler.faulty_storage import register_faulty_storage
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTED = ["tests.scheduler.schedules", "pipeline.cli.train", "pipeline.stages.run"]
 CONSOLE = "console.txt"
-STEPS = 160
+STEPS = 300
+RESTORED = "mirror     step"
+"""Beginning of a line of a restored run."""
 RETRY = os.EX_TEMPFAIL
 SLOWEST_S = 400.0
+AIMED = 0.8
+"""The share of kills and stops while checkpoints are copied."""
 MOST_LIVES = 6
 """Lives of a job after which it is left in peace."""
 NETWORK = (
@@ -40,10 +44,10 @@ KEYS = (
     "train.batch_size=16",
     f"train.steps={STEPS}",
     "train.dispatch_seconds=0.05",
-    "checkpoint.every_steps=20",
+    "checkpoint.every_steps=10",
     "checkpoint.keep=3",
     "checkpoint.best=loss",
-    "eval.every_steps=40",
+    "eval.every_steps=100",
     "eval.every_passes=null",
     "parallel.mode=data",
     "parallel.shards=8",
@@ -95,15 +99,16 @@ class Scheduler:
         machine = self._make_machine(f"job_{number}_0")
         size = SIZES[0]
         for life in range(1, MOST_LIVES + 1):
+            before = read_console(machine).count(RESTORED)
             process = self.start(machine, [*RECIPES[name], mirror], size)
-            event = self._disturb(process, life_s) if life < MOST_LIVES else "none"
+            records = self._folder / f"buckets/bucket/job_{number}/records"
+            event = self._disturb(process, life_s, records) if life < MOST_LIVES else "none"
             process.join(SLOWEST_S)
-            self.tally.restored += "mirror     step" in read_console(machine)
+            self.tally.restored += read_console(machine).count(RESTORED) - before
             if process.exitcode == 0:
                 self._compare(machine, whole)
                 return
-            if process.exitcode not in (RETRY, -signal.SIGKILL):
-                # Status 1 or 2: another attempt would fail, too.
+            if not is_retried(process.exitcode):
                 console = read_console(machine)[-3000:]
                 self.tally.wrong.append(f"{machine}: {event}: exit {process.exitcode}: {console}")
                 return
@@ -147,10 +152,17 @@ class Scheduler:
             self._unbroken[name] = find_run(machine), time.monotonic() - started_at
         return self._unbroken[name]
 
-    def _disturb(self, process: ForkServerProcess, life_s: float) -> str:
-        """Kill or stop a process at a random moment, or leave it alone."""
+    def _disturb(self, process: ForkServerProcess, life_s: float, records: Path) -> str:
+        """Kill or stop a process at a random moment, or leave it alone.
+
+        Most moments are while checkpoints are copied to `records`, since the start takes longest.
+        """
         event = self._random.choice(("kill", "kill", "stop", "stop", "none"))
-        process.join(self._random.uniform(0.2, 1.3) * life_s)
+        if self._random.random() < AIMED:
+            _wait_for_records(process, records, self._random.randint(1, 4))
+            process.join(self._random.uniform(0, 0.2))
+        else:
+            process.join(self._random.uniform(0.2, 1.3) * life_s)
         if event == "none" or process.exitcode is not None:
             return "none"
         if event == "kill":
@@ -175,6 +187,18 @@ class Scheduler:
             for path in there
             if not _same_bits(here.get(path), there[path])
         ]
+
+
+def is_retried(status: int | None) -> bool:
+    """Return whether a job is started again: not after 1 or 2, which another attempt would give."""
+    return status in (RETRY, -signal.SIGKILL)
+
+
+def _wait_for_records(process: ForkServerProcess, records: Path, count: int) -> None:
+    """Wait until a process has copied so many checkpoints, or has ended."""
+    before = set(records.glob("*.json"))
+    while process.exitcode is None and len({*records.glob("*.json")} - before) < count:
+        time.sleep(0.001)
 
 
 def find_run(machine: Path) -> Path:
