@@ -222,7 +222,7 @@ class Mirror:
     def _list_local(self) -> dict[int, Record]:
         """Return the entries of the files that show whether a checkpoint has changed, by step."""
         root = self._run_dir / FOLDER
-        local = {}
+        local: dict[int, Record] = {}
         for step in saved_steps(root):
             folder = checkpoint_path(root, step)
             record = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import shutil
 import threading
@@ -250,6 +252,39 @@ def test_a_process_that_was_replaced_writes_no_more(tmp_path: Path, run_dir: Pat
     assert sorted(read(tmp_path).records) == [10, 20]
     owner = json.loads((tmp_path / "store" / OWNER).read_text())
     assert owner["run"] == "me"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("moto") is None, reason="moto isn't installed")
+def test_a_server_of_s3_holds_a_mirror(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written, read and restored by s3fs; a missing bucket and missing credentials are refused."""
+    server = importlib.import_module("moto.server").ThreadedMotoServer(port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3ntinel")
+        store = open_storage("s3://bucket/run")
+        store.system.mkdir("bucket")
+        with Mirror(MirroredRun(store, "me", {}), run_dir, FILES, print) as mirror:
+            pass
+        assert mirror.failure is None
+        mirrored = read_mirror(open_storage("s3://bucket/run"))
+        assert mirrored is not None
+        (tmp_path / "restored").mkdir()
+        mirrored.restore(tmp_path / "restored", print)
+        assert read_tree(tmp_path / "restored") == read_tree(run_dir)
+        with pytest.raises(DataError, match="there is no such file, folder or bucket"):
+            open_storage("s3://none/run").write("x", b"x")
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        with pytest.raises(DataError, match="the credentials are missing or refused"):
+            read_mirror(open_storage("s3://bucket/run"))
+    finally:
+        server.stop()
 
 
 def test_an_interruption_ends_the_wait(

@@ -6,6 +6,7 @@ Errors of all file systems become one line: DataError if trying again can't help
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ REFUSED = (401, 403)
 """HTTP's status of requests with missing or wrong credentials."""
 WAITS_S = (1.0, 2.0, 4.0)
 """Seconds before each further try of an action that failed."""
+LOGGERS = ("aiobotocore", "botocore", "fsspec", "gcsfs", "huggingface_hub", "s3fs")
+"""Loggers that would print tracebacks, with signed addresses in them, beside the one line."""
 T = TypeVar("T")
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "sha256", "mtime", "LastModified", "updated")
 """Keys of fsspec's entries whose values change with a file."""
@@ -112,6 +115,8 @@ def open_storage(url: str) -> Storage:
     Listings aren't cached, since other processes write too.
     """
     with convert_errors(url, "can't be opened"):
+        for name in LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         core = importlib.import_module("fsspec.core")
         options = {"auto_mkdir": True} if url.startswith("file:") else {}
         system, root = core.url_to_fs(
@@ -140,17 +145,29 @@ def convert_errors(where: str, action: str) -> Iterator[None]:
     except ImportError as error:
         raise DataError(f"{where}: needs another package: {INSTALL} ({error})") from error
     except Exception as error:  # each file system has errors of its libraries
-        status = getattr(error, "status", None) or getattr(error, "code", None)
-        # google.auth and botocore have no common type for missing credentials.
-        if isinstance(error, PermissionError) or status in REFUSED or "Cred" in str(type(error)):
-            reason = f"the credentials are missing or refused: {first_line(error)}"
-            raise DataError(f"{where}: {action}: {reason}") from error
-        if isinstance(error, FileNotFoundError):
-            raise DataError(
-                f"{where}: {action}: there is no such file, folder or bucket"
-            ) from error
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise RunError(f"{where}: {action}: {reason}") from error
+        raise _make_error(error, f"{where}: {action}") from error
+
+
+def _make_error(error: BaseException, problem: str) -> PipelineError:
+    """Return the error for a failed request; its message begins with `problem`."""
+    cause = error.__cause__
+    # fsspec raises FileNotFoundError for all failed requests of HTTP.
+    if isinstance(error, FileNotFoundError) and cause is not None:
+        if isinstance(cause, OSError) or _read_status(cause) in REFUSED:
+            return _make_error(cause, problem)
+    reason = getattr(error, "strerror", None) or first_line(error)
+    # google.auth and botocore have no common type for missing credentials.
+    is_refused = isinstance(error, PermissionError) or "Cred" in type(error).__name__
+    if is_refused or _read_status(error) in REFUSED:
+        return DataError(f"{problem}: the credentials are missing or refused: {first_line(error)}")
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{problem}: there is no such file, folder or bucket")
+    return RunError(f"{problem}: {reason}")
+
+
+def _read_status(error: BaseException) -> Any:
+    """Return HTTP's status of an error; None without one."""
+    return getattr(error, "status", None) or getattr(error, "code", None)
 
 
 def _describe(entry: Mapping[str, Any]) -> StoredFile:

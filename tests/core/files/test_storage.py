@@ -79,6 +79,22 @@ def test_errors_are_one_line_without_secrets(error: Exception, kind: Any, text: 
     assert "s3ntinel" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("cause", "kind", "text"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), RunError, "read: Connection refused"),
+        (HttpError(401), DataError, "credentials are missing or refused"),
+        (HttpError(404), DataError, "there is no such file"),
+    ],
+)
+def test_a_failed_request_is_more_than_a_missing_file(
+    cause: Exception, kind: Any, text: str
+) -> None:
+    """fsspec raises FileNotFoundError for all failed requests of HTTP."""
+    with pytest.raises(kind, match=text), convert_errors("https://host/x", "can't be read"):
+        raise FileNotFoundError("https://host/x") from cause
+
+
 def test_an_action_is_tried_again_unless_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "WAITS_S", (0.0, 0.0))
     errors: list[Exception] = [RunError("one"), RunError("two")]
