@@ -151,10 +151,10 @@ def convert_errors(where: str, action: str) -> Iterator[None]:
 def _make_error(error: BaseException, problem: str) -> PipelineError:
     """Return the error for a failed request; its message begins with `problem`."""
     cause = error.__cause__
-    # fsspec raises FileNotFoundError for all failed requests of HTTP.
-    if isinstance(error, FileNotFoundError) and cause is not None:
-        if isinstance(cause, OSError) or _read_status(cause) in REFUSED:
-            return _make_error(cause, problem)
+    is_other = isinstance(cause, OSError) or _read_status(cause) in REFUSED
+    if isinstance(error, FileNotFoundError) and cause is not None and is_other:
+        # fsspec raises FileNotFoundError for all failed requests of HTTP.
+        return _make_error(cause, problem)
     reason = getattr(error, "strerror", None) or first_line(error)
     # google.auth and botocore have no common type for missing credentials.
     is_refused = isinstance(error, PermissionError) or "Cred" in type(error).__name__
@@ -165,7 +165,7 @@ def _make_error(error: BaseException, problem: str) -> PipelineError:
     return RunError(f"{problem}: {reason}")
 
 
-def _read_status(error: BaseException) -> Any:
+def _read_status(error: BaseException | None) -> Any:
     """Return HTTP's status of an error; None without one."""
     return getattr(error, "status", None) or getattr(error, "code", None)
 
