@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.registry import _registry
 
+from pipeline import load_recipe
+from pipeline.checkpoint.restore import read_saved
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.address import Address
 from pipeline.core.files.storage import Storage
 from pipeline.data.checksums import SUMS
 from pipeline.data.remote_copy import LISTING, copy_once, find_copy_folder
+from pipeline.models.weights.files.weight_files import write_weights
+from pipeline.stages.warm_start import choose_weight_file
 from tests.scheduler.faulty_storage import FOLDER, FaultyFileSystem, register_faulty_storage
+from tests.whole_run import run
 
 ADDRESS = Address("s3://bucket/data")
 
@@ -166,3 +172,37 @@ def test_a_disk_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 def test_fsspec_knows_the_faulty_storage() -> None:
     assert isinstance(fsspec.filesystem("s3"), FaultyFileSystem)
+
+
+def test_a_run_reads_data_and_weights_of_addresses(bucket: Path, tmp_path: Path) -> None:
+    """The data of a folder, and the weight file of a repository; the recipe keeps the addresses."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)
+    labels = np.arange(40, dtype=np.int32) % 10
+    np.savez(
+        bucket / "x.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20]
+    )
+    cache = f"cache.root={tmp_path / 'cache'}"
+    data = ["dataset=numpy", "dataset.root=s3://bucket/data/x.npz", "train.batch_size=8"]
+    keys = ["model=mlp", "model.hidden=[4]", "train.passes=null", "train.steps=4", cache]
+    quiet = ["monitor.tensorboard=false", "monitor.sample_images=0"]
+    first = run(load_recipe("lenet5_digits", [*data, *keys, *quiet]), tmp_path / "first")
+    weights = tmp_path / "bucket/repository"
+    weights.mkdir()
+    write_weights(weights / "model.safetensors", read_saved(tmp_path / "first").weights())
+    (weights / "README.md").write_text("x")
+    restore = "checkpoint.restore=s3://bucket/repository"
+    shutil.rmtree(bucket)
+    recipe = load_recipe(
+        "lenet5_digits", [*data, *keys, *quiet, restore, "train.optimizer.lr=1e-30"]
+    )
+    second = run(recipe, tmp_path / "second")
+    assert second.metrics["loss"] == first.metrics["loss"]
+    text = (tmp_path / "second/recipe.yaml").read_text()
+    assert "root: s3://bucket/data/x.npz" in text
+    assert "restore: s3://bucket/repository" in text
+    (weights / "other.npz").write_bytes(b"")
+    (weights / "model.safetensors").rename(weights / "third.safetensors")
+    with pytest.raises(ValueError, match="has 2 weight files; name one, as in hf://NAME"):
+        choose_weight_file(sorted(file.name for file in weights.iterdir()))
+    with pytest.raises(ValueError, match="has no weight file"):
+        choose_weight_file(["README.md"])
