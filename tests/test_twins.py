@@ -18,7 +18,17 @@ COMPARED = ("_golden", "_parity")
 """Ends of the names of files that test a module against values of another system."""
 STEPS = 3
 """Modules between a test and the module that it covers, at most."""
-HARNESSES = ("benchmarks", "crash", "faults", "fuzz", "golden", "hostile", "layouts", "power_cut")
+HARNESSES = (
+    "benchmarks",
+    "crash",
+    "faults",
+    "fuzz",
+    "golden",
+    "hostile",
+    "layouts",
+    "power_cut",
+    "scheduler",
+)
 """Folders of tests that mirror no package. Files beside them test the project as a whole."""
 WHOLE_RUN = "part of every run"
 

@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Copies(Protocol):
-    """Copies of checkpoints in the formats of other programs."""
+    """Copies of checkpoints at other places or in the formats of other programs."""
 
     def add(self, checkpoint: Path) -> None:
         """Write the copy of a complete checkpoint. Raises OSError, DataError."""
@@ -78,7 +78,7 @@ class Checkpoints:
         retention: Retention,
         recipe: Mapping[str, Any] | None = None,
         recipe_digest: str = "",
-        copies: Copies | None = None,
+        copies: Sequence[Copies] = (),
     ) -> None:
         silence_orbax()
         self._root = (run_dir / FOLDER).absolute()
@@ -93,11 +93,10 @@ class Checkpoints:
             # This also syncs the names of the logs, which exist by now.
             sync(self._root.parent)
             remove_drafts(self._root)
-            if copies is not None:
-                # A kill may have come between a checkpoint and its copy.
-                copies.synchronize(
-                    {step: checkpoint_path(self._root, step) for step in saved_steps(self._root)}
-                )
+            # A kill may have come between a checkpoint and its copy.
+            paths = {step: checkpoint_path(self._root, step) for step in saved_steps(self._root)}
+            for copy in copies:
+                copy.synchronize(paths)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._is_prepared = False
 
@@ -174,16 +173,16 @@ class Checkpoints:
             # If the disk is full, the run's summary needs the space of the draft.
             remove_draft(draft)
             raise
-        if self._copies is not None:
-            self._copies.add(folder)
+        for copy in self._copies:
+            copy.add(folder)
         self._remove_old()
 
     def _remove_old(self) -> None:
         """Remove the checkpoints that retention doesn't keep, and their copies."""
         for step in self._retention.list_removable(self._root, saved_steps(self._root)):
             with self._convert_errors(f"remove step {step}"):
-                if self._copies is not None:
-                    self._copies.remove(step)
+                for copy in self._copies:
+                    copy.remove(step)
                 remove_checkpoint(checkpoint_path(self._root, step))
 
     def finish(self) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -54,7 +54,7 @@ def write_manifest(folder: Path, recipe_digest: str) -> None:
     """Seal a complete checkpoint with a manifest."""
     paths = _list_files(folder)
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        files = dict(zip(paths, threads.map(_describe_file, paths.values()), strict=True))
+        files = dict(zip(paths, threads.map(describe_file, paths.values()), strict=True))
     manifest = {"recipe": recipe_digest, "files": files, SAVED_AT: time.time()}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
@@ -73,7 +73,7 @@ def verify_files(folder: Path) -> None:
 
 def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
     try:
-        current_entry = _describe_file(file)
+        current_entry = describe_file(file)
     except OSError as error:
         raise make_read_error(file, error) from error
     _compare_sizes(file, current_entry["bytes"], entry)
@@ -92,6 +92,18 @@ def require_complete(folder: Path) -> None:
         except OSError as error:
             raise make_read_error(file, error) from error
         _compare_sizes(file, size_bytes, entry)
+
+
+def list_described_files(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the files of a checkpoint with their entries, also of the manifest.
+
+    Raises DamagedError, and RunError as in `make_read_error`.
+    """
+    entries = dict(_match_entries(folder))
+    yield from entries.items()
+    for file in (folder / LATE_METRICS, folder / MANIFEST):
+        if file not in entries and file.is_file():
+            yield file, describe_file(file)
 
 
 def read_json(file: Path) -> Any:
@@ -131,7 +143,7 @@ def _compare_sizes(file: Path, size_bytes: int, entry: Mapping[str, Any]) -> Non
 def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
     """Read the entries of a manifest by path. Raises DamagedError."""
     match read_json(file):
-        case {"recipe": str(), "files": dict(entries)} if all(map(_is_entry, entries.values())):
+        case {"recipe": str(), "files": dict(entries)} if all(map(is_entry, entries.values())):
             pass
         case _:
             raise DamagedError(f"{file}: must be the manifest of a checkpoint")
@@ -141,7 +153,8 @@ def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
     return entries
 
 
-def _is_entry(entry: Any) -> bool:
+def is_entry(entry: Any) -> bool:
+    """Return whether a value of JSON is an entry of a manifest."""
     match entry:
         case {"bytes": int(), "sha256": str(), **others}:
             return not others
@@ -173,7 +186,7 @@ def _list_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _describe_file(file: Path) -> dict[str, Any]:
+def describe_file(file: Path) -> dict[str, Any]:
     """Return the manifest's entry for a file."""
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()

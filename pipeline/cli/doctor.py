@@ -25,6 +25,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import add_train_length
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, printable
+from pipeline.core.files.address import Address
 from pipeline.core.files.folder_lock import lock_refusal
 from pipeline.core.files.package_paths import LOCK, PACKAGE
 from pipeline.core.host.limits import read_limits
@@ -34,7 +35,9 @@ from pipeline.core.host.tested_versions import (
     find_untested,
     installed_version,
 )
+from pipeline.data.checksums import SUMS
 from pipeline.data.download import DownloadError
+from pipeline.data.remote_copy import find_copy_folder
 from pipeline.stages.data import read_selected
 from pipeline.stages.record.environment import fingerprint_columns
 from pipeline.stages.record.run_directory import OUTPUTS
@@ -185,6 +188,12 @@ def cache(recipe: Recipe) -> Iterator[CheckResult]:
 def data(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that the data is available and can be read; nothing is downloaded."""
     dataset = recipe.dataset.model_copy(update={"mirrors": ()})
+    if isinstance(dataset.root, Address):
+        folder = find_copy_folder(dataset.root, cache_root(recipe.cache))
+        if not (folder / SUMS).exists():
+            text = f"not in {folder}"
+            yield CheckResult("warn", "data", text, f"a run copies it from {dataset.root}")
+            return
     try:
         raw = read_selected(recipe.model_copy(update={"dataset": dataset}))
     except DownloadError:

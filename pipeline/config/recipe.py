@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeFloat,
@@ -22,7 +23,8 @@ from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import hide_secrets_in_tree
-from pipeline.core.registry import ComponentOf, Expected, FilePath, Seq, Spec
+from pipeline.core.files.address import require_address
+from pipeline.core.registry import ComponentOf, Expected, FilePath, Location, Seq, Spec
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.engine.callbacks.metric_callbacks import CallbackSpec
 from pipeline.models.layers.model_spec import ModelSpec
@@ -192,9 +194,12 @@ class CheckpointSpec(Spec):
     """Whether MindSpore's files also have the optimizer's state and the step."""
     best: str | None
     """Also keep the checkpoint with the best value of this metric; null: only the newest."""
-    restore: FilePath | None
+    mirror: Annotated[str, AfterValidator(require_address)] | None = None
+    """The address of a folder for copies of all checkpoints, as in s3://bucket/run, gs:// or
+    file:///; `train.resume=auto` continues from there on another machine."""
+    restore: Location | None
     """A run directory, its checkpoints folder, one checkpoint or a weight file (.safetensors,
-    .ckpt, .pt, .pth, .npz): start from these weights."""
+    .ckpt, .pt, .pth, .npz), or an address of a weight file: start from these weights."""
     rules: Literal["auto", "none", "torch", "mindspore", "tensorflow"]
     """Naming rules and layout of the weights to restore; none: this network's names."""
     renames: Seq[RenameSpec]

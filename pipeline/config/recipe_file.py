@@ -33,6 +33,7 @@ USER_KEYS: Mapping[tuple[str, ...], Any] = {
     ("profile", "output"): None,
     ("dump", "path"): None,
     ("checkpoint", "directory"): None,
+    ("checkpoint", "mirror"): None,
 }
 """Harmless values of the keys that only the user may set. They decide where a run writes, or allow
 data to be outside of a folder or to change."""

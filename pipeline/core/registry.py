@@ -23,6 +23,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -33,6 +34,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.address import parse_location
 from pipeline.core.plugins.loading import FLAG, load_named
 
 COMPONENT_MODULES = (
@@ -69,6 +71,9 @@ Seq = Annotated[tuple[T, ...], Strict(False)]
 
 FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
 """A path written as text; `~` is the home folder."""
+
+Location = Annotated[FilePath, BeforeValidator(parse_location)]
+"""A path, or an address such as s3://bucket/folder, which is copied into the cache."""
 
 
 MAX_INT = 2**31 - 1

@@ -15,9 +15,11 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.core.registry import ComponentOf, FilePath, Seq, Spec
+from pipeline.core.files.address import Address
+from pipeline.core.registry import ComponentOf, Location, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.data.host_ops import HostOp
+from pipeline.data.remote_copy import copy_once
 from pipeline.data.selections import Selection
 from pipeline.data.targets import Targets
 
@@ -250,7 +252,7 @@ class EvalSplitSpec(Spec):
 
 
 GivenRoot = Annotated[
-    FilePath, WithJsonSchema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
+    Location, WithJsonSchema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
 ]
 """A required root: null in conf/, so that a recipe must set it."""
 
@@ -259,8 +261,9 @@ class DatasetSpec(Spec):
     """Base of every source: the component of kind "dataset" that a recipe names."""
 
     name: str
-    root: FilePath | None
-    """A local folder or archive; null: the cache, where missing files are downloaded."""
+    root: Location | None
+    """A local folder or archive, or the address of one, which is copied into the cache; null: the
+    cache, where missing files are downloaded."""
     mirrors: Seq[Annotated[str, Field(pattern=r"^https?://[^@?#]*$")]]
     """Base addresses, without a password, to try in order for downloads."""
     buckets: Seq[Seq[PositiveInt]] | None
@@ -329,9 +332,22 @@ class DatasetSpec(Spec):
         """Return data of zeros with the known sizes if `read` would have to download, else None."""
         return None
 
+    def load(self, cache: Path) -> RawData:
+        """Read both splits, after a root that is an address is copied into `cache`.
+
+        Raises DataError, and RunError if the address can't be reached.
+        """
+        if not isinstance(self.root, Address):
+            return self.read(cache)
+        root = copy_once(self.root, cache)
+        return self.model_copy(update={"root": root}).read(cache)
+
     @abstractmethod
     def read(self, cache: Path) -> RawData:
-        """Read both splits, after a download into `cache` if needed. Raises DataError."""
+        """Read both splits, after a download into `cache` if needed. Raises DataError.
+
+        The root isn't an address.
+        """
 
 
 class LocalDatasetSpec(DatasetSpec):

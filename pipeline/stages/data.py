@@ -65,7 +65,7 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
 def read_selected(recipe: Recipe) -> RawData:
     """Read the dataset, and select its samples. Raises DataError for data that can't be read,
     RecipeError for selections that don't fit it."""
-    raw = recipe.dataset.read(cache_root(recipe.cache))
+    raw = recipe.dataset.load(cache_root(recipe.cache))
     for key in SPLITS:
         try:
             raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)

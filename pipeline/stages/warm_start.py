@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ import jax
 import numpy as np
 
 from pipeline.checkpoint.restore import Warn, join_problems, read_saved, warn_on_stderr
+from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
+from pipeline.core.files.address import Address
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.data.dataset import Dataset
+from pipeline.data.remote_copy import copy_once
 from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
@@ -22,6 +25,9 @@ from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import COLLECTIONS, trace_model_arrays
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
+
+HUB_FILE = "model.safetensors"
+"""Name of the weight file of most repositories."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     they don't match the network and `checkpoint.partial` is false.
     """
     spec = recipe.checkpoint
-    path = spec.restore
-    assert path is not None, "the caller checks that the recipe names weights"
+    assert spec.restore is not None, "the caller checks that the recipe names weights"
+    path = fetch_weights(spec.restore, recipe)
     uses_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
     if not is_weight_file(path) and not uses_rules:
         tree = recipe.model_dump(mode="json")
@@ -77,6 +83,26 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     variables = {"params": like.params, "batch_stats": like.batch_stats}
     state = replace(like, **replace_leaves(variables, matching.arrays))
     return Restored(state, step, f"{origin}: {matching.format_counts()}")
+
+
+def fetch_weights(source: Path, recipe: Recipe) -> Path:
+    """Return the path of weights; of an address, the path of their copy in the cache.
+
+    Raises DataError, and RunError if the address can't be reached.
+    """
+    if not isinstance(source, Address):
+        return source
+    return copy_once(source, cache_root(recipe.cache), choose_weight_file)
+
+
+def choose_weight_file(names: Sequence[str]) -> str:
+    """Return the name of the weight file of a repository. Raises ValueError without one."""
+    files = [name for name in names if is_weight_file(Path(name))]
+    preferred = [name for name in files if name == HUB_FILE]
+    if len(preferred or files) != 1:
+        found = f"has {len(files)} weight files" if files else "has no weight file"
+        raise ValueError(f"{found}; name one, as in hf://NAME/REPOSITORY/{HUB_FILE}")
+    return (preferred or files)[0]
 
 
 def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:

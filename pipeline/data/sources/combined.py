@@ -56,7 +56,7 @@ class Concat(CombinedSpec):
     def read(self, cache: Path) -> RawData:
         """Return the samples of all sources; each source is a file for `train.interleave`, unless
         all have files."""
-        parts = [source.read(cache) for source in self.sources]
+        parts = [source.load(cache) for source in self.sources]
         first = parts[0]
         for number, part in enumerate(parts):
             if part.targets != first.targets or part.text != first.text or part.table is not None:
@@ -91,8 +91,8 @@ class Zip(CombinedSpec):
         """Return the images and labels of the same positions."""
         assert self.images is not None, "the recipe was checked"
         assert self.labels is not None, "the recipe was checked"
-        images = self.images.read(cache)
-        labels = self.labels.read(cache)
+        images = self.images.load(cache)
+        labels = self.labels.load(cache)
         return replace(
             images,
             train=_zip(images.train, labels.train),

@@ -21,7 +21,7 @@ from pydantic import (
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
-from pipeline.core.registry import FilePath, Seq, component
+from pipeline.core.registry import FilePath, Location, Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
@@ -71,7 +71,7 @@ class TableDataset(DatasetSpec):
     deviations and categories are fitted on the training split and saved with the run."""
 
     root_must_be: ClassVar[str]
-    root: FilePath | None
+    root: Location | None
     """The file."""
     target: Targeted
     """The column to predict, or several columns of numbers, or of labels 0 and 1."""

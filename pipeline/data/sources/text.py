@@ -11,7 +11,7 @@ from pydantic import PositiveInt, field_validator, model_validator
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import FilePath, component
+from pipeline.core.registry import Location, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
@@ -34,7 +34,7 @@ class Text(DatasetSpec):
     """
 
     name: Literal["text"] = "text"
-    root: FilePath | None
+    root: Location | None
     """A file or a folder; null: 128 KiB of the Python reference, shipped with this package."""
     pattern: str
     """Pattern of the files in a folder, such as **/*.txt."""

@@ -12,7 +12,7 @@ from pydantic import PositiveInt, model_validator
 
 from pipeline.core.files.error_text import show_name
 from pipeline.core.host.memory import require_room
-from pipeline.core.registry import FilePath, component
+from pipeline.core.registry import Location, component
 from pipeline.data.columns import RawData, SampleUnit, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
@@ -35,7 +35,7 @@ class TextCsv(DatasetSpec):
     """
 
     name: Literal["text_csv"] = "text_csv"
-    root: FilePath | None
+    root: Location | None
     """The CSV, in UTF-8, with names of columns in the first line; null: 2,400 first lines of
     docstrings of Python's library, shipped with this package."""
     text_column: str

@@ -166,7 +166,7 @@ def trace_network_arrays(recipe: Recipe) -> NetworkArrays:
         columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
         targets = Targets(tuple(map(str, range(facts.classes))))
     else:
-        raw = recipe.dataset.read(cache_root(recipe.cache))
+        raw = recipe.dataset.load(cache_root(recipe.cache))
         targets = raw.targets
         encode = make_encoding_ops(raw.table, model.table_input)
         columns = compute_column_specs(encode, raw.eval.specs())

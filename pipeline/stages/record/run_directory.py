@@ -26,6 +26,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.autopsy_archive import AUTOPSY, EARLIER_AUTOPSY, REPRODUCER
 from pipeline.checkpoint.checkpoint_folder import FOLDER as CHECKPOINTS
+from pipeline.checkpoint.mirror import DRAFT as MIRROR_DRAFT
 from pipeline.core.errors import DataError, RunError, printable
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
@@ -74,8 +75,8 @@ DUMP = "dump"
 """Folder of dumped tensors, by time."""
 AUTOPSY_FOLDERS = (REPRODUCER, EARLIER_AUTOPSY)
 RESULT_FOLDERS = (CHECKPOINTS, CHECKPOINT_FILES, BOARD_FOLDER, RANKS, REPORT, PROFILE, DUMP)
-FOLDERS = (*RESULT_FOLDERS, *AUTOPSY_FOLDERS)
-BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS)
+FOLDERS = (*RESULT_FOLDERS, *AUTOPSY_FOLDERS, MIRROR_DRAFT)
+BEFORE_A_RUN = (LOCK, CLAIM, OVERRIDES, LOWERINGS, RANKS, MIRROR_DRAFT)
 """Files that may exist before a run begins: those of a sweep, and lowerings to use."""
 DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 """Prefixes of half-written files, whose names end in `.part`."""

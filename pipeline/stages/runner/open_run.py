@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 
+from pipeline.checkpoint.mirror import DRAFT, MirroredRun
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
@@ -39,6 +41,7 @@ from pipeline.stages.record.recorded_reference import describe_comparison, find_
 from pipeline.stages.record.run_directory import RunFolder, open_folder
 from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
+from pipeline.stages.runner.run_mirror import RESTORE_S, find_mirrored_run
 from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.rate_table import RateFile
 
@@ -186,14 +189,35 @@ def _place_run(
 
     def choose() -> tuple[str, bool]:
         run_dir = recorded_recipe.find_run_to_resume(recipe)
-        if run_dir is not None:
+        mirrored = find_mirrored_run(recipe, run_dir)
+        if run_dir is not None and mirrored is None:
             return str(run_dir), True
         if options.run_dir:
-            return str(run_directory.make_run_dir(options.run_dir)), False
-        return str(run_directory.create_run_dir(recipe.name)), False
+            run_dir = run_directory.make_run_dir(options.run_dir)
+        else:
+            run_dir = run_directory.create_run_dir(recipe.name)
+        if mirrored is None:
+            return str(run_dir), False
+        _restore_run(mirrored, run_dir)
+        return str(run_dir), True
 
-    path, resuming = ranks.agree(choose)
+    path, resuming = ranks.agree(choose, timeout_s=RESTORE_S if recipe.checkpoint.mirror else None)
     return recipe, open_folder(Path(path), ranks, resuming=resuming)
+
+
+def _restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
+    """Restore a run from its mirror into a new directory, which is removed if that fails."""
+    reporter = Reporter()
+    url = mirrored.storage.url
+    try:
+        with convert_os_errors(run_dir), reporter.clock(f"restoring step {mirrored.newest}"):
+            mirrored.restore(run_dir, reporter.warn)
+    except BaseException:
+        shutil.rmtree(run_dir / DRAFT, ignore_errors=True)
+        with suppress(OSError):
+            run_dir.rmdir()
+        raise
+    reporter.stage("mirror", f"step {mirrored.newest} and before, from {url}; now in {run_dir}")
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NA
 from pipeline.stages.record.saved_recipe import hash_recipe
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
+from pipeline.stages.runner.run_mirror import open_mirror
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.non_finite_steps import Rollback
 from pipeline.training.state import TrainState
@@ -230,7 +231,9 @@ def _open_checkpoints(
     periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
     holds = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
-    copies = _open_copies(evaluations)
+    copies: list[Copies] = [copy for copy in [_open_copies(evaluations)] if copy is not None]
+    if (mirror := stack.enter_context(open_mirror(context))) is not None:
+        copies.append(mirror)
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
     return stack.enter_context(checkpoints)
 

@@ -39,7 +39,7 @@ def copies_in(run_dir: Path, shared: Path | None, prefix: str = "net") -> MindSp
 def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -> None:
     run_dir.mkdir(exist_ok=True)
     copies = copies_in(run_dir, folder, prefix)
-    with Checkpoints(run_dir, kept(2, None), copies=copies) as checkpoints:
+    with Checkpoints(run_dir, kept(2, None), copies=[copies]) as checkpoints:
         for step in steps:
             checkpoints.save(step, state_of(step), {}, None)
 
@@ -114,7 +114,7 @@ def test_runs_that_start_together_have_files_of_their_own(tmp_path: Path) -> Non
     shared = tmp_path / "shared"
     both = [copies_in(tmp_path / name, shared) for name in made(tmp_path)]
     for run_dir, copies in zip(made(tmp_path), both, strict=True):
-        with Checkpoints(tmp_path / run_dir, kept(2, None), copies=copies) as checkpoints:
+        with Checkpoints(tmp_path / run_dir, kept(2, None), copies=[copies]) as checkpoints:
             checkpoints.save(5, state_of(5), {}, None)
     assert names(shared) == [".net.claim", ".net_1.claim", "net-1_5.ckpt", "net_1-1_5.ckpt"]
 

@@ -1,0 +1,333 @@
+"""Mirror of a run's checkpoints at an address, from which another machine continues the run.
+
+`owner.json` names the run, and the process that writes. `records/STEP.json` lists the files of a
+checkpoint, and of the run at that time, with sizes and SHA-256; the files are in `STEP/`. A record
+is written after its files and removed before them, so an interrupted copy is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from pipeline.checkpoint.checkpoint_folder import FOLDER, MANIFEST, checkpoint_path, saved_steps
+from pipeline.checkpoint.manifest import (
+    LATE_METRICS,
+    DamagedError,
+    describe_file,
+    is_entry,
+    list_described_files,
+    require_complete,
+)
+from pipeline.core.errors import DataError, PipelineError, RunError
+from pipeline.core.files.atomic_write import commit
+from pipeline.core.files.storage import Storage, retry
+
+OWNER = "owner.json"
+RECORDS = "records"
+DRAFT = "mirror.part"
+"""Folder of the run directory for files that are being copied, from or to an address."""
+MOST_RECORD_BYTES = 64 << 20
+Warn = Callable[[str], None]
+Record = Mapping[str, Mapping[str, Any]]
+"""Entries of a manifest by path in the run directory."""
+
+
+class MismatchError(RunError):
+    """A file has arrived otherwise than it was written."""
+
+
+@dataclass(frozen=True)
+class MirroredRun:
+    """A run at an address, as its records describe it."""
+
+    storage: Storage
+    identity: str
+    """The digest of the run's origin."""
+    records: Mapping[int, Record]
+    """Records of the complete checkpoints by step."""
+
+    @property
+    def newest(self) -> int:
+        """The step of the newest checkpoint; 0 without any."""
+        return max(self.records, default=0)
+
+    def read_small(self, name: str, at_most_bytes: int) -> bytes:
+        """Return the content of a small file that was copied with the newest checkpoint."""
+        content = retry(lambda: self.storage.read(f"{self.newest}/{name}", at_most_bytes))
+        if content is None:
+            raise DataError(f"{self.storage.url}: lacks {self.newest}/{name}")
+        return content
+
+    def restore(self, run_dir: Path, warn: Warn) -> None:
+        """Copy the checkpoints into a new run directory, and the run's files of the newest one.
+
+        Files are copied into a draft, verified, and moved. Damaged checkpoints are left out with a
+        warning. Raises DataError if none is sound.
+        """
+        draft = run_dir / DRAFT
+        shutil.rmtree(draft, ignore_errors=True)
+        restored: list[int] = []
+        faults: list[str] = []
+        for step in sorted(self.records, reverse=True):
+            record = self.records[step]
+            names = [name for name in record if not restored or _is_of_checkpoint(name)]
+            try:
+                for name in names:
+                    self._download(step, name, record[name], draft / name)
+                require_complete(checkpoint_path(draft / FOLDER, step))
+            except DataError as error:
+                faults.append(str(error))
+                shutil.rmtree(draft if not restored else checkpoint_path(draft / FOLDER, step))
+                continue
+            restored.append(step)
+        if not restored:
+            raise DataError(f"{self.storage.url}: no checkpoint can be read: {'; '.join(faults)}")
+        for fault in faults:
+            warn(f"{fault}; left out, and step {restored[0]} is the newest")
+        _move_content(draft, run_dir)
+
+    def _download(self, step: int, name: str, entry: Mapping[str, Any], file: Path) -> None:
+        """Copy a file and compare it with its entry. Raises DamagedError if it differs."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+        def download() -> None:
+            self.storage.download(f"{step}/{name}", file)
+            if describe_file(file) != entry:
+                raise MismatchError(f"{self.storage.url}/{step}/{name}: doesn't match its record")
+
+        try:
+            retry(download)
+        except MismatchError as error:
+            raise DamagedError(str(error)) from error
+
+
+def read_mirror(storage: Storage) -> MirroredRun | None:
+    """Read the records at an address; None if it holds no run.
+
+    Raises DataError if it can't be read, or for a folder that isn't a mirror.
+    """
+    owner = _parse(retry(lambda: storage.read(OWNER, MOST_RECORD_BYTES)))
+    if owner is None:
+        if files := retry(storage.list_files):
+            raise DataError(f"{storage.url}: isn't a mirror, and holds {next(iter(files))}")
+        return None
+    records = {}
+    for file in retry(storage.list_files):
+        path = PurePosixPath(file)
+        if len(path.parts) != 2 or path.parts[0] != RECORDS or not path.stem.isdecimal():
+            continue
+        content = retry(partial(storage.read, file, MOST_RECORD_BYTES))
+        step = int(path.stem)
+        record = _parse_record(content, step)
+        if record is not None:
+            records[step] = record
+    return MirroredRun(storage, str(owner.get("run")), records)
+
+
+class Mirror:
+    """Copies the checkpoints of a run to an address, in a thread of its own.
+
+    It copies whatever checkpoint the run directory has and the address lacks, the newest first, and
+    removes what the run directory has removed. `files` are names of files of the run that are
+    copied with each checkpoint, as far as they exist. If it fails, `warn` is called once, and the
+    next checkpoint is a new attempt; `failure` has the reason until the address has everything.
+    """
+
+    def __init__(
+        self, mirrored: MirroredRun, run_dir: Path, files: Sequence[str], warn: Warn
+    ) -> None:
+        self.failure: str | None = None
+        self._storage = mirrored.storage
+        self._identity = mirrored.identity
+        self._records = dict(mirrored.records)
+        self._run_dir = run_dir
+        self._files = files
+        self._warn = warn
+        self._writer = uuid.uuid4().hex
+        self._changed = threading.Condition()
+        self._has_work = True
+        self._is_closing = False
+        self._draft = run_dir / DRAFT
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+
+    def __enter__(self) -> Self:
+        owner = {"run": self._identity, "writer": self._writer}
+        retry(lambda: self._storage.write(OWNER, json.dumps(owner).encode()))
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait until all is copied or the copy has failed; an interruption ends the wait."""
+        self._is_closing = True
+        self._wake()
+        while self._thread.is_alive() and not isinstance(error, KeyboardInterrupt):
+            self._thread.join(0.1)
+
+    def add(self, checkpoint: Path) -> None:
+        """Copy a new checkpoint in the background."""
+        self._wake()
+
+    def remove(self, step: int) -> None:
+        """Remove the copy of a step in the background."""
+        self._wake()
+
+    def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
+        """Copy and remove in the background what differs from the run directory."""
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._has_work = True
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._has_work or self._is_closing)
+                self._has_work = False
+                is_last = self._is_closing
+            try:
+                self._synchronize()
+                self.failure = None
+            except (PipelineError, OSError) as error:
+                if self.failure is None:
+                    self._warn(f"checkpoint.mirror: {error}; training goes on without it")
+                self.failure = str(error)
+            if is_last and not self._has_work:
+                return
+
+    def _synchronize(self) -> None:
+        """Copy and remove until the address has the checkpoints of the run directory."""
+        while (step := self._find_step()) is not None:
+            try:
+                self._copy(step)
+            except (FileNotFoundError, DamagedError):
+                # A checkpoint that was removed meanwhile needs no copy.
+                if step in saved_steps(self._run_dir / FOLDER):
+                    raise
+        for step in [step for step in self._records if step not in self._list_local()]:
+            self._require_own()
+            self._remove(step)
+
+    def _list_local(self) -> dict[int, Record]:
+        """Return the entries of the files that show whether a checkpoint has changed, by step."""
+        root = self._run_dir / FOLDER
+        local: dict[int, Record] = {}
+        for step in saved_steps(root):
+            folder = checkpoint_path(root, step)
+            record = {}
+            for name in (MANIFEST, LATE_METRICS):
+                with suppress(FileNotFoundError):
+                    record[f"{FOLDER}/{step}/{name}"] = describe_file(folder / name)
+            if record:
+                local[step] = record
+        return local
+
+    def _find_step(self) -> int | None:
+        """Return the newest step that must be copied; None without any."""
+        for step, record in sorted(self._list_local().items(), reverse=True):
+            if not record.items() <= self._records.get(step, {}).items():
+                return step
+        return None
+
+    def _copy(self, step: int) -> None:
+        """Copy a checkpoint and the files of the run, then write the record."""
+        self._require_own()
+        if step in self._records:
+            self._remove(step)
+        try:
+            record = self._make_draft(step)
+            for name in record:
+                retry(partial(self._storage.upload, self._draft / name, f"{step}/{name}"))
+        finally:
+            shutil.rmtree(self._draft, ignore_errors=True)
+        self._require_own()
+        content = json.dumps({"step": step, "files": record}).encode()
+        retry(lambda: self._storage.write(f"{RECORDS}/{step}.json", content))
+        self._records[step] = record
+
+    def _make_draft(self, step: int) -> Record:
+        """Link a checkpoint and copy the run's files into the draft; return their entries.
+
+        The run may remove the checkpoint meanwhile, and goes on writing its logs.
+        """
+        shutil.rmtree(self._draft, ignore_errors=True)
+        folder = checkpoint_path(self._draft / FOLDER, step)
+        source = checkpoint_path(self._run_dir / FOLDER, step)
+        shutil.copytree(source, folder, copy_function=_link_or_copy)
+        record = {
+            file.relative_to(self._draft).as_posix(): entry
+            for file, entry in list_described_files(folder)
+        }
+        for name in self._files:
+            if (self._run_dir / name).is_file():
+                shutil.copyfile(self._run_dir / name, self._draft / name)
+                record[name] = describe_file(self._draft / name)
+        return record
+
+    def _remove(self, step: int) -> None:
+        retry(lambda: self._storage.remove(f"{RECORDS}/{step}.json"))
+        self._records.pop(step)
+        retry(lambda: self._storage.remove(str(step)))
+
+    def _require_own(self) -> None:
+        """Raise RunError if another process has taken over the mirror."""
+        owner = _parse(retry(lambda: self._storage.read(OWNER, MOST_RECORD_BYTES)))
+        if owner is None or owner.get("writer") != self._writer:
+            raise RunError(f"{self._storage.url}: another process writes this mirror now")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # The file system has no links.
+        shutil.copyfile(source, target)
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return name.startswith(f"{FOLDER}/")
+
+
+def _parse(content: bytes | None) -> Mapping[str, Any] | None:
+    """Return the JSON object of a file; None if it is missing or half-written."""
+    try:
+        tree = json.loads(content or b"")
+    except (ValueError, RecursionError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+def _parse_record(content: bytes | None, step: int) -> Record | None:
+    """Return a record; None if it is half-written, or names files elsewhere."""
+    match _parse(content):
+        case {"step": int(number), "files": dict(files)} if number == step:
+            if all(_is_safe(name, step) and is_entry(entry) for name, entry in files.items()):
+                return files
+    return None
+
+
+def _is_safe(name: str, step: int) -> bool:
+    """Return whether a path is of the checkpoint of a step, or of a file of the run directory."""
+    path = PurePosixPath(name)
+    is_normal = str(path) == name and not path.is_absolute() and ".." not in path.parts
+    return is_normal and (len(path.parts) == 1 or path.parts[:2] == (FOLDER, str(step)))
+
+
+def _move_content(draft: Path, run_dir: Path) -> None:
+    """Move a restored run into its directory; the recipe, which makes it a run, is moved last."""
+    for path in sorted(draft.iterdir(), key=lambda path: path.name == "recipe.yaml"):
+        commit(path, run_dir / path.name)
+    draft.rmdir()

@@ -1,0 +1,161 @@
+"""Copies of remote files in the cache: made once, by fsspec, and read offline afterwards.
+
+A copy is complete once it has its list of checksums, SHA256SUMS, against which it is verified each
+time. An address of a file may end in #sha256=DIGEST, which the file must have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pipeline.core.errors import DataError, RunError, printable
+from pipeline.core.files.address import Address
+from pipeline.core.files.atomic_write import commit, write_whole
+from pipeline.core.files.bounded_read import read_json, read_text
+from pipeline.core.files.storage import Storage, StoredFile, open_storage, retry
+from pipeline.core.files.value_text import bytes_text, show
+from pipeline.data.checksums import SUMS, checksum, format_checksums
+from pipeline.data.download import lock_data_folder
+
+FOLDER = "remote"
+"""Folder of the cache."""
+FILE = "file"
+TREE = "tree"
+"""Folders of a copy, which has either a file or a tree of files."""
+LISTING = "listing.json"
+"""Sizes and versions of the remote files when the copy began."""
+PIN = "sha256="
+MOST_LISTING_BYTES = 1 << 30
+
+Select = Callable[[Sequence[str]], str]
+"""Names of the files of a folder -> the one to copy. Raises ValueError if none fits."""
+
+
+def copy_once(address: Address, cache: Path, select: Select | None = None) -> Path:
+    """Return the local copy of a remote file or folder, or of the file that `select` chooses.
+
+    Of several processes one copies and the others wait for it. An interrupted copy is continued.
+    Raises DataError if the copy or the remote file has changed, and for a wrong address; RunError
+    if the address can't be reached.
+    """
+    folder = find_copy_folder(address, cache, select)
+    with lock_data_folder(folder):
+        if not (folder / SUMS).exists():
+            _copy(address, folder, select)
+        else:
+            _verify(address, folder)
+    files = list((folder / FILE).glob("*"))
+    return files[0] if files else folder / TREE
+
+
+def find_copy_folder(address: Address, cache: Path, select: Select | None = None) -> Path:
+    """Return the folder of the cache for the copy of an address."""
+    text = f"{address} {'' if select is None else select.__name__}"
+    return cache / FOLDER / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _verify(address: Address, folder: Path) -> None:
+    """Raise DataError unless a complete copy has its checksums."""
+    advice = f"remove {folder} to copy it again"
+    try:
+        sums = read_text(folder / SUMS, MOST_LISTING_BYTES)
+        names = [line.partition("  ")[2] for line in sums.splitlines()]
+        is_same = bool(names) and format_checksums(folder, names) == sums
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{folder}: the copy of {address} can't be read: {error}; {advice}"
+        ) from error
+    if not is_same:
+        raise DataError(f"{folder}: the copy of {address} has changed; {advice}")
+
+
+def _copy(address: Address, folder: Path, select: Select | None) -> None:
+    """Copy the files of an address, and list their checksums."""
+    location, _, pin = str(address).partition("#")
+    storage = open_storage(location)
+    is_file = location.startswith("http") or retry(storage.is_file)
+    if select is not None and not is_file:
+        try:
+            storage = open_storage(f"{location}/{select(list(retry(storage.list_files)))}")
+        except ValueError as error:
+            raise DataError(f"{address}: {error}") from error
+        is_file = True
+    if pin and not (is_file and pin.startswith(PIN)):
+        raise DataError(f"{address}: must have no #, or be a file and end in #{PIN}DIGEST")
+    content = folder / (FILE if is_file else TREE)
+    listing = retry(partial(_list_remote, storage, is_file=is_file))
+    _require_copyable(address, listing, folder)
+    _fetch(storage, listing, content, is_file=is_file)
+    if retry(partial(_list_remote, storage, is_file=is_file)) != listing:
+        raise DataError(f"{address}: has changed while it was copied; run this again")
+    names = [f"{content.name}/{name}" for name in sorted(listing)]
+    if pin and (digest := checksum(folder / names[0])) != pin.removeprefix(PIN).lower():
+        (folder / names[0]).unlink()
+        problem = "the file has changed, or the address is wrong"
+        raise DataError(f"{address}: has SHA-256 {digest}; {problem}")
+    write_whole(folder / SUMS, format_checksums(folder, names))
+    size_bytes = sum((folder / name).stat().st_size for name in names)
+    count = f"{len(names):,} file{'s' if len(names) > 1 else ''}"
+    print(printable(f"{address}: {count}, {bytes_text(size_bytes)}, copied to {folder}"))
+
+
+def _list_remote(storage: Storage, *, is_file: bool) -> Mapping[str, StoredFile]:
+    """Return the files of a folder by name, or the file under its name."""
+    if not is_file:
+        return storage.list_files()
+    name = PurePosixPath(unquote(urlsplit(storage.url).path)).name
+    return {name or "file": storage.describe()}
+
+
+def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folder: Path) -> None:
+    """Raise DataError for an address without files, and for names that lead elsewhere; RunError if
+    the disk is too small."""
+    if not listing:
+        raise DataError(f"{address}: there is no such file or folder, or it is empty")
+    for name in listing:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or str(path) != name or "\n" in name:
+            raise DataError(f"{address}: has a file {show(name)}, which can't be copied")
+    size_bytes = sum(file.size_bytes or 0 for file in listing.values())
+    free_bytes = shutil.disk_usage(folder).free
+    if size_bytes > free_bytes:
+        sizes = f"{bytes_text(size_bytes)}, and {folder} has room for {bytes_text(free_bytes)}"
+        raise RunError(f"{address}: has {sizes}; set another cache folder with cache.root=DIR")
+
+
+def _fetch(
+    storage: Storage, listing: Mapping[str, StoredFile], content: Path, *, is_file: bool
+) -> None:
+    """Copy the files of a listing that an interrupted copy of the same versions lacks."""
+    record = content.with_name(LISTING)
+    versions = {name: list(astuple(file)) for name, file in listing.items()}
+    earlier: Any = None
+    with suppress(OSError, ValueError):
+        earlier = read_json(record, MOST_LISTING_BYTES)
+    earlier = earlier if isinstance(earlier, dict) else {}
+    for path in [path for path in content.rglob("*") if path.is_file()]:
+        name = path.relative_to(content).as_posix()
+        if name not in listing or not listing[name].version or earlier.get(name) != versions[name]:
+            path.unlink()
+    write_whole(record, json.dumps(versions))
+    for name, file in listing.items():
+        path = content / name
+        if path.exists():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = content.with_name(f"{content.name}.part")
+        retry(partial(storage.download, "" if is_file else name, draft))
+        size_bytes = draft.stat().st_size
+        if file.size_bytes not in (None, size_bytes):
+            sizes = f"{size_bytes:,} of {file.size_bytes:,} bytes"
+            raise RunError(f"{storage.url}: {name}: only {sizes} arrived")
+        commit(draft, path)

@@ -1,0 +1,102 @@
+"""Mirror of a run: which run it holds, its restoration on another machine, and its end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
+from pipeline.checkpoint.mirror import Mirror, MirroredRun, read_mirror
+from pipeline.config.defaults import normalise_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError, exit_status_of
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
+from pipeline.core.files.storage import open_storage
+from pipeline.core.files.strict_json import json_text
+from pipeline.data.text.text_format import TOKENIZER
+from pipeline.stages.record.provenance import PROVENANCE, read_provenance
+from pipeline.stages.record.recorded_recipe import FREE_AT_SAME_LENGTH, list_changes
+from pipeline.stages.record.run_directory import LOG, LOWERINGS, PLAN, RECIPE
+from pipeline.stages.runner.context import RunContext
+
+LOGS = ("metrics.jsonl", "evals.jsonl", "scalars.jsonl")
+FILES = (*LOGS, LOG, TOKENIZER, PROVENANCE, LOWERINGS, PLAN, RECIPE)
+"""Files of a run that are copied with each checkpoint."""
+KEY = "checkpoint.mirror"
+RESTORE_S = 6 * 3600.0
+"""Seconds that other processes wait until the first one has restored a run."""
+
+
+def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | None:
+    """Return the run of `checkpoint.mirror` if `train.resume=auto` has to restore it, else None.
+
+    `run_dir` is the local run to resume, if there is one. It is preferred if it is the mirror's run
+    and has a checkpoint as new. Raises RecipeError if the mirror is of another run, DataError or
+    RunError if it can't be read.
+    """
+    url = recipe.checkpoint.mirror
+    if url is None or "checkpoint" not in recipe.stages:
+        return None
+    mirrored = read_mirror(open_storage(url))
+    if mirrored is None or not mirrored.records:
+        return None
+    if recipe.train.resume != "auto":
+        if run_dir is None or identify_run(run_dir) != mirrored.identity:
+            advice = "name another address, or continue that run: train.resume=auto"
+            raise RecipeError(f"{KEY} = {url}: holds another run; {advice}")
+        return None
+    text = mirrored.read_small(f"{RECIPE}", MAX_BYTES).decode(errors="replace")
+    try:
+        recorded = parse_written_yaml(text)
+    except ValueError as error:
+        raise DataError(f"{url}: {RECIPE} can't be read: {error}") from error
+    if not isinstance(recorded, dict):
+        raise DataError(f"{url}: {RECIPE} must hold keys and values")
+    if changes := list_changes(recipe, normalise_recipe(recorded), FREE_AT_SAME_LENGTH):
+        raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes])
+    if run_dir is not None and identify_run(run_dir) == mirrored.identity:
+        newest = max(saved_steps(run_dir / FOLDER), default=0)
+        if newest >= mirrored.newest:
+            return None
+    return mirrored
+
+
+def identify_run(run_dir: Path) -> str:
+    """Return a digest of the process that began a run; "" without its provenance."""
+    with suppress(DataError):
+        for process in read_provenance(run_dir):
+            return hashlib.sha256(json_text(process).encode()).hexdigest()
+    return ""
+
+
+@contextmanager
+def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
+    """Open the mirror of a run, and wait for its copies at the end; None without one.
+
+    If it has failed by then, the summary has the reason, and a run that is done counts as failed.
+    Raises RecipeError if it is of another run, DataError or RunError if it can't be written.
+    """
+    url = context.recipe.checkpoint.mirror
+    if url is None:
+        yield None
+        return
+    storage = open_storage(url)
+    identity = identify_run(context.run_dir)
+    mirrored = read_mirror(storage) or MirroredRun(storage, identity, {})
+    if mirrored.records and mirrored.identity != identity:
+        raise RecipeError(f"{KEY} = {url}: holds another run; name another address")
+    mirrored = MirroredRun(storage, identity, mirrored.records)
+    with Mirror(mirrored, context.run_dir, FILES, context.reporter.warn) as mirror:
+        yield mirror
+    if mirror.failure is None:
+        return
+    summary = context.summary
+    reason = f"{KEY}: lacks the last checkpoints: {mirror.failure}"
+    if summary.status == "stopped":
+        context.reporter.warn(f"{reason}; {context.run_dir} has them")
+        return
+    summary.status = "failed"
+    summary.reason = f"{reason}; {context.run_dir} has them, and train.resume=auto copies them"
+    summary.exit_status = exit_status_of(summary.status)

@@ -1,0 +1,127 @@
+"""Runs with a mirror: continued on another machine, refused, and told of at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError, RunError
+from pipeline.core.files import storage
+from pipeline.core.files.storage import Storage
+from pipeline.stages.runner.run_mirror import identify_run
+from tests import outcome
+from tests.conftest import MLP
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+KEYS = (*MLP, "checkpoint.every_steps=10", "checkpoint.keep=2", "train.steps=45")
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "WAITS_S", (0.0,))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> str:
+    return f"checkpoint.mirror=file://{tmp_path}/store"
+
+
+def test_a_run_goes_on_where_the_mirror_alone_is_left(
+    tiny: Compose, tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(tiny(*KEYS), tmp_path / "whole")
+    assert run(tiny(*KEYS, mirror), tmp_path / "first").status == "done"
+    # What was copied before the end.
+    for name in ("records/45.json", "45"):
+        path = tmp_path / "store" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.move(tmp_path / "first", tmp_path / "gone")
+    resumed = run(tiny(*KEYS, mirror, "train.resume=auto"))
+    assert resumed.resumed_from == {"run": resumed.run_dir, "step": 40}
+    assert (resumed.status, resumed.metrics["loss"]) == ("done", whole.metrics["loss"])
+    assert resumed.run_dir is not None
+    outcome.assert_same_run(Path(resumed.run_dir), tmp_path / "whole")
+    assert f"mirror     step 40 and before, from file://{tmp_path}/store" in capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path / "store/records")) == ["40.json", "45.json"]
+
+
+def test_a_mirror_of_another_run_is_refused_before_anything_is_written(
+    tiny: Compose, tmp_path: Path, mirror: str
+) -> None:
+    run(tiny(*KEYS, mirror), tmp_path / "first")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RecipeError, match=r"checkpoint\.mirror = .*: holds another run; name anot"):
+        run(tiny(*KEYS, mirror), tmp_path / "second")
+    with pytest.raises(RecipeError, match=r"(?s)a run of another recipe.*train\.optimizer\.lr"):
+        run(tiny(*KEYS, mirror, "train.optimizer.lr=0.5", "train.resume=auto"))
+    (tmp_path / "store/owner.json").write_text("{")
+    with pytest.raises(DataError, match=r"isn't a mirror, and holds"):
+        run(tiny(*KEYS, mirror), tmp_path / "second")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_newer_one_of_a_local_run_and_its_mirror_is_continued(
+    tiny: Compose, tmp_path: Path, mirror: str
+) -> None:
+    run(tiny(*KEYS, mirror), tmp_path / "outputs/day/run")
+    (tmp_path / "outputs/day/run/summary.json").unlink()
+    as_new = run(tiny(*KEYS, mirror, "train.resume=auto"))
+    assert as_new.run_dir == "outputs/day/run"
+    (tmp_path / "outputs/day/run/summary.json").unlink()
+    shutil.rmtree(tmp_path / "outputs/day/run/checkpoints/45")
+    restored = run(tiny(*KEYS, mirror, "train.resume=auto"))
+    assert restored.run_dir != "outputs/day/run"
+    assert restored.resumed_from == {"run": restored.run_dir, "step": 45}
+    assert identify_run(Path(restored.run_dir or "")) == identify_run(Path("outputs/day/run"))
+    named = run(tiny(*KEYS, mirror, f"train.resume={restored.run_dir}"))
+    assert named.status == "done"
+
+
+def test_a_mirror_that_fails_is_in_the_exit_status(
+    tiny: Compose,
+    tmp_path: Path,
+    mirror: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(self: Storage, file: Path, name: str) -> None:
+        raise RunError("s3://b/x?X-Amz-Signature=s3ntinel: can't be written: no route to host")
+
+    monkeypatch.setattr(Storage, "upload", fail)
+    recipe = tiny(*KEYS, mirror)
+    summary = run(recipe, tmp_path / "run")
+    out = capsys.readouterr().out
+    assert out.count("checkpoint.mirror: s3://b/x?X-Amz-Signature=*** can't be written") == 1
+    assert (summary.status, summary.exit_status, summary.steps) == ("failed", 1, 45)
+    assert "loss" in summary.metrics
+    assert "lacks the last checkpoints" in (summary.reason or "")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    resumed = run(tiny(*KEYS, mirror, f"train.resume={tmp_path / 'run'}"))
+    assert (resumed.status, resumed.exit_status) == ("done", 0)
+    assert sorted(os.listdir(tmp_path / "store/records")) == ["40.json", "45.json"]
+    texts = [file.read_text(errors="replace") for file in tmp_path.rglob("*") if file.is_file()]
+    assert not any("s3ntinel" in text for text in texts)
+
+
+def test_a_restoration_that_fails_leaves_nothing(
+    tiny: Compose, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny(*KEYS, mirror), tmp_path / "first")
+    shutil.move(tmp_path / "first", tmp_path / "gone")
+
+    def fail(self: Storage, name: str, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise RunError("can't be read: reset")
+
+    monkeypatch.setattr(Storage, "download", fail)
+    with pytest.raises(RunError, match="reset"):
+        run(tiny(*KEYS, mirror, "train.resume=auto"))
+    assert list(tmp_path.glob("outputs/*/*")) == []
