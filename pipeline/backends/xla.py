@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax import Array
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from pipeline.backends.base import (
@@ -54,7 +55,7 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_
 from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
-from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.placement import DevicePlacement, is_readable
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.step_record import FLAGS, Record
@@ -192,11 +193,21 @@ class XlaExecutable:
 
     def put(self, state: TrainState) -> TrainState:
         """Copy a state to the device, array by array."""
-        rules = self.work.sharding_rules
-        if rules is None:
+        shardings = _find_state_shardings(self.work, state, self.placement)
+        if shardings is None:
             return jax.tree.map(lambda array: self.placement.put(np.asarray(array)), state)
-        host = jax.tree.map(np.array, state)
-        return self.placement.put(host, rules.state_shardings(host, self.placement))
+        host = jax.tree.map(lambda array: np.array(array) if is_readable(array) else array, state)
+        return self.placement.put(host, shardings)
+
+    def gather(self, state: TrainState) -> TrainState:
+        """Return a state that every process can read, with the arrays that they share on the host.
+
+        All processes must call it. One array at a time is whole on the devices.
+        """
+        return jax.tree.map(
+            lambda array: array if is_readable(array) else process_allgather(array, tiled=True),
+            state,
+        )
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, which are an argument of the program."""
@@ -291,7 +302,8 @@ def _make_specs(
     eval_inputs = work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     rules = work.sharding_rules
-    shardings = None if rules is None else rules.state_shardings(state, placement)
+    layout = work.layout
+    shardings = _find_state_shardings(work, state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(make_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
@@ -314,12 +326,18 @@ def _make_specs(
     else:
         # Every device runs the programs on its rows of a batch.
         replicated = PartitionSpec()
-        init = _on_mesh(init, placement, (replicated,))
+        state_parts: Any = replicated
+        if layout is not None:
+            state_parts = layout.specs
+            init = layout.init_parts(init)
+            evaluation = layout.evaluate_parts(evaluation)
+        init = _on_mesh(init, placement, (replicated,), state_parts)
         range_and_constants = [replicated] * 3
-        train_parts = (replicated, _partition_window(train), replicated, *range_and_constants)
-        training = _on_mesh(training, placement, train_parts)
-        eval_parts = (replicated, replicated, _partition_window(eval_inputs), *range_and_constants)
-        evaluation = _on_mesh(evaluation, placement, eval_parts)
+        carry_parts = LoopCarry(state_parts, replicated, replicated)
+        train_parts = (carry_parts, _partition_window(train), replicated, *range_and_constants)
+        training = _on_mesh(training, placement, train_parts, carry_parts)
+        eval_parts = (state_parts, replicated, _partition_window(eval_inputs), *range_and_constants)
+        evaluation = _on_mesh(evaluation, placement, eval_parts, replicated)
         init_options = (
             UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
         )
@@ -338,12 +356,26 @@ def _intercept_step(step: TrainStep, interceptor: Callable[..., Any]) -> TrainSt
     return replace(step, step=intercept(step.step), evaluate=intercept(step.evaluate))
 
 
+def _find_state_shardings(
+    work: CompileInputs, state: TrainState, placement: DevicePlacement
+) -> Any:
+    """Return the sharding of each array of a state; None if every device has the whole state."""
+    if work.sharding_rules is not None:
+        return work.sharding_rules.state_shardings(state, placement)
+    if work.layout is not None:
+        return jax.tree.map(placement.make_sharding, work.layout.specs)
+    return None
+
+
 def _on_mesh(
-    function: Callable[..., Any], placement: DevicePlacement, partition: tuple[Any, ...]
+    function: Callable[..., Any],
+    placement: DevicePlacement,
+    partition: tuple[Any, ...],
+    results: Any,
 ) -> Callable[..., Any]:
     """Return a function that every device of a mesh runs on its share of each argument.
 
-    All devices return the same results.
+    `results` is the partition of the results. Replicated ones are the same on all devices.
     """
     if placement.mesh is None:
         return function
@@ -351,7 +383,7 @@ def _on_mesh(
         function,
         mesh=placement.mesh,
         in_specs=partition,
-        out_specs=PartitionSpec(),
+        out_specs=results,
         check_vma=False,
     )
 
@@ -407,13 +439,15 @@ def _compile_initialisation(
         return compile_(function, shapes, options)
 
     def compile_on_all(function: Callable[..., Any]) -> Any:
-        on_mesh = _on_mesh(function, placement, (PartitionSpec(),))
+        on_mesh = _on_mesh(function, placement, (PartitionSpec(),), PartitionSpec())
         return compile_(on_mesh, spec.args, spec.compiler_options)
 
     started_at = time.perf_counter()
+    state = jax.eval_shape(work.step.init, work.seed)
+    shardings = jax.tree.leaves(_find_state_shardings(work, state, placement)) or None
     with watch_compiler(spec.name, watch) as events:
         init = compile_initialisation(
-            work.step.init, work.seed, placement, compile_on_one, compile_on_all
+            work.step.init, work.seed, placement, compile_on_one, compile_on_all, shardings
         )
     seconds = time.perf_counter() - started_at
     cache = find_cache_outcome(events)

@@ -91,17 +91,18 @@ class DevicePlacement:
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
         """Copy arrays that all processes have to every device, or by a tree of shardings."""
-        if shardings is not None:
-            return jax.device_put(tree, shardings)
-        sharding = self.replicated
-        if sharding.is_fully_addressable:
-            return jax.device_put(tree, sharding)
+        if self.replicated.is_fully_addressable:
+            return jax.device_put(tree, self.replicated if shardings is None else shardings)
 
-        def put(value: Any) -> jax.Array:
+        def put(value: Any, sharding: Sharding) -> jax.Array:
+            if isinstance(value, jax.Array) and value.sharding == sharding:
+                return value  # parts that other processes have can't be read here
             array = np.asarray(value)
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-        return jax.tree.map(put, tree)
+        if shardings is None:
+            shardings = jax.tree.map(lambda _: self.replicated, tree)
+        return jax.tree.map(put, tree, shardings)
 
     def put_batches(self, rows: np.ndarray) -> jax.Array:
         """Copy this process's rows of batches, (steps, rows, ...), to the devices."""
@@ -118,3 +119,10 @@ class DevicePlacement:
             tree,
             shardings,
         )
+
+
+def is_readable(array: Any) -> bool:
+    """Whether this process has all values of an array."""
+    return not isinstance(array, jax.Array) or (
+        array.is_fully_replicated or array.is_fully_addressable
+    )
