@@ -120,6 +120,9 @@ class Executable(Protocol):
     def put(self, state: TrainState) -> TrainState:
         """Copy the state of a checkpoint to the device."""
 
+    def gather(self, state: TrainState) -> TrainState:
+        """Return a state that this process can read; all processes must call it."""
+
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, float32, a row for each update, without a new shape."""
 
@@ -178,6 +181,8 @@ class StepToPrice:
     """Whether the recipe's batch size is for each device, not for all together."""
     exchange_bytes: tuple[int, ...] = ()
     """Bytes of each all-reduce of the devices besides the gradients'."""
+    shares_state: bool = False
+    """Whether each device stores a part of the parameters and of the optimizer's state."""
 
     @property
     def device_batch(self) -> int:

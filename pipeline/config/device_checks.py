@@ -134,6 +134,16 @@ def check_features(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def check_shared_state(recipe: Recipe) -> Iterator[str]:
+    """The update of an optimizer can be computed on parts of the state."""
+    optimizer = recipe.train.optimizer
+    if recipe.parallel.mode == "fsdp" and optimizer.observes_layers:
+        yield (
+            f"train.optimizer = {optimizer.name}: must be another optimizer with parallel.mode = "
+            "fsdp; its curvature isn't shared among devices, which mode data trains with"
+        )
+
+
 def check_sharding(recipe: Recipe) -> Iterator[str]:
     """Modes that shard parameters by XLA can't promise equal bits."""
     parallel = recipe.parallel
@@ -190,6 +200,9 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
         )
     if recipe.train.on_nan.name == "rollback":
         yield f"train.on_nan = rollback: must be stop or skip {reason}"
+    collect_every = recipe.monitor.collect_every
+    if parallel.mode == "fsdp" and collect_every is not None:
+        yield f"monitor.collect_every = {collect_every}: must be null {reason} and fsdp"
     if parallel.devices is not None and parallel.devices % processes:
         yield (
             f"parallel.devices = {parallel.devices}: must be a multiple of "
@@ -226,6 +239,7 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     check_mesh,
     check_shards,
     check_features,
+    check_shared_state,
     check_sharding,
     check_launcher,
     check_target,

@@ -199,6 +199,11 @@ def compile_to_executable(
             for op in read_collectives(executable.program_text)
         ]
         reporter.stage("compile", f"collectives: {'; '.join(collectives) or 'none'}")
+    if inputs.layout is not None:
+        part_mb = inputs.layout.part_bytes / 1e6
+        reporter.stage(
+            "compile", f"each device has {part_mb:,.3f} MB of the weights and the optimizer"
+        )
     reporter.stage(
         "compile",
         f"{report.compile_s:.1f} s in all; training data {train.kind}, "

@@ -83,6 +83,9 @@ class Evaluations:
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
         parameters = context.options.changed or _list_main_parameters(recipe)
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
+        if not recipe.monitor.tensorboard:
+            return
+        state = self.run.executable.gather(state)
         if not context.shows_pictures:
             return
         samples = predict_samples(recipe, self.run.built.step_config, state, self.run.dataset)

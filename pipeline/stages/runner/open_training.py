@@ -93,6 +93,8 @@ def open_training(
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
+        # Processes have parts of the state.
+        is_shared = recipe.parallel.mode == "fsdp" and context.ranks.size > 1
         hooks = Hooks(
             monitors=monitors,
             evaluate=evaluations.evaluate_unless_stopped,
@@ -105,6 +107,7 @@ def open_training(
             examine=options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
             collect=_make_collector(run, observers),
+            gather=executable.gather if is_shared else None,
             signals=signals,
             agree=context.ranks.agree,
         )

@@ -2,7 +2,7 @@
 
 Parameters are gathered before a step, and gradients are added whole, as for data parallelism. The
 update is computed on parts, equation by equation. So values are the same bits as on a device that
-has the whole state, also for norms, which are sums over whole arrays.
+has the whole state.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from pipeline.core.host.jaxpr import ELEMENTWISE, bind_equation, called_jaxpr, walk
+from pipeline.training.parallel.fixed_sum import copy_unfused
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
 
 SHARED_FIELDS = ("params", "opt_state", "average")
@@ -58,11 +60,18 @@ class StateLayout:
         }
         return replace(jax.tree.map(lambda _: PartitionSpec(), self.state), **shared)
 
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of the state that each device has."""
+        pairs = zip(jax.tree.leaves(self.state), jax.tree.leaves(self.specs), strict=True)
+        return sum(
+            array.size * array.dtype.itemsize // (self.devices if spec else 1)
+            for array, spec in pairs
+        )
+
     def init_parts(self, init: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that returns this device's part of the state of `init`."""
-        return lambda *arguments: jax.tree.map(
-            lambda array, spec: self.take(array) if spec else array, init(*arguments), self.specs
-        )
+        return lambda *arguments: self._take_parts(init(*arguments))
 
     def evaluate_parts(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of this device's part of a state, and other arguments of `evaluate`.
@@ -79,57 +88,87 @@ class StateLayout:
         def gather(name: str) -> Any:
             leaves, structure = jax.tree.flatten(getattr(state, name))
             shapes = [leaf.shape for leaf in jax.tree.leaves(getattr(self.state, name))]
-            return jax.tree.unflatten(structure, self.gather(leaves, shapes))
+            return jax.tree.unflatten(structure, self._gather(leaves, shapes))
 
         return replace(state, **{name: gather(name) for name in names})
 
     def update(self, function: Callable[..., Any], state: Any, gradients: Any) -> Any:
         """Return this device's part of the state `function(state, gradients)`.
 
-        Takes the device's part of a state, and whole gradients. Elementwise equations are computed
-        on parts. The operands of all others, such as sums, are gathered, unless they can be
-        computed from the gradients alone.
+        Takes the device's part of a state, and whole gradients. The update is computed on parts,
+        or array by array on whole ones if it adds values of the state, as LAMB does for its norms.
+        Copies keep XLA from fusing the update with the taking and joining of parts, and so from
+        rounding differently.
         """
         closed = jax.make_jaxpr(function)(self.state, gradients)
         leaves, structure = jax.tree.flatten(state)
-        specs = jax.tree.leaves(self.specs)
+        shapes = [array.shape for array in jax.tree.leaves(self.state)]
+        is_shared = [bool(spec) for spec in jax.tree.leaves(self.specs)]
+        if _adds_values(closed, is_shared):
+            wholes = [
+                copy_unfused(self._gather([leaf], [shape])[0]) if shared else leaf
+                for leaf, shape, shared in zip(leaves, shapes, is_shared, strict=True)
+            ]
+            updated = jax.tree.leaves(function(jax.tree.unflatten(structure, wholes), gradients))
+            results = [
+                self._take(copy_unfused(array)) if shared else array
+                for array, shared in zip(updated, is_shared, strict=True)
+            ]
+            return jax.tree.unflatten(structure, results)
         operands = [
-            _Value(self, shape.shape, partial(_return, leaf)) if spec else self._make_whole(leaf)
-            for leaf, shape, spec in zip(leaves, jax.tree.leaves(self.state), specs, strict=True)
+            _Value(shape, partial(_return, leaf), _refuse) if shared else self._make_whole(leaf)
+            for leaf, shape, shared in zip(leaves, shapes, is_shared, strict=True)
         ]
         operands += map(self._make_whole, jax.tree.leaves(gradients))
-        results = zip(self._run(closed, operands), specs, strict=True)
-        parts = [value.part if spec else value.whole for value, spec in results]
-        return jax.tree.unflatten(structure, parts)
+        values = zip(self._run(closed, operands), is_shared, strict=True)
+        return jax.tree.unflatten(
+            structure, [v.part if shared else v.whole for v, shared in values]
+        )
 
     def _run(self, closed: ClosedJaxpr, operands: Sequence[_Value]) -> list[_Value]:
         return walk(closed, operands, self._compute, lambda _, value: self._make_whole(value))
 
     def _compute(self, equation: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+        """Compute an equation of an update, an elementwise one on parts if something reads them."""
         called = called_jaxpr(equation)
         if called is not None:
             return self._run(called, operands)
+        name = equation.primitive.name
         shape = equation.outvars[0].aval.shape
-        is_elementwise = equation.primitive.name in ELEMENTWISE
-        if not is_elementwise or find_shared_dimension(shape, self.devices) is None:
-            results = bind_equation(equation, [value.whole for value in operands])
-            return list(map(self._make_whole, results))
+
+        def compute_whole() -> list[Array]:
+            return bind_equation(equation, [value.whole for value in operands])
 
         def compute_part() -> Array:
+            if name == "broadcast_in_dim":
+                return jnp.full(self._shape_part(shape), operands[0].whole.reshape(()))
             # The other operands are scalars.
             parts = [value.part if value.shape == shape else value.whole for value in operands]
             return bind_equation(equation, parts)[0]
 
-        def compute_whole() -> Array:
-            return bind_equation(equation, [value.whole for value in operands])[0]
-
-        is_whole = all(value.compute_whole is not None for value in operands)
-        return [_Value(self, shape, compute_part, compute_whole if is_whole else None)]
+        repeats_scalar = name == "broadcast_in_dim" and prod(operands[0].shape) == 1
+        if self._shape_part(shape) is not None and (name in ELEMENTWISE or repeats_scalar):
+            return [_Value(shape, compute_part, lambda: compute_whole()[0])]
+        return list(map(self._make_whole, compute_whole()))
 
     def _make_whole(self, array: Any) -> _Value:
-        return _Value(self, jnp.shape(array), compute_whole=partial(_return, array))
+        return _Value(
+            jnp.shape(array), lambda: copy_unfused(self._take(array)), partial(_return, array)
+        )
 
-    def take(self, array: Array) -> Array:
+    def _take_parts(self, state: Any) -> Any:
+        return jax.tree.map(
+            lambda array, spec: self._take(array) if spec else array, state, self.specs
+        )
+
+    def _shape_part(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        """Return the shape of a device's part; None if devices don't share the array."""
+        dimension = find_shared_dimension(shape, self.devices)
+        if dimension is None:
+            return None
+        return (*shape[:dimension], shape[dimension] // self.devices, *shape[dimension + 1 :])
+
+    def _take(self, array: Array) -> Array:
         """Return this device's part of an array that devices share."""
         dimension = find_shared_dimension(array.shape, self.devices)
         assert dimension is not None, "devices share the array"
@@ -138,7 +177,7 @@ class StateLayout:
         part: Array = lax.dynamic_slice_in_dim(array, start, size, dimension)
         return part
 
-    def gather(self, parts: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    def _gather(self, parts: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
         """Return arrays of these shapes from their parts, by one all-gather for each dtype."""
         arrays = list(parts)
         dimensions = [find_shared_dimension(shape, self.devices) for shape in shapes]
@@ -159,28 +198,45 @@ class StateLayout:
 class _Value:
     """An array of an update. Its part and the whole array are computed if something reads them."""
 
-    layout: StateLayout
     shape: tuple[int, ...]
-    compute_part: Callable[[], Array] | None = None
-    """None: the part is taken from the whole array."""
-    compute_whole: Callable[[], Array] | None = None
-    """None: the whole array is gathered from the parts."""
+    compute_part: Callable[[], Array]
+    compute_whole: Callable[[], Array]
 
     @cached_property
     def part(self) -> Array:
         """This device's part of the array."""
-        return self.layout.take(self.whole) if self.compute_part is None else self.compute_part()
+        return self.compute_part()
 
     @cached_property
     def whole(self) -> Array:
         """The whole array."""
-        if self.compute_whole is not None:
-            return self.compute_whole()
-        return self.layout.gather([self.part], [self.shape])[0]
+        return self.compute_whole()
 
 
 def _return(array: Array) -> Array:
     return array
+
+
+def _refuse() -> Array:
+    raise AssertionError("only elementwise equations read a part")
+
+
+def _adds_values(closed: ClosedJaxpr, is_shared: Sequence[bool]) -> bool:
+    """Whether other than elementwise equations read one of the first inputs that `is_shared`, or
+    what is computed from it."""
+    readers: list[str] = []
+
+    def compute(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
+        called = called_jaxpr(equation)
+        if called is not None:
+            return walk(called, operands, compute, lambda *_: False)
+        if any(operands) and equation.primitive.name not in ELEMENTWISE:
+            readers.append(equation.primitive.name)
+        return [any(operands)] * len(equation.outvars)
+
+    others = [False] * (len(closed.jaxpr.invars) - len(is_shared))
+    walk(closed, [*is_shared, *others], compute, lambda *_: False)
+    return bool(readers)
 
 
 def make_state_layout(parallel: ParallelSpec, state: Any, devices: int) -> StateLayout | None:
