@@ -56,6 +56,7 @@ from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement, is_readable
+from pipeline.training.parallel.state_layout import StateLayout
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.step_record import FLAGS, Record
@@ -329,8 +330,8 @@ def _make_specs(
         state_parts: Any = replicated
         if layout is not None:
             state_parts = layout.specs
-            init = layout.init_parts(init)
-            evaluation = layout.evaluate_parts(evaluation)
+            init = _take_initial_parts(layout, init)
+            evaluation = _gather_weights(layout, evaluation)
         init = _on_mesh(init, placement, (replicated,), state_parts)
         range_and_constants = [replicated] * 3
         carry_parts = LoopCarry(state_parts, replicated, replicated)
@@ -365,6 +366,18 @@ def _find_state_shardings(
     if work.layout is not None:
         return jax.tree.map(placement.make_sharding, work.layout.specs)
     return None
+
+
+def _take_initial_parts(layout: StateLayout, init: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an initialisation that returns the device's part of a shared state."""
+    return lambda seed: layout.take_parts(init(seed))
+
+
+def _gather_weights(layout: StateLayout, evaluate: Callable[..., EvalSums]) -> Callable[..., Any]:
+    """Return an evaluation that gathers the weights of a shared state first."""
+    return lambda state, *arguments: evaluate(
+        layout.gather_fields(state, "params", "average"), *arguments
+    )
 
 
 def _on_mesh(

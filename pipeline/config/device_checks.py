@@ -120,6 +120,8 @@ def check_features(recipe: Recipe) -> Iterator[str]:
             "parallel.mirror_mean = false: needs train.loss.reduction=mean; a sum has no mean of "
             "devices"
         )
+    if parallel.mode == "fsdp" and train.optimizer.observes_layers:
+        yield f"train.optimizer = {train.optimizer.name}: must be another optimizer with {mode}"
     if train.mode == "eager":
         yield f"train.mode = eager: must be graph with {mode}"
     if (split.num_shards or 1) > 1:
@@ -131,16 +133,6 @@ def check_features(recipe: Recipe) -> Iterator[str]:
         yield (
             "parallel.sync_batch_norm = true: needs parallel.reproducible=layout; with exact, "
             "shards are computed one after the other, each with separate statistics"
-        )
-
-
-def check_shared_state(recipe: Recipe) -> Iterator[str]:
-    """The update of an optimizer can be computed on parts of the state."""
-    optimizer = recipe.train.optimizer
-    if recipe.parallel.mode == "fsdp" and optimizer.observes_layers:
-        yield (
-            f"train.optimizer = {optimizer.name}: must be another optimizer with parallel.mode = "
-            "fsdp; its curvature isn't shared among devices, which mode data trains with"
         )
 
 
@@ -239,7 +231,6 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     check_mesh,
     check_shards,
     check_features,
-    check_shared_state,
     check_sharding,
     check_launcher,
     check_target,

@@ -114,11 +114,10 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
 
 
 def keep_shards(recipe: Recipe) -> Recipe:
-    """Return the recipe on one device with the shards of the run that `train.resume` names.
+    """Return the recipe with the shards of the run that `train.resume` names, on one device.
 
     So a run of several devices keeps its numbers with `parallel.mode=none`. Other recipes, and
-    recipes that resume a run without shards, are returned as they are. Raises RecipeError if the
-    run's recipe can't be read.
+    those of runs without shards, stay. Raises RecipeError if the run's recipe can't be read.
     """
     resume = recipe.train.resume
     if recipe.parallel.mode != "none" or resume in (None, "auto"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,18 @@ def find_shared_dimension(shape: Sequence[int], devices: int) -> int | None:
     return max(divided, key=shape.__getitem__, default=None)
 
 
+class _Value(NamedTuple):
+    """An array of an update. Its part and the whole array are computed if something reads them."""
+
+    shape: tuple[int, ...]
+    part: Callable[[], Array]
+    whole: Callable[[], Array]
+
+
+class _WholeNeededError(Exception):
+    """An equation of an update can't be computed on parts with the bits of the whole."""
+
+
 @dataclass(frozen=True, eq=False)
 class StateLayout:
     """How the devices along an axis of `shard_map` share a state."""
@@ -55,10 +67,9 @@ class StateLayout:
             axes = [] if dimension is None else [*[None] * dimension, self.axis]
             return PartitionSpec(*axes)
 
-        shared = {
-            name: jax.tree.map(partition, getattr(self.state, name)) for name in SHARED_FIELDS
-        }
-        return replace(jax.tree.map(lambda _: PartitionSpec(), self.state), **shared)
+        fields = {name: getattr(self.state, name) for name in SHARED_FIELDS}
+        replicated = jax.tree.map(lambda _: PartitionSpec(), self.state)
+        return replace(replicated, **jax.tree.map(partition, fields))
 
     @property
     def part_bytes(self) -> int:
@@ -69,17 +80,10 @@ class StateLayout:
             for array, spec in pairs
         )
 
-    def init_parts(self, init: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that returns this device's part of the state of `init`."""
-        return lambda *arguments: self._take_parts(init(*arguments))
-
-    def evaluate_parts(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of this device's part of a state, and other arguments of `evaluate`.
-
-        Evaluations read the parameters and their average.
-        """
-        return lambda state, *arguments: evaluate(
-            self.gather_fields(state, "params", "average"), *arguments
+    def take_parts(self, state: Any) -> Any:
+        """Return this device's part of a whole state."""
+        return jax.tree.map(
+            lambda array, spec: self._take(array) if spec else array, state, self.specs
         )
 
     def gather_fields(self, state: Any, *names: str) -> Any:
@@ -95,78 +99,74 @@ class StateLayout:
     def update(self, function: Callable[..., Any], state: Any, gradients: Any) -> Any:
         """Return this device's part of the state `function(state, gradients)`.
 
-        Takes the device's part of a state, and whole gradients. The update is computed on parts,
-        or array by array on whole ones if it adds values of the state, as LAMB does for its norms.
-        Copies keep XLA from fusing the update with the taking and joining of parts, and so from
-        rounding differently.
+        Takes the device's part of a state, and whole gradients. The update is computed on parts if
+        its equations are elementwise, but for norms of gradients and other scalars. Else it is
+        computed on whole arrays, as for LAMB, which adds values of the state. Copies keep XLA from
+        fusing the update with the taking and joining of parts, and so from rounding differently.
         """
-        closed = jax.make_jaxpr(function)(self.state, gradients)
         leaves, structure = jax.tree.flatten(state)
-        shapes = [array.shape for array in jax.tree.leaves(self.state)]
-        is_shared = [bool(spec) for spec in jax.tree.leaves(self.specs)]
-        if _adds_values(closed, is_shared):
-            wholes = [
-                copy_unfused(self._gather([leaf], [shape])[0]) if shared else leaf
-                for leaf, shape, shared in zip(leaves, shapes, is_shared, strict=True)
-            ]
-            updated = jax.tree.leaves(function(jax.tree.unflatten(structure, wholes), gradients))
-            results = [
-                self._take(copy_unfused(array)) if shared else array
-                for array, shared in zip(updated, is_shared, strict=True)
-            ]
-            return jax.tree.unflatten(structure, results)
-        operands = [
-            _Value(shape, partial(_return, leaf), _refuse) if shared else self._make_whole(leaf)
-            for leaf, shape, shared in zip(leaves, shapes, is_shared, strict=True)
-        ]
-        operands += map(self._make_whole, jax.tree.leaves(gradients))
-        values = zip(self._run(closed, operands), is_shared, strict=True)
-        return jax.tree.unflatten(
-            structure, [v.part if shared else v.whole for v, shared in values]
+        arrays = list(
+            zip(leaves, jax.tree.leaves(self.state), jax.tree.leaves(self.specs), strict=True)
         )
+        operands = [
+            _Value(whole.shape, partial(_return, leaf), _refuse) if spec else self._wrap(leaf)
+            for leaf, whole, spec in arrays
+        ]
+        operands += map(self._wrap, jax.tree.leaves(gradients))
+        try:
+            values = self._run(jax.make_jaxpr(function)(self.state, gradients), operands)
+            results = [
+                value.part() if spec else value.whole()
+                for value, (_, _, spec) in zip(values, arrays, strict=True)
+            ]
+        except _WholeNeededError:
+            wholes = [
+                copy_unfused(self._gather([leaf], [whole.shape])[0]) if spec else leaf
+                for leaf, whole, spec in arrays
+            ]
+            updated = function(jax.tree.unflatten(structure, wholes), gradients)
+            results = [
+                self._take(copy_unfused(array)) if spec else array
+                for array, (_, _, spec) in zip(jax.tree.leaves(updated), arrays, strict=True)
+            ]
+        return jax.tree.unflatten(structure, results)
 
     def _run(self, closed: ClosedJaxpr, operands: Sequence[_Value]) -> list[_Value]:
-        return walk(closed, operands, self._compute, lambda _, value: self._make_whole(value))
+        return walk(closed, operands, self._compute, lambda _, value: self._wrap(value))
 
     def _compute(self, equation: JaxprEqn, operands: list[_Value]) -> list[_Value]:
-        """Compute an equation of an update, an elementwise one on parts if something reads them."""
+        """Compute an equation of an update. Raises _WholeNeededError."""
         called = called_jaxpr(equation)
         if called is not None:
             return self._run(called, operands)
-        name = equation.primitive.name
         shape = equation.outvars[0].aval.shape
+        arrays = {value.shape for value in operands if prod(value.shape) != 1}
+        repeats = equation.primitive.name == "broadcast_in_dim" and not arrays
+        is_local = repeats or (equation.primitive.name in ELEMENTWISE and arrays <= {shape})
+        dimension = find_shared_dimension(shape, self.devices)
 
         def compute_whole() -> list[Array]:
-            return bind_equation(equation, [value.whole for value in operands])
+            return bind_equation(equation, [value.whole() for value in operands])
 
         def compute_part() -> Array:
-            if name == "broadcast_in_dim":
-                return jnp.full(self._shape_part(shape), operands[0].whole.reshape(()))
-            # The other operands are scalars.
-            parts = [value.part if value.shape == shape else value.whole for value in operands]
+            if repeats:
+                assert dimension is not None, "devices share the array"
+                sizes = [*shape]
+                sizes[dimension] //= self.devices
+                return jnp.full(sizes, operands[0].whole().reshape(()))
+            parts = [value.part() if value.shape == shape else value.whole() for value in operands]
             return bind_equation(equation, parts)[0]
 
-        repeats_scalar = name == "broadcast_in_dim" and prod(operands[0].shape) == 1
-        if self._shape_part(shape) is not None and (name in ELEMENTWISE or repeats_scalar):
-            return [_Value(shape, compute_part, lambda: compute_whole()[0])]
-        return list(map(self._make_whole, compute_whole()))
+        if is_local and dimension is not None:
+            return [_Value(shape, cache(compute_part), cache(lambda: compute_whole()[0]))]
+        if not is_local and any(prod(var.aval.shape) != 1 for var in equation.outvars):
+            raise _WholeNeededError
+        return list(map(self._wrap, compute_whole()))
 
-    def _make_whole(self, array: Any) -> _Value:
-        return _Value(
-            jnp.shape(array), lambda: copy_unfused(self._take(array)), partial(_return, array)
-        )
-
-    def _take_parts(self, state: Any) -> Any:
-        return jax.tree.map(
-            lambda array, spec: self._take(array) if spec else array, state, self.specs
-        )
-
-    def _shape_part(self, shape: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the shape of a device's part; None if devices don't share the array."""
-        dimension = find_shared_dimension(shape, self.devices)
-        if dimension is None:
-            return None
-        return (*shape[:dimension], shape[dimension] // self.devices, *shape[dimension + 1 :])
+    def _wrap(self, array: Any) -> _Value:
+        """Return the value of an array that every device has."""
+        part = cache(lambda: copy_unfused(self._take(array)))
+        return _Value(jnp.shape(array), part, partial(_return, array))
 
     def _take(self, array: Array) -> Array:
         """Return this device's part of an array that devices share."""
@@ -194,23 +194,9 @@ class StateLayout:
         return arrays
 
 
-@dataclass(eq=False)
-class _Value:
-    """An array of an update. Its part and the whole array are computed if something reads them."""
-
-    shape: tuple[int, ...]
-    compute_part: Callable[[], Array]
-    compute_whole: Callable[[], Array]
-
-    @cached_property
-    def part(self) -> Array:
-        """This device's part of the array."""
-        return self.compute_part()
-
-    @cached_property
-    def whole(self) -> Array:
-        """The whole array."""
-        return self.compute_whole()
+def make_state_layout(parallel: ParallelSpec, state: Any, devices: int) -> StateLayout | None:
+    """Return how devices share a state with these shapes; None if every device has all of it."""
+    return StateLayout(state, devices) if parallel.mode == "fsdp" and devices > 1 else None
 
 
 def _return(array: Array) -> Array:
@@ -218,27 +204,4 @@ def _return(array: Array) -> Array:
 
 
 def _refuse() -> Array:
-    raise AssertionError("only elementwise equations read a part")
-
-
-def _adds_values(closed: ClosedJaxpr, is_shared: Sequence[bool]) -> bool:
-    """Whether other than elementwise equations read one of the first inputs that `is_shared`, or
-    what is computed from it."""
-    readers: list[str] = []
-
-    def compute(equation: JaxprEqn, operands: list[bool]) -> list[bool]:
-        called = called_jaxpr(equation)
-        if called is not None:
-            return walk(called, operands, compute, lambda *_: False)
-        if any(operands) and equation.primitive.name not in ELEMENTWISE:
-            readers.append(equation.primitive.name)
-        return [any(operands)] * len(equation.outvars)
-
-    others = [False] * (len(closed.jaxpr.invars) - len(is_shared))
-    walk(closed, [*is_shared, *others], compute, lambda *_: False)
-    return bool(readers)
-
-
-def make_state_layout(parallel: ParallelSpec, state: Any, devices: int) -> StateLayout | None:
-    """Return how devices share a state with these shapes; None if every device has all of it."""
-    return StateLayout(state, devices) if parallel.mode == "fsdp" and devices > 1 else None
+    raise _WholeNeededError

@@ -39,8 +39,7 @@ class ExecutionConfig:
     sink_size: int = 1000
     devices: int = 1
     shares_state: bool = False
-    """Whether each device stores a part of the parameters and of the optimizer's state. It changes
-    the memory of a step alone."""
+    """Whether each device stores a part of the state. It changes the memory of a step alone."""
     fusion: tuple[int, ...] | None = None
     """Indices of parameters at which gradients are split into all-reduces; None: one for all."""
     host_workers: int | None = None

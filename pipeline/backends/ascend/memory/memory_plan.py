@@ -127,16 +127,12 @@ class MemoryPlan:
 class _Chunk:
     """Adjacent buffers, with `guard_bytes` free at both ends."""
 
-    buffers: tuple[int, ...]
+    buffers: Mapping[int, int]
+    """Bytes of each buffer."""
     block: Block
     guard_bytes: int
     pool: Pool
     component: Component
-
-    @property
-    def inner_bytes(self) -> int:
-        """Bytes between the guards."""
-        return self.block.nbytes - 2 * self.guard_bytes
 
 
 def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1, owners: int = 1) -> MemoryPlan:
@@ -175,7 +171,8 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1, owners: int = 
         fits = nbytes <= _compute_pool_limits(hw)["communication"]
         pool: Pool = "communication" if fits else "feature maps"
         block = Block(nbytes, birth, death)
-        chunks.append(_Chunk(tuple(reduced), block, alignment, pool, "communication"))
+        gradients = {index: sizes[index] for index in reduced}
+        chunks.append(_Chunk(gradients, block, alignment, pool, "communication"))
     # The forward pass writes these buffers and the backward pass reads them.
     saved = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
     saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
@@ -192,16 +189,15 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1, owners: int = 
             nbytes = align(_count_part_bytes(graph.buffers[index], owners))
             if nbytes < sizes[index] and index in last_reads:
                 whole = Block(sizes[index], 0, last_reads[index] + 1)
-                chunks.append(_Chunk((index,), whole, 0, "feature maps", component))
-            chunks.append(_Chunk((index,), Block(nbytes, birth, death), 0, pool, component))
-    plan = _lay_out(chunks, sizes, max(len(graph.tasks), 1), hw)
+                chunks.append(_Chunk({index: sizes[index]}, whole, 0, "feature maps", component))
+            block = Block(nbytes, birth, death)
+            chunks.append(_Chunk({index: nbytes}, block, 0, pool, component))
+    plan = _lay_out(chunks, max(len(graph.tasks), 1), hw)
     plan.verify()
     return plan
 
 
-def _lay_out(
-    chunks: Sequence[_Chunk], sizes: Mapping[int, int], num_tasks: int, hw: Hardware
-) -> MemoryPlan:
+def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
     limits = _compute_pool_limits(hw)
@@ -216,10 +212,9 @@ def _lay_out(
         live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
-            for index in chunk.buffers:
+            for index, nbytes in chunk.buffers.items():
                 birth = chunk.block.birth
                 death = chunk.block.death
-                nbytes = sizes[index] if len(chunk.buffers) > 1 else chunk.inner_bytes
                 placements.append(
                     Placement(index, pool, chunk.component, start, nbytes, birth, death)
                 )

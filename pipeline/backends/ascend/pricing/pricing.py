@@ -313,8 +313,8 @@ class Pricing:
         key = (config.precision, by_op, config.without, config.devices > 1, norms, owners)
         if key not in self._shared.memory:
             graph, _ = self.tasks(config)
-            plan = plan_memory(graph, self.chip.hardware, config.devices, owners)
-            self._shared.memory[key] = plan
+            hardware = self.chip.hardware
+            self._shared.memory[key] = plan_memory(graph, hardware, config.devices, owners)
         return self._shared.memory[key]
 
     def with_figures(self, **figures: float) -> Pricing:
