@@ -120,9 +120,6 @@ class Executable(Protocol):
     def put(self, state: TrainState) -> TrainState:
         """Copy the state of a checkpoint to the device."""
 
-    def gather(self, state: TrainState) -> TrainState:
-        """Return a state that this process can read; all processes must call it."""
-
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, float32, a row for each update, without a new shape."""
 

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax import Array
-from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from pipeline.backends.base import (
@@ -55,7 +54,8 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_
 from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
-from pipeline.training.parallel.placement import DevicePlacement, is_readable
+from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.ranks import is_readable
 from pipeline.training.parallel.state_layout import StateLayout
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
@@ -199,16 +199,6 @@ class XlaExecutable:
             return jax.tree.map(lambda array: self.placement.put(np.asarray(array)), state)
         host = jax.tree.map(lambda array: np.array(array) if is_readable(array) else array, state)
         return self.placement.put(host, shardings)
-
-    def gather(self, state: TrainState) -> TrainState:
-        """Return a state that every process can read, with the arrays that they share on the host.
-
-        All processes must call it. One array at a time is whole on the devices.
-        """
-        return jax.tree.map(
-            lambda array: array if is_readable(array) else process_allgather(array, tiled=True),
-            state,
-        )
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, which are an argument of the program."""

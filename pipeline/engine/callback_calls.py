@@ -21,8 +21,7 @@ from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.parallel.placement import is_readable
-from pipeline.training.parallel.ranks import Agree
+from pipeline.training.parallel.ranks import Agree, is_readable
 from pipeline.training.telemetry import count_updates
 
 if TYPE_CHECKING:

@@ -117,8 +117,7 @@ class Hooks:
     collect: Callable[[TrainState, int], None] = do_nothing
     """Shows the weights and gradients of a state after a number of steps."""
     gather: Callable[[TrainState], TrainState] | None = None
-    """Returns a state that this process can read; all processes must call it. None: it can read any
-    state."""
+    """Returns a state that this process can read; all processes call it. None: it reads any."""
     signals: Signals = field(default_factory=Signals)
     """Requests from outside the process, which training checks after every dispatch."""
     agree: Agree = decide_alone

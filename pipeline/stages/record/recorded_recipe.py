@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
@@ -123,8 +122,8 @@ def keep_shards(recipe: Recipe) -> Recipe:
     if recipe.parallel.mode != "none" or resume in (None, "auto"):
         return recipe
     recorded = _read_recipe_to_resume(str(resume)).get("parallel")
-    with suppress(ValidationError, TypeError):
-        earlier = ParallelSpec.model_validate({**recorded, "devices": 1, "mesh": None})
+    with suppress(TypeError, ValueError):
+        earlier = ParallelSpec.model_validate({**dict(recorded or {}), "devices": 1, "mesh": None})
         if earlier.is_data_parallel and earlier.shards is not None:
             return recipe.model_copy(update={"parallel": earlier})
     return recipe

@@ -21,12 +21,7 @@ from pipeline.checkpoint.restore import (
 from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.tree_diff import Difference, leaves
-from pipeline.stages.record.recorded_recipe import (
-    EQUAL_MODES,
-    MODE,
-    decides_numbers,
-    find_changes,
-)
+from pipeline.stages.record.recorded_recipe import EQUAL_MODES, MODE, decides_numbers, find_changes
 from pipeline.training.state import TrainState
 
 

@@ -33,6 +33,7 @@ from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.non_finite_steps import Rollback
+from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -107,7 +108,7 @@ def open_training(
             examine=options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
             collect=_make_collector(run, observers),
-            gather=executable.gather if is_shared else None,
+            gather=gather_arrays if is_shared else None,
             signals=signals,
             agree=context.ranks.agree,
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import (
     AxisType,
     Mesh,
@@ -20,6 +21,7 @@ from jax.sharding import (
 
 from pipeline.core.host.platforms import platform_of
 from pipeline.training.parallel.parallel_spec import AXES, DATA, MODEL
+from pipeline.training.parallel.ranks import is_readable
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,11 @@ class DevicePlacement:
         )
 
 
-def is_readable(array: Any) -> bool:
-    """Whether this process has all values of an array."""
-    return not isinstance(array, jax.Array) or (
-        array.is_fully_replicated or array.is_fully_addressable
+def gather_arrays(tree: Any) -> Any:
+    """Return a tree that every process can read, with arrays of several processes on the host.
+
+    All processes must call it. One array at a time is whole on the devices.
+    """
+    return jax.tree.map(
+        lambda array: array if is_readable(array) else process_allgather(array, tiled=True), tree
     )

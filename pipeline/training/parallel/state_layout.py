@@ -139,27 +139,25 @@ class StateLayout:
         called = called_jaxpr(equation)
         if called is not None:
             return self._run(called, operands)
-        shape = equation.outvars[0].aval.shape
+        shapes: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in equation.outvars]
+        shape = shapes[0]
         arrays = {value.shape for value in operands if prod(value.shape) != 1}
         repeats = equation.primitive.name == "broadcast_in_dim" and not arrays
         is_local = repeats or (equation.primitive.name in ELEMENTWISE and arrays <= {shape})
-        dimension = find_shared_dimension(shape, self.devices)
+        is_shared = find_shared_dimension(shape, self.devices) is not None
 
         def compute_whole() -> list[Array]:
             return bind_equation(equation, [value.whole() for value in operands])
 
         def compute_part() -> Array:
             if repeats:
-                assert dimension is not None, "devices share the array"
-                sizes = [*shape]
-                sizes[dimension] //= self.devices
-                return jnp.full(sizes, operands[0].whole().reshape(()))
+                return self._take(compute_whole()[0])
             parts = [value.part() if value.shape == shape else value.whole() for value in operands]
             return bind_equation(equation, parts)[0]
 
-        if is_local and dimension is not None:
+        if is_local and is_shared:
             return [_Value(shape, cache(compute_part), cache(lambda: compute_whole()[0]))]
-        if not is_local and any(prod(var.aval.shape) != 1 for var in equation.outvars):
+        if not is_local and any(prod(other) != 1 for other in shapes):
             raise _WholeNeededError
         return list(map(self._wrap, compute_whole()))
 

@@ -38,8 +38,6 @@ class ExecutionConfig:
     mode: Mode = "loop_sink"
     sink_size: int = 1000
     devices: int = 1
-    shares_state: bool = False
-    """Whether each device stores a part of the state. It changes the memory of a step alone."""
     fusion: tuple[int, ...] | None = None
     """Indices of parameters at which gradients are split into all-reduces; None: one for all."""
     host_workers: int | None = None
@@ -59,6 +57,8 @@ class ExecutionConfig:
     """Stack whose launches and conversions are priced; None: MindSpore, in the mode `mode`."""
     keep_batchnorm_fp32: bool = False
     """MindSpore's option of amp levels, off in the scripts of its model zoo."""
+    shares_state: bool = False
+    """Whether each device stores a part of the state. It changes the memory of a step alone."""
 
 
 @dataclass(frozen=True)
