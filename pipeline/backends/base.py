@@ -19,7 +19,7 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.sharding_rules import ShardingRules
-from pipeline.training.parallel.state_layout import StateLayout
+from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
@@ -78,7 +78,7 @@ class CompileInputs:
     """Patterns of the paths of layers that eager mode compiles."""
     sharding_rules: ShardingRules | None = None
     """How devices share parameters; None if each device has all parameters."""
-    layout: StateLayout | None = None
+    sharing: StateSharing | None = None
     """How devices share the state, with one part for each; None if each has all of it."""
     single_steps: bool = False
     """Whether a program is one step, or one batch of an evaluation, without a loop around it."""

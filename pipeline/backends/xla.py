@@ -56,7 +56,7 @@ from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import is_readable
-from pipeline.training.parallel.state_layout import StateLayout
+from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.step_record import FLAGS, Record
@@ -293,7 +293,7 @@ def _make_specs(
     eval_inputs = work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     rules = work.sharding_rules
-    layout = work.layout
+    sharing = work.sharing
     shardings = _find_state_shardings(work, state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(make_buffers, train)))
@@ -318,10 +318,10 @@ def _make_specs(
         # Every device runs the programs on its rows of a batch.
         replicated = PartitionSpec()
         state_parts: Any = replicated
-        if layout is not None:
-            state_parts = layout.specs
-            init = _take_initial_parts(layout, init)
-            evaluation = _gather_weights(layout, evaluation)
+        if sharing is not None:
+            state_parts = sharing.specs
+            init = _take_initial_parts(sharing, init)
+            evaluation = _gather_weights(sharing, evaluation)
         init = _on_mesh(init, placement, (replicated,), state_parts)
         range_and_constants = [replicated] * 3
         carry_parts = LoopCarry(state_parts, replicated, replicated)
@@ -353,20 +353,20 @@ def _find_state_shardings(
     """Return the sharding of each array of a state; None if every device has the whole state."""
     if work.sharding_rules is not None:
         return work.sharding_rules.state_shardings(state, placement)
-    if work.layout is not None:
-        return jax.tree.map(placement.make_sharding, work.layout.specs)
+    if work.sharing is not None:
+        return jax.tree.map(placement.make_sharding, work.sharing.specs)
     return None
 
 
-def _take_initial_parts(layout: StateLayout, init: Callable[..., Any]) -> Callable[..., Any]:
+def _take_initial_parts(sharing: StateSharing, init: Callable[..., Any]) -> Callable[..., Any]:
     """Return an initialisation that returns the device's part of a shared state."""
-    return lambda seed: layout.take_parts(init(seed))
+    return lambda seed: sharing.take_parts(init(seed))
 
 
-def _gather_weights(layout: StateLayout, evaluate: Callable[..., EvalSums]) -> Callable[..., Any]:
+def _gather_weights(sharing: StateSharing, evaluate: Callable[..., EvalSums]) -> Callable[..., Any]:
     """Return an evaluation that gathers the weights of a shared state first."""
     return lambda state, *arguments: evaluate(
-        layout.gather_fields(state, "params", "average"), *arguments
+        sharing.gather_fields(state, "params", "average"), *arguments
     )
 
 

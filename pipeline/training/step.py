@@ -134,7 +134,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
-    whole = state if config.layout is None else config.layout.gather_fields(state, "params")
+    whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
     gradients = compute_step_gradients(config, whole, batch)
     return _update_state(config, state, gradients, batch.count, learning_rates)
 
@@ -162,8 +162,8 @@ def _update_state(
         unscaled = gradients._replace(values=values)
         return apply_update(config, state, unscaled, count, unscale, rates)
 
-    if config.layout is not None:
-        update = partial(config.layout.update, update)
+    if config.sharing is not None:
+        update = partial(config.sharing.update, update)
     after = apply_if_finite(outcome.applied, lambda s: update(s, gradients.values), state)
     after = count_overflow(config.loss_scale, after, outcome)
     return count_non_finite_step(config.on_nan, after, outcome), record

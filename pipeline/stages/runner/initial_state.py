@@ -21,7 +21,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.training.parallel.state_layout import StateLayout, make_state_layout
+from pipeline.training.parallel.state_sharing import StateSharing, make_state_sharing
 from pipeline.training.state import TrainState, restart_average
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[Tra
     built = run.built
     executable = run.executable
     placement = run.backend.placement
-    layout = make_state_layout(context.recipe.parallel, built.state, placement.parts)
-    _require_room(context.recipe.model.name, built, placement.free_bytes, layout)
+    sharing = make_state_sharing(context.recipe.parallel, built.state, placement.parts)
+    _require_room(context.recipe.model.name, built, placement.free_bytes, sharing)
     if context.resuming and restored is None:
         saved = _read_last_checkpoint(context, built)
         # No fresh weights are made, since they would double the memory.
@@ -101,7 +101,7 @@ def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[Tra
 
 
 def _require_room(
-    model: str, built: Built, free_bytes: int | None, layout: StateLayout | None
+    model: str, built: Built, free_bytes: int | None, sharing: StateSharing | None
 ) -> None:
     """Raise RunError if the state doesn't fit into memory; `free_bytes` is None unless on a GPU."""
     leaves = jax.tree.leaves(built.state)
@@ -111,7 +111,7 @@ def _require_room(
         if free_bytes is None:
             require_room(size_bytes, content)
             return
-        size_bytes = size_bytes if layout is None else layout.part_bytes
+        size_bytes = size_bytes if sharing is None else sharing.part_bytes
         if size_bytes > free_bytes:
             raise ValueError(
                 f"{content} would take {size_bytes / 1e9:,.1f} GB of the GPU's memory, and "

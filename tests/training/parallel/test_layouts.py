@@ -18,7 +18,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
-from pipeline.training.parallel.state_layout import find_shared_dimension
+from pipeline.training.parallel.state_sharing import find_shared_dimension
 from tests import outcome
 from tests.whole_run import run
 

@@ -21,7 +21,7 @@ from pipeline.backends.ascend.memory.placement import (
     pack_blocks,
     sum_live_bytes,
 )
-from pipeline.training.parallel.state_layout import SHARED_FIELDS, find_shared_dimension
+from pipeline.training.parallel.state_sharing import SHARED_FIELDS, find_shared_dimension
 
 GIB = 2**30
 TIGHT = 0.1

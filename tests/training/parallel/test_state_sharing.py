@@ -20,7 +20,7 @@ from jax.tree_util import register_dataclass
 
 from pipeline.training.parallel.devices import provide_cpu_devices
 from pipeline.training.parallel.fixed_sum import copy_unfused
-from pipeline.training.parallel.state_layout import StateLayout, find_shared_dimension
+from pipeline.training.parallel.state_sharing import StateSharing, find_shared_dimension
 
 DEVICES = 8
 SHAPES = {"kernel": (24, 10), "bias": (24,), "conv": (3, 3, 4, 16), "odd": (7, 5)}
@@ -29,7 +29,7 @@ SHAPES = {"kernel": (24, 10), "bias": (24,), "conv": (3, 3, 4, 16), "odd": (7, 5
 @register_dataclass
 @dataclass(frozen=True)
 class State:
-    """The fields that a layout reads."""
+    """The fields that a sharing reads."""
 
     params: Any
     opt_state: Any
@@ -64,7 +64,7 @@ def run_updates(
         for _ in range(4)
     )
     state = State(params, optimizer.init(params), None)
-    layout = StateLayout(jax.eval_shape(lambda: state), DEVICES)
+    sharing = StateSharing(jax.eval_shape(lambda: state), DEVICES)
     stacked = jax.tree.map(lambda *arrays: np.stack(arrays), *gradients)
 
     def update(state: State, gradients: Any) -> State:
@@ -74,7 +74,7 @@ def run_updates(
         return State(params, opt_state, None)
 
     def loop(state: State, stacked: Any, count: Any) -> State:
-        compute = partial(layout.update, update) if shares else update
+        compute = partial(sharing.update, update) if shares else update
 
         def body(carry: tuple[Any, State]) -> tuple[Any, State]:
             number, state = carry
@@ -88,7 +88,7 @@ def run_updates(
         return jax.lax.while_loop(lambda carry: carry[0] < count, body, (jnp.int32(0), state))[1]
 
     whole = PartitionSpec()
-    parts = layout.specs if shares else whole
+    parts = sharing.specs if shares else whole
     on_mesh = jax.shard_map(
         loop, mesh=mesh, in_specs=(parts, whole, whole), out_specs=parts, check_vma=False
     )

@@ -50,7 +50,7 @@ class _WholeNeededError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class StateLayout:
+class StateSharing:
     """How the devices along an axis of `shard_map` share a state."""
 
     state: Any
@@ -192,9 +192,9 @@ class StateLayout:
         return arrays
 
 
-def make_state_layout(parallel: ParallelSpec, state: Any, devices: int) -> StateLayout | None:
+def make_state_sharing(parallel: ParallelSpec, state: Any, devices: int) -> StateSharing | None:
     """Return how devices share a state with these shapes; None if every device has all of it."""
-    return StateLayout(state, devices) if parallel.mode == "fsdp" and devices > 1 else None
+    return StateSharing(state, devices) if parallel.mode == "fsdp" and devices > 1 else None
 
 
 def _return(array: Array) -> Array:
