@@ -19,6 +19,7 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.sharding_rules import ShardingRules
+from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
@@ -77,6 +78,8 @@ class CompileInputs:
     """Patterns of the paths of layers that eager mode compiles."""
     sharding_rules: ShardingRules | None = None
     """How devices share parameters; None if each device has all parameters."""
+    sharing: StateSharing | None = None
+    """How devices share the state, with one part for each; None if each has all of it."""
     single_steps: bool = False
     """Whether a program is one step, or one batch of an evaluation, without a loop around it."""
     recomputes: bool = False
@@ -175,6 +178,8 @@ class StepToPrice:
     """Whether the recipe's batch size is for each device, not for all together."""
     exchange_bytes: tuple[int, ...] = ()
     """Bytes of each all-reduce of the devices besides the gradients'."""
+    shares_state: bool = False
+    """Whether each device stores a part of the parameters and of the optimizer's state."""
 
     @property
     def device_batch(self) -> int:

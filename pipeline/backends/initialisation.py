@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import Sharding
 
 from pipeline.backends.find_draws import (
     BITS,
@@ -63,11 +64,13 @@ def compile_initialisation(
     placement: DevicePlacement,
     compile_: Compile,
     compile_on_devices: Callable[..., Any],
+    shardings: Sequence[Sharding] | None = None,
 ) -> Callable[[Array], TrainState]:
     """Compile `init(seed)` into a function with the same results, bit for bit.
 
     `compile_` compiles a function for one device of this process. Results that are not drawn value
-    by value have a program for all devices, which `compile_on_devices` compiles.
+    by value have a program for all devices, which `compile_on_devices` compiles. `shardings` are
+    those of the state's arrays; None if every device has all of them.
     """
     traced, state = jax.make_jaxpr(init, return_shape=True)(seed)
     arrays = find_draws(traced)
@@ -90,24 +93,27 @@ def compile_initialisation(
         for formula, draws in by_formula.items()
     }
 
+    def put(position: int, array: Any) -> Any:
+        return placement.put(array, None if shardings is None else shardings[position])
+
     def initialise(words: Array) -> TrainState:
         leaves: list[Any] = [None] * len(arrays)
         if compute_undrawn is not None:
             for position, leaf in zip(undrawn, compute_undrawn(words), strict=True):
-                leaves[position] = leaf
+                leaves[position] = leaf if shardings is None else put(position, np.asarray(leaf))
         host_words = np.asarray(words)
         for formula, draws in by_formula.items():
             sampler = samplers[formula]()
             for portion in _split_portions(draws):
                 values = _draw_arrays(list(portion.values()), sampler, host_words)
                 for position, draw in portion.items():
-                    leaves[position] = placement.put(values[draw])
+                    leaves[position] = put(position, values[draw])
                 # Without waiting, the host would hold the arrays of all portions at once.
                 jax.block_until_ready([leaves[position] for position in portion])
         for fill, positions in fills.values():
             constant = np.full(fill.shape, fill.value)
             for position in positions:
-                leaves[position] = placement.put(constant)
+                leaves[position] = put(position, constant)
         return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
     return initialise

@@ -55,6 +55,8 @@ from pipeline.models.modules.jit_layers import compile_layers
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement
+from pipeline.training.parallel.ranks import is_readable
+from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.state import TrainState
 from pipeline.training.step import TrainStep
 from pipeline.training.step_record import FLAGS, Record
@@ -197,11 +199,11 @@ class XlaExecutable:
 
     def put(self, state: TrainState) -> TrainState:
         """Copy a state to the device, array by array."""
-        rules = self.work.sharding_rules
-        if rules is None:
+        shardings = _find_state_shardings(self.work, state, self.placement)
+        if shardings is None:
             return jax.tree.map(lambda array: self.placement.put(np.asarray(array)), state)
-        host = jax.tree.map(np.array, state)
-        return self.placement.put(host, rules.state_shardings(host, self.placement))
+        host = jax.tree.map(lambda array: np.array(array) if is_readable(array) else array, state)
+        return self.placement.put(host, shardings)
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
         """Replace the learning rates, which are an argument of the program."""
@@ -297,7 +299,8 @@ def _make_specs(
     eval_inputs = work.eval.window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     rules = work.sharding_rules
-    shardings = None if rules is None else rules.state_shardings(state, placement)
+    sharing = work.sharing
+    shardings = _find_state_shardings(work, state, placement)
     state = placement.shapes(state, shardings)
     carry = LoopCarry(state, *placement.shapes(jax.eval_shape(make_buffers, train)))
     sums = placement.shapes(jax.eval_shape(step.zero_sums))
@@ -320,12 +323,18 @@ def _make_specs(
     else:
         # Every device runs the programs on its rows of a batch.
         replicated = PartitionSpec()
-        init = _on_mesh(init, placement, (replicated,))
+        state_parts: Any = replicated
+        if sharing is not None:
+            state_parts = sharing.specs
+            init = _take_initial_parts(sharing, init)
+            evaluation = _gather_weights(sharing, evaluation)
+        init = _on_mesh(init, placement, (replicated,), state_parts)
         range_and_constants = [replicated] * 3
-        train_parts = (replicated, _partition_window(train), replicated, *range_and_constants)
-        training = _on_mesh(training, placement, train_parts)
-        eval_parts = (replicated, replicated, _partition_window(eval_inputs), *range_and_constants)
-        evaluation = _on_mesh(evaluation, placement, eval_parts)
+        carry_parts = LoopCarry(state_parts, replicated, replicated)
+        train_parts = (carry_parts, _partition_window(train), replicated, *range_and_constants)
+        training = _on_mesh(training, placement, train_parts, carry_parts)
+        eval_parts = (state_parts, replicated, _partition_window(eval_inputs), *range_and_constants)
+        evaluation = _on_mesh(evaluation, placement, eval_parts, replicated)
         init_options = (
             UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
         )
@@ -344,12 +353,38 @@ def _intercept_step(step: TrainStep, interceptor: Callable[..., Any]) -> TrainSt
     return replace(step, step=intercept(step.step), evaluate=intercept(step.evaluate))
 
 
+def _find_state_shardings(
+    work: CompileInputs, state: TrainState, placement: DevicePlacement
+) -> Any:
+    """Return the sharding of each array of a state; None if every device has the whole state."""
+    if work.sharding_rules is not None:
+        return work.sharding_rules.state_shardings(state, placement)
+    if work.sharing is not None:
+        return jax.tree.map(placement.make_sharding, work.sharing.specs)
+    return None
+
+
+def _take_initial_parts(sharing: StateSharing, init: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an initialisation that returns the device's part of a shared state."""
+    return lambda seed: sharing.take_parts(init(seed))
+
+
+def _gather_weights(sharing: StateSharing, evaluate: Callable[..., EvalSums]) -> Callable[..., Any]:
+    """Return an evaluation that gathers the weights of a shared state first."""
+    return lambda state, *arguments: evaluate(
+        sharing.gather_fields(state, "params", "average"), *arguments
+    )
+
+
 def _on_mesh(
-    function: Callable[..., Any], placement: DevicePlacement, partition: tuple[Any, ...]
+    function: Callable[..., Any],
+    placement: DevicePlacement,
+    partition: tuple[Any, ...],
+    results: Any,
 ) -> Callable[..., Any]:
     """Return a function that every device of a mesh runs on its share of each argument.
 
-    All devices return the same results.
+    `results` is the partition of the results. Replicated ones are the same on all devices.
     """
     if placement.mesh is None:
         return function
@@ -357,7 +392,7 @@ def _on_mesh(
         function,
         mesh=placement.mesh,
         in_specs=partition,
-        out_specs=PartitionSpec(),
+        out_specs=results,
         check_vma=False,
     )
 
@@ -413,13 +448,15 @@ def _compile_initialisation(
         return compile_(function, shapes, options)
 
     def compile_on_all(function: Callable[..., Any]) -> Any:
-        on_mesh = _on_mesh(function, placement, (PartitionSpec(),))
+        on_mesh = _on_mesh(function, placement, (PartitionSpec(),), PartitionSpec())
         return compile_(on_mesh, spec.args, spec.compiler_options)
 
     started_at = time.perf_counter()
+    state = jax.eval_shape(work.step.init, work.seed)
+    shardings = jax.tree.leaves(_find_state_shardings(work, state, placement)) or None
     with watch_compiler(spec.name, watch) as events:
         init = compile_initialisation(
-            work.step.init, work.seed, placement, compile_on_one, compile_on_all
+            work.step.init, work.seed, placement, compile_on_one, compile_on_all, shardings
         )
     seconds = time.perf_counter() - started_at
     cache = find_cache_outcome(events)

@@ -27,7 +27,7 @@ def check_parallel_mode(recipe: Recipe) -> Iterator[str]:
         for key, value in values.items():
             if value is not None:
                 yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
-    if parallel.mode != "data":
+    if not parallel.is_data_parallel:
         # With `exact`, which sharded parameters refuse anyway, `shards` may be the default.
         is_user_set = parallel.mode == "none" or parallel.reproducible != "exact"
         if parallel.shards is not None and is_user_set:
@@ -62,17 +62,17 @@ def check_shards(recipe: Recipe) -> Iterator[str]:
     devices = parallel.batch_parts
     if parallel.mode in ("none", "auto"):
         return
-    if parallel.mode == "data" and parallel.mesh_sizes["model"] > 1:
+    if parallel.is_data_parallel and parallel.mesh_sizes["model"] > 1:
         yield (
             f"parallel.mesh.model = {parallel.mesh_sizes['model']}: must be 1 with "
-            "parallel.mode=data; semi_auto shards parameters"
+            f"parallel.mode={parallel.mode}; semi_auto shards parameters"
         )
     batches = {"train.batch_size": train.batch_size}
     microbatches = {"train.batch_size": train.accumulate_steps, "dataset.eval.batch_size": 1}
     if recipe.dataset.eval.batch_size is not None:
         batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
     if parallel.reproducible != "exact":
-        if parallel.mode == "data" and parallel.shards is not None:
+        if parallel.is_data_parallel and parallel.shards is not None:
             yield (
                 f"parallel.shards = {parallel.shards}: must be null with parallel.reproducible = "
                 f"{parallel.reproducible}, where each device computes its part undivided; exact "
@@ -120,6 +120,8 @@ def check_features(recipe: Recipe) -> Iterator[str]:
             "parallel.mirror_mean = false: needs train.loss.reduction=mean; a sum has no mean of "
             "devices"
         )
+    if parallel.mode == "fsdp" and train.optimizer.observes_layers:
+        yield f"train.optimizer = {train.optimizer.name}: must be another optimizer with {mode}"
     if train.mode == "eager":
         yield f"train.mode = eager: must be graph with {mode}"
     if (split.num_shards or 1) > 1:
@@ -190,6 +192,9 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
         )
     if recipe.train.on_nan.name == "rollback":
         yield f"train.on_nan = rollback: must be stop or skip {reason}"
+    collect_every = recipe.monitor.collect_every
+    if parallel.mode == "fsdp" and collect_every is not None:
+        yield f"monitor.collect_every = {collect_every}: must be null {reason} and fsdp"
     if parallel.devices is not None and parallel.devices % processes:
         yield (
             f"parallel.devices = {parallel.devices}: must be a multiple of "

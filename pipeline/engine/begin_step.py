@@ -15,6 +15,7 @@ from jax import Array
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pipeline.core.host.jaxpr import (
+    ELEMENTWISE,
     bind_equation,
     bind_variables,
     called_jaxpr,
@@ -22,15 +23,7 @@ from pipeline.core.host.jaxpr import (
     scope_of,
 )
 
-ELEMENTWISE = frozenset(
-    {
-        *("abs", "add", "add_any", "and", "broadcast_in_dim", "cbrt", "ceil", "clamp"),
-        *("convert_element_type", "copy", "cos", "div", "eq", "exp", "exp2", "expm1", "floor"),
-        *("ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max"),
-        *("min", "mul", "ne", "neg", "not", "or", "pow", "reshape", "round", "rsqrt"),
-        *("select_n", "sign", "sin", "sqrt", "square", "squeeze", "sub", "tanh", "xor"),
-    }
-)
+CHEAP = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze"}
 """Primitives that are as fast in a branch as in the program around it."""
 
 
@@ -73,7 +66,7 @@ def _split(jaxpr: Jaxpr, measured: Iterable[Any]) -> tuple[list[JaxprEqn], list[
     first: list[JaxprEqn] = []
     update: list[JaxprEqn] = []
     for equation in reversed(jaxpr.eqns):
-        if needed.isdisjoint(equation.outvars) and _is_elementwise(equation):
+        if needed.isdisjoint(equation.outvars) and _is_cheap(equation):
             update.append(equation)
         else:
             first.append(equation)
@@ -81,11 +74,11 @@ def _split(jaxpr: Jaxpr, measured: Iterable[Any]) -> tuple[list[JaxprEqn], list[
     return first[::-1], update[::-1]
 
 
-def _is_elementwise(equation: JaxprEqn) -> bool:
+def _is_cheap(equation: JaxprEqn) -> bool:
     called = called_jaxpr(equation)
     if called is not None:
-        return all(map(_is_elementwise, called.jaxpr.eqns))
-    return equation.primitive.name in ELEMENTWISE
+        return all(map(_is_cheap, called.jaxpr.eqns))
+    return equation.primitive.name in CHEAP
 
 
 def _compute_equations(equations: Iterable[JaxprEqn], values: dict[Var, Any]) -> None:

@@ -21,7 +21,7 @@ from pipeline.core.files.value_text import show
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import Evaluation
 from pipeline.engine.schedule import RunSchedule
-from pipeline.training.parallel.ranks import Agree
+from pipeline.training.parallel.ranks import Agree, is_readable
 from pipeline.training.telemetry import count_updates
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ class RunView(RunControl):
     def _params(self) -> Any:
         if self.state is None:
             raise ValueError("the parameters can be read once training has begun")
+        if not all(map(is_readable, jax.tree.leaves(self.state.params))):
+            raise ValueError("parameters can't be read if several processes share them")
         return self.state.params if self.new_params is None else self.new_params
 
 

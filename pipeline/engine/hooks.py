@@ -71,7 +71,8 @@ class Saves:
         callbacks = hooks.callbacks.state(run.granted)
         if callbacks != CallbackState():
             host_state[CALLBACKS] = asdict(callbacks)
-        self.writer.save(step, run.state, host_state, metrics)
+        state = run.state if hooks.gather is None else hooks.gather(run.state)
+        self.writer.save(step, state, host_state, metrics)
 
 
 def evaluate_nothing(state: TrainState) -> Evaluation | None:
@@ -115,6 +116,8 @@ class Hooks:
     """Dumps the step after a number of steps, without changing the state."""
     collect: Callable[[TrainState, int], None] = do_nothing
     """Shows the weights and gradients of a state after a number of steps."""
+    gather: Callable[[TrainState], TrainState] | None = None
+    """Returns a state that this process can read; all processes call it. None: it reads any."""
     signals: Signals = field(default_factory=Signals)
     """Requests from outside the process, which training checks after every dispatch."""
     agree: Agree = decide_alone

@@ -82,6 +82,8 @@ class Decision(NamedTuple):
     """Signal to stop, as text."""
     prune: str | None
     """Reason to end a run that isn't worth continuing."""
+    save: bool
+    """Whether a checkpoint is requested, or due by time."""
 
 
 def train(
@@ -176,19 +178,20 @@ def train(
             raise_failure(hooks, run)
         if schedule.dumps_at(history.step):
             hooks.dump(run.state, history.step)
-        is_requested = hooks.signals.saves > num_saves
-        if has_steps and (is_requested or hooks.saves.is_due(time.monotonic() - saved_at)):
-            hooks.saves.save(hooks, run)
-            saved_at = time.monotonic()
-            num_saves = hooks.signals.saves
 
-        # Stop, or continue with the next dispatch.
+        # Stop, or save and continue with the next dispatch.
         is_last = history.step == schedule.run.total
-        decision = decide(hooks, run, dispatch_size.max_steps, is_last=is_last)
+        is_requested = hooks.signals.saves > num_saves
+        is_due = is_requested or hooks.saves.is_due(time.monotonic() - saved_at)
+        decision = decide(hooks, run, dispatch_size.max_steps, is_last=is_last, is_due=is_due)
         is_over = hooks.early_stop.is_over or run.granted.stop or decision.prune
         is_inside_segment = has_steps and not events
         if is_last or decision.stop or (is_over and not is_inside_segment):
             break
+        if has_steps and decision.save:
+            hooks.saves.save(hooks, run)
+            saved_at = time.monotonic()
+            num_saves = hooks.signals.saves
         requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 
@@ -233,13 +236,13 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
     return telemetry, seconds
 
 
-def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool) -> Decision:
+def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool, is_due: bool) -> Decision:
     """Return the first process's decision; a run at its end is never pruned."""
     can_prune = not is_last and run.pending is None
 
     def make_decision() -> list[Any]:
         prune = hooks.prune(run.verdict) if can_prune else None
-        return [max_steps, hooks.signals.stop, prune]
+        return [max_steps, hooks.signals.stop, prune, is_due]
 
     return Decision._make(hooks.agree(make_decision))
 
@@ -311,9 +314,12 @@ def set_rates(program: Program, hooks: Hooks, granted: Requests) -> None:
 
 
 def raise_failure(hooks: Hooks, run: Progress) -> None:
-    """Raise the error of a callback that ends the run, once the state is saved."""
+    """Raise the error of a callback that ends the run, once the state is saved.
+
+    The state isn't saved if other processes have parts of it, as they don't know of the error.
+    """
     if hooks.callbacks.failure is not None:
-        if run.history.step > 0:
+        if run.history.step > 0 and hooks.gather is None:
             hooks.saves.save(hooks, run)
         raise hooks.callbacks.failure
 

@@ -43,6 +43,7 @@ from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import select_phase
 from pipeline.training.parallel.shards import Shards, make_shards
+from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.rate_table import RateFile, TableSchedule
 from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import TrainStep, init_state, init_variables, make_train_step
@@ -69,12 +70,12 @@ class Built:
         """Make the pure functions of the step, for one device."""
         return make_train_step(self.step_config)
 
-    def step_on(self, shards: Shards | None) -> TrainStep:
-        """Make the pure functions of the step, for the devices that share the shards.
+    def step_on(self, shards: Shards | None, sharing: StateSharing | None = None) -> TrainStep:
+        """Make the pure functions of the step, for devices that share shards, and maybe the state.
 
         Raises RecipeError if batch statistics of all devices are needed in a custom network.
         """
-        step_config = replace(self.step_config, shards=shards)
+        step_config = replace(self.step_config, shards=shards, sharing=sharing)
         if shards is not None and shards.sync_batch_norm and shards.axis is not None:
             if not isinstance(step_config.network, Network):
                 raise RecipeError(

@@ -34,6 +34,7 @@ from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.record.run_directory import COMPILED
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.parallel.shards import make_shards
+from pipeline.training.parallel.state_sharing import make_state_sharing
 
 LONG_S = 2.0
 """Seconds of compiling after which `CALLS_ONEDNN` is printed."""
@@ -94,7 +95,7 @@ def compile_programs(
         reporter.warn(f"train.remat = auto: {line}, and {recipe.model.name} has no blocks")
         return executable
     shards = make_shards(recipe.parallel, recipe.train.batch_size, backend.placement.parts)
-    step = recompute_blocks(built).step_on(shards)
+    step = recompute_blocks(built).step_on(shards, inputs.sharing)
     inputs = replace(inputs, step=step, recomputes=True, key=None)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
     after_bytes = get_training_temporaries(executable)
@@ -129,8 +130,10 @@ def make_compile_inputs(
     dispatch_steps = built.run_schedule.sink_steps if train.sink_size != "auto" else None
     if not train.sink or train.mechanism == "soft":
         dispatch_steps = 1
+    shards = make_shards(recipe.parallel, train.batch_size, placement.parts)
+    sharing = make_state_sharing(recipe.parallel, built.state, placement.parts)
     return CompileInputs(
-        step=built.step_on(make_shards(recipe.parallel, train.batch_size, placement.parts)),
+        step=built.step_on(shards, sharing),
         train=make_loader(source, train.feed, report),
         eval=make_loader(eval_source, train.feed),
         learning_rates=built.learning_rates,
@@ -138,6 +141,7 @@ def make_compile_inputs(
         eager=train.mode == "eager",
         jit_layers=train.jit_layers,
         sharding_rules=make_sharding_rules(recipe.parallel),
+        sharing=sharing,
         single_steps=built.single_steps,
         recomputes=train.remat == "blocks",
         train_sample=_make_train_loader(recipe, dataset, backend) if recipe.eval.on_train else None,
@@ -195,6 +199,11 @@ def compile_to_executable(
             for op in read_collectives(executable.program_text)
         ]
         reporter.stage("compile", f"collectives: {'; '.join(collectives) or 'none'}")
+    if inputs.sharing is not None:
+        part_mb = inputs.sharing.part_bytes / 1e6
+        reporter.stage(
+            "compile", f"each device has {part_mb:,.3f} MB of the weights and the optimizer"
+        )
     reporter.stage(
         "compile",
         f"{report.compile_s:.1f} s in all; training data {train.kind}, "

@@ -19,7 +19,7 @@ from pipeline.stages.autosink.choose_sink import (
     make_modelled_costs,
 )
 from pipeline.stages.build import Built
-from pipeline.stages.plan_devices import describe_shardings
+from pipeline.stages.plan_devices import describe_gathering, describe_shardings
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.curvature import group_layers
 from pipeline.training.parallel.devices import num_devices
@@ -63,7 +63,9 @@ def estimate_cost(
 def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
     """Report how sharded parameters change the estimate, which is for data parallelism."""
     mode = recipe.parallel.mode
-    if mode not in ("none", "data"):
+    if mode == "fsdp":
+        reporter.stage("modelled", describe_gathering(recipe, built))
+    elif mode not in ("none", "data"):
         reporter.stage("modelled", f"parallel.mode = {mode}: the estimate is that of mode data")
         reporter.stage("modelled", describe_shardings(recipe, dataset, built))
 
@@ -100,6 +102,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         keep_batchnorm_fp32=bool(train.keep_batchnorm_fp32),
         choose_sink=choose_sink if chooses_sink(train) else None,
         is_batch_per_device=recipe.parallel.batch_per_device is not None,
+        shares_state=recipe.parallel.mode == "fsdp",
         exchange_bytes=_count_exchange_bytes(built, make_batch(train.batch_size)),
     )
 

@@ -22,7 +22,7 @@ from pipeline.backends.planner.search import (
     search,
 )
 from pipeline.backends.planner.traced_loss import LossToPlan, make_loss
-from pipeline.backends.rates import Rates
+from pipeline.backends.rates import DeviceGroup, Rates
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.reporter import Reporter
@@ -129,6 +129,17 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     if data_parallel is not None:
         text += f", {plan.step_ms / data_parallel.step_ms:.2f}x that of data parallelism"
     return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {format_moved(plan)} moved"
+
+
+def describe_gathering(recipe: Recipe, built: Built) -> str:
+    """Return a line for the log about the time in which devices gather shared parameters."""
+    nbytes = built.parameter_bytes
+    devices = DeviceGroup(num_devices(recipe.parallel))
+    gather_ms = _find_rates(recipe).collective_us("all_gather", nbytes, devices) / 1e3
+    return (
+        f"parallel.mode = fsdp: the memory is that of a device, the time that of mode data; "
+        f"{gather_ms:.3g} ms more to gather {nbytes / 1e6:,.1f} MB of parameters in each step"
+    )
 
 
 def _find_rates(recipe: Recipe) -> Rates:

@@ -27,6 +27,7 @@ from pipeline.training.curvature import CurvatureRule, LayerSums
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.non_finite_steps import STOP, NonFinitePolicy
 from pipeline.training.parallel.shards import Shards
+from pipeline.training.parallel.state_sharing import StateSharing
 
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
@@ -94,6 +95,8 @@ class StepConfig:
     """Mapped training images, if an op draws their size; empty if all are like `image`."""
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch isn't split."""
+    sharing: StateSharing | None = None
+    """How devices share the state; None if each has all of it."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 

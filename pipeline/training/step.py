@@ -134,7 +134,8 @@ def make_train_step(config: StepConfig) -> TrainStep:
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record]:
-    gradients = compute_step_gradients(config, state, batch)
+    whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
+    gradients = compute_step_gradients(config, whole, batch)
     return _update_state(config, state, gradients, batch.count, learning_rates)
 
 
@@ -156,12 +157,14 @@ def _update_state(
     outcome = decide_outcome(config.on_nan, state, gradients.loss, norm)
     record = record_step(state, gradients, rate, norm, outcome)
 
-    def update(state: TrainState) -> TrainState:
-        values = jax.tree.map(lambda g: g * unscale, gradients.values)
+    def update(state: TrainState, scaled: Any) -> TrainState:
+        values = jax.tree.map(lambda g: g * unscale, scaled)
         unscaled = gradients._replace(values=values)
         return apply_update(config, state, unscaled, count, unscale, rates)
 
-    after = apply_if_finite(outcome.applied, update, state)
+    if config.sharing is not None:
+        update = partial(config.sharing.update, update)
+    after = apply_if_finite(outcome.applied, lambda s: update(s, gradients.values), state)
     after = count_overflow(config.loss_scale, after, outcome)
     return count_non_finite_step(config.on_nan, after, outcome), record
 

@@ -57,6 +57,18 @@ REFUSED = {
         ["parallel.mode=semi_auto", "parallel.reproducible=layout", "parallel.shards=4"],
         "parallel.shards = 4: needs parallel.mode=data; it is semi_auto",
     ),
+    "a second axis": (
+        ["parallel.mode=fsdp", "parallel.mesh={data: 2, model: 2}"],
+        "parallel.mesh.model = 2: must be 1 with parallel.mode=fsdp; semi_auto shards parameters",
+    ),
+    "shared curvature": (
+        ["parallel.mode=fsdp", "optimizer=thor"],
+        "train.optimizer = thor: must be another optimizer with parallel.mode = fsdp",
+    ),
+    "histograms of a shared state": (
+        ["parallel.mode=fsdp", "launch=local", "monitor.collect_every=5"],
+        "monitor.collect_every = 5: must be null with 2 processes and fsdp",
+    ),
     "sum without devices": (
         ["parallel.mirror_mean=false"],
         "parallel.mirror_mean = false: needs parallel.mode=data; it is none",

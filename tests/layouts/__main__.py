@@ -1,8 +1,8 @@
 """`python -m tests.layouts --recipes 50 [--seed N]`: random recipes on every layout, compared.
 
 Each recipe is trained on 1, 2, 4 and 8 devices of one process, and on 1, 2 and 4 devices in each of
-two processes: other sinks, loaders and stops in each. Losses, gradient norms, evaluations and every
-array of the last checkpoint must be the same bits.
+two processes: other sinks, loaders and modes, `data` or `fsdp`, in each. Losses, gradient norms,
+evaluations and every array of the last checkpoint must be the same bits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def random_recipe(seed: int) -> list[str]:
     chosen = [key for key, share in optional.items() if rng.random() < share]
     return [
         f"model.layers=[{','.join(layers)}]",
-        f"optimizer={rng.choice(['momentum', 'adam', 'adamw', 'lion'])}",
+        f"optimizer={rng.choice(['momentum', 'adam', 'adamw', 'lion', 'lamb'])}",
         f"train.optimizer.lr={rng.choice([0.001, 0.01])}",
         f"seed={rng.randrange(1000)}",
         *([] if chosen else ["parallel.shards=16"]),
@@ -95,7 +95,7 @@ def train(recipe: Sequence[str], layout: Layout, folder: Path, cache: Path, seed
         f"train.batch_size={BATCH}",
         "train.passes=null",
         f"train.steps={STEPS}",
-        "parallel.mode=data",
+        f"parallel.mode={rng.choice(['data', 'fsdp'])}",
         f"train.sink_size={rng.choice([1, 5, 7, 100])}",
         f"train.feed={rng.choice(['resident', 'stream'])}",
         "eval.every_passes=null",

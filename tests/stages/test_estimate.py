@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,22 @@ def test_a_device_is_priced_as_alone_but_for_its_all_reduces(tiny: Compose, tmp_
     assert eight == pytest.approx(one)
     assert shared["step_ms"] > alone["step_ms"]
     assert alone["memory"]["verdict"] == shared["memory"]["verdict"] == "fits"
+
+
+@pytest.mark.slow
+def test_a_shared_state_takes_less_memory(
+    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights and momentum of an eighth on each of 8 devices, but for a few bytes."""
+    used = {}
+    wide = ("model=mlp", "model.hidden=[2048,2048]", "optimizer=momentum", *eight_devices(16))
+    for mode in ("data", "fsdp"):
+        run(tiny(*PRICED, *wide, f"parallel.mode={mode}"), tmp_path / mode)
+        price = json.loads((tmp_path / mode / "price.json").read_text())
+        used[mode] = price["memory"]["pools"]["parameters"]["used_bytes"]
+    assert used["data"] / 8 < used["fsdp"] < used["data"] / 7.9
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"ms more to gather [\d.]+ MB of parameters in each step", text)
 
 
 @pytest.mark.slow

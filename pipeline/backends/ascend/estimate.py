@@ -206,6 +206,7 @@ def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> Execution
         mode=choose_mode(config.software, emulated.mode or auto),
         sink_size=proposal.sink_steps,
         devices=proposal.devices,
+        shares_state=proposal.shares_state,
         data_sink=proposal.sink,
         keep_batchnorm_fp32=proposal.keep_batchnorm_fp32,
         tune_bank=find_custom_bank(config.tune_bank),

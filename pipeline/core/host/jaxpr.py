@@ -30,6 +30,16 @@ CALLS = frozenset(
 PACKAGE = Path(__file__).parents[2]
 FLOW = ("scan", "while", "cond")
 """Primitives of loops and branches."""
+ELEMENTWISE = frozenset(
+    {
+        *("abs", "add", "add_any", "and", "cbrt", "ceil", "clamp", "convert_element_type", "copy"),
+        *("cos", "div", "eq", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow"),
+        *("is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg"),
+        *("not", "or", "pow", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "sub"),
+        *("tanh", "xor"),
+    }
+)
+"""Primitives that compute each value from the values at its place, and from scalars."""
 
 Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
 """Function from a jaxpr and its operands to its results."""

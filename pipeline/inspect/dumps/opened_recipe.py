@@ -107,11 +107,11 @@ def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedReci
 
 
 def _place_on_one_device(recipe: Recipe) -> Recipe:
-    if recipe.parallel.mode != "data" and recipe.launch.name == "auto":
+    if not recipe.parallel.is_data_parallel and recipe.launch.name == "auto":
         return recipe
     tree = recipe.whole_tree()
     tree["launch"]["name"] = "auto"
-    if recipe.parallel.mode == "data":
+    if recipe.parallel.is_data_parallel:
         tree["parallel"] |= {"devices": 1, "mesh": None, "batch_per_device": None}
     return check_tree(tree, length_replaced=True)
 

@@ -23,6 +23,7 @@ from pipeline.stages.record.run_directory import (
     read_status,
     read_written_at_ns,
 )
+from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
 FREE_TO_CHANGE = (
@@ -52,6 +53,9 @@ FREE_TO_CHANGE = (
 )
 """Keys that a resumed run may change if `train.resume` names its directory. Only the length decides
 losses: the learning-rate schedule stretches with it."""
+MODE = ("parallel", "mode")
+EQUAL_MODES = ("data", "fsdp")
+"""Values of `parallel.mode` with the same numbers."""
 KEEP_ADVICE = "keep it, or start a new run with checkpoint.restore"
 FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
 """Keys that a run may change if `train.resume=auto` finds it."""
@@ -108,6 +112,23 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
     return None
 
 
+def keep_shards(recipe: Recipe) -> Recipe:
+    """Return the recipe with the shards of the run that `train.resume` names, on one device.
+
+    So a run of several devices keeps its numbers with `parallel.mode=none`. Other recipes, and
+    those of runs without shards, stay. Raises RecipeError if the run's recipe can't be read.
+    """
+    resume = recipe.train.resume
+    if recipe.parallel.mode != "none" or resume in (None, "auto"):
+        return recipe
+    recorded = _read_recipe_to_resume(str(resume)).get("parallel")
+    with suppress(TypeError, ValueError):
+        earlier = ParallelSpec.model_validate({**dict(recorded or {}), "devices": 1, "mesh": None})
+        if earlier.is_data_parallel and earlier.shards is not None:
+            return recipe.model_copy(update={"parallel": earlier})
+    return recipe
+
+
 def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     """Return a line for each key that differs in a run directory's recipe, length included.
 
@@ -151,5 +172,8 @@ def find_changes(
 ) -> list[Difference]:
     """Return the differences of two resolved recipes, except in `free` keys."""
     return [
-        change for change in differences(recipe, recorded) if decides_numbers(change.where, free)
+        change
+        for change in differences(recipe, recorded)
+        if decides_numbers(change.where, free)
+        and (change.where != MODE or {change.one, change.other} != set(EQUAL_MODES))
     ]

@@ -21,13 +21,17 @@ from pipeline.checkpoint.restore import (
 from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.tree_diff import Difference, leaves
-from pipeline.stages.record.recorded_recipe import decides_numbers, find_changes
+from pipeline.stages.record.recorded_recipe import EQUAL_MODES, MODE, decides_numbers, find_changes
 from pipeline.training.state import TrainState
 
 
 def hash_recipe(recipe: Mapping[str, Any]) -> str:
     """Return a SHA-256 of the keys of a resolved recipe that decide the numbers of a run."""
-    deciding = {json.dumps(where): leaf for where, leaf in leaves(recipe) if decides_numbers(where)}
+    deciding = {
+        json.dumps(where): EQUAL_MODES[0] if where == MODE and leaf in EQUAL_MODES else leaf
+        for where, leaf in leaves(recipe)
+        if decides_numbers(where)
+    }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 

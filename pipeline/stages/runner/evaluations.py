@@ -26,6 +26,7 @@ from pipeline.stages.sample_pictures import (
     make_mask_drawer,
     predict_samples,
 )
+from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.parallel.ranks import Agree, decide_alone
 from pipeline.training.state import TrainState
 
@@ -83,6 +84,9 @@ class Evaluations:
         context.summary.metrics = {**evaluation.metrics, **context.summary.metrics}
         parameters = context.options.changed or _list_main_parameters(recipe)
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
+        if not recipe.monitor.tensorboard:
+            return
+        state = gather_arrays(state)
         if not context.shows_pictures:
             return
         samples = predict_samples(recipe, self.run.built.step_config, state, self.run.dataset)

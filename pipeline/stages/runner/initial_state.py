@@ -21,6 +21,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
+from pipeline.training.parallel.state_sharing import StateSharing, make_state_sharing
 from pipeline.training.state import TrainState, restart_average
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[Tra
     context = run.context
     built = run.built
     executable = run.executable
-    _require_room(context.recipe.model.name, built, run.backend.placement.free_bytes)
+    placement = run.backend.placement
+    sharing = make_state_sharing(context.recipe.parallel, built.state, placement.parts)
+    _require_room(context.recipe.model.name, built, placement.free_bytes, sharing)
     if context.resuming and restored is None:
         saved = _read_last_checkpoint(context, built)
         # No fresh weights are made, since they would double the memory.
@@ -97,7 +100,9 @@ def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[Tra
     return state, HostState()
 
 
-def _require_room(model: str, built: Built, free_bytes: int | None) -> None:
+def _require_room(
+    model: str, built: Built, free_bytes: int | None, sharing: StateSharing | None
+) -> None:
     """Raise RunError if the state doesn't fit into memory; `free_bytes` is None unless on a GPU."""
     leaves = jax.tree.leaves(built.state)
     size_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
@@ -105,7 +110,9 @@ def _require_room(model: str, built: Built, free_bytes: int | None) -> None:
     try:
         if free_bytes is None:
             require_room(size_bytes, content)
-        elif size_bytes > free_bytes:
+            return
+        size_bytes = size_bytes if sharing is None else sharing.part_bytes
+        if size_bytes > free_bytes:
             raise ValueError(
                 f"{content} would take {size_bytes / 1e9:,.1f} GB of the GPU's memory, and "
                 f"{free_bytes / 1e9:,.1f} GB are free"

@@ -185,7 +185,7 @@ def _place_run(
 
     The first process chooses the directory. Raises RecipeError if the recipe doesn't fit.
     """
-    recipe = fit_to_processes(recipe, processes)
+    recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
 
     def choose() -> tuple[str, bool]:
         run_dir = recorded_recipe.find_run_to_resume(recipe)

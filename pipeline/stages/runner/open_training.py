@@ -34,6 +34,7 @@ from pipeline.stages.runner.evaluations import Evaluations
 from pipeline.stages.runner.run_mirror import open_mirror
 from pipeline.training.component_specs import list_metric_directions
 from pipeline.training.non_finite_steps import Rollback
+from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -94,6 +95,8 @@ def open_training(
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
+        # Processes have parts of the state.
+        is_shared = recipe.parallel.mode == "fsdp" and context.ranks.size > 1
         hooks = Hooks(
             monitors=monitors,
             evaluate=evaluations.evaluate_unless_stopped,
@@ -106,6 +109,7 @@ def open_training(
             examine=options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
             collect=_make_collector(run, observers),
+            gather=gather_arrays if is_shared else None,
             signals=signals,
             agree=context.ranks.agree,
         )

@@ -60,9 +60,10 @@ class ShardingSpec(Spec):
 class ParallelSpec(Spec):
     """Training on several devices: their number, their shares, and how reproducible results are."""
 
-    mode: Literal["none", "data", "semi_auto", "auto"]
-    """none: one device; data: each device takes a part of every batch; semi_auto: also shard
-    parameters by `specs`; auto: search for the fastest of these plans."""
+    mode: Literal["none", "data", "fsdp", "semi_auto", "auto"]
+    """none: one device; data: each device takes a part of every batch; fsdp: and stores a part of
+    the parameters and the optimizer's state; semi_auto: also shard parameters by `specs`; auto:
+    search for the fastest of these plans."""
     devices: Size | None
     """Devices of all processes together; null: as in `mesh`, else one for each process."""
     mesh: MeshSpec | None
@@ -91,6 +92,11 @@ class ParallelSpec(Spec):
     """Memory of a device that `auto` plans with; null: the chip's memory, or no limit."""
     plan: FilePath | None
     """A plan of `auto` to use instead of a search."""
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether each device computes with all parameters, on a part of every batch."""
+        return self.mode in ("data", "fsdp")
 
     @property
     def mesh_sizes(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import (
     AxisType,
     Mesh,
@@ -20,6 +21,7 @@ from jax.sharding import (
 
 from pipeline.core.host.platforms import platform_of
 from pipeline.training.parallel.parallel_spec import AXES, DATA, MODEL
+from pipeline.training.parallel.ranks import is_readable
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,18 @@ class DevicePlacement:
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
         """Copy arrays that all processes have to every device, or by a tree of shardings."""
-        if shardings is not None:
-            return jax.device_put(tree, shardings)
-        sharding = self.replicated
-        if sharding.is_fully_addressable:
-            return jax.device_put(tree, sharding)
+        if self.replicated.is_fully_addressable:
+            return jax.device_put(tree, self.replicated if shardings is None else shardings)
 
-        def put(value: Any) -> jax.Array:
+        def put(value: Any, sharding: Sharding) -> jax.Array:
+            if isinstance(value, jax.Array) and value.sharding == sharding:
+                return value  # parts that other processes have can't be read here
             array = np.asarray(value)
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-        return jax.tree.map(put, tree)
+        if shardings is None:
+            shardings = jax.tree.map(lambda _: self.replicated, tree)
+        return jax.tree.map(put, tree, shardings)
 
     def put_batches(self, rows: np.ndarray) -> jax.Array:
         """Copy this process's rows of batches, (steps, rows, ...), to the devices."""
@@ -118,3 +121,13 @@ class DevicePlacement:
             tree,
             shardings,
         )
+
+
+def gather_arrays(tree: Any) -> Any:
+    """Return a tree that every process can read, with arrays of several processes on the host.
+
+    All processes must call it. One array at a time is whole on the devices.
+    """
+    return jax.tree.map(
+        lambda array: array if is_readable(array) else process_allgather(array, tiled=True), tree
+    )

@@ -94,6 +94,11 @@ class Ranks:
         return text
 
 
+def is_readable(array: Any) -> bool:
+    """Return whether this process has all values of an array of JAX or NumPy."""
+    return getattr(array, "is_fully_replicated", True) or bool(array.is_fully_addressable)
+
+
 def is_peer_error(error: BaseException) -> bool:
     """Return whether an error of JAX means that another process has gone."""
     text = str(error)

@@ -43,12 +43,12 @@ def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards
     """
     axis = DATA if devices > 1 else None
     factor = 1 if parallel.mirror_mean else parallel.num_devices
-    if parallel.mode == "data" and parallel.reproducible == "exact":
+    if parallel.is_data_parallel and parallel.reproducible == "exact":
         count = num_shards(parallel, batch_size)
         if count % devices:
             raise ValueError(f"{count} shards can't be divided among {devices} devices")
         return Shards(count, devices, axis, "tree", factor) if count > 1 else None
-    if parallel.mode == "data" and devices > 1:
+    if parallel.is_data_parallel and devices > 1:
         return Shards(devices, devices, axis, "psum", factor, parallel.sync_batch_norm)
     return None
 

@@ -16,6 +16,7 @@ import pytest
 
 from pipeline import load_recipe
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.restore import read_saved
 from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.host.signals import Interrupted, Signals
 from pipeline.stages.launch import local
@@ -125,6 +126,23 @@ def test_two_processes_have_the_bits_of_one(
     assert "Gloo" not in "".join(capfd.readouterr())
     assert "Rank 1 is connected" in (tmp_path / "run/ranks/1.log").read_text()
     assert outcome.read_summary(tmp_path / "run")["status"] == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+def test_processes_that_share_the_state_save_what_one_device_saves(
+    cache: Path, tmp_path: Path
+) -> None:
+    """Two processes of four devices; each has a part, and the first writes the whole arrays."""
+    own = [*TINY[1:], "optimizer=adam", "train.steps=60", f"cache.root={cache}"]
+    shared = ["parallel.mode=fsdp", "parallel.devices=8", "checkpoint.every_steps=20"]
+    run(load_recipe("lenet5_digits", [*own, *TWO, *shared]), tmp_path / "run")
+    run(load_recipe("lenet5_digits", [*own, "parallel.mode=data"]), tmp_path / "one")
+    assert normal(tmp_path / "run") == normal(tmp_path / "one")
+    parts, whole = (read_saved(tmp_path / name).arrays for name in ("run", "one"))
+    assert {path: array.tobytes() for path, array in parts.items()} == {
+        path: array.tobytes() for path, array in whole.items()
+    }
 
 
 @contextmanager

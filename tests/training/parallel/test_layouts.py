@@ -6,12 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from pipeline.backends.graph.hlo_collectives import read_collectives
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RunError
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.reporter import Reporter
+from pipeline.stages.build import build
+from pipeline.stages.compile import compile_programs
+from pipeline.stages.data import load_data
+from pipeline.training.parallel.state_sharing import find_shared_dimension
 from tests import outcome
 from tests.whole_run import run
 
@@ -205,3 +212,88 @@ def test_parameters_that_devices_share(tiny: Compose, tmp_path: Path) -> None:
         np.testing.assert_allclose(shared[1][path], array, rtol=1e-3, atol=1e-6, err_msg=path)
     resumed = [*MLP, *SHORT[:-1], *momentum, *sharding, f"train.resume={tmp_path / 'shared'}"]
     assert run(tiny(*resumed, "train.steps=30")).status == "done"
+
+
+CLIPPED = ("optimizer=adam", "train.optimizer.lr=0.01", "train.clip.norm=0.5")
+
+
+@pytest.mark.slow
+def test_devices_that_share_the_state_have_the_bits_of_data_parallelism(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """At sinks of 1 step, 7 and all, with Adam, clipping, batch norm, dropout and an average."""
+    fixed = (*EVERYTHING, *SHORT, *CLIPPED)
+    data = train(tiny, tmp_path / "data", [*fixed, "parallel.devices=8"])
+    for sink in (1, 7, 20):
+        shared = ("parallel.mode=fsdp", "parallel.devices=8", f"train.sink_size={sink}")
+        assert differences(data, train(tiny, tmp_path / str(sink), [*fixed, *shared])) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["layout", "exact"])
+def test_norms_of_a_shared_state_have_the_bits_of_data_parallelism(
+    tiny: Compose, tmp_path: Path, how: str
+) -> None:
+    """LAMB scales by norms of whole arrays of the state; 4 devices can't share 10 biases."""
+    lamb = ("optimizer=lamb", "train.optimizer.lr=0.01", "train.clip.norm=0.5")
+    fixed = [*MLP, *SHORT, *lamb, "parallel.devices=4", f"parallel.reproducible={how}"]
+    data = train(tiny, tmp_path / "data", fixed)
+    shared = train(tiny, tmp_path / "shared", [*fixed, "parallel.mode=fsdp"])
+    assert differences(data, shared) == []
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_whether_or_not_devices_share_the_state(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    """Data parallel, shared, on one device without a mode, and shared by others."""
+    fixed = (*MLP, *SHORT[:-1], *CLIPPED, "train.ema.decay=0.9", "checkpoint.every_steps=5")
+    whole = train(tiny, tmp_path / "whole", [*fixed, "parallel.mode=data", "parallel.devices=2"])
+    folder = tmp_path / "part"
+    layouts = (("data", 2), ("fsdp", 8), ("none", 1), ("fsdp", 4))
+    for number, (mode, devices) in enumerate(layouts, 1):
+        layout = [f"parallel.mode={mode}", f"parallel.devices={devices}"]
+        steps = f"train.steps={5 * number}"
+        if number == 1:
+            run(tiny(*fixed, *layout, steps), folder)
+        else:
+            run(tiny(*fixed, *layout, steps, f"train.resume={folder}"))
+    assert outcome.metrics(folder) == whole[0][0]
+    assert differences(whole, (whole[0], dict(read_saved(folder).arrays))) == []
+    one_device = [*fixed, "parallel.mode=none", "train.steps=5"]
+    run(tiny(*one_device), tmp_path / "none")
+    other = [*fixed, "parallel.mode=fsdp", f"train.resume={tmp_path / 'none'}"]
+    with pytest.raises(RecipeError, match=r"parallel.mode = fsdp: was none"):
+        run(tiny(*other))
+
+
+@pytest.mark.slow
+def test_no_device_has_the_whole_state(tiny: Compose) -> None:
+    """8 devices have at most a seventh each; a step gathers weights and gradients, nothing else."""
+    recipe = tiny("parallel.mode=fsdp", "parallel.devices=8", "optimizer=adam")
+    reporter = Reporter()
+    dataset = load_data(recipe, reporter)
+    built = build(recipe, dataset, reporter)
+    backend = recipe.device.open(recipe.parallel)
+    executable = compile_programs(recipe, dataset, built, backend, reporter)
+    state = executable.init()
+    state, _ = executable.run(state, 0, 2, "loop")
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    whole_bytes = sum(leaf.nbytes for leaf in leaves)
+    for device in range(8):
+        part_bytes = sum(leaf.addressable_shards[device].data.nbytes for leaf in leaves)
+        assert part_bytes <= whole_bytes / 7
+    entry = executable.program_text.partition("\n")[0]
+    kernel = built.state.params["dense_0"]["kernel"]
+    rows, columns = kernel.shape
+    assert f"f32[{rows // 8},{columns}]" in entry
+    assert f"f32[{rows},{columns}]" not in entry
+    shared_bytes = sum(
+        4 * leaf.size
+        for leaf in jax.tree.leaves(built.state.params)
+        if find_shared_dimension(leaf.shape, 8) is not None
+    )
+    gathered = [op for op in read_collectives(executable.program_text) if op.kind == "all_gather"]
+    gathered_bytes = sum(op.nbytes for op in gathered)
+    # The sum of the gradients also has the loss, and is padded.
+    assert shared_bytes < gathered_bytes - built.parameter_bytes < shared_bytes + 64

@@ -57,6 +57,8 @@ class ExecutionConfig:
     """Stack whose launches and conversions are priced; None: MindSpore, in the mode `mode`."""
     keep_batchnorm_fp32: bool = False
     """MindSpore's option of amp levels, off in the scripts of its model zoo."""
+    shares_state: bool = False
+    """Whether each device stores a part of the state. It changes the memory of a step alone."""
 
 
 @dataclass(frozen=True)

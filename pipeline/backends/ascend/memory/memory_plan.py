@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from pipeline.backends.ascend.chip.hardware import Hardware
-from pipeline.backends.ascend.chip.tasks import TaskGraph
+from pipeline.backends.ascend.chip.tasks import Buffer, TaskGraph
 from pipeline.backends.ascend.memory.placement import (
     Block,
     find_lifetimes,
@@ -21,6 +21,7 @@ from pipeline.backends.ascend.memory.placement import (
     pack_blocks,
     sum_live_bytes,
 )
+from pipeline.training.parallel.state_sharing import SHARED_FIELDS, find_shared_dimension
 
 GIB = 2**30
 TIGHT = 0.1
@@ -126,23 +127,31 @@ class MemoryPlan:
 class _Chunk:
     """Adjacent buffers, with `guard_bytes` free at both ends."""
 
-    buffers: tuple[int, ...]
+    buffers: Mapping[int, int]
+    """Bytes of each buffer."""
     block: Block
     guard_bytes: int
     pool: Pool
     component: Component
 
 
-def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
+def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1, owners: int = 1) -> MemoryPlan:
     """Place every buffer of a step: parameters and state permanently, the others by lifetime.
 
     On several devices all gradients are adjacent, with a guard of one alignment at both ends, as in
     MindSpore's communication memory. They are in the communication pool, or in the pool of feature
     maps if they don't fit.
+
+    With several `owners` a device stores a part of each array that `parallel.mode=fsdp` shares.
+    Whole parameters are among the feature maps, from the start to the last pass that reads them.
     """
     alignment = int(hw.memory_alignment_bytes)
+
+    def align(nbytes: int) -> int:
+        return -(-nbytes // alignment) * alignment
+
     spans = {i: span for i, span in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
-    sizes = {index: -(-graph.buffers[index].nbytes // alignment) * alignment for index in spans}
+    sizes = {index: align(graph.buffers[index].nbytes) for index in spans}
     chunks: list[_Chunk] = []
     owner = find_owners(graph)
     reduced: list[int] = []
@@ -162,24 +171,33 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1) -> MemoryPlan:
         fits = nbytes <= _compute_pool_limits(hw)["communication"]
         pool: Pool = "communication" if fits else "feature maps"
         block = Block(nbytes, birth, death)
-        chunks.append(_Chunk(tuple(reduced), block, alignment, pool, "communication"))
+        gradients = {index: sizes[index] for index in reduced}
+        chunks.append(_Chunk(gradients, block, alignment, pool, "communication"))
     # The forward pass writes these buffers and the backward pass reads them.
     saved = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
     saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
+    last_reads = {
+        owner[index]: number
+        for number, task in enumerate(graph.tasks)
+        if task.phase in ("forward", "backward")
+        for index in task.reads
+    }
     for index, (birth, death) in spans.items():
         if index not in reduced:
             component = _classify_buffer(graph, index, saved)
             pool = "parameters" if component in ("parameters", "state") else "feature maps"
-            block = Block(sizes[index], birth, death)
-            chunks.append(_Chunk((index,), block, 0, pool, component))
-    plan = _lay_out(chunks, sizes, max(len(graph.tasks), 1), hw)
+            nbytes = align(_count_part_bytes(graph.buffers[index], owners))
+            if nbytes < sizes[index] and index in last_reads:
+                whole = Block(sizes[index], 0, last_reads[index] + 1)
+                chunks.append(_Chunk({index: sizes[index]}, whole, 0, "feature maps", component))
+            block = Block(nbytes, birth, death)
+            chunks.append(_Chunk({index: nbytes}, block, 0, pool, component))
+    plan = _lay_out(chunks, max(len(graph.tasks), 1), hw)
     plan.verify()
     return plan
 
 
-def _lay_out(
-    chunks: Sequence[_Chunk], sizes: Mapping[int, int], num_tasks: int, hw: Hardware
-) -> MemoryPlan:
+def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPlan:
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
     limits = _compute_pool_limits(hw)
@@ -194,13 +212,13 @@ def _lay_out(
         live += pool_bytes
         for chunk, offset in zip(inside, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
-            for index in chunk.buffers:
+            for index, nbytes in chunk.buffers.items():
                 birth = chunk.block.birth
                 death = chunk.block.death
                 placements.append(
-                    Placement(index, pool, chunk.component, start, sizes[index], birth, death)
+                    Placement(index, pool, chunk.component, start, nbytes, birth, death)
                 )
-                start += sizes[index]
+                start += nbytes
     peak = int(live.argmax())
     components = dict.fromkeys(COMPONENTS, 0)
     for chunk in chunks:
@@ -213,6 +231,14 @@ def _lay_out(
         peak_task=peak,
         components=components,
     )
+
+
+def _count_part_bytes(buffer: Buffer, owners: int) -> int:
+    """Return the bytes of a state's array that each of its owners stores."""
+    is_shared = buffer.name.partition("/")[0] in SHARED_FIELDS
+    if is_shared and find_shared_dimension(buffer.shape, owners) is not None:
+        return buffer.nbytes // owners
+    return buffer.nbytes
 
 
 def _classify_buffer(graph: TaskGraph, index: int, saved: Collection[int]) -> Component:

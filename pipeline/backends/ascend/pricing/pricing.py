@@ -309,10 +309,12 @@ class Pricing:
         """Return the memory plan, which is the same for `graph_sink` and `loop_sink`."""
         by_op = config.mode == "op_by_op"
         norms = config.keep_batchnorm_fp32
-        key = (config.precision, by_op, config.without, config.devices > 1, norms)
+        owners = config.devices if config.shares_state else 1
+        key = (config.precision, by_op, config.without, config.devices > 1, norms, owners)
         if key not in self._shared.memory:
             graph, _ = self.tasks(config)
-            self._shared.memory[key] = plan_memory(graph, self.chip.hardware, config.devices)
+            hardware = self.chip.hardware
+            self._shared.memory[key] = plan_memory(graph, hardware, config.devices, owners)
         return self._shared.memory[key]
 
     def with_figures(self, **figures: float) -> Pricing:

@@ -45,6 +45,24 @@ def test_live_buffers_never_overlap(graph: TaskGraph, devices: int) -> None:
     assert all(placed.offset_bytes % 512 == placed.nbytes % 512 == 0 for placed in plan.placements)
 
 
+def test_owners_store_parts_and_gather_the_parameters() -> None:
+    """Parameters and momentum are an eighth; whole parameters live up to their last pass."""
+    graph = chain(batch=4, layers=3, width=4096)
+    fields = {"parameter": "params", "state": "opt_state"}
+    named = [replace(b, name=f"{fields.get(b.role, b.role)}/{b.name}") for b in graph.buffers]
+    graph = replace(graph, buffers=tuple(named))
+    whole = plan_memory(graph, HW, 8)
+    shared = plan_memory(graph, HW, 8, owners=8)
+    assert shared.pools["parameters"].used_bytes * 8 == whole.pools["parameters"].used_bytes
+    assert shared.pools["communication"] == whole.pools["communication"]
+    gathered = [p for p in shared.placements if p.component == "parameters" and p.birth == 0]
+    in_feature_maps = [p for p in gathered if p.pool == "feature maps"]
+    assert [(p.nbytes, p.death) for p in in_feature_maps] == [(8192, 6), (8192, 5), (8192, 4)]
+    assert overlapping(shared) == []
+    unnamed = plan_memory(chain(batch=4, layers=3, width=4096), HW, 8)
+    assert unnamed == plan_memory(chain(batch=4, layers=3, width=4096), HW, 8, owners=8)
+
+
 @pytest.mark.slow
 @given(graphs(), st.sampled_from([1, 8]))
 def test_a_plan_spans_what_is_live_at_least(graph: TaskGraph, devices: int) -> None:
