@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,6 +22,10 @@ from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, Interlea
 from pipeline.data.host_ops import map_on_host, read_rows
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
+from pipeline.data.poisson_order import (
+    PoissonOrder,
+    find_expected_batch_size,
+)
 from pipeline.data.random import seed_words
 from pipeline.data.selections import apply_selections
 from pipeline.data.tables.encode_table import make_encoding_ops
@@ -48,6 +53,8 @@ from pipeline.stages.image_sizes import (
 )
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
+OVERFLOW = 1e-12
+"""Share of delta that is the probability that a step draws more samples than fit."""
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
@@ -260,6 +267,8 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         "num_shards": spec.num_shards or 1,
         "shard_id": spec.shard_id or 0,
     }
+    if recipe.privacy is not None and recipe.privacy.sampling == "poisson":
+        return _make_poisson_order(recipe, settings)
     if spec.interleave is not None and not files:
         raise RecipeError(
             f"dataset.train.interleave = {spec.interleave}: must be null, since "
@@ -296,6 +305,26 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         )
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))
+
+
+def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonOrder:
+    """Return the order of a private run. Raises RecipeError if a step may draw too many samples."""
+    privacy = recipe.privacy
+    assert privacy is not None, "the run is private"
+    samples = settings["samples"]
+    size = recipe.train.batch_size
+    overflow = OVERFLOW * privacy.delta
+    try:
+        fitting = find_expected_batch_size(samples, size, overflow)
+        expected = privacy.expected_batch_size or fitting
+        if expected > fitting:
+            raise ValueError(
+                f"batch_size = {size}: must be larger for privacy.expected_batch_size = {expected},"
+                f" or steps would leave out samples; {size} is enough for {fitting}"
+            )
+        return PoissonOrder(**settings, expected_batch_size=expected)
+    except ValueError as error:
+        raise RecipeError(f"train.{error}") from error
 
 
 def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
