@@ -102,7 +102,7 @@ def adapt_clip(
     if rule.adaptive is None:
         return privacy
     deviation = COUNTED_SHARE * rule.expected_batch_size
-    noise = deviation * draw_normals(privacy.key, step, 0, 2)[0]
+    noise = deviation * draw_normals(privacy.key, step, 0, 1)[0]
     share = (within - count / 2 + noise) / rule.expected_batch_size + 0.5
     change = jnp.exp(-rule.adaptive.rate * (share - rule.adaptive.quantile))
     return replace(privacy, clip=privacy.clip * change)
@@ -111,15 +111,13 @@ def adapt_clip(
 def draw_normals(key: Array, step: Array, number: int, size: int) -> Array:
     """Return standard normal float32 (size,), a pure function of (key, step, number, position).
 
-    They are made from 23 random bits and a sign, as by `jax.random.normal`, whose Threefry takes
-    five times as long on a CPU.
+    They are made from 23 random bits and a sign, as by `jax.random.normal`. XLA:CPU fuses this
+    Threefry with its readers, in a third of the time.
     """
     counter = (jnp.uint32(step)[None], jnp.full(1, number, jnp.uint32))
     step_key: Words = threefry_2x32((key[:1], key[1:2]), counter)
-    half = -(-size // 2)
-    positions = jnp.arange(half, dtype=jnp.uint32)
-    words = threefry_2x32(step_key, (positions, jnp.zeros_like(positions)))
-    # Odd multiples of 2**-24 are never 0 or 1, whose normals aren't finite.
-    uniform = [((word >> 9 << 1) + 1).astype(jnp.float32) * 2.0**-23 - 1 for word in words]
-    normals = [jax.lax.erf_inv(value) * np.float32(2**0.5) for value in uniform]
-    return jnp.concatenate(normals)[:size]
+    positions = jnp.arange(size, dtype=jnp.uint32)
+    word, _ = threefry_2x32(step_key, (positions, jnp.zeros_like(positions)))
+    # Odd multiples of 2**-23 between -1 and 1 have finite normals.
+    uniform = ((word >> 9 << 1) + 1).astype(jnp.float32) * 2.0**-23 - 1
+    return jax.lax.erf_inv(uniform) * np.float32(2**0.5)
