@@ -15,6 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
+from pipeline.data.canaries import choose_canaries, plant_canaries
 from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
@@ -143,6 +144,15 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(spec)
     unbucketed = _make_train_order(recipe, raw)
+    if recipe.privacy is not None and recipe.privacy.audit is not None:
+        try:
+            count = recipe.privacy.audit.canaries
+            canaries = choose_canaries(len(raw.train), count, recipe.seed)
+            raw = plant_canaries(raw, canaries, recipe.seed)
+        except ValueError as error:
+            raise RecipeError(f"privacy.audit: {error}") from error
+        assert isinstance(unbucketed, PoissonOrder), "an audit needs Poisson sampling"
+        unbucketed = replace(unbucketed, canaries=canaries)
     refuse_useless_buckets(unbucketed, raw.train, buckets)
     train_order = order_in_buckets(unbucketed, raw.train, buckets)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)

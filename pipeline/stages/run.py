@@ -161,6 +161,12 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         if evaluates and history.status == "done":
             check_signals(context)
             evaluations.conclude(state, history)
+        privacy = recipe.privacy
+        if trains and privacy is not None and privacy.audit and history.status == "done":
+            # Imported here, since few runs need it.
+            from pipeline.stages.audit_canaries import audit
+
+            summary.privacy["audit"] = audit(run, state)
 
 
 def lower_and_compile(
