@@ -76,7 +76,7 @@ def _list_mixing_keys(recipe: Recipe) -> dict[str, tuple[bool, object, str]]:
             for position, op in enumerate(split.ops)
         },
         **{
-            f"dataset.train.{name}": (value not in (False, None, 1), value, f"must be {show(none)}")
+            f"dataset.train.{name}": (value != none, value, f"must be {show(none)}")
             for name, none, value in (
                 ("balance", False, split.balance),
                 ("interleave", None, split.interleave),
