@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.training.privacy import add_noise
 from tests import outcome
 from tests.outcome import assert_equal_arrays, assert_same_run
 from tests.whole_run import run
@@ -95,34 +92,6 @@ def test_noise_depends_on_the_length_for_an_epsilon(tiny: Compose, tmp_path: Pat
     assert 7.9 < summary.metrics["epsilon"] <= 8.0
     with pytest.raises(RecipeError, match=r"privacy.epsilon = 8.0: needs noise .* keep its length"):
         run(tiny(*MLP, *RUN, privacy, f"train.resume={tmp_path}"))
-
-
-def test_an_audit_is_beside_the_upper_bound(
-    tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    privacy = f"+privacy={{{SETTINGS}, audit: {{canaries: 40}}}}"
-    summary = run(tiny(*MLP, *RUN, privacy), tmp_path)
-    audit = summary.privacy["audit"]
-    assert audit["canaries"] == 40
-    assert 0 <= audit["epsilon_at_least"] < summary.privacy["epsilon"]
-    assert "privacy    audit: epsilon is at least" in capsys.readouterr().out
-    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["audit"] == audit
-
-
-@pytest.mark.slow
-def test_the_audit_refutes_a_run_without_noise(
-    tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """Planted mistake: noise off."""
-    monkeypatch.setattr(add_noise, "draw_normals", lambda key, step, number, size: np.zeros(size))
-    privacy = (
-        "+privacy={noise: 30.0, delta: 1.0e-3, expected_batch_size: 48, accountant: rdp,"
-        " clip: 10.0, audit: {canaries: 48}}"
-    )
-    wide = ("model=mlp", "model.hidden=[256]", "train.optimizer.lr=0.1", "train.steps=300")
-    summary = run(tiny(*wide, "train.batch_size=96", "cache.compiled=false", privacy), tmp_path)
-    assert summary.privacy["audit"]["epsilon_at_least"] > summary.privacy["epsilon"]
-    assert "the audit refutes the epsilon of this run" in capsys.readouterr().out
 
 
 REFUSED = {

@@ -56,7 +56,7 @@ class PrivacyRule:
 def round_up(noise: float) -> float:
     """Return the smallest float32 that isn't below a number."""
     rounded = np.float32(noise)
-    return float(rounded if rounded >= noise else np.nextafter(rounded, np.float32(np.inf)))
+    return float(rounded if float(rounded) >= noise else np.nextafter(rounded, np.float32(np.inf)))
 
 
 def split_noise(noise: float, count_noise: float) -> float:
