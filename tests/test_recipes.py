@@ -91,7 +91,9 @@ def test_every_recipe_is_accounted_for() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE])
+@pytest.mark.parametrize(
+    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+)
 def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], str]) -> None:
     """Rewritten with `pytest --update-golden`, to be read in the diff."""
     tree = load_recipe(name).model_dump(mode="json")
@@ -99,7 +101,9 @@ def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str
     assert text == golden(GOLDEN / f"recipe_{name}.yaml", text)
 
 
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE])
+@pytest.mark.parametrize(
+    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+)
 def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
     header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
@@ -119,6 +123,7 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
         *TEXTS,
         *OF_FILES,
         *ADVERSARIAL,
+        *PRIVATE,
     }
     for name, what, measured in rows:
         header = header_of(name)
