@@ -33,8 +33,8 @@ def plant_canaries(raw: RawData, canaries: np.ndarray, seed: int) -> RawData:
     if raw.targets.task != "classification" or len(labels.shape) != 1 or classes < 2:
         raise ValueError("must be null unless each sample has one of several classes")
     changed = np.array(labels[:])
-    shifts = np.random.Philox(key=np.array([seed, _STREAM], np.uint64)).random_raw(len(canaries))
-    shifts = 1 + (shifts % np.uint64(classes - 1)).astype(np.int64)
+    words = np.random.Philox(key=np.array([seed, _STREAM], np.uint64)).random_raw(len(canaries))
+    shifts = 1 + (words % np.uint64(classes - 1)).astype(np.int64)
     changed[canaries] = (changed[canaries] + shifts) % classes
     split = replace(raw.train, columns={**raw.train.columns, "label": changed})
     return raw.with_split("train", split)

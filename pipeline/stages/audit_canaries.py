@@ -60,7 +60,8 @@ def compute_sample_losses(
     @jax.jit
     def compute(variables: Any, batch: Batch) -> Any:
         images, labels = map_batch(config, config.eval_ops, batch)
-        return sample_losses(config, apply(variables, images), labels)
+        logits: Any = apply(variables, images)
+        return sample_losses(config, logits, labels)
 
     seed = jnp.asarray(seed_words(run.context.recipe.seed))
     losses = []

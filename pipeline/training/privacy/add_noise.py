@@ -93,7 +93,7 @@ def add_noise(rule: PrivacyRule, privacy: PrivacyState, step: Array, sums: Any) 
 
 @jax.named_scope(UPDATE)
 def adapt_clip(
-    rule: PrivacyRule, privacy: PrivacyState, step: Array, within: Array, count: Array
+    rule: PrivacyRule, privacy: PrivacyState, step: Array, within: Array, count: Array | int
 ) -> PrivacyState:
     """Return the state of the next step: the clip approaches the quantile of the norms.
 

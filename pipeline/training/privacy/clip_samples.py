@@ -203,7 +203,7 @@ def _separate_any(
     module: nn.Module, inputs: Array, cotangents: Array, params: Params
 ) -> _LayerGradients:
     """Separate any layer with few parameters, by its gradients for each sample alone."""
-    context = getattr(module, "context", None)
+    context: Any = getattr(module, "context", None)
     if hasattr(context, "policy"):
         # The chosen lowerings are for the whole batch.
         module = module.clone(context=replace(context, policy=DEFAULTS))

@@ -29,7 +29,7 @@ def clip_microbatch(
     trained, frozen = split_params(state.params, config.frozen)
 
     def sum_losses(trained: Any) -> tuple[Array, Array]:
-        logits = config.network.apply(
+        logits: Any = config.network.apply(
             {"params": merge_params(trained, frozen)},
             batch.images,
             train=True,
