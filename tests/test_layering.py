@@ -37,8 +37,8 @@ LAZY_PACKAGES = {
     # Components of recipes, which are checked without jax.
     "jax", "jaxlib", "optax", "flax",
     # Extras: who doesn't use them doesn't install them.
-    "h5py", "keras", "matplotlib", "mlflow", "onnx", "onnxruntime", "optuna", "ray", "torch",
-    "trackio",
+    "dp_accounting", "h5py", "keras", "matplotlib", "mlflow", "onnx", "onnxruntime", "optuna",
+    "ray", "torch", "trackio",
     "wandb",
     # Formats of data that few runs read.
     "array_record", "google", "google_crc32c", "grain", "msgpack", "pyarrow", "scipy",

@@ -56,6 +56,9 @@ TEXTS = {
 ADVERSARIAL = ("gan_mnist",)
 """Recipes without classes: `stages/test_adversarial_runs.py` trains them."""
 
+PRIVATE = ("lenet5_mnist_private",)
+"""Recipes whose batches don't fit few samples: `stages/test_private_run.py` trains such runs."""
+
 TABLES = ("breast_cancer_mlp", "diabetes_mlp")
 """Recipes that train on a table of the package, in a second or two."""
 
@@ -83,12 +86,14 @@ def header_of(name: str) -> list[str]:
 
 def test_every_recipe_is_accounted_for() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
-    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL}
-    assert len(shipped) == 19
+    assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE}
+    assert len(shipped) == 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL])
+@pytest.mark.parametrize(
+    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+)
 def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], str]) -> None:
     """Rewritten with `pytest --update-golden`, to be read in the diff."""
     tree = load_recipe(name).model_dump(mode="json")
@@ -96,7 +101,9 @@ def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str
     assert text == golden(GOLDEN / f"recipe_{name}.yaml", text)
 
 
-@pytest.mark.parametrize("name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL])
+@pytest.mark.parametrize(
+    "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
+)
 def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
     header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
@@ -116,6 +123,7 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
         *TEXTS,
         *OF_FILES,
         *ADVERSARIAL,
+        *PRIVATE,
     }
     for name, what, measured in rows:
         header = header_of(name)

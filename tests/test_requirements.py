@@ -25,7 +25,7 @@ COUNTS = {
 }  # fmt: skip
 """Codes of each letter, numbered from 1."""
 CODES = [f"{letter}-{n:02}" for letter, count in COUNTS.items() for n in range(1, count + 1)]
-NOT_IMPLEMENTED = ["Z-01"]
+NOT_IMPLEMENTED: list[str] = []
 DOCUMENTED = ["H-04"]
 """Codes without a command."""
 SEARCHES = ("recommend",)

@@ -26,6 +26,8 @@ METRICS = "metrics"
 """Folders of a checkpoint: arrays, host state, recipe and, if the best is retained, metrics."""
 JSON = "metadata"
 """File in `HOST` and `RECIPE`."""
+SECRET = "privacy/"
+"""Beginning of the names of arrays that only the owner of a run may read."""
 MANIFEST = "manifest.json"
 DRAFT = ".orbax-checkpoint-tmp"
 """Suffix of a draft, the same as orbax's."""
@@ -97,6 +99,12 @@ def remove_drafts(root: Path) -> None:
         complete = path.with_name(path.name.removesuffix(DRAFT))
         if path != complete and checkpoint_step(complete) is not None:
             remove_draft(path)
+
+
+def restrict_to_owner(folder: Path) -> None:
+    """Let only the owner read a folder and all that it holds. Raises OSError."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def remove_draft(path: Path) -> None:

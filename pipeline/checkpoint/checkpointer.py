@@ -27,12 +27,14 @@ from pipeline.checkpoint.checkpoint_folder import (
     JSON,
     METRICS,
     RECIPE,
+    SECRET,
     STATE,
     checkpoint_path,
     draft_path,
     remove_checkpoint,
     remove_draft,
     remove_drafts,
+    restrict_to_owner,
     saved_steps,
 )
 from pipeline.checkpoint.host_state import LOGS
@@ -158,12 +160,15 @@ class Checkpoints:
         try:
             if not self._root.is_dir():
                 self._root.mkdir()
-            draft.mkdir()
+            is_secret = any(path.startswith(SECRET) for path in arrays)
+            draft.mkdir(mode=0o700 if is_secret else 0o777)
             write_arrays(draft / STATE, arrays)
             for name, text in texts.items():
                 (draft / name).parent.mkdir()
                 (draft / name).write_text(text, encoding="utf-8")
             write_manifest(draft, self._recipe_digest)
+            if is_secret:
+                restrict_to_owner(draft)
             require_complete(draft)
             for log in logs:
                 sync(log)

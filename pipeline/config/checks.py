@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pipeline.config import device_checks
 from pipeline.config.adapter_words import find_loop_problems
 from pipeline.config.precision import resolve_level, resolve_precision
+from pipeline.config.privacy_checks import check_privacy
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
@@ -26,7 +27,7 @@ from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 RESULTS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
-CHECKS: list[Check] = [*device_checks.RULES]
+CHECKS: list[Check] = [*device_checks.RULES, check_privacy]
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:

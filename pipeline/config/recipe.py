@@ -45,6 +45,7 @@ from pipeline.training.non_finite_steps import OnNan
 from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import choose_num_shards
+from pipeline.training.privacy.privacy_spec import PrivacySpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
@@ -308,6 +309,8 @@ class Recipe(Spec):
     profile: ProfileSpec
     parallel: ParallelSpec
     launch: LaunchSpec
+    privacy: PrivacySpec | None = None
+    """Differential privacy of the training samples; null: none."""
 
     @model_serializer(mode="wrap")
     def _hide_secrets(

@@ -44,6 +44,7 @@ from pipeline.training.component_specs import ScheduleSpec
 from pipeline.training.freezing import select_phase
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
+from pipeline.training.privacy.budget import Budget
 from pipeline.training.rate_table import RateFile, TableSchedule
 from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import TrainStep, init_state, init_variables, make_train_step
@@ -62,6 +63,8 @@ class Built:
     """Shapes and dtypes without arrays."""
     parameters: int
     parameter_bytes: int
+    privacy: Budget | None = None
+    """The privacy of the run; None if it isn't private."""
     single_steps: bool = False
     """Whether its programs have no loop over steps, which would slow them down."""
 
@@ -101,6 +104,9 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         dataset.eval_ops,
         dataset.train_images,
     )
+    privacy = plan_privacy(recipe, dataset, schedule.total, reporter)
+    if privacy is not None:
+        step_config = replace(step_config, privacy=privacy.rule)
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: init_variables(step_config, words), seed)
@@ -123,6 +129,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         state=state,
         parameters=sum(leaf.size for leaf in leaves),
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
+        privacy=privacy,
     )
     reporter.stage("build", _format_line(recipe, built))
     if resolve_level(recipe) != "O0" or recipe.train.to_float:
@@ -132,6 +139,25 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
         reporter.stage("precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}")
     return built
+
+
+def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporter) -> Budget | None:
+    """Return the privacy of a run of a number of steps; None if it isn't private.
+
+    Raises RecipeError if no noise is enough, or if the data depend on all samples.
+    """
+    if recipe.privacy is None:
+        return None
+    if dataset.table is not None:
+        raise RecipeError(
+            f"dataset = {recipe.dataset.name}: encodes rows by means of all samples, which has no "
+            "noise; must be another dataset with privacy"
+        )
+    budget = Budget(recipe.privacy, dataset.train_order, steps)
+    with reporter.clock("accounting for privacy"):
+        line = str(budget)
+    reporter.stage("privacy", line)
+    return budget
 
 
 def make_step_config(

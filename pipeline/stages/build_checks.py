@@ -299,6 +299,27 @@ def check_mixtures(draft: StepDraft) -> None:
             )
 
 
+def check_privacy(draft: StepDraft) -> None:
+    """Refuse a network in which samples depend on each other, or whose gradients can't be clipped
+    sample by sample."""
+    step_config = replace(draft.step_config, shards=None)
+    if step_config.privacy is None:
+        return
+    if _get_state(draft).batch_stats:
+        raise RecipeError(
+            f"model {draft.recipe.model.name}: has batch norm, which mixes the samples of a batch; "
+            "must have group_norm or layer_norm with privacy"
+        )
+    if not isinstance(step_config.network, Network):
+        raise RecipeError(
+            f"model {draft.recipe.model.name}: must be a list of layers with privacy, so that the "
+            "gradients of samples can be separated"
+        )
+    batch = _make_batch_shapes(draft.dataset.train, step_config.accumulate)
+    with blaming_key("privacy"):
+        jax.eval_shape(partial(compute_step_gradients, step_config), _get_state(draft), batch)
+
+
 def check_statistics(draft: StepDraft) -> None:
     """Refuse a short batch with batch statistics: they would include its padding."""
     recipe = draft.recipe
@@ -386,6 +407,7 @@ TASK_CHECKS = (check_shardings, check_constraints, check_task)
 STATE_CHECKS = (
     check_gradients,
     check_curvature,
+    check_privacy,
     check_statistics,
     check_mixtures,
     check_buckets,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
+from pipeline.data.canaries import choose_canaries, plant_canaries
 from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
@@ -21,6 +23,10 @@ from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, Interlea
 from pipeline.data.host_ops import map_on_host, read_rows
 from pipeline.data.order import SampleOrder
 from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
+from pipeline.data.poisson_order import (
+    PoissonOrder,
+    find_expected_batch_size,
+)
 from pipeline.data.random import seed_words
 from pipeline.data.selections import apply_selections
 from pipeline.data.tables.encode_table import make_encoding_ops
@@ -48,6 +54,8 @@ from pipeline.stages.image_sizes import (
 )
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
+OVERFLOW = 1e-12
+"""Share of delta that is the probability that a step draws more samples than fit."""
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
@@ -136,6 +144,15 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(spec)
     unbucketed = _make_train_order(recipe, raw)
+    if recipe.privacy is not None and recipe.privacy.audit is not None:
+        try:
+            count = recipe.privacy.audit.canaries
+            canaries = choose_canaries(len(raw.train), count, recipe.seed)
+            raw = plant_canaries(raw, canaries, recipe.seed)
+        except ValueError as error:
+            raise RecipeError(f"privacy.audit: {error}") from error
+        assert isinstance(unbucketed, PoissonOrder), "an audit needs Poisson sampling"
+        unbucketed = replace(unbucketed, canaries=canaries)
     refuse_useless_buckets(unbucketed, raw.train, buckets)
     train_order = order_in_buckets(unbucketed, raw.train, buckets)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
@@ -260,6 +277,8 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         "num_shards": spec.num_shards or 1,
         "shard_id": spec.shard_id or 0,
     }
+    if recipe.privacy is not None and recipe.privacy.sampling == "poisson":
+        return _make_poisson_order(recipe, settings)
     if spec.interleave is not None and not files:
         raise RecipeError(
             f"dataset.train.interleave = {spec.interleave}: must be null, since "
@@ -296,6 +315,26 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         )
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))
+
+
+def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonOrder:
+    """Return the order of a private run. Raises RecipeError if a step may draw too many samples."""
+    privacy = recipe.privacy
+    assert privacy is not None, "the run is private"
+    samples = settings["samples"]
+    size = recipe.train.batch_size
+    overflow = OVERFLOW * privacy.delta
+    try:
+        fitting = find_expected_batch_size(samples, size, overflow)
+        expected = privacy.expected_batch_size or fitting
+        if expected > fitting:
+            raise ValueError(
+                f"batch_size = {size}: must be larger for privacy.expected_batch_size = {expected},"
+                f" or steps would leave out samples; {size} is enough for {fitting}"
+            )
+        return PoissonOrder(**settings, expected_batch_size=expected)
+    except ValueError as error:
+        raise RecipeError(f"train.{error}") from error
 
 
 def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:

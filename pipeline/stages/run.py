@@ -35,6 +35,7 @@ from pipeline.stages.estimate import estimate_cost
 from pipeline.stages.launch.join import LOCAL, join_processes
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import plan_devices
+from pipeline.stages.private_run import open_secret, share_secret
 from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.summary import Summary, list_versions
 from pipeline.stages.runner.context import CompiledRun, RunContext, RunOptions
@@ -100,6 +101,8 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
 
     with record_time(summary, "data_s"):
         dataset = declare_data(recipe, reporter) or load_data(recipe, reporter)
+    secret = open_secret(context)
+    dataset = share_secret(dataset, secret)
     context = record_data(context, dataset, backend.device, rate_files)
     if "build" not in recipe.stages:
         return
@@ -128,7 +131,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     if not (trains or evaluates):
         return
 
-    state, host = make_initial_state(run, restored)
+    state, host = make_initial_state(run, restored, secret)
     if trains:
         sink = plan_sinks(run, estimate, host)
         summary.sink = sink.summary()
@@ -158,6 +161,12 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         if evaluates and history.status == "done":
             check_signals(context)
             evaluations.conclude(state, history)
+        privacy = recipe.privacy
+        if trains and privacy is not None and privacy.audit and history.status == "done":
+            # Imported here, since few runs need it.
+            from pipeline.stages.audit_canaries import audit
+
+            summary.privacy["audit"] = audit(run, state)
 
 
 def lower_and_compile(

@@ -28,6 +28,7 @@ from pipeline.training.loss_scales import LossScaling
 from pipeline.training.non_finite_steps import STOP, NonFinitePolicy
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.parallel.state_sharing import StateSharing
+from pipeline.training.privacy.add_noise import PrivacyRule, PrivacyState
 
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
@@ -97,6 +98,8 @@ class StepConfig:
     """Shards of a batch, also across devices; None if a batch isn't split."""
     sharing: StateSharing | None = None
     """How devices share the state; None if each has all of it."""
+    privacy: PrivacyRule | None = None
+    """How gradients are made private; None: they aren't."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 
@@ -155,6 +158,20 @@ class TrainState:
     average: Any = None
     """The moving average of the trained parameters."""
     bad_steps: NonFiniteStepCounts | None = None
+    privacy: PrivacyState | None = None
+
+
+class MappedBatch(NamedTuple):
+    """A batch, or a microbatch, after the map ops."""
+
+    images: Array
+    """(B, H, W, C) float32."""
+    labels: Array
+    """(B, ...) int or (B, ..., C) float."""
+    mask: Array
+    """bool (B,): True for samples, False for padding."""
+    dropout_key: Array
+    """A JAX key."""
 
 
 class Gradients(NamedTuple):
@@ -167,6 +184,8 @@ class Gradients(NamedTuple):
     batch_stats: Any
     layers: Mapping[str, LayerSums]
     """Sums of each layer, if the optimizer needs them, else empty."""
+    within: Array | None = None
+    """Number of samples whose gradients aren't longer than the clip, in a private run."""
 
 
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,11 @@ from pipeline.training.metrics import EvalSums, add_batch, add_metric_sums, add_
 from pipeline.training.parallel.fixed_sum import sum_devices, sum_local_shards, sum_shards
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.parallel.shards import Shards
+from pipeline.training.privacy.add_noise import add_noise
+from pipeline.training.privacy.private_gradients import clip_microbatch, get_privacy
 from pipeline.training.state import (
     Gradients,
+    MappedBatch,
     NonFiniteStepCounts,
     OverflowCounts,
     StepConfig,
@@ -83,19 +86,6 @@ class TrainStep:
     zero_sums: Callable[[], EvalSums]
 
 
-class MappedBatch(NamedTuple):
-    """A batch, or a microbatch, after the map ops."""
-
-    images: Array
-    """(B, H, W, C) float32."""
-    labels: Array
-    """(B, ...) int or (B, ..., C) float."""
-    mask: Array
-    """bool (B,): True for samples, False for padding."""
-    dropout_key: Array
-    """A JAX key."""
-
-
 def make_train_step(config: StepConfig) -> TrainStep:
     """Make the functions of a step from its configuration."""
 
@@ -136,6 +126,9 @@ def _step(
 ) -> tuple[TrainState, Record]:
     whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
     gradients = compute_step_gradients(config, whole, batch)
+    if config.privacy is not None:
+        values = add_noise(config.privacy, get_privacy(state), state.step, gradients.values)
+        gradients = gradients._replace(values=values)
     return _update_state(config, state, gradients, batch.count, learning_rates)
 
 
@@ -307,12 +300,10 @@ def compute_gradients(
 
     def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
         added = compute(total.batch_stats, microbatch)
-        values, loss, layers = jax.tree.map(
-            jnp.add,
-            (total.values, total.loss, total.layers),
-            (added.values, added.loss, added.layers),
+        sums = jax.tree.map(
+            jnp.add, total._replace(batch_stats=None), added._replace(batch_stats=None)
         )
-        return Gradients(values, loss, added.batch_stats, layers), None
+        return sums._replace(batch_stats=added.batch_stats), None
 
     shapes = jax.eval_shape(
         lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))
@@ -346,6 +337,8 @@ def _differentiate_microbatch(
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
         return loss.minimised * scale, (loss.reported, changed.get("batch_stats", {}))
 
+    if config.privacy is not None:
+        return clip_microbatch(config, state, batch, divisor)
     if config.curvature is not None:
         observed = grad_observing_layers(scaled_loss, config.lower)
         values, (loss, batch_stats), captures = observed(trained)
@@ -438,6 +431,7 @@ def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
         overflows=OverflowCounts(zero, zero, zero) if config.loss_scale.skips_overflow else None,
         average=None if config.average is None else jax.tree.map(jnp.copy, trained),
         bad_steps=NonFiniteStepCounts(zero, zero) if config.on_nan.counts_steps else None,
+        privacy=None if config.privacy is None else config.privacy.init(),
     )
 
 

@@ -16,6 +16,7 @@ from pipeline.training.component_specs import AverageSpec
 from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.non_finite_steps import NonFinitePolicy
+from pipeline.training.privacy.add_noise import adapt_clip
 from pipeline.training.state import (
     Gradients,
     NonFiniteStepCounts,
@@ -105,6 +106,9 @@ def apply_update(
     if config.average is not None:
         averaged_params = restart_average(average, params)
         average = update_ema(average, averaged_params, config.average, count_updates(state))
+    privacy = state.privacy
+    if config.privacy is not None and privacy is not None and gradients.within is not None:
+        privacy = adapt_clip(config.privacy, privacy, state.step, gradients.within, count)
     return replace(
         state,
         step=state.step + 1,
@@ -112,6 +116,7 @@ def apply_update(
         batch_stats=gradients.batch_stats,
         opt_state=opt_state,
         average=average,
+        privacy=privacy,
     )
 
 

@@ -1,11 +1,12 @@
-"""Capture the input of every dense and convolutional layer, and the gradient at its output.
+"""Capture the inputs of layers, and the gradients at their outputs.
 
-Second-order optimizers need both. An observer passes a layer's output through an identity, `tap`.
-It has a second, unused argument of the same shape, the slot, which gets the same gradient. Without
-an observer the network's program is unchanged.
+Second-order optimizers need both for dense and convolutional layers. Gradients of single samples
+need both for every layer with parameters. An observer passes a layer's output through an identity,
+`tap`. It has a second, unused argument of the same shape, the slot, which gets the same gradient.
+Without an observer the network's program is unchanged.
 
 Flax passes every call of a module to the observer. It captures `nn.Dense` and the layer `conv` with
-one group; other layers are not captured. Networks of other kinds call `observe_layer`.
+one group, or all modules with parameters. Networks of other kinds call `observe_layer`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class LayerCapture:
     """Inputs of one layer in one step, and cotangents, the gradients at its output.
 
     Both are (batch, features) or (batch, tokens, features) for a dense layer, and images in
-    `layout` for a convolution. `window` is the geometry of the convolution; None for a dense layer.
-    `number` counts the captured layers in the order in which the network applies them.
+    `layout` for a convolution. `window` is the geometry of the convolution; None for other layers.
+    `number` counts the captured layers in the order in which the network applies them. `module` is
+    the layer without its parameters, if all modules are captured.
     """
 
     inputs: Array
@@ -45,6 +47,7 @@ class LayerCapture:
     window: ConvWindow | None = field(metadata={"static": True})
     layout: Layout = field(metadata={"static": True})
     number: int = field(default=0, metadata={"static": True})
+    module: nn.Module | None = field(default=None, metadata={"static": True})
 
 
 Loss = Callable[..., tuple[Array, Any]]
@@ -86,17 +89,20 @@ def with_observer(observer: _Taps | None) -> Iterator[None]:
 def grad_observing_layers(
     function: Callable[[Any], tuple[Array, Any]],
     transform: Callable[[Loss], Loss] = lambda loss: loss,
+    *,
+    all_modules: bool = False,
 ) -> Callable[[Any], tuple[Any, Any, Observations]]:
     """Transform a loss into a function of parameters -> (gradients, auxiliary output, captures).
 
     `function` applies a network and returns (scalar, auxiliary output), as for
     `jax.grad(function, has_aux=True)`. Cotangents are gradients of the scalar. `transform` is
-    applied to the loss before differentiation. The returned function raises ValueError if a layer
-    is applied twice, since its weights then have two inputs, and RecipeError without any layer.
+    applied to the loss before differentiation. With `all_modules`, every flax module with
+    parameters is captured. The returned function raises ValueError if a layer is applied twice,
+    since its weights then have two inputs, and RecipeError without any layer.
     """
 
     def find_outputs(params: Any) -> dict[str, Array]:
-        taps = _Taps(None)
+        taps = _Taps(None, all_modules)
         with with_observer(taps):
             function(params)
         return taps.outputs
@@ -113,18 +119,22 @@ def grad_observing_layers(
             )
         slots = {path: jnp.zeros(shape.shape, shape.dtype) for path, shape in shapes.items()}
         windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
+        modules: dict[str, nn.Module] = {}
 
         def apply_tapped(params: Any, slots: dict[str, Array]) -> tuple[Array, tuple[Any, Any]]:
-            taps = _Taps(slots)
+            taps = _Taps(slots, all_modules)
             with with_observer(taps):
                 value, auxiliary = function(params)
             windows.update(taps.windows)
+            modules.update(taps.modules)
             return value, (auxiliary, taps.inputs)
 
         grad = jax.grad(transform(apply_tapped), argnums=(0, 1), has_aux=True)
         (gradients, cotangents), (auxiliary, inputs) = grad(params, slots)
         observations = {
-            path: LayerCapture(inputs[path], cotangents[path], window, layout, number)
+            path: LayerCapture(
+                inputs[path], cotangents[path], window, layout, number, modules.get(path)
+            )
             for number, (path, (window, layout)) in enumerate(windows.items())
         }
         return gradients, auxiliary, observations
@@ -138,8 +148,10 @@ class _Taps:
     Make one for each trace: its arrays are tracers, which must not outlive the trace.
     """
 
-    def __init__(self, slots: Mapping[str, Array] | None) -> None:
+    def __init__(self, slots: Mapping[str, Array] | None, all_modules: bool = False) -> None:
         self._slots = slots
+        self._all_modules = all_modules
+        self.modules: dict[str, nn.Module] = {}
         self.inputs: dict[str, Array] = {}
         self.outputs: dict[str, Array] = {}
         self.windows: dict[str, tuple[ConvWindow | None, Layout]] = {}
@@ -155,11 +167,19 @@ class _Taps:
         module = context.module
         layer = getattr(module, "layer", None)
         is_conv = isinstance(layer, standard.Conv) and layer.groups == 1
-        is_layer = context.method_name == "__call__" and (is_conv or isinstance(module, nn.Dense))
-        if not is_layer or _observer.get() is not self:
+        is_layer = is_conv or isinstance(module, nn.Dense)
+        window: ConvWindow | None = None
+        layout: Layout = "nhwc"
+        if context.method_name != "__call__" or _observer.get() is not self:
             return outputs
-        window, layout = _read_window(module, args[0])
-        return self.tap("/".join(module.path), args[0], outputs, window, layout)
+        path = "/".join(module.path)
+        if self._all_modules and list_module_parameters(module):
+            self.modules[path] = module.clone(parent=None, name=None)
+        elif not is_layer:
+            return outputs
+        if is_layer:
+            window, layout = _read_window(module, args[0])
+        return self.tap(path, args[0], outputs, window, layout)
 
     def tap(
         self, path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout
@@ -174,6 +194,12 @@ class _Taps:
         self.outputs[path] = outputs
         self.windows[path] = (window, layout)
         return outputs if self._slots is None else tap(outputs, self._slots[path])
+
+
+def list_module_parameters(module: nn.Module) -> list[str]:
+    """Return the names of a bound module's parameters, without those of inner modules."""
+    params = module.variables.get("params", {})
+    return [name for name, value in params.items() if not isinstance(value, Mapping)]
 
 
 def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:

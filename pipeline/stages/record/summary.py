@@ -49,6 +49,8 @@ class Summary:
     bad_steps: dict[str, Any] = field(default_factory=dict)
     """The policy `on_nan`, the number of steps that it left out, and the rollbacks."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """`epsilon` at `delta`, the noise, and how samples were drawn; empty if it isn't private."""
     time: dict[str, float | None] = field(default_factory=dict)
     modelled: dict[str, Any] = field(default_factory=dict)
     reference: dict[str, Any] = field(default_factory=dict)

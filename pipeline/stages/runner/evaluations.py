@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -168,7 +168,11 @@ class Evaluations:
             run.built.step_config.metrics,
             on_train=recipe.eval.on_train,
         )
-        return evaluate(run.executable, state, run.dataset, options, is_stopped, agree)
+        evaluation = evaluate(run.executable, state, run.dataset, options, is_stopped, agree)
+        if evaluation is None or run.built.privacy is None:
+            return evaluation
+        epsilon = run.built.privacy.compute_epsilon(int(state.step))
+        return replace(evaluation, metrics={**evaluation.metrics, "epsilon": epsilon})
 
     def _show_pictures(self, state: TrainState) -> None:
         """Show predicted masks, and images that a generator makes."""

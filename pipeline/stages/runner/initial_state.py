@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.restore import set_others_aside
@@ -18,6 +19,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.host.memory import require_room
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
+from pipeline.stages.private_run import require_same_noise, set_secret
 from pipeline.stages.record.run_directory import SUMMARY, find_run_dir
 from pipeline.stages.record.saved_recipe import restore_state
 from pipeline.stages.runner.context import CompiledRun, RunContext
@@ -71,10 +73,13 @@ def _warn_of_other_inputs(source: Path, dataset: Dataset, warn: Callable[[str], 
         )
 
 
-def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[TrainState, HostState]:
+def make_initial_state(
+    run: CompiledRun, restored: Restored | None, secret: np.ndarray | None = None
+) -> tuple[TrainState, HostState]:
     """Return the initial state on the device, and the state of the host.
 
-    Weights are fresh, restored, or those of the last checkpoint of a run to resume. Raises
+    Weights are fresh, restored, or those of the last checkpoint of a run to resume. A new private
+    run has the `secret`, uint32 (4,). Raises
     RecipeError if the run to resume has more steps than the recipe, RunError if weights and
     optimizer don't fit into memory.
     """
@@ -88,6 +93,8 @@ def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[Tra
         saved = _read_last_checkpoint(context, built)
         # No fresh weights are made, since they would double the memory.
         if saved is not None:
+            if built.privacy is not None:
+                require_same_noise(saved[0], built.privacy)
             return executable.put(saved[0]), saved[1]
     state = executable.init()
     if restored is not None:
@@ -97,6 +104,8 @@ def make_initial_state(run: CompiledRun, restored: Restored | None) -> tuple[Tra
             state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
         context.reporter.stage("restore", restored.line)
         state = executable.put(state)
+    if secret is not None and built.privacy is not None:
+        state = executable.put(set_secret(state, secret, built.privacy))
     return state, HostState()
 
 

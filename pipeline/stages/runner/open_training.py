@@ -15,7 +15,6 @@ from pipeline.config.recipe import EarlyStopSpec, Recipe
 from pipeline.config.run_length import list_event_periods, schedule_events
 from pipeline.core.errors import RecipeError, exit_status_of, first_line
 from pipeline.core.files.value_text import show
-from pipeline.data.columns import SampleUnit
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor
@@ -119,7 +118,7 @@ def open_training(
             hooks,
         )
         stack.callback(executable.loader.close)
-        stack.callback(_record_results, context, history, training, run.dataset.unit)
+        stack.callback(_record_results, run, history, training)
         yield training
 
 
@@ -286,10 +285,10 @@ def record_overflows(context: RunContext, state: TrainState) -> None:
         context.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
 
 
-def _record_results(
-    context: RunContext, history: History, training: Training, unit: SampleUnit
-) -> None:
+def _record_results(run: CompiledRun, history: History, training: Training) -> None:
     """Record the results of training in the summary."""
+    context = run.context
+    unit = run.dataset.unit
     summary = context.summary
     run_schedule = training.schedule.run
     hooks = training.hooks
@@ -305,6 +304,10 @@ def _record_results(
         "left_out": history.left_out,
         "rollbacks": [asdict(rollback) for rollback in hooks.rollbacks.done],
     }
+    privacy = run.built.privacy
+    if privacy is not None:
+        summary.privacy = dict(privacy.summarize(history.step))
+        summary.metrics["epsilon"] = summary.privacy["epsilon"]
     summary.feed = asdict(training.program.executable.loader.report())
     started_at = context.options.started_at
     step_ms = history.step_ms

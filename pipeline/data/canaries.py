@@ -1,0 +1,40 @@
+"""Canaries: training samples with wrong labels, from whose losses a private run is audited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from pipeline.data.columns import RawData
+from pipeline.data.order import permute
+
+_STREAM = 1 << 62
+"""Number of the permutation that chooses canaries, which no epoch has."""
+
+
+def choose_canaries(samples: int, count: int, seed: int) -> np.ndarray:
+    """Return the canaries among the training samples, int64 (count,); anyone may know them.
+
+    Raises ValueError for more than half of the samples.
+    """
+    if count > samples // 2:
+        raise ValueError(f"{count:,} canaries: must be at most half of {samples:,} samples")
+    return permute(np.arange(count), samples, seed, _STREAM)
+
+
+def plant_canaries(raw: RawData, canaries: np.ndarray, seed: int) -> RawData:
+    """Return the data with wrong labels, drawn from the seed, for the canaries.
+
+    Raises ValueError if samples don't have one class each.
+    """
+    labels = raw.train.columns["label"]
+    classes = len(raw.targets)
+    if raw.targets.task != "classification" or len(labels.shape) != 1 or classes < 2:
+        raise ValueError("must be null unless each sample has one of several classes")
+    changed = np.array(labels[:])
+    words = np.random.Philox(key=np.array([seed, _STREAM], np.uint64)).random_raw(len(canaries))
+    shifts = 1 + (words % np.uint64(classes - 1)).astype(np.int64)
+    changed[canaries] = (changed[canaries] + shifts) % classes
+    split = replace(raw.train, columns={**raw.train.columns, "label": changed})
+    return raw.with_split("train", split)

@@ -1,0 +1,93 @@
+"""Poisson sampling: each step draws each sample with the same probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.core.errors import RunError
+from pipeline.data.order import Batches, SampleOrder
+
+_CANARY_STREAM = 1 << 62
+"""Offset of the number that draws the canaries, which no step has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonOrder(SampleOrder):
+    """An order whose steps draw samples independently, at `expected_batch_size` / `samples`.
+
+    A step has as many samples as it draws, padded to `batch_size`. More samples are left out, which
+    must be improbable. The samples of a step are a pure function of (key, step, sample). Batches
+    have the step as epoch, so that random ops draw again whenever a sample is drawn.
+    """
+
+    expected_batch_size: int
+    canaries: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+    """Samples that are drawn in no step with probability 1/2, int64 (n,)."""
+    key: tuple[int, int] | None = field(default=None, repr=False)
+    """Two secret words of 32 bits; None until a run sets them."""
+
+    @property
+    def batches_per_repetition(self) -> int:
+        return max(1, self.samples // self.expected_batch_size)
+
+    @property
+    def short_batch(self) -> int:
+        return 0
+
+    @property
+    def rate(self) -> float:
+        """The probability to draw a sample in a step."""
+        return self.expected_batch_size / self.samples
+
+    def batches(self, first_step: int, count: int) -> Batches:
+        indices = np.zeros((count, self.batch_size), np.int32)
+        counts = np.zeros(count, np.int32)
+        threshold = np.uint64(min(round(self.rate * 2**64), 2**64 - 1))
+        is_left_out = np.zeros(self.samples, bool)
+        is_left_out[self.canaries[~self.draw_members()]] = True
+        for row, step in enumerate(range(first_step, first_step + count)):
+            drawn = self._draw_words(step, self.samples) < threshold
+            rows = np.flatnonzero(drawn & ~is_left_out)[: self.batch_size]
+            counts[row] = len(rows)
+            indices[row, : len(rows)] = rows
+            indices[row, len(rows) :] = rows[0] if len(rows) else 0
+        steps = np.arange(first_step, first_step + count, dtype=np.int32)
+        return Batches(indices, steps, counts)
+
+    def draw_members(self) -> np.ndarray:
+        """Return whether each canary is trained on, bool (n,)."""
+        return self._draw_words(_CANARY_STREAM, len(self.canaries)) < np.uint64(2**63)
+
+    def _draw_words(self, number: int, count: int) -> np.ndarray:
+        """Return random uint64 (count,), a pure function of the key and a number."""
+        if self.key is None:
+            raise RunError("privacy: only a run with its secret can draw samples")
+        secret = self.key[0] | self.key[1] << 32
+        return np.random.Philox(key=np.array([secret, number], np.uint64)).random_raw(count)
+
+
+def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> int:
+    """Return the largest expected batch size for which a step draws more than `batch_size` of the
+    samples with at most the probability `overflow`. Raises ValueError if there is none."""
+    if samples <= batch_size:
+        return samples
+    least = 1
+    most = batch_size
+    if compute_overflow(samples, batch_size, least) > overflow:
+        raise ValueError(f"batch_size = {batch_size}: is too small for Poisson sampling")
+    while most - least > 1:
+        middle = (least + most) // 2
+        if compute_overflow(samples, batch_size, middle) > overflow:
+            most = middle
+        else:
+            least = middle
+    return least
+
+
+def compute_overflow(samples: int, batch_size: int, expected_batch_size: int) -> float:
+    """Return the probability that a step draws more than `batch_size` samples."""
+    from scipy.stats import binom
+
+    return float(binom.sf(batch_size, samples, expected_batch_size / samples))

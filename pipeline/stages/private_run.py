@@ -1,0 +1,72 @@
+"""The secret of a private run: drawn by the system, and in no file but checkpoints."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.checkpoint.restore import read_to_resume
+from pipeline.core.errors import RecipeError
+from pipeline.data.dataset import Dataset
+from pipeline.data.poisson_order import PoissonOrder
+from pipeline.stages.runner.context import RunContext
+from pipeline.training.privacy.budget import Budget
+from pipeline.training.state import TrainState
+
+KEY = "privacy/key"
+"""Path of the secret in a checkpoint."""
+
+
+def open_secret(context: RunContext) -> np.ndarray | None:
+    """Return the secret of a run, uint32 (4,), the same in all processes; None if it isn't private.
+
+    A resumed run has the secret of its checkpoint.
+    """
+    privacy = context.recipe.privacy
+    if privacy is None:
+        return None
+    if privacy.seed != "secret":
+        context.reporter.warn(
+            f"privacy.seed = {privacy.seed}: anyone can compute the noise again, so this run is "
+            "not private"
+        )
+        words = np.random.Philox(key=privacy.seed).random_raw(4)
+        return (words >> np.uint64(32)).astype(np.uint32)
+
+    def draw() -> list[int]:
+        saved = None
+        if context.resuming:
+            saved = read_to_resume(context.run_dir, context.reporter.warn)
+        words = np.frombuffer(os.urandom(16), np.uint32) if saved is None else saved.arrays[KEY]
+        return [int(word) for word in words]
+
+    return np.array(context.ranks.agree(draw), np.uint32)
+
+
+def share_secret(dataset: Dataset, secret: np.ndarray | None) -> Dataset:
+    """Return the dataset with the secret in the order of its samples."""
+    order = dataset.train_order
+    if secret is None or not isinstance(order, PoissonOrder):
+        return dataset
+    return replace(dataset, train_order=replace(order, key=(int(secret[2]), int(secret[3]))))
+
+
+def set_secret(state: TrainState, secret: np.ndarray, budget: Budget) -> TrainState:
+    """Return a new run's state with the secret and the noise."""
+    assert state.privacy is not None, "the state of a private run has a secret"
+    noise = jnp.float32(budget.noise)
+    return replace(state, privacy=replace(state.privacy, key=jnp.asarray(secret), noise=noise))
+
+
+def require_same_noise(state: TrainState, budget: Budget) -> None:
+    """Raise RecipeError if a resumed run would have other noise than before."""
+    assert state.privacy is not None, "the state of a private run has a secret"
+    before = float(state.privacy.noise)
+    if not np.isclose(before, budget.noise, rtol=1e-6, atol=0):
+        raise RecipeError(
+            f"privacy.epsilon = {budget.spec.epsilon}: needs noise {budget.noise:.6f} for "
+            f"{budget.steps:,} steps, and the run to resume has {before:.6f}; keep its length"
+        )

@@ -1,0 +1,1 @@
+"""Differential privacy of training: clipped gradients, noise, accounting and audits."""

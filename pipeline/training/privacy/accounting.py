@@ -1,0 +1,106 @@
+"""Epsilon of a run by dp-accounting, and the noise for an epsilon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Accountant = Literal["pld", "rdp"]
+MAX_EPSILON = 100.0
+"""A larger epsilon protects nothing, and takes minutes to account for."""
+NOISES = (0.01, 1e4)
+"""The least and the largest noise that are tried."""
+TOLERANCE = 1e-4
+"""Of a noise that is computed from epsilon, relative to the noise."""
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """How a run samples and how epsilon is computed. Raises ValueError without dp-accounting."""
+
+    sampling: Literal["poisson", "fixed"]
+    accountant: Accountant
+    delta: float
+    rate: float
+    """The probability to draw a sample in a step, with Poisson sampling."""
+    steps_per_epoch: int
+    """Number of steps in which a sample is used once, with fixed batches."""
+
+    def __post_init__(self) -> None:
+        try:
+            import dp_accounting  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                f"needs dp-accounting: pip install 'recipe-pipeline[privacy]' ({error})"
+            ) from error
+
+    def compute_epsilon(
+        self, noise: float, steps: int, accountant: Accountant | None = None
+    ) -> float:
+        """Return epsilon after a number of steps with this noise."""
+        if steps == 0:
+            return 0.0
+        composed = _make_accountant(accountant or self.accountant)
+        composed.compose(self._make_event(noise, steps))
+        return float(composed.get_epsilon(self.delta))
+
+    def require_meaningful(self, noise: float, steps: int) -> None:
+        """Raise ValueError if epsilon would be above `MAX_EPSILON`."""
+        epsilon = self.compute_epsilon(noise, steps, "rdp")
+        if not epsilon <= MAX_EPSILON:
+            raise ValueError(
+                f"epsilon would be {epsilon:,.0f} after {steps:,} steps, which protects nothing; "
+                f"must be at most {MAX_EPSILON:g}, by more noise or fewer steps"
+            )
+
+    def find_noise(self, epsilon: float, steps: int) -> float:
+        """Return the least noise that spends at most `epsilon` in a number of steps.
+
+        Raises ValueError if no noise does.
+        """
+        _, largest = NOISES
+        reached = self.compute_epsilon(largest, steps)
+        if reached > epsilon:
+            raise ValueError(
+                f"no noise up to {largest:,.0f} reaches it in {steps:,} steps at delta "
+                f"{self.delta:g}; must be at least {reached:.2g}"
+            )
+        # The noise of the looser bound is found quickly, and is enough for the other.
+        enough = self._calibrate("rdp", epsilon, steps, NOISES)
+        if self.accountant == "rdp":
+            return enough
+        return self._calibrate("pld", epsilon, steps, (enough / 2, min(2 * enough, largest)))
+
+    def _calibrate(
+        self, accountant: Accountant, epsilon: float, steps: int, noises: tuple[float, float]
+    ) -> float:
+        """Return the least noise between two; the larger one if none suffices."""
+        low, high = noises
+        if self.compute_epsilon(high, steps, accountant) > epsilon:
+            return high
+        while high - low > TOLERANCE * high:
+            middle = (low * high) ** 0.5
+            if self.compute_epsilon(middle, steps, accountant) > epsilon:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _make_event(self, noise: float, steps: int) -> Any:
+        """Return the run as an event of dp-accounting."""
+        import dp_accounting
+
+        if self.sampling == "poisson":
+            event = dp_accounting.PoissonSampledDpEvent(
+                self.rate, dp_accounting.GaussianDpEvent(noise)
+            )
+            return dp_accounting.SelfComposedDpEvent(event, steps)
+        # Another sample changes a sum by twice the clip, once in an epoch.
+        epochs = -(-steps // self.steps_per_epoch)
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise / 2), epochs)
+
+
+def _make_accountant(accountant: Accountant) -> Any:
+    from dp_accounting import pld, rdp
+
+    return pld.PLDAccountant() if accountant == "pld" else rdp.RdpAccountant()

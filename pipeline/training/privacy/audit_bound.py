@@ -1,0 +1,62 @@
+"""A lower bound on epsilon from the guesses which canaries a run was trained on.
+
+Each canary is trained on with probability 1/2. A private run hides the choice, so that guesses are
+right at most as often as by epsilon (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+CONFIDENCE = 0.95
+SHARES = (0.04, 0.1, 0.2, 0.5, 1.0)
+"""Shares of the canaries that are guessed, the most certain first. Each gets an equal part of the
+allowed error, so that the best one counts."""
+_MAX_EPSILON = 50.0
+
+
+def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> float:
+    """Return an epsilon that a run surely exceeds, with probability `CONFIDENCE`; 0 if none.
+
+    The higher the score (n,), the more probably a canary was trained on; `are_members`, bool (n,),
+    is the truth. Scores that aren't finite are guessed last, as not trained on.
+    """
+    order = np.argsort(-np.nan_to_num(scores, nan=-np.inf), kind="stable")
+    are_members = are_members[order]
+    count = len(scores)
+    best = 0.0
+    for share in SHARES:
+        half = max(1, round(share * count / 2))
+        num_right = int(are_members[:half].sum() + (~are_members[-half:]).sum())
+        error = (1 - CONFIDENCE) / len(SHARES)
+        best = max(best, _find_bound(num_right, 2 * half, count, delta, error))
+    return best
+
+
+def _find_bound(num_right: int, num_guesses: int, count: int, delta: float, error: float) -> float:
+    """Return the largest epsilon that is refuted with an error probability of at most `error`."""
+    low = 0.0
+    high = _MAX_EPSILON
+    if compute_p_value(num_right, num_guesses, count, low, delta) > error:
+        return 0.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        if compute_p_value(num_right, num_guesses, count, middle, delta) > error:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def compute_p_value(
+    num_right: int, num_guesses: int, count: int, epsilon: float, delta: float
+) -> float:
+    """Return a bound on the probability of `num_right` or more right ones of `num_guesses` about
+    `count` canaries, if the run has this epsilon and delta (theorem 5.2)."""
+    from scipy.stats import binom
+
+    share = 1 / (1 + np.exp(-epsilon))
+    fewer = binom.pmf(np.arange(num_right - 1, -1, -1), num_guesses, share).cumsum()
+    weight = max((fewer / np.arange(1, num_right + 1)).max(initial=0.0), 0.0)
+    probability = binom.sf(num_right - 1, num_guesses, share) + 2 * count * delta * weight
+    return float(min(probability, 1.0))

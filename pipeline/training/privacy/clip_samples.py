@@ -1,0 +1,245 @@
+"""The sum of the gradients of a batch's samples, each scaled down to a norm.
+
+A backward pass captures the inputs a and the output cotangents d of each layer. A dense layer's
+gradient of one sample is a' d, whose squared norm is |a|^2 |d|^2, so it isn't computed (Goodfellow
+2015, arXiv 1510.01799). For tokens the squared norm is the sum of (a a') * (d d') over pairs of
+tokens (Li et al. 2022, arXiv 2110.05679). Other gradients, of small kernels, are computed sample by
+sample. Then the clipped sum is a product with weighted cotangents, without a second backward pass
+(Bu et al. 2023, arXiv 2210.00038).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+
+from pipeline.core.errors import RecipeError
+from pipeline.models.layers.tokens import Embedding
+from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow
+from pipeline.models.lowerings.problem.lowering import DEFAULTS
+from pipeline.models.modules.layer_capture import LayerCapture, Observations
+from pipeline.models.modules.layout import to_nhwc
+from pipeline.models.modules.name_stack import UPDATE
+
+Params = Mapping[str, Array]
+"""Parameters of one layer by name."""
+
+
+class ClippedSum(NamedTuple):
+    """The clipped sum of a batch."""
+
+    values: Any
+    """The sum of the clipped gradients by trained parameter, float32."""
+    weights: Array
+    """Factor of each sample, float32 (B,); 0 for padding and for gradients that aren't finite."""
+    within: Array
+    """Number of samples that aren't longer than the clip, float32 ()."""
+
+
+@dataclass(frozen=True)
+class _LayerGradients:
+    """The gradients of one layer's parameters, sample by sample."""
+
+    squared_norms: Array
+    """float32 (B,)."""
+    sum_weighted: Callable[[Array], dict[str, Array]]
+    """(weights (B,)) -> weighted sums by parameter. Samples with weight 0 may have any value."""
+
+
+@jax.named_scope(UPDATE)
+def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) -> ClippedSum:
+    """Return the sum of the gradients of the samples that `mask`, bool (B,), marks.
+
+    Gradients longer than `clip`, float32 (), are scaled down to it. A gradient that isn't finite
+    counts as 0. Raises RecipeError if the gradients of a parameter can't be separated.
+    """
+    params = flatten_dict(dict(trained), sep="/")
+    layers = {
+        path: _separate_samples(captures[path], _select_params(params, path))
+        for path in _list_separable(captures, params)
+    }
+    norms = jnp.sqrt(_add(layer.squared_norms for layer in layers.values()))
+    usable = mask & jnp.isfinite(norms)
+    weights = jnp.where(usable, jnp.minimum(1.0, clip / jnp.maximum(norms, 1e-30)), 0.0)
+    sums = {
+        f"{path}/{name}": value
+        for path, layer in layers.items()
+        for name, value in layer.sum_weighted(weights).items()
+    }
+    values = unflatten_dict({tuple(path.split("/")): sums[path] for path in params})
+    return ClippedSum(values, weights, jnp.sum(usable & (norms <= clip), dtype=jnp.float32))
+
+
+def _list_separable(captures: Observations, params: Params) -> list[str]:
+    """Return the paths of the layers with trained parameters.
+
+    Raises RecipeError for parameters outside of captured layers, or of a layer around others.
+    """
+    layers = dict.fromkeys(path.rpartition("/")[0] for path in params)
+    inner = {path for path in captures for other in captures if other.startswith(f"{path}/")}
+    missing = [path for path in params if path.rpartition("/")[0] not in {*captures} - inner]
+    if missing:
+        raise RecipeError(
+            f"privacy: the gradients of {', '.join(missing[:3])} can't be separated by sample; "
+            "must be null for this network, or freeze these parameters"
+        )
+    return list(layers)
+
+
+def _select_params(params: Params, layer: str) -> Params:
+    paths = (path.rpartition("/") for path in params)
+    return {name: params[f"{layer}/{name}"] for scope, _, name in paths if scope == layer}
+
+
+def _separate_samples(capture: LayerCapture, params: Params) -> _LayerGradients:
+    """Return the gradients of a layer's trained parameters by sample."""
+    inputs = to_nhwc(capture.inputs, capture.layout)
+    cotangents = to_nhwc(capture.cotangents, capture.layout).astype(jnp.float32)
+    is_plain = {*params} <= {"kernel", "bias"}
+    if isinstance(getattr(capture.module, "layer", None), Embedding):
+        return _separate_rows(inputs, cotangents, params["table"])
+    if is_plain and capture.window is not None:
+        patches = _make_sample_patches(capture.window, inputs.astype(jnp.float32))
+        return _separate_positions(patches, _to_positions(cotangents), params)
+    if is_plain and isinstance(capture.module, nn.Dense) and inputs.ndim == 3:
+        inputs = _to_positions(inputs.astype(jnp.float32))
+        return _separate_positions(inputs, _to_positions(cotangents), params)
+    if is_plain and isinstance(capture.module, nn.Dense) and inputs.ndim == 2:
+        return _separate_vectors(inputs.astype(jnp.float32), cotangents, params)
+    assert capture.module is not None, "all modules are captured"
+    return _separate_any(capture.module, inputs, cotangents, params)
+
+
+def _to_positions(values: Array) -> Array:
+    """Reshape (B, ..., features) to (B, features, positions)."""
+    return values.reshape(values.shape[0], -1, values.shape[-1]).swapaxes(1, 2)
+
+
+def _square(values: Array) -> Array:
+    """Return the sum of squares of each sample, (B,)."""
+    return jnp.square(values).sum(axis=tuple(range(1, values.ndim)))
+
+
+def _add(squares: Iterable[Array]) -> Array:
+    return reduce(jnp.add, squares)
+
+
+def _weigh(weights: Array, values: Array) -> Array:
+    """Multiply samples by weights. Values of samples with weight 0 may be non-finite."""
+    factors = weights.reshape(-1, *[1] * (values.ndim - 1))
+    return jnp.where(factors > 0, factors * values, 0)
+
+
+def _separate_vectors(inputs: Array, cotangents: Array, params: Params) -> _LayerGradients:
+    """Separate a dense layer of inputs (B, n) with cotangents (B, m)."""
+    norms = {"kernel": _square(inputs) * _square(cotangents), "bias": _square(cotangents)}
+
+    def sum_weighted(weights: Array) -> dict[str, Array]:
+        weighted = _weigh(weights, cotangents)
+        valid = _weigh((weights > 0).astype(jnp.float32), inputs)
+        sums = {"kernel": valid.T @ weighted, "bias": weighted.sum(0)}
+        return {name: sums[name] for name in params}
+
+    return _LayerGradients(_add(norms[name] for name in params), sum_weighted)
+
+
+def _separate_positions(inputs: Array, cotangents: Array, params: Params) -> _LayerGradients:
+    """Separate products at several positions: inputs (B, n, T) and cotangents (B, m, T)."""
+    features, positions = inputs.shape[1:]
+    num_outputs = cotangents.shape[1]
+    bias = cotangents.sum(-1)
+    kernels: Array | None = None
+    if "kernel" not in params:
+        squared = jnp.zeros(inputs.shape[0], jnp.float32)
+    elif positions * (features + num_outputs) < features * num_outputs:
+        squared = jnp.einsum(
+            "bts,bts->b",
+            jnp.einsum("bnt,bns->bts", inputs, inputs),
+            jnp.einsum("bmt,bms->bts", cotangents, cotangents),
+        )
+    else:
+        kernels = jnp.einsum("bmt,bnt->bmn", cotangents, inputs)
+        squared = _square(kernels)
+    if "bias" in params:
+        squared = squared + _square(bias)
+
+    def sum_weighted(weights: Array) -> dict[str, Array]:
+        sums = {}
+        if "bias" in params:
+            sums["bias"] = _weigh(weights, bias).sum(0)
+        if kernels is not None:
+            sums["kernel"] = _weigh(weights, kernels).sum(0).T
+        elif "kernel" in params:
+            valid = _weigh((weights > 0).astype(jnp.float32), inputs)
+            sums["kernel"] = jnp.einsum("bnt,bmt->nm", valid, _weigh(weights, cotangents))
+        return {name: value.reshape(params[name].shape) for name, value in sums.items()}
+
+    return _LayerGradients(squared, sum_weighted)
+
+
+def _separate_rows(ids: Array, cotangents: Array, table: Array) -> _LayerGradients:
+    """Separate the rows of a table that token ids (B, ...) look up: cotangents (B, T, features)."""
+    rows = ids.reshape(ids.shape[0], -1).astype(jnp.int32)
+    products = jnp.einsum("btf,bsf->bts", cotangents, cotangents)
+    squared = jnp.where(rows[:, :, None] == rows[:, None], products, 0).sum((1, 2))
+
+    def sum_weighted(weights: Array) -> dict[str, Array]:
+        zeros = jnp.zeros(table.shape, jnp.float32)
+        return {"table": zeros.at[rows].add(_weigh(weights, cotangents))}
+
+    return _LayerGradients(squared, sum_weighted)
+
+
+def _separate_any(
+    module: nn.Module, inputs: Array, cotangents: Array, params: Params
+) -> _LayerGradients:
+    """Separate any layer with few parameters, by its gradients for each sample alone."""
+    context: Any = getattr(module, "context", None)
+    if hasattr(context, "policy"):
+        # The chosen lowerings are for the whole batch.
+        module = module.clone(context=replace(context, policy=DEFAULTS))
+
+    def differentiate(sample: Array, cotangent: Array) -> Params:
+        def apply(params: Params) -> Array:
+            outputs: Any = module.apply({"params": params}, sample[None])
+            return outputs
+
+        outputs, backward = jax.vjp(apply, dict(params))
+        gradients: tuple[Params] = backward(cotangent[None].astype(outputs.dtype))
+        return gradients[0]
+
+    gradients = jax.vmap(differentiate)(inputs, cotangents)
+
+    def sum_weighted(weights: Array) -> dict[str, Array]:
+        return {name: _weigh(weights, value).sum(0) for name, value in gradients.items()}
+
+    return _LayerGradients(_add(map(_square, gradients.values())), sum_weighted)
+
+
+def _make_sample_patches(window: ConvWindow, images: Array) -> Array:
+    """Return the patches of images (B, H, W, C) as (B, kernel height * kernel width * C, H' * W').
+
+    Images are shifted along the width, then along the height, so that whole rows are copied.
+    """
+    batch, _, _, channels = images.shape
+    padded = jnp.pad(images.transpose(0, 3, 1, 2), ((0, 0), (0, 0), *window.pads))
+
+    def slice_tap(axis: Axis, position: int) -> slice:
+        first = position * axis.dilation
+        return slice(first, first + axis.last_offset + 1, axis.stride)
+
+    columns = [padded[..., slice_tap(window.columns, j)] for j in range(window.columns.kernel)]
+    shifted = jnp.stack(columns, 1)
+    rows = [shifted[..., slice_tap(window.rows, i), :] for i in range(window.rows.kernel)]
+    patches = jnp.stack(rows, 1)
+    size = window.rows.kernel * window.columns.kernel * channels
+    return patches.reshape(batch, size, prod(window.output_size))

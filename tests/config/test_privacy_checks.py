@@ -1,0 +1,46 @@
+"""What a recipe with privacy may not ask for; all problems in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+
+Compose = Callable[..., Recipe]
+PRIVACY = "+privacy={noise: 1.0, delta: 1.0e-3}"
+KEYS = {
+    "train.loss.reduction=sum": "train.loss.reduction = sum: must be mean",
+    "train.loss.hardest_share=0.5": "train.loss.hardest_share = 0.5: chooses samples by the others",
+    "train.loss_scale=128.0": "train.loss_scale = fixed: must be 1",
+    "train.on_nan=skip": "train.on_nan = skip: must be stop",
+    "train.gradients=sam": "train.gradients = sam: must be plain",
+    "train.remat=auto": "train.remat = auto: must be none",
+    "dataset.train.balance=true": "dataset.train.balance = true: must be false",
+    "dataset.train.repeat=2": "dataset.train.repeat = 2: must be 1",
+    "eval.on_train=true": "eval.on_train = true: releases metrics of samples; must be false",
+    "monitor.collect_every=5": "monitor.collect_every = 5: writes gradients without noise",
+    "dump.steps=5": "dump.steps = '5': must be null",
+    "optimizer=thor": "train.optimizer = thor: reads samples without noise",
+}
+
+
+def test_all_problems_are_in_one_message(tiny: Compose) -> None:
+    with pytest.raises(RecipeError) as error:
+        tiny(PRIVACY, *KEYS, "monitor.early_stop.metric=train_accuracy", "eval.every_steps=5")
+    message = str(error.value)
+    missing = [problem for problem in KEYS.values() if problem not in message]
+    assert not missing, message
+    assert "monitor.early_stop.metric = train_accuracy: stops by training samples" in message
+    assert message.count("with privacy") == len(KEYS) + 1
+
+
+def test_training_images_are_not_written(tiny: Compose) -> None:
+    with pytest.raises(RecipeError, match=r"monitor.sample_images = 4: writes training images"):
+        tiny(PRIVACY, "monitor.tensorboard=true", "monitor.sample_images=4")
+
+
+def test_a_recipe_without_privacy_has_none_of_these_rules(tiny: Compose) -> None:
+    assert tiny("eval.on_train=true", "train.on_nan=skip").privacy is None

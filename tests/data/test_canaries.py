@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.data.canaries import choose_canaries, plant_canaries
+from pipeline.data.columns import RawData, Split
+from pipeline.data.targets import Targets
+
+
+def make_data(labels: np.ndarray) -> RawData:
+    split = Split({"image": np.zeros((len(labels), 2, 2, 1), np.uint8), "label": labels})
+    return RawData(split, split, Targets(("a", "b", "c")))
+
+
+def test_canaries_have_wrong_labels_and_others_keep_theirs() -> None:
+    labels = np.arange(60, dtype=np.int32) % 3
+    canaries = choose_canaries(60, 30, seed=4)
+    assert len(set(canaries.tolist())) == 30
+    planted = plant_canaries(make_data(labels), canaries, seed=4)
+    changed = np.asarray(planted.train.columns["label"])
+    assert set(np.flatnonzero(changed != labels).tolist()) == set(canaries.tolist())
+    assert changed.dtype == labels.dtype
+    assert set(changed.tolist()) == {0, 1, 2}
+    np.testing.assert_array_equal(planted.eval.columns["label"], labels)
+
+
+def test_canaries_are_at_most_half_of_the_samples() -> None:
+    with pytest.raises(ValueError, match="31 canaries: must be at most half of 60 samples"):
+        choose_canaries(60, 31, seed=4)
+
+
+def test_samples_need_one_class_each() -> None:
+    data = make_data(np.zeros((4, 2), np.int32))
+    with pytest.raises(ValueError, match="each sample has one of several classes"):
+        plant_canaries(data, np.array([0]), seed=4)

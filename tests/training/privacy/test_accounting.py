@@ -1,0 +1,68 @@
+"""Epsilon against dp-accounting itself."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from pipeline.training.privacy.accounting import Accounting
+
+dp_accounting = pytest.importorskip("dp_accounting")
+STEPS = 200
+
+
+def make_accounting(
+    sampling: str = "poisson", accountant: str = "rdp", **changed: float
+) -> Accounting:
+    settings = {"delta": 1e-5, "rate": 256 / 60000, "steps_per_epoch": 100, **changed}
+    return Accounting(sampling, accountant, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_epsilon_is_that_of_dp_accounting(accountant: str) -> None:
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(256 / 60000, dp_accounting.GaussianDpEvent(1.1)), STEPS
+    )
+    package = getattr(dp_accounting, accountant)
+    make = package.PLDAccountant if accountant == "pld" else package.RdpAccountant
+    expected = make().compose(event).get_epsilon(1e-5)
+    accounting = make_accounting(accountant=accountant)
+    assert accounting.compute_epsilon(1.1, STEPS) == expected
+    assert accounting.compute_epsilon(1.1, 0) == 0
+
+
+def test_a_fixed_order_spends_more_than_poisson_sampling() -> None:
+    """Planted mistake: a fixed order that is accounted for as Poisson sampling."""
+    fixed = make_accounting("fixed")
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(1.1 / 2), 2)
+    expected = dp_accounting.rdp.RdpAccountant().compose(event).get_epsilon(1e-5)
+    assert fixed.compute_epsilon(1.1, STEPS) == expected
+    assert fixed.compute_epsilon(1.1, 1) == fixed.compute_epsilon(1.1, 100)
+    assert expected > 10 * make_accounting().compute_epsilon(1.1, STEPS)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", pytest.param("pld", marks=pytest.mark.slow)])
+def test_the_noise_for_an_epsilon_is_the_least(accountant: str) -> None:
+    accounting = make_accounting(accountant=accountant)
+    noise = accounting.find_noise(0.5, STEPS)
+    assert accounting.compute_epsilon(noise, STEPS) <= 0.5
+    assert accounting.compute_epsilon(noise * 0.999, STEPS) > 0.5
+
+
+def test_an_epsilon_that_no_noise_reaches() -> None:
+    with pytest.raises(ValueError, match=r"no noise up to 10,000 reaches it in 200 steps"):
+        make_accounting("fixed").find_noise(1e-9, STEPS)
+
+
+def test_an_epsilon_that_protects_nothing() -> None:
+    with pytest.raises(ValueError, match="after 200 steps, which protects nothing"):
+        make_accounting().require_meaningful(0.05, STEPS)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(
+        ValueError, match=r"needs dp-accounting: pip install 'recipe-pipeline\[privacy\]'"
+    ):
+        make_accounting()

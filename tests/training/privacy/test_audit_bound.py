@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.training.privacy.audit_bound import bound_epsilon, compute_p_value
+
+
+def answer_randomly(epsilon: float, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of a mechanism with exactly this epsilon: randomized response."""
+    rng = np.random.default_rng(seed)
+    members = rng.random(count) < 0.5
+    is_right = rng.random(count) < 1 / (1 + np.exp(-epsilon))
+    return np.where(is_right == members, 1.0, -1.0) + 1e-3 * rng.random(count), members
+
+
+def test_the_bound_is_below_the_epsilon_of_randomized_response() -> None:
+    bounds = [bound_epsilon(*answer_randomly(1.0, 1000, seed), 1e-5) for seed in range(20)]
+    assert sum(bound > 1.0 for bound in bounds) <= 2
+    assert np.median(bounds) > 0.6
+
+
+def test_a_run_without_noise_is_refuted() -> None:
+    """Planted mistake: noise off, so that scores tell members from others."""
+    members = np.arange(200) % 2 == 0
+    assert bound_epsilon(members.astype(float), members, 1e-5) > 3.0
+
+
+def test_guesses_by_chance_refute_nothing() -> None:
+    rng = np.random.default_rng(0)
+    assert bound_epsilon(rng.random(500), rng.random(500) < 0.5, 1e-5) == 0.0
+
+
+def test_scores_that_are_not_finite_are_guessed_last() -> None:
+    members = np.array([True] * 50 + [False] * 50)
+    scores = np.where(members, 1.0, np.nan)
+    assert bound_epsilon(scores, members, 1e-5) > 2.0
+
+
+def test_the_p_value_is_a_binomial_tail_without_delta() -> None:
+    # 8 or more heads of 10: (45 + 10 + 1) / 1024
+    np.testing.assert_allclose(compute_p_value(8, 10, 10, 0.0, 0.0), 56 / 1024)
+    assert compute_p_value(8, 10, 10, 0.0, 1e-3) > 56 / 1024

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.core.errors import RecipeError
+from pipeline.training.privacy.budget import Budget
+from pipeline.training.privacy.privacy_spec import PrivacySpec
+from tests.data.test_poisson_order import make_order
+
+pytest.importorskip("dp_accounting")
+
+
+def make_budget(steps: int = 20, **settings: object) -> Budget:
+    tree = {"noise": 2.0, "delta": 1e-3, "accountant": "rdp", **settings}
+    return Budget(PrivacySpec.model_validate(tree), make_order(), steps)
+
+
+def test_a_budget_is_described() -> None:
+    budget = make_budget()
+    assert budget.rule.expected_batch_size == 40
+    line = str(budget)
+    assert "at delta 0.001 after 20 steps (rdp, add_remove); noise 2.0000 times the clip" in line
+    assert "40 samples a step expected, at most 100" in line
+    figures = budget.summarize(10)
+    assert 0 < figures["epsilon"] < budget.compute_epsilon(20)
+    assert figures["private"] is True
+    assert make_budget(seed=3).summarize(0) == {**figures, "private": False, "epsilon": 0.0}
+
+
+def test_noise_for_an_epsilon_is_a_float32_that_suffices() -> None:
+    budget = make_budget(noise=None, epsilon=2.0)
+    assert budget.compute_epsilon(20) <= 2.0
+    assert budget.rule.adaptive is None
+
+
+def test_problems_begin_with_their_key() -> None:
+    with pytest.raises(RecipeError, match=r"privacy.delta = 0.01: must be below 0.0025"):
+        _ = make_budget(delta=0.01).noise
+    with pytest.raises(RecipeError, match=r"privacy.epsilon = 1e-09: no noise"):
+        _ = make_budget(noise=None, epsilon=1e-9, delta=1e-9).noise

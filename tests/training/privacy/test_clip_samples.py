@@ -1,0 +1,218 @@
+"""Clipped sums against gradients of each sample alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+from pipeline.core.errors import RecipeError
+from pipeline.core.registry import make_component
+from pipeline.models.layers.model_spec import LayerSpec
+from pipeline.models.modules.layer_capture import grad_observing_layers
+from pipeline.training.privacy.clip_samples import ClippedSum, sum_clipped
+from tests.models.build import QUICK, initialise, network
+
+SAMPLES = 5
+
+
+def layer(name: str, **fields: Any) -> LayerSpec:
+    spec: LayerSpec = make_component("layer", name, **fields)
+    return spec
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and the shape of a sample; `tokens` are whole numbers below 7."""
+
+    layers: tuple[LayerSpec, ...]
+    shape: tuple[int, ...]
+    tokens: bool = False
+    layout: str = "nhwc"
+
+    def build(self) -> tuple[nn.Module, Any, np.ndarray]:
+        rng = np.random.default_rng(3)
+        shape = (SAMPLES, *self.shape)
+        images = rng.integers(0, 7, shape) if self.tokens else rng.normal(size=shape)
+        module = network(*self.layers).clone(layout=self.layout)
+        images = images.astype(np.float32)
+        return module, initialise(module, images), images
+
+
+HEAD = (layer("global_avg_pool"), layer("dense", features=3))
+CASES = {
+    "dense": Case((layer("flatten"), layer("dense", features=4), *[layer("relu")] * 1), (2, 3, 2)),
+    "dense without bias": Case(
+        (layer("flatten"), layer("dense", features=4, bias=False)), (2, 3, 2)
+    ),
+    "conv": Case((layer("conv", features=4, kernel=3, bias=True), *HEAD), (6, 5, 2)),
+    "conv with strides": Case(
+        (
+            layer("conv", features=4, kernel=[3, 2], stride=2, padding="valid", dilation=2),
+            layer("conv", features=2, kernel=1, padding=1, bias=True),
+            *HEAD,
+        ),
+        (9, 8, 1),
+    ),
+    "conv of channels": Case(
+        (layer("conv", features=64, kernel=1), layer("conv", features=48, kernel=2), *HEAD),
+        (3, 3, 2),
+    ),
+    "batch last": Case(
+        (layer("conv", features=4, kernel=3), layer("max_pool", kernel=2), *HEAD),
+        (6, 6, 1),
+        layout="chwn",
+    ),
+    "groups": Case((layer("conv", features=4, kernel=3, groups=2, bias=True), *HEAD), (5, 5, 2)),
+    "transposed": Case((layer("conv_transpose", features=3, kernel=2, stride=2), *HEAD), (4, 4, 2)),
+    "norms": Case(
+        (
+            layer("conv", features=4, kernel=1),
+            layer("group_norm", groups=2),
+            layer("layer_norm"),
+            *HEAD,
+        ),
+        (4, 4, 2),
+    ),
+    "tokens": Case(
+        (
+            layer("embedding", vocabulary=7, features=8),
+            layer("position_embedding"),
+            layer("self_attention", heads=2),
+            layer("layer_norm"),
+            layer("first_token"),
+            layer("dense", features=3),
+        ),
+        (6, 1, 1),
+        tokens=True,
+    ),
+    "images as tokens": Case(
+        (
+            layer("tokens"),
+            layer("class_token"),
+            layer("dense", features=5),
+            layer("conv1d", features=4, kernel=3),
+            layer("lstm", features=3, output="last"),
+        ),
+        (3, 2, 2),
+    ),
+}
+
+
+def sum_by_network(case: Case, clip: float, mask: Any, labels: Any) -> tuple[Any, ClippedSum, Any]:
+    """The parameters, the clipped sum, and the gradient of each sample by vmap."""
+    module, variables, images = case.build()
+
+    def compute_losses(params: Any, images: Any, labels: Any) -> Any:
+        logits = module.apply({"params": params}, images, train=True)
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits.reshape(len(logits), -1), labels
+        )
+
+    def compute_clipped(params: Any, images: Any) -> ClippedSum:
+        def add(params: Any) -> tuple[Any, None]:
+            return jnp.where(mask, compute_losses(params, images, labels), 0).sum(), None
+
+        _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+        return sum_clipped(captures, params, mask, jnp.float32(clip))
+
+    def differentiate(params: Any, image: Any, label: Any) -> Any:
+        return jax.grad(lambda p: compute_losses(p, image[None], label[None])[0])(params)
+
+    params = variables["params"]
+    compile_ = lambda f: jax.jit(f, compiler_options=QUICK)  # noqa: E731
+    clipped = compile_(compute_clipped)(params, images)
+    each = compile_(jax.vmap(differentiate, (None, 0, 0)))(params, images, labels)
+    return params, clipped, each
+
+
+MASK = np.array([True, True, False, True, True])
+LABELS = np.array([0, 2, 1, 1, 0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_clipped_sums_are_those_of_each_sample(name: str) -> None:
+    _, every, each = sum_by_network(CASES[name], 1e9, MASK, LABELS)
+    flat = np.concatenate([np.reshape(leaf, (SAMPLES, -1)) for leaf in jax.tree.leaves(each)], 1)
+    norms = np.linalg.norm(flat, axis=1)
+    clip = float(np.sort(norms)[1:3].mean())
+    _, clipped, _ = sum_by_network(CASES[name], clip, MASK, LABELS)
+    weights = np.where(MASK, np.minimum(1, clip / norms), 0)
+    np.testing.assert_allclose(clipped.weights, weights, rtol=2e-5)
+    assert clipped.within == (norms[MASK] <= clip).sum()
+    require_weighted_sum(every, each, MASK.astype(float))
+    require_weighted_sum(clipped, each, weights)
+
+
+def require_weighted_sum(clipped: ClippedSum, each: Any, weights: np.ndarray) -> None:
+    sums = flatten_dict(clipped.values)
+    gradients = flatten_dict(each)
+    assert sums.keys() == gradients.keys()
+    for path, leaf in gradients.items():
+        expected = np.tensordot(weights, np.asarray(leaf), 1)
+        np.testing.assert_allclose(sums[path], expected, rtol=2e-4, atol=1e-6)
+
+
+def test_the_sum_is_that_of_optax() -> None:
+    mask = np.ones(SAMPLES, bool)
+    params, clipped, each = sum_by_network(CASES["conv"], 0.3, mask, LABELS)
+    aggregate = optax.contrib.differentially_private_aggregate(
+        l2_norm_clip=0.3, noise_multiplier=0.0, key=jax.random.key(0)
+    )
+    mean, _ = aggregate.update(each, aggregate.init(params))
+    for ours, theirs in zip(jax.tree.leaves(clipped.values), jax.tree.leaves(mean), strict=True):
+        np.testing.assert_allclose(ours, SAMPLES * theirs, atol=1e-6)
+
+
+def test_a_sample_that_is_not_finite_counts_as_nothing() -> None:
+    """Planted mistake: a gradient that isn't finite left unclipped."""
+    case = CASES["conv"]
+    module, variables, images = case.build()
+    images[1] = np.inf
+    images[3, 0, 0, 0] = np.nan
+
+    def add(params: Any) -> tuple[Any, None]:
+        logits = module.apply({"params": params}, images, train=True)
+        return jnp.square(logits).sum(), None
+
+    params = variables["params"]
+    _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+    clipped = sum_clipped(captures, params, np.ones(SAMPLES, bool), jnp.float32(0.5))
+    assert (np.asarray(clipped.weights) > 0).tolist() == [True, False, True, False, True]
+    total = np.linalg.norm([np.linalg.norm(leaf) for leaf in jax.tree.leaves(clipped.values)])
+    assert 0 < total <= 3 * 0.5 + 1e-5
+
+
+def test_frozen_parameters_have_no_part_in_the_norm() -> None:
+    module, variables, images = CASES["conv"].build()
+
+    def add(params: Any) -> tuple[Any, None]:
+        logits = module.apply({"params": {**variables["params"], **params}}, images, train=True)
+        return jnp.square(logits).sum(), None
+
+    trained = {"dense_0": variables["params"]["dense_0"]}
+    _, _, captures = grad_observing_layers(add, all_modules=True)(trained)
+    clipped = sum_clipped(captures, trained, np.ones(SAMPLES, bool), jnp.float32(1e9))
+    expected = jax.grad(lambda params: add(params)[0])(trained)
+    assert flatten_dict(clipped.values).keys() == flatten_dict(expected).keys()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), clipped.values, expected)
+
+
+def test_a_layer_around_others_is_refused() -> None:
+    tied = layer("tied_embedding", vocabulary=7, features=4, body=(layer("layer_norm"),))
+    module, variables, images = Case((tied,), (3, 1, 1), tokens=True).build()
+
+    def add(params: Any) -> tuple[Any, None]:
+        return module.apply({"params": params}, images, train=True).sum(), None
+
+    params = variables["params"]
+    _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+    with pytest.raises(RecipeError, match="tied_embedding_0/table can't be separated by sample"):
+        sum_clipped(captures, params, np.ones(SAMPLES, bool), jnp.float32(1))
