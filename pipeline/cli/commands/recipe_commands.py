@@ -13,6 +13,10 @@ from pipeline.cli.commands.parameters import (
     seed_option,
 )
 
+MAX_PROCESSES = 1 << 14
+MAX_MINUTES = 366 * 24 * 60
+MAX_GIB = 1 << 20
+
 RECIPE_COMMANDS = (
     LazyCommand(
         "explain",
@@ -53,6 +57,45 @@ RECIPE_COMMANDS = (
             ),
         ],
         example="forecast +recipe=lenet5_digits --check",
+    ),
+    LazyCommand(
+        "job",
+        "a file for Slurm, Kubernetes, Ray or SkyPilot",
+        """Print a file by which a scheduler runs a recipe: with a time limit from the forecast,
+        memory and time to stop as measured here, and a retry after exit status 75 alone. Everything
+        else is printed on stderr.""",
+        [
+            overrides(),
+            Option(
+                "--to",
+                required=True,
+                metavar="ENGINE",
+                help="slurm, jobset or trainjob (Kubernetes), ray, or skypilot.",
+            ),
+            Option(
+                "--processes",
+                type=WholeNumber(1, MAX_PROCESSES),
+                help="Tasks, pods, workers or nodes, which share the devices; launch.processes, or "
+                "1, unless it is given.",
+            ),
+            Option(
+                "--image",
+                metavar="NAME",
+                help="Image of the containers; of slurm, what `apptainer exec` takes.",
+            ),
+            Option("--gpu", metavar="KIND", help="Kind of GPU, for slurm and skypilot."),
+            Option(
+                "--minutes",
+                type=WholeNumber(1, MAX_MINUTES),
+                help="Time limit, instead of the forecast.",
+            ),
+            Option(
+                "--memory-gib",
+                type=WholeNumber(1, MAX_GIB),
+                help="Memory of a process, instead of a measurement.",
+            ),
+        ],
+        example="job --to slurm +recipe=lenet5_digits > job.sh",
     ),
     LazyCommand(
         "summary",

@@ -1,0 +1,132 @@
+"""Files by which a scheduler runs a recipe: a template and a row for each engine.
+
+Every file has a time limit, memory, a time to stop in, and a rule that runs the same command again
+after exit status 75 alone. The command continues the newest run of its recipe.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MAX_NAME_LENGTH = 40
+"""Most characters of a job's name: Kubernetes allows 63 in the names that it derives."""
+GIB = 1 << 30
+IMAGE = "recipe-pipeline"
+"""The image that the Containerfile's first line builds."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A scheduler, and what its jobs need."""
+
+    template: str
+    """A file in the folder `job_templates`."""
+    submit: str
+    """The command that submits the file."""
+    launch: LaunchName
+    """Value of `launch` that reads the variables of its processes."""
+    image: str | None = None
+    """The image if the user names none; None: the job runs in the environment of the machines."""
+    shares_files: bool = False
+    """Whether jobs see the files of the machine that submits."""
+    names_gpus: bool = False
+    """Whether a job can ask for a kind of GPU."""
+
+
+ENGINES: Mapping[str, Engine] = {
+    "slurm": Engine(
+        "slurm.sh.j2", "sbatch job.sh", launch="slurm", shares_files=True, names_gpus=True
+    ),
+    "jobset": Engine("jobset.yaml.j2", "kubectl apply -f job.yaml", launch="jax", image=IMAGE),
+    "trainjob": Engine("trainjob.yaml.j2", "kubectl apply -f job.yaml", launch="jax", image=IMAGE),
+    "ray": Engine("ray.py.j2", "ray job submit -- python $PWD/job.py", launch="env"),
+    "skypilot": Engine(
+        "skypilot.yaml.j2",
+        "sky jobs launch job.yaml",
+        launch="skypilot",
+        image=IMAGE,
+        names_gpus=True,
+    ),
+}
+"""Engines by the value of `--to`."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """The processes of a job, and what each of them gets."""
+
+    recipe: str
+    """Name of the recipe."""
+    arguments: Sequence[str]
+    """Arguments of `python -m pipeline`."""
+    processes: int
+    """Tasks of Slurm, pods of Kubernetes, workers of Ray or nodes of SkyPilot."""
+    cores: int
+    """Cores of a process."""
+    memory_gib: int
+    """Memory of a process."""
+    gpus: int
+    """GPUs of a process."""
+    gpu_kind: str | None
+    image: str | None
+    time_s: int
+    """Seconds until the job is stopped."""
+    grace_s: int
+    """Seconds from the signal to stop until a process is killed."""
+    notes: Sequence[str]
+    """Comments: where the figures come from."""
+
+    @property
+    def name(self) -> str:
+        """The recipe's name as a DNS label, which every engine accepts."""
+        label = re.sub(r"[^a-z0-9]+", "-", self.recipe.lower())[:MAX_NAME_LENGTH].strip("-")
+        return label if label[:1].isalpha() else f"job-{label}".strip("-")
+
+
+def render_job(engine: Engine, request: JobRequest) -> str:
+    """Return the text of a job file."""
+    template = _make_environment().get_template(engine.template)
+    return template.render(job=request, submit=engine.submit, port=DEFAULT_PORT)
+
+
+def _quote_text(text: str) -> str:
+    """Return a printable text in quotes, as YAML and Python read it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _quote_for_kubernetes(text: str) -> str:
+    """Return a text in quotes; Kubernetes would replace `$(NAME)` by a variable."""
+    return _quote_text(text.replace("$(", "$$("))
+
+
+@cache
+def _make_environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        loader=PackageLoader(__package__, "job_templates"),
+    )
+    environment.filters.update(
+        ceil=math.ceil,
+        join_words=shlex.join,
+        quote_word=shlex.quote,
+        quote_text=_quote_text,
+        quote_for_kubernetes=_quote_for_kubernetes,
+    )
+    return environment
