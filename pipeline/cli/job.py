@@ -27,7 +27,6 @@ from pipeline.config.overrides import hide_secret_values, key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import YAML
 from pipeline.core.errors import RecipeError, RunError, UsageError
-from pipeline.core.files.error_text import no_such
 from pipeline.core.files.package_paths import RECIPES
 from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
@@ -76,8 +75,6 @@ def main(
     RunError if the recipe can't be measured here.
     """
     with redirect_stdout(sys.stderr), Reporter() as reporter:
-        if to not in ENGINES:
-            raise UsageError([f"--to {to}"], no_such("engine", to, ENGINES))
         engine = ENGINES[to]
         recipe = compose_and_check(overrides)
         if processes is None:

@@ -69,8 +69,8 @@ RECIPE_COMMANDS = (
             Option(
                 "--to",
                 required=True,
-                metavar="ENGINE",
-                help="slurm, jobset or trainjob (Kubernetes), ray, or skypilot.",
+                type=OneOf(["slurm", "jobset", "trainjob", "ray", "skypilot"]),
+                help="The scheduler; jobset and trainjob are for Kubernetes.",
             ),
             Option(
                 "--processes",

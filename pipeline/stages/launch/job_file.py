@@ -13,12 +13,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 MAX_NAME_LENGTH = 40
 """Most characters of a job's name: Kubernetes allows 63 in the names that it derives."""
@@ -113,8 +111,6 @@ def _quote_for_kubernetes(text: str) -> str:
 
 @cache
 def _make_environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     environment = Environment(
         trim_blocks=True,
         lstrip_blocks=True,
