@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, run_trial
 from pipeline.stages.build import build
 from pipeline.stages.compile import make_compile_inputs
 from pipeline.stages.data import load_data
-from pipeline.stages.launch.job_file import ENGINES, GIB, JobRequest, render_job
+from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
 from pipeline.stages.lower import lower
 from pipeline.stages.runner.resume_command import RESUME
 
@@ -48,16 +48,6 @@ benchmarks/results/forecast.md."""
 MEMORY_RATIO = 1.25
 """Memory of a job over the most that a trial run had."""
 MINUTE_S = 60
-
-
-@dataclass(frozen=True)
-class JobLimits:
-    """Time and memory that a job asks for, and comments on their source."""
-
-    time_s: int
-    memory_gib: int
-    grace_s: int
-    notes: tuple[str, ...]
 
 
 def main(
@@ -97,7 +87,7 @@ def main(
             gpus=gpus,
             gpu_kind=gpu,
             image=image or engine.image,
-            **asdict(limits),
+            limits=limits,
         )
     text = render_job(engine, request)
     print(text, end="")
@@ -125,7 +115,7 @@ def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, 
         if not override.isprintable()
     ]
     problems += [
-        f"{text}: a job file would show the secret; refer to a variable, ${{oc.env:NAME}}"
+        f"{text} would show a secret in the job file; refer to a variable, ${{oc.env:NAME}}"
         for text, override in zip(shown, overrides, strict=True)
         if text != override and "oc.env" not in override
     ]
@@ -207,7 +197,7 @@ def _find_limits(
         stop_s = trial.stop_s
         notes.append(f"grace: a stop with a checkpoint took {stop_s:.1f} s here")
     grace_s = MINUTE_S * math.ceil((stop_s + dispatch_s) / MINUTE_S)
-    return JobLimits(MINUTE_S * minutes, memory_gib, grace_s, tuple(notes))
+    return JobLimits(MINUTE_S * minutes, grace_s, memory_gib, notes)
 
 
 def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tuple[float, str]:

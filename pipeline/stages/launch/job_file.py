@@ -62,6 +62,19 @@ ENGINES: Mapping[str, Engine] = {
 
 
 @dataclass(frozen=True)
+class JobLimits:
+    """The time of a job, and the memory of each of its processes."""
+
+    time_s: int
+    """Seconds until the job is stopped."""
+    grace_s: int
+    """Seconds from the signal to stop until a process is killed."""
+    memory_gib: int
+    notes: Sequence[str]
+    """Comments: where the figures come from."""
+
+
+@dataclass(frozen=True)
 class JobRequest:
     """The processes of a job, and what each of them gets."""
 
@@ -73,18 +86,11 @@ class JobRequest:
     """Tasks of Slurm, pods of Kubernetes, workers of Ray or nodes of SkyPilot."""
     cores: int
     """Cores of a process."""
-    memory_gib: int
-    """Memory of a process."""
     gpus: int
     """GPUs of a process."""
     gpu_kind: str | None
     image: str | None
-    time_s: int
-    """Seconds until the job is stopped."""
-    grace_s: int
-    """Seconds from the signal to stop until a process is killed."""
-    notes: Sequence[str]
-    """Comments: where the figures come from."""
+    limits: JobLimits
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.host.launchers import find_place
-from pipeline.stages.launch.job_file import ENGINES, GIB, JobRequest, render_job
+from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "jobs"
 HOSTILE = ('note=it\'s "$(id)" `id` $HOME {{x}} #a: b', "-x", "a\\b", "ü€😀", "", "%s", "<&>")
@@ -31,13 +31,10 @@ PLAIN = JobRequest(
     arguments=["+recipe=lenet5_digits", "train.resume=auto"],
     processes=1,
     cores=2,
-    memory_gib=3,
     gpus=0,
     gpu_kind=None,
     image=None,
-    time_s=5400,
-    grace_s=120,
-    notes=("time: a note",),
+    limits=JobLimits(time_s=5400, grace_s=120, memory_gib=3, notes=("time: a note",)),
 )
 LARGE = replace(
     PLAIN,
@@ -103,8 +100,8 @@ def test_a_pod_runs_the_command_within_its_limits(name: str) -> None:
     assert container["image"] == LARGE.image
     assert container["resources"]["limits"] == {"memory": "3Gi", "nvidia.com/gpu": "2"}
     assert (job["completions"], job["parallelism"]) == (4, 4)
-    assert job["activeDeadlineSeconds"] == LARGE.time_s
-    assert job["template"]["spec"]["terminationGracePeriodSeconds"] == LARGE.grace_s
+    assert job["activeDeadlineSeconds"] == LARGE.limits.time_s
+    assert job["template"]["spec"]["terminationGracePeriodSeconds"] == LARGE.limits.grace_s
 
 
 @pytest.mark.parametrize("name", ["jobset", "trainjob"])
@@ -228,10 +225,9 @@ class RecordedCall(SimpleNamespace):
     """The arguments of a call, as attributes."""
 
 
-def run_script(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, RecordedCall, Any]:
-    """Run a script with modules in place of Ray's; return its exit status, the trainer's arguments
-    and the reports of its processes."""
-    reports: list[Any] = []
+def run_script(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, RecordedCall]:
+    """Run a script with modules in place of Ray's; return its exit status and the trainer's
+    arguments."""
     trainers = []
 
     class Trainer(RecordedCall):
@@ -240,15 +236,13 @@ def run_script(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Recorde
             trainers.append(self)
 
         def fit(self) -> Any:
-            self.function(self.train_loop_config)
-            return SimpleNamespace(metrics=reports[-1])
+            return SimpleNamespace(return_value=self.function(self.train_loop_config))
 
     context = SimpleNamespace(
         get_world_rank=lambda: 1, get_world_size=lambda: 4, get_local_rank=lambda: 0
     )
     train = {
         "get_context": lambda: context,
-        "report": reports.append,
         **dict.fromkeys(("ScalingConfig", "RunConfig", "FailureConfig"), RecordedCall),
     }
     modules: Mapping[str, Mapping[str, Any]] = {
@@ -266,7 +260,7 @@ def run_script(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Recorde
         monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(SystemExit) as ended:
         exec(compile(text, "job.py", "exec"), {"__file__": "/shared/job.py"})
-    return int(str(ended.value.code)), trainers[0], reports
+    return int(str(ended.value.code)), trainers[0]
 
 
 @pytest.mark.parametrize("status", [0, 1, 75])
@@ -285,7 +279,7 @@ def test_ray_starts_all_again_after_75_alone(status: int, monkeypatch: pytest.Mo
             run_script(text, monkeypatch)
         assert type(caught.value).__name__ == "Stopped"
         return
-    ended, trainer, _ = run_script(text, monkeypatch)
+    ended, trainer = run_script(text, monkeypatch)
     assert ended == status
     assert trainer.scaling_config == RecordedCall(
         num_workers=4,
