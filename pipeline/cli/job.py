@@ -7,6 +7,7 @@ that is stopped after its first steps.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,6 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.explain import calendar_of
@@ -26,8 +24,10 @@ from pipeline.config.files import find_recipes
 from pipeline.config.overrides import hide_secret_values, key_of, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import YAML
+from pipeline.config.references import iterate_texts
 from pipeline.core.errors import RecipeError, RunError, UsageError
 from pipeline.core.files.package_paths import RECIPES
+from pipeline.core.files.tree_diff import dotted_key
 from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
 from pipeline.core.plugins.loading import FLAG, loaded_plugins, to_flags
@@ -70,7 +70,8 @@ def main(
         if processes is None:
             processes = recipe.launch.num_processes if recipe.launch.name == "local" else 1
         _require_runnable(recipe, overrides, processes, to)
-        gpus = _count_gpus(recipe, processes)
+        devices = recipe.parallel.num_devices
+        gpus = max(1, devices // processes) if recipe.device.uses_cuda else 0
         if gpu is not None and not (gpus and engine.names_gpus and re.fullmatch(r"[\w.-]+", gpu)):
             raise UsageError([f"--gpu {gpu}"], "must be a kind of GPU, with slurm or skypilot")
         if gpus and gpu is None and to == "skypilot":
@@ -108,7 +109,6 @@ def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, 
     resume = value_of(overrides, RESUME)
     if resume not in (None, "null", "auto"):
         problems.append(f"{RESUME} = {resume}: must be auto, by which a job continues")
-    shown = hide_secret_values(overrides)
     problems += [
         f"{override!r}: must be printable, without line breaks"
         for override in overrides
@@ -116,18 +116,11 @@ def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, 
     ]
     problems += [
         f"{text} would show a secret in the job file; refer to a variable, ${{oc.env:NAME}}"
-        for text, override in zip(shown, overrides, strict=True)
+        for text, override in zip(hide_secret_values(overrides), overrides, strict=True)
         if text != override and "oc.env" not in override
     ]
     if problems:
         raise RecipeError(problems)
-
-
-def _count_gpus(recipe: Recipe, processes: int) -> int:
-    """Return the GPUs of each process."""
-    if not recipe.device.uses_cuda:
-        return 0
-    return max(1, recipe.parallel.num_devices // processes)
 
 
 def _make_arguments(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
@@ -148,19 +141,9 @@ def _list_local_files(recipe: Recipe, overrides: Sequence[str]) -> Iterator[str]
         yield f"+recipe = {file}"
     for plugin in loaded_plugins():
         yield f"{FLAG} {plugin.source}"
-    yield from _list_paths(recipe, "")
-
-
-def _list_paths(value: Any, key: str) -> Iterator[str]:
-    """Yield the paths in a section of a recipe, as `KEY = PATH`."""
-    if isinstance(value, Path):
-        yield f"{key} = {value}"
-    entries = dict(value) if isinstance(value, BaseModel) else value
-    if isinstance(entries, list | tuple):
-        entries = dict(enumerate(entries))
-    if isinstance(entries, dict):
-        for name, entry in entries.items():
-            yield from _list_paths(entry, f"{key}.{name}".lstrip("."))
+    for where, text in iterate_texts(recipe.model_dump(mode="json")):
+        if os.sep in text and os.path.exists(text):
+            yield f"{dotted_key(where)} = {text}"
 
 
 def _find_limits(
@@ -174,10 +157,8 @@ def _find_limits(
     notes = []
     trial = None
     if minutes is None or memory_gib is None:
-        arguments = [
-            word for word in _make_arguments(recipe, overrides) if word != f"{RESUME}=auto"
-        ]
-        trial = run_trial(["launch=none", *arguments])
+        with reporter.clock("running the first steps"):
+            trial = run_trial(overrides)
     if minutes is None:
         assert trial is not None
         time_s, note = _forecast_run_s(recipe, trial, reporter)
@@ -188,15 +169,14 @@ def _find_limits(
         memory_gib = math.ceil(MEMORY_RATIO * trial.memory_bytes / GIB)
         peak_gib = trial.memory_bytes / GIB
         notes.append(f"memory: {MEMORY_RATIO:g} times {peak_gib:.2f} GiB, the most of a run here")
-    # A signal waits for the end of a dispatch.
-    dispatch_s = recipe.train.dispatch_seconds
-    if trial is None or trial.stop_s is None:
+    stop_s = trial.stop_s if trial else None
+    if stop_s is None:
         stop_s = recipe.launch.end_seconds
         notes.append(f"grace: by launch.end_seconds, {stop_s:g} s; a stop wasn't measured")
     else:
-        stop_s = trial.stop_s
         notes.append(f"grace: a stop with a checkpoint took {stop_s:.1f} s here")
-    grace_s = MINUTE_S * math.ceil((stop_s + dispatch_s) / MINUTE_S)
+    # A signal waits for the end of a dispatch.
+    grace_s = MINUTE_S * math.ceil((stop_s + recipe.train.dispatch_seconds) / MINUTE_S)
     return JobLimits(MINUTE_S * minutes, grace_s, memory_gib, notes)
 
 

@@ -1,6 +1,6 @@
-"""Fields and types of Kubernetes objects, by the models of Kubeflow's API.
+"""Fields and types of Kubernetes objects, by the models of kubeflow-trainer-api 2.3.0.
 
-    pip install kubeflow-trainer-api==2.3.0
+    pip install kubeflow-trainer-api==2.3.0 pyyaml
     python tests/golden/make_kubernetes_fields.py
 
 The schemas are those of JobSet, TrainJob and TrainingRuntime, with the fields that no job file has

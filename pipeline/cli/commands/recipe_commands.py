@@ -13,9 +13,7 @@ from pipeline.cli.commands.parameters import (
     seed_option,
 )
 
-MAX_PROCESSES = 1 << 14
-MAX_MINUTES = 366 * 24 * 60
-MAX_GIB = 1 << 20
+MAX_COUNT = 1_000_000
 
 RECIPE_COMMANDS = (
     LazyCommand(
@@ -62,8 +60,8 @@ RECIPE_COMMANDS = (
         "job",
         "a file for Slurm, Kubernetes, Ray or SkyPilot",
         """Print a file by which a scheduler runs a recipe: with a time limit from the forecast,
-        memory and time to stop as measured here, and a retry after exit status 75 alone. Everything
-        else is printed on stderr.""",
+        memory and time to stop as measured here, and a retry after exit status 75 alone. Nothing is
+        measured if time and memory are given. Everything else is printed on stderr.""",
         [
             overrides(),
             Option(
@@ -74,26 +72,14 @@ RECIPE_COMMANDS = (
             ),
             Option(
                 "--processes",
-                type=WholeNumber(1, MAX_PROCESSES),
+                type=WholeNumber(1, MAX_COUNT),
                 help="Tasks, pods, workers or nodes, which share the devices; launch.processes, or "
                 "1, unless it is given.",
             ),
-            Option(
-                "--image",
-                metavar="NAME",
-                help="Image of the containers; of slurm, what `apptainer exec` takes.",
-            ),
+            Option("--image", metavar="NAME", help="Image; of slurm, for `apptainer exec`."),
             Option("--gpu", metavar="KIND", help="Kind of GPU, for slurm and skypilot."),
-            Option(
-                "--minutes",
-                type=WholeNumber(1, MAX_MINUTES),
-                help="Time limit, instead of the forecast.",
-            ),
-            Option(
-                "--memory-gib",
-                type=WholeNumber(1, MAX_GIB),
-                help="Memory of a process, instead of a measurement.",
-            ),
+            Option("--minutes", type=WholeNumber(1, MAX_COUNT), help="Time limit of the job."),
+            Option("--memory-gib", type=WholeNumber(1, MAX_COUNT), help="Memory of a process."),
         ],
         example="job --to slurm +recipe=lenet5_digits > job.sh",
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,6 @@ from pipeline.engine.monitors.live_status import STATUS
 
 POLL_S = 0.05
 """Seconds between two looks at the status of the run."""
-KIB = 1024
 NO_LOCAL = ("launch.processes=null", "launch.restarts=0", "launch.min_processes=null")
 """Overrides without which a recipe must have `launch=local`."""
 WITHOUT_EFFECTS = (
@@ -52,34 +50,24 @@ def run_trial(overrides: Sequence[str]) -> TrialRun:
     """
     flags = to_flags([plugin.source for plugin in loaded_plugins()])
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
-        run_dir = f"hydra.run.dir={folder}"
-        replaced = {"hydra.run.dir", *map(key_of, WITHOUT_EFFECTS)}
+        changes = [*WITHOUT_EFFECTS, f"hydra.run.dir={folder}"]
+        replaced = set(map(key_of, changes))
         unchanged = [override for override in overrides if key_of(override) not in replaced]
-        words = [*flags, *unchanged, *WITHOUT_EFFECTS, run_dir]
+        command = [sys.executable, "-m", "pipeline", *flags, *unchanged, *changes]
         started_at = time.monotonic()
-        with subprocess.Popen(
-            [sys.executable, "-m", "pipeline", *words], stdout=subprocess.DEVNULL
-        ) as process:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:
-                stop_s = _stop_early(process, Path(folder) / STATUS)
+                while process.poll() is None and not (Path(folder) / STATUS).exists():
+                    time.sleep(POLL_S)
+                start_s = time.monotonic() - started_at
+                process.terminate()
+                process.wait()
             except BaseException:
                 process.kill()
                 raise
-        start_s = time.monotonic() - started_at - (stop_s or 0.0)
-    if process.returncode not in (0, exit_status_of("stopped")):
+        stop_s = time.monotonic() - started_at - start_s
+    is_stopped = process.returncode == exit_status_of("stopped")
+    if not is_stopped and process.returncode != 0:
         raise RunError(f"a run of this recipe ends here with exit status {process.returncode}")
     peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return TrialRun(start_s, stop_s, KIB * peak_kib)
-
-
-def _stop_early(process: subprocess.Popen[bytes], status: Path) -> float | None:
-    """Stop a run that has written its status; return the seconds until its end."""
-    while process.poll() is None:
-        if status.exists():
-            signalled_at = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-            is_stopped = process.returncode == exit_status_of("stopped")
-            return time.monotonic() - signalled_at if is_stopped else None
-        time.sleep(POLL_S)
-    return None
+    return TrialRun(start_s, stop_s if is_stopped else None, 1024 * peak_kib)

@@ -12,10 +12,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pipeline.core.files.package_paths import CONF
 from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
 
 MAX_NAME_LENGTH = 40
@@ -30,9 +31,7 @@ class Engine:
     """A scheduler, and what its jobs need."""
 
     template: str
-    """A file in the folder `job_templates`."""
-    submit: str
-    """The command that submits the file."""
+    """A file in conf/job/."""
     launch: LaunchName
     """Value of `launch` that reads the variables of its processes."""
     image: str | None = None
@@ -44,19 +43,11 @@ class Engine:
 
 
 ENGINES: Mapping[str, Engine] = {
-    "slurm": Engine(
-        "slurm.sh.j2", "sbatch job.sh", launch="slurm", shares_files=True, names_gpus=True
-    ),
-    "jobset": Engine("jobset.yaml.j2", "kubectl apply -f job.yaml", launch="jax", image=IMAGE),
-    "trainjob": Engine("trainjob.yaml.j2", "kubectl apply -f job.yaml", launch="jax", image=IMAGE),
-    "ray": Engine("ray.py.j2", "ray job submit -- python $PWD/job.py", launch="env"),
-    "skypilot": Engine(
-        "skypilot.yaml.j2",
-        "sky jobs launch job.yaml",
-        launch="skypilot",
-        image=IMAGE,
-        names_gpus=True,
-    ),
+    "slurm": Engine("slurm.sh.j2", "slurm", shares_files=True, names_gpus=True),
+    "jobset": Engine("jobset.yaml.j2", "jax", image=IMAGE),
+    "trainjob": Engine("trainjob.yaml.j2", "jax", image=IMAGE),
+    "ray": Engine("ray.py.j2", "env"),
+    "skypilot": Engine("skypilot.yaml.j2", "skypilot", image=IMAGE, names_gpus=True),
 }
 """Engines by the value of `--to`."""
 
@@ -102,17 +93,7 @@ class JobRequest:
 def render_job(engine: Engine, request: JobRequest) -> str:
     """Return the text of a job file."""
     template = _make_environment().get_template(engine.template)
-    return template.render(job=request, submit=engine.submit, port=DEFAULT_PORT)
-
-
-def _quote_text(text: str) -> str:
-    """Return a printable text in quotes, as YAML and Python read it."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _quote_for_kubernetes(text: str) -> str:
-    """Return a text in quotes; Kubernetes would replace `$(NAME)` by a variable."""
-    return _quote_text(text.replace("$(", "$$("))
+    return template.render(job=request, port=DEFAULT_PORT)
 
 
 @cache
@@ -122,13 +103,13 @@ def _make_environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        loader=PackageLoader(__package__, "job_templates"),
+        loader=FileSystemLoader(CONF / "job"),
     )
     environment.filters.update(
         ceil=math.ceil,
         join_words=shlex.join,
         quote_word=shlex.quote,
-        quote_text=_quote_text,
-        quote_for_kubernetes=_quote_for_kubernetes,
+        # YAML and Python read a printable text alike.
+        quote_text=partial(json.dumps, ensure_ascii=False),
     )
     return environment
