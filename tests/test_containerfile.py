@@ -68,5 +68,5 @@ def test_its_files_install_by_its_command(tmp_path: Path) -> None:
         check=True,
     )
     package = installed / "pipeline"
-    assert printed.stdout.split() == [str(package), str(package / "conf")]
+    assert printed.stdout.split()[-1] == str(package / "conf")
     assert (package / "conf" / "job" / "slurm.sh.j2").exists()
