@@ -113,6 +113,11 @@ def _list_reading_keys(recipe: Recipe) -> dict[str, tuple[bool, object, str]]:
             monitor.collect_every,
             "writes gradients without noise; must be null",
         ),
+        "checkpoint.mirror": (
+            recipe.checkpoint.mirror is not None,
+            recipe.checkpoint.mirror,
+            "copies the seed of the noise; must be null",
+        ),
         "dump.steps": (recipe.dump.steps is not None, recipe.dump.steps, "must be null"),
         **{
             f"train.callbacks.{position} ({callback.name}).metric": (

@@ -13,6 +13,8 @@ from pipeline.cli.commands.parameters import (
     seed_option,
 )
 
+MAX_COUNT = 1_000_000
+
 RECIPE_COMMANDS = (
     LazyCommand(
         "explain",
@@ -70,6 +72,33 @@ RECIPE_COMMANDS = (
             out_option("FILE", "Write a page with the losses at each rate."),
         ],
         example="find-rate +recipe=lenet5_digits",
+    ),
+    LazyCommand(
+        "job",
+        "a file for Slurm, Kubernetes, Ray or SkyPilot",
+        """Print a file by which a scheduler runs a recipe: with a time limit from the forecast,
+        memory and time to stop as measured here, and a retry after exit status 75 alone. Nothing is
+        measured if time and memory are given. Everything else is printed on stderr.""",
+        [
+            overrides(),
+            Option(
+                "--to",
+                required=True,
+                type=OneOf(["slurm", "jobset", "trainjob", "ray", "skypilot"]),
+                help="The scheduler; jobset and trainjob are for Kubernetes.",
+            ),
+            Option(
+                "--processes",
+                type=WholeNumber(1, MAX_COUNT),
+                help="Tasks, pods, workers or nodes, which share the devices; launch.processes, or "
+                "1, unless it is given.",
+            ),
+            Option("--image", metavar="NAME", help="Image; of slurm, for `apptainer exec`."),
+            Option("--gpu", metavar="KIND", help="Kind of GPU, for slurm and skypilot."),
+            Option("--minutes", type=WholeNumber(1, MAX_COUNT), help="Time limit of the job."),
+            Option("--memory-gib", type=WholeNumber(1, MAX_COUNT), help="Memory of a process."),
+        ],
+        example="job --to slurm +recipe=lenet5_digits > job.sh",
     ),
     LazyCommand(
         "summary",

@@ -36,6 +36,7 @@ from pipeline.study.sweep.directory import (
 )
 from pipeline.study.sweep.table import update_table
 from pipeline.study.sweep.threads import limit_threads
+from pipeline.training.parallel.devices import choose_gpus
 
 OnChanged = Literal["refuse", "allow"]
 OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
@@ -130,15 +131,19 @@ def _format_job_label(job_dir: Path) -> str:
 def train_in_one_process(recipe: Recipe) -> Recipe:
     """Return the recipe of a job so that each process of a launcher trains by itself.
 
-    The launcher's processes share the jobs of the sweep. Raises RecipeError for a recipe whose
-    processes must train together.
+    The launcher's processes share the jobs of the sweep. The local rank chooses the process's GPUs.
+    Raises RecipeError for a recipe whose processes must train together.
     """
     name = recipe.launch.name
     if name not in ("auto", "local", "none"):
         rule = "must be auto, local or none in a sweep: processes share its jobs"
         raise RecipeError(f"launch = {name}: {rule}")
-    if name != "auto" or find_place(name, os.environ) is None:
+    place = find_place(name, os.environ) if name == "auto" else None
+    if place is None:
         return recipe
+    if recipe.device.uses_cuda:
+        num_devices = place.size * recipe.parallel.num_devices
+        choose_gpus(place.find_local_devices(os.environ, num_devices))
     return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"name": "none"})})
 
 

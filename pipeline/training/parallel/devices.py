@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -140,6 +140,15 @@ def leave_gpus_alone() -> None:
 
 _left_alone: list[bool] = []
 """Not empty once `leave_gpus_alone` has set the platforms of JAX."""
+
+
+def choose_gpus(numbers: Sequence[int] | None) -> None:
+    """Make JAX open these GPUs of the machine alone, as `jax.distributed` does; None: all.
+
+    It reserves most of the memory of each GPU that it opens.
+    """
+    if numbers is not None:
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
 
 
 def _take_gpus() -> None:

@@ -10,16 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.core.errors import RunError
 from pipeline.study.sweep.command import Command, Sweeper, write_command
 from pipeline.study.sweep.directory import claim_job, write_overrides
+from pipeline.study.sweep.jobs import train_in_one_process
 from pipeline.study.sweep.table import conclude, read_jobs, update_table, write_table
 from tests import outcome
 from tests.conftest import MLP, STEPS, TINY
@@ -660,3 +663,25 @@ def test_every_combination_of_other_keys_has_a_curve(
     titles = ["parallel.devices=1<", "parallel.devices=8<"]
     assert all(title in file.read_text() for title, file in zip(titles, curves, strict=True))
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("place", "devices", "gpus"),
+    [({"LOCAL_RANK": "1"}, 1, "1"), ({"LOCAL_RANK": "1"}, 2, "2,3"), ({}, 1, None)],
+)
+def test_the_local_rank_chooses_the_gpus_of_a_shared_sweep(
+    place: dict[str, str], devices: int, gpus: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {}
+    monkeypatch.setattr(jax.config, "update", settings.__setitem__)
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", **place}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "host")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    mode = [] if devices == 1 else ["parallel.mode=data", f"parallel.devices={devices}"]
+    recipe = load_recipe("lenet5_digits", ["device=gpu", *mode])
+    assert train_in_one_process(recipe).launch.name == "none"
+    assert settings.get("jax_cuda_visible_devices") == gpus
+    settings.clear()
+    assert train_in_one_process(load_recipe("lenet5_digits", mode)).launch.name == "none"
+    assert settings == {}

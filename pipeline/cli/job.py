@@ -1,0 +1,215 @@
+"""`python -m pipeline job --to ENGINE ...`: a file by which a scheduler runs a recipe.
+
+Its figures are measured here: the time of a step by a forecast; start, stop and memory by a run
+that is stopped after its first steps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.cli.explain import calendar_of
+from pipeline.config.compose import compose_and_check
+from pipeline.config.device_checks import check_processes
+from pipeline.config.files import find_recipes
+from pipeline.config.overrides import hide_secret_values, key_of, value_of
+from pipeline.config.recipe import Recipe
+from pipeline.config.recipe_file import YAML
+from pipeline.config.references import iterate_texts
+from pipeline.core.errors import RecipeError, RunError, UsageError
+from pipeline.core.files.package_paths import RECIPES
+from pipeline.core.files.tree_diff import dotted_key
+from pipeline.core.host.launchers import CLUSTER_START_S
+from pipeline.core.host.limits import read_limits
+from pipeline.core.plugins.loading import FLAG, loaded_plugins, to_flags
+from pipeline.core.reporter import Reporter
+from pipeline.inspect.forecast.host_forecast import forecast_run
+from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, run_trial
+from pipeline.stages.build import build
+from pipeline.stages.compile import make_compile_inputs
+from pipeline.stages.data import load_data
+from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
+from pipeline.stages.lower import lower
+from pipeline.stages.runner.resume_command import RESUME
+
+UPPER_RATIO = 1.3
+UPPER_MS = 0.1
+"""Upper end of a forecast of x ms: 1.3 x + 0.1. It is above all 24 steps that were measured in
+benchmarks/results/forecast.md."""
+MEMORY_RATIO = 1.25
+"""Memory of a job over the most that a trial run had."""
+MINUTE_S = 60
+
+
+def main(
+    overrides: Sequence[str],
+    to: str,
+    processes: int | None,
+    image: str | None,
+    gpu: str | None,
+    minutes: int | None,
+    memory_gib: int | None,
+) -> CommandResult:
+    """Print a job file on stdout, everything else on stderr.
+
+    Raises UsageError for wrong options, RecipeError for a recipe that the engine can't run, and
+    RunError if the recipe can't be measured here.
+    """
+    with redirect_stdout(sys.stderr), Reporter() as reporter:
+        engine = ENGINES[to]
+        recipe = compose_and_check(overrides)
+        if processes is None:
+            processes = recipe.launch.num_processes if recipe.launch.name == "local" else 1
+        _require_runnable(recipe, overrides, processes, to)
+        devices = recipe.parallel.num_devices
+        gpus = max(1, devices // processes) if recipe.device.uses_cuda else 0
+        if gpu is not None and not (gpus and engine.names_gpus and re.fullmatch(r"[\w.-]+", gpu)):
+            raise UsageError([f"--gpu {gpu}"], "must be a kind of GPU, with slurm or skypilot")
+        if gpus and gpu is None and to == "skypilot":
+            raise UsageError([f"--to {to}"], "needs a kind of GPU, such as --gpu H100")
+        if not (engine.shares_files and image is None):
+            for path in _list_local_files(recipe, overrides):
+                reporter.warn(f"{path}: is a file of this machine; the job needs a copy there")
+        limits = _find_limits(recipe, overrides, minutes, memory_gib, reporter)
+        request = JobRequest(
+            recipe=recipe.name,
+            arguments=_make_arguments(recipe, overrides),
+            processes=processes,
+            cores=max(1, int(read_limits().cores)),
+            gpus=gpus,
+            gpu_kind=gpu,
+            image=image or engine.image,
+            limits=limits,
+        )
+    text = render_job(engine, request)
+    print(text, end="")
+    return CommandResult({"engine": to, "file": text, **asdict(request)})
+
+
+def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, to: str) -> None:
+    """Raise RecipeError if the engine's processes can't run the recipe, or can't resume it."""
+    problems = []
+    launch = ENGINES[to].launch
+    if recipe.launch.name not in ("auto", "local", launch):
+        rule = f"must be auto or {launch} with --to {to}"
+        problems.append(f"launch = {recipe.launch.name}: {rule}")
+    if processes > 1 and recipe.parallel.mode == "none":
+        problems.append(f"parallel.mode = none: must be data with {processes} processes")
+    elif processes > 1:
+        problems += check_processes(recipe, processes)
+    resume = value_of(overrides, RESUME)
+    if resume not in (None, "null", "auto"):
+        problems.append(f"{RESUME} = {resume}: must be auto, by which a job continues")
+    problems += [
+        f"{override!r}: must be printable, without line breaks"
+        for override in overrides
+        if not override.isprintable()
+    ]
+    problems += [
+        f"{text} would show a secret in the job file; refer to a variable, ${{oc.env:NAME}}"
+        for text, override in zip(hide_secret_values(overrides), overrides, strict=True)
+        if text != override and "oc.env" not in override
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _make_arguments(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
+    """Return the arguments of a job, without the launcher of this machine."""
+    launch = ["launch=auto", *NO_LOCAL] if recipe.launch.name == "local" else []
+    changes = [f"{RESUME}=auto", *launch]
+    replaced = set(map(key_of, changes))
+    unchanged = [override for override in overrides if key_of(override) not in replaced]
+    flags = to_flags([plugin.source for plugin in loaded_plugins()])
+    return [*flags, *unchanged, *changes]
+
+
+def _list_local_files(recipe: Recipe, overrides: Sequence[str]) -> Iterator[str]:
+    """Yield files of this machine that the recipe names, as `KEY = PATH`."""
+    name = value_of(overrides, "recipe")
+    file = name and (Path(name) if name.endswith(YAML) else find_recipes(Path.cwd()).get(name))
+    if file and file.parent != RECIPES:
+        yield f"+recipe = {file}"
+    for plugin in loaded_plugins():
+        yield f"{FLAG} {plugin.source}"
+    for where, text in iterate_texts(recipe.model_dump(mode="json")):
+        if os.sep in text and os.path.exists(text):
+            yield f"{dotted_key(where)} = {text}"
+
+
+def _find_limits(
+    recipe: Recipe,
+    overrides: Sequence[str],
+    minutes: int | None,
+    memory_gib: int | None,
+    reporter: Reporter,
+) -> JobLimits:
+    """Return the limits that the options set, and measure others here."""
+    notes = []
+    trial = None
+    if minutes is None or memory_gib is None:
+        with reporter.clock("running the first steps"):
+            trial = run_trial(overrides)
+    if minutes is None:
+        assert trial is not None
+        time_s, note = _forecast_run_s(recipe, trial, reporter)
+        minutes = math.ceil(time_s / MINUTE_S)
+        notes.append(f"time: {note}")
+    if memory_gib is None:
+        assert trial is not None
+        memory_gib = math.ceil(MEMORY_RATIO * trial.memory_bytes / GIB)
+        peak_gib = trial.memory_bytes / GIB
+        notes.append(f"memory: {MEMORY_RATIO:g} times {peak_gib:.2f} GiB, the most of a run here")
+    stop_s = trial.stop_s if trial else None
+    if stop_s is None:
+        stop_s = recipe.launch.end_seconds
+        notes.append(f"grace: by launch.end_seconds, {stop_s:g} s; a stop wasn't measured")
+    else:
+        notes.append(f"grace: a stop with a checkpoint took {stop_s:.1f} s here")
+    # A signal waits for the end of a dispatch.
+    grace_s = MINUTE_S * math.ceil((stop_s + recipe.train.dispatch_seconds) / MINUTE_S)
+    return JobLimits(MINUTE_S * minutes, grace_s, memory_gib, notes)
+
+
+def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tuple[float, str]:
+    """Return the upper end of a run's seconds on one device, and how it is composed.
+
+    A batch of an evaluation counts as a step, a checkpoint as a stop. Raises RunError if a step
+    can't be forecast.
+    """
+    parallel = recipe.parallel
+    if parallel.mode == "data":
+        # More devices take a part of each batch.
+        parallel = parallel.model_copy(update={"devices": 1, "mesh": None})
+        recipe = recipe.model_copy(update={"parallel": parallel})
+    try:
+        backend = recipe.device.open(parallel)
+        dataset = load_data(recipe, reporter)
+        built = lower(recipe, dataset, build(recipe, dataset, reporter), backend, None, reporter)
+        work = make_compile_inputs(recipe, dataset, built, backend, reporter)
+        with reporter.clock("timing the parts of a step"):
+            forecast = forecast_run(recipe, work, built.run_schedule, backend)
+    except RunError as error:
+        raise RunError(f"{error}; --minutes N sets a time limit without a forecast") from error
+    events = calendar_of(recipe, built.run_schedule).counts
+    evals = events["evaluate"] + 1
+    steps = built.run_schedule.total + evals * dataset.eval_order.steps_per_epoch
+    upper_ms = UPPER_RATIO * forecast.step_ms + UPPER_MS
+    stop_s = trial.stop_s or recipe.launch.end_seconds
+    saves_s = (events["checkpoint"] + 1) * stop_s
+    time_s = steps * upper_ms / 1e3 + saves_s + trial.start_s + CLUSTER_START_S
+    note = (
+        f"{timedelta(seconds=math.ceil(time_s))}: {steps:,} batches of at most {upper_ms:.3g} ms "
+        f"(forecast {forecast.step_ms:.3g} ms), checkpoints {saves_s:.0f} s, start "
+        f"{trial.start_s:.0f} s, {CLUSTER_START_S:,.0f} s to get machines"
+    )
+    return time_s, note

@@ -1,0 +1,115 @@
+"""Files by which a scheduler runs a recipe: a template and a row for each engine.
+
+Every file has a time limit, memory, a time to stop in, and a rule that runs the same command again
+after exit status 75 alone. The command continues the newest run of its recipe.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipeline.core.files.package_paths import CONF
+from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
+
+MAX_NAME_LENGTH = 40
+"""Most characters of a job's name: Kubernetes allows 63 in the names that it derives."""
+GIB = 1 << 30
+IMAGE = "recipe-pipeline"
+"""The image that the Containerfile's first line builds."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A scheduler, and what its jobs need."""
+
+    template: str
+    """A file in conf/job/."""
+    launch: LaunchName
+    """Value of `launch` that reads the variables of its processes."""
+    image: str | None = None
+    """The image if the user names none; None: the job runs in the environment of the machines."""
+    shares_files: bool = False
+    """Whether jobs see the files of the machine that submits."""
+    names_gpus: bool = False
+    """Whether a job can ask for a kind of GPU."""
+
+
+ENGINES: Mapping[str, Engine] = {
+    "slurm": Engine("slurm.sh.j2", "slurm", shares_files=True, names_gpus=True),
+    "jobset": Engine("jobset.yaml.j2", "jax", image=IMAGE),
+    "trainjob": Engine("trainjob.yaml.j2", "jax", image=IMAGE),
+    "ray": Engine("ray.py.j2", "env"),
+    "skypilot": Engine("skypilot.yaml.j2", "skypilot", image=IMAGE, names_gpus=True),
+}
+"""Engines by the value of `--to`."""
+
+
+@dataclass(frozen=True)
+class JobLimits:
+    """The time of a job, and the memory of each of its processes."""
+
+    time_s: int
+    """Seconds until the job is stopped."""
+    grace_s: int
+    """Seconds from the signal to stop until a process is killed."""
+    memory_gib: int
+    notes: Sequence[str]
+    """Comments: where the figures come from."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """The processes of a job, and what each of them gets."""
+
+    recipe: str
+    """Name of the recipe."""
+    arguments: Sequence[str]
+    """Arguments of `python -m pipeline`."""
+    processes: int
+    """Tasks of Slurm, pods of Kubernetes, workers of Ray or nodes of SkyPilot."""
+    cores: int
+    """Cores of a process."""
+    gpus: int
+    """GPUs of a process."""
+    gpu_kind: str | None
+    image: str | None
+    limits: JobLimits
+
+    @property
+    def name(self) -> str:
+        """The recipe's name as a DNS label, which every engine accepts."""
+        label = re.sub(r"[^a-z0-9]+", "-", self.recipe.lower())[:MAX_NAME_LENGTH].strip("-")
+        return label if label[:1].isalpha() else f"job-{label}".strip("-")
+
+
+def render_job(engine: Engine, request: JobRequest) -> str:
+    """Return the text of a job file."""
+    template = _make_environment().get_template(engine.template)
+    return template.render(job=request, port=DEFAULT_PORT)
+
+
+@cache
+def _make_environment() -> Environment:
+    environment = Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        loader=FileSystemLoader(CONF / "job"),
+    )
+    environment.filters.update(
+        ceil=math.ceil,
+        join_words=shlex.join,
+        quote_word=shlex.quote,
+        # YAML and Python read a printable text alike.
+        quote_text=partial(json.dumps, ensure_ascii=False),
+    )
+    return environment

@@ -1,0 +1,36 @@
+"""Trial runs: they are stopped early, leave nothing, and fail as a run does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import RunError
+from pipeline.inspect.forecast.trial_run import run_trial
+from tests.conftest import MLP, TINY
+
+MIB = 1 << 20
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_after_its_first_steps(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    local = ["launch=local", "launch.processes=2", "parallel.mode=data"]
+    names = ["checkpoint.prefix=copies", "checkpoint.directory=copies", "hydra.run.dir=mine"]
+    length = ["train.steps=1000000", f"cache.root={cache}"]
+    trial = run_trial([*TINY, *MLP, *length, *local, *names])
+    assert trial.stop_s is not None
+    assert 0 < trial.stop_s < 60
+    assert trial.start_s > 0
+    assert 100 * MIB < trial.memory_bytes < 8192 * MIB
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunError, match="a run of this recipe ends here with exit status 2"):
+        run_trial([*TINY, "train.steps=9", "dataset.train_size=1"])
+    assert "error: " in capfd.readouterr().err
