@@ -36,7 +36,8 @@ class Buffers:
     """Buffers of values, created at their first use. Values and buffers are indices.
 
     `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
-    feature map, `within` the array that each slice of a scan is a part of.
+    feature map, `within` the array that each slice of a scan is a part of. `matrix_layout` is the
+    layout that the cube writes matrices in.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Buffers:
         phases: Phases,
         dtypes: Sequence[str],
         dataflow: Dataflow,
+        matrix_layout: Layout = "FRACTAL_NZ",
     ) -> None:
         self.graph = graph
+        self.matrix_layout = matrix_layout
         self.signature = signature
         self.phases = phases
         self.dtypes = dtypes
@@ -132,7 +135,7 @@ class Buffers:
             else None
         )
         if kind in ("conv", "matmul"):
-            return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
+            return "FRACTAL_Z" if kind == "conv" else self.matrix_layout
         # Weights of convolutions, and their moments, have the cube's layout.
         is_stored = value in self.signature.parameters or value in self.signature.state
         return "FRACTAL_Z" if is_stored and len(self.graph.values[value].shape) >= 4 else "ND"

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
-from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision, Software
+from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision
 from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibrate_with
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
@@ -233,7 +233,7 @@ def configure_row(row: Published) -> ExecutionConfig:
 
     TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
     """
-    software: Software = "mindspore_graph"
+    software = "mindspore_graph"
     if row.mode == "op_by_op":
         torch = row.framework.startswith("PyTorch")
         software = "pytorch_eager" if torch else "mindspore_eager"

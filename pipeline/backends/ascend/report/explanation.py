@@ -42,11 +42,11 @@ def _load_formulas() -> dict[str, KernelFormula]:
 FORMULAS = _load_formulas()
 
 
-def find_formula(task: Task) -> KernelFormula:
+def find_formula(task: Task, hw: Hardware) -> KernelFormula:
     """Return the formula of a task's price."""
     name: str = task.cost_class
     if name in CUBE_CLASSES:
-        name = "float32_product" if runs_on_vector(task) else "product"
+        name = "float32_product" if runs_on_vector(task, hw) else "product"
     elif name in DEPTHWISE_CLASSES:
         name = "depthwise"
     return FORMULAS.get(name, FORMULAS["stream"])
@@ -136,7 +136,7 @@ def explain_task(
     calibration: Calibration,
 ) -> ExplainedTask:
     """Return the terms of a task's price. `sources` are the sources of figures, by name."""
-    formula = find_formula(task)
+    formula = find_formula(task, hardware)
     entry = calibration.efficiency.classes[task.cost_class]
     constants = calibration.efficiency.constants
     source = entry.source
@@ -169,9 +169,15 @@ def explain_task(
 
 
 def list_interval_sources(
-    class_spread: float, calibration: Calibration
+    class_spread: float,
+    calibration: Calibration,
+    hardware: Hardware,
+    sources: Mapping[str, str],
 ) -> tuple[SourcedNumber, ...]:
     """Return the spreads that make the interval of a step."""
+    name = "other_chip_spread_ratio"
+    ratio = hardware.other_chip_spread_ratio
+    other_chip = SourcedNumber("spread from chip to chip", ratio, sources.get(name, ""))
     return (
         SourcedNumber(
             "spread of the classes",
@@ -183,6 +189,7 @@ def list_interval_sources(
             calibration.log_sd,
             "published steps of families that the fit left out",
         ),
+        *((other_chip,) if ratio else ()),
         SourcedNumber(
             "scale", calibration.interval_scale, "makes an 80 % interval cover 80 % of those steps"
         ),
