@@ -313,7 +313,7 @@ class InsertedOps:
             work = VectorWork(self.graph.values[value].size, dtype)
             self.add(
                 kernel, "TransposeD", "transpose", (source,), (copy,), vector=work,
-                fused=("transpose",), permutation=moved,
+                permutation=moved,
             )  # fmt: skip
             self._permuted[key] = copy
         return self._permuted[key]

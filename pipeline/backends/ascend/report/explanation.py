@@ -81,6 +81,8 @@ class ExplainedTask:
     log_sd: float
     provenance: str
     source: str
+    inserted: bool
+    """Whether the compiler inserted the kernel, as in `Task.is_inserted`."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,17 @@ class LayerExplanation:
             f"MODELLED: {self.layer} takes {self.us / 1e3:.3f} ms, {self.share:.1%} of all layers, "
             f"in {len(self.tasks)} tasks"
         )
+        inserted = [task for task in self.tasks if task.inserted]
+        if inserted:
+            yield (
+                f"the compiler inserted {len(inserted)} of them, which take "
+                f"{sum(task.us for task in inserted) / 1e3:.3f} ms"
+            )
         explained: set[str] = set()
         for task in sorted(self.tasks, key=lambda task: -task.us):
             yield ""
-            yield f"{task.type} ({task.phase}): {task.us:.1f} us, bound by {task.bound}"
+            origin = ", inserted" if task.inserted else ""
+            yield f"{task.type} ({task.phase}{origin}): {task.us:.1f} us, bound by {task.bound}"
             yield f"  at peak rates {task.roofline_us:.1f} us"
             yield from _wrap_lines(f"formula: {task.formula}")
             yield from _wrap_lines(
@@ -165,6 +174,7 @@ def explain_task(
         log_sd=entry.log_sd,
         provenance=entry.provenance,
         source=source,
+        inserted=task.is_inserted,
     )
 
 

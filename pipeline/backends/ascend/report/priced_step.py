@@ -43,6 +43,18 @@ class TaskCost:
     bound: str
     provenance: str
     repeat: int
+    inserted: bool
+    """Whether the compiler inserted the task, as in `Task.is_inserted`."""
+
+
+@dataclass(frozen=True)
+class InsertedTime:
+    """Time in us of the inserted tasks of one op type, their number, and their share of a step."""
+
+    type: str
+    us: float
+    share: float
+    tasks: int
 
 
 @dataclass(frozen=True)
@@ -155,9 +167,23 @@ class PricedStep:
                 time.bound,
                 time.provenance,
                 task.repeat,
+                task.is_inserted,
             )
             for task, time in zip(self.graph.tasks, self.times, strict=True)
         )
+
+    @cached_property
+    def inserted(self) -> tuple[InsertedTime, ...]:
+        """Conversions and MemSets that the compiler inserted, by op type, slowest first."""
+        type_us: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        for task in self.tasks:
+            if task.inserted:
+                type_us[task.type] += task.us
+                counts[task.type] += task.repeat
+        ordered = sorted(type_us.items(), key=lambda item: (-item[1], item[0]))
+        step_us = self.timeline.step_us
+        return tuple(InsertedTime(name, us, us / step_us, counts[name]) for name, us in ordered)
 
     @cached_property
     def shares(self) -> Mapping[Kind, float]:

@@ -150,6 +150,9 @@ def _format_shares(report: Report) -> Iterator[str]:
     first, *further = (line.replace(NO_BREAK_SPACE, " ") for line in lines)
     yield f"  shares     {first}"
     yield from (" " * 13 + line for line in further)
+    inserted = [f"{time.tasks:,} {time.type} {time.share:.1%}" for time in report.inserted]
+    if inserted:
+        yield f"  inserted   {', '.join(inserted)}"
     if report.communication is not None:
         yield f"  all-reduce {report.communication}"
     trace = report.iteration
