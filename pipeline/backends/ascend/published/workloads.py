@@ -206,7 +206,7 @@ def _trace_text_detector(row: Published) -> TracedStep:
 
 
 def _trace_convnext(row: Published) -> TracedStep:
-    """Return a step of ConvNeXt-T with Adam, without MindCV's random depth."""
+    """Return a step of ConvNeXt-T with Adam."""
     adam = Adam(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
     shape = (row.batch, row.pixels, row.pixels, 3)
