@@ -23,7 +23,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.phases import Phases, Signature
+from pipeline.backends.ascend.compiler.phases import Phases, Signature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
@@ -233,6 +233,7 @@ class InsertedOps:
         self.buffers = buffers
         self.precision = precision
         self.alias = buffers.alias
+        self.half = find_half_type(buffers.dtypes)
         self.tasks: list[Task] = []
         self.unconverted: dict[int, int] = {}
         self._prepared: dict[tuple[int, Layout], int] = {}
@@ -280,12 +281,12 @@ class InsertedOps:
             dtype = self.buffers.dtypes[value]
             is_plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
-                copy = self.buffers.add_copy(value, "float16", self.buffers.all[ready].layout)
-                self.buffers.change(copy, name="float16 copy")
+                copy = self.buffers.add_copy(value, self.half, self.buffers.all[ready].layout)
+                self.buffers.change(copy, name=f"{self.half} copy")
                 work = VectorWork(self.graph.values[value].size, "float32")
                 self.add(kernel, "Cast", "cast", (ready,), (copy,), vector=work)
                 ready = copy
-                dtype = "float16"
+                dtype = self.half
             # Feature maps have the cube's layout, but weights of products and images are plain.
             is_weight = value in self.buffers.phases.weights
             needs_layout = is_weight or value in self.buffers.signature.inputs

@@ -229,7 +229,7 @@ def _widen(buffer: Buffer) -> Buffer:
 
 
 def _is_half_map(buffer: Buffer, work: VectorWork) -> bool:
-    return buffer.dtype == "float16" and math.prod(buffer.shape) == work.elements
+    return buffer.dtype in ("float16", "bfloat16") and math.prod(buffer.shape) == work.elements
 
 
 def _add_copy(buffers: list[Buffer], index: int) -> int:

@@ -92,6 +92,8 @@ def test_bfloat16_is_a_type_of_the_second_chip_alone() -> None:
     batch = of(64, 48, 512, dtype=jnp.bfloat16)
     report = price(step, weights, batch, hardware=A2, precision=None)
     assert "bfloat16" in {buffer.dtype for buffer in report.graph.buffers}
+    mixed = price(step, weights, of(64, 48, 512), hardware=A2)
+    assert "float16" not in {buffer.dtype for buffer in mixed.graph.buffers}
     half = {"up": of(512, 512, dtype=jnp.float16)}
     again = price(step, half, of(64, 48, 512, dtype=jnp.float16), hardware=A2, precision=None)
     assert report.step_ms >= again.step_ms
