@@ -48,8 +48,10 @@ def main() -> None:
     print(
         "interval has a probability of 80 %. The fit has no kernel and no step of the Atlas A2, so"
     )
-    print("its intervals are wider. 512 images of U-Net don't fit; its batch is 4.\n")
-    print(table((*head, "ratio"), list(make_rows())))
+    print("its intervals are wider. U-Net has a batch of 4.\n")
+    print(table((*head, "ratio"), []), end="")
+    for row in make_rows():
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def make_rows() -> Iterator[tuple[str, ...]]:
