@@ -59,7 +59,7 @@ def find_stack(software: str) -> Stack:
     match = _VERSION.fullmatch(version)
     known = stacks[name]
     if match is None:
-        raise ValueError(f"must be {name}@VERSION, such as {name}@{next(reversed(known))}")
+        raise ValueError(f"must be {name}@VERSION, such as {name}@{list(known)[-1]}")
     if match[1] not in known:
         closest = min(known, key=lambda known: abs(_rank(known) - _rank(match[1])))
         raise ValueError(
