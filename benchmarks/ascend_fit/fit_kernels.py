@@ -112,7 +112,7 @@ def measure_residuals(
         for kernel, task, time in zip(trace.kernels, trace.graph.tasks, times, strict=True):
             if task.cost_class == "conv" and 0 < kernel.cores < OTHER_SCHEDULE_CORES:
                 continue
-            name = "matmul (float32)" if runs_on_vector(task) else task.cost_class
+            name = "matmul (float32)" if runs_on_vector(task, hw) else task.cost_class
             compared.append(KernelResidual(trace.name, kernel.name, name, kernel.us, time.us))
     return compared
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.backends.ascend.chip.options import (
-    EAGER,
     EmulatedDevice,
     ExecutionConfig,
     Mode,
@@ -46,6 +45,7 @@ KEYS = {
     "host_workers": "device.host_workers",
     "precision": "device.precision",
     "mode": "device.mode",
+    "software": "device.software",
 }
 """Keys of the recipe by the names of options."""
 
@@ -199,7 +199,7 @@ def configure_step(proposal: StepToPrice, emulated: EmulatedDevice) -> Execution
     """
     config = emulated.config
     auto: Mode = "loop_sink" if proposal.sink else "graph_sink"
-    if proposal.eager or config.software in EAGER:
+    if proposal.eager or config.stack.is_eager:
         auto = "op_by_op"
     return replace(
         config,

@@ -14,6 +14,7 @@ from pipeline.backends.ascend.chip.options import (
     ExecutionConfig,
     OptionError,
 )
+from pipeline.backends.ascend.chip.software import find_stack
 from pipeline.backends.ascend.cost.collectives import AscendRates, check_devices
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.backends.rates import Rates
@@ -34,8 +35,10 @@ class Ascend(Chip, DeviceSpec):
     name: Literal["ascend"] = "ascend"
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
-    software: Literal["mindspore_graph", "mindspore_eager", "pytorch_eager"] | None
-    """Stack whose launches and conversions are priced; null: MindSpore's, in the launch mode."""
+    software: str | None
+    """Stack whose launches and conversions are priced: mindspore_graph, mindspore_eager or
+    pytorch_eager, or one with its version (mindspore_graph@1.8); null: MindSpore's, in the launch
+    mode."""
     precision: Literal["O0", "O2", "O3"] | None
     """MindSpore's amp_level of the priced step; null: the step's own types."""
     all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
@@ -51,6 +54,13 @@ class Ascend(Chip, DeviceSpec):
     """Whether to search again for tiles that a bank has, and use the faster tiles (REPEAT_TUNE)."""
     strict: bool
     """Whether to refuse an unsupported operation instead of estimating it by its bytes."""
+
+    @field_validator("software")
+    @classmethod
+    def _refuse_unknown_software(cls, software: str | None) -> str | None:
+        if software is not None:
+            find_stack(software)
+        return software
 
     @field_validator("all_reduce_fusion")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.cost.efficiency import load_calibration
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.published.workloads import (
+    ATLAS_A2,
     PUBLISHED,
     SPECIAL,
     load_left_out,
@@ -113,6 +115,38 @@ def test_a_score_by_hand() -> None:
     assert (found.rows, found.median_error, found.worst_error) == pytest.approx((3, 0.2, 0.5))
     assert found.mean_error == pytest.approx(0.8 / 3)
     assert found.coverage == pytest.approx(2 / 3)
+    assert found.crps == pytest.approx(np.mean([verdict.crps for verdict in verdicts]))
+    quantiles = sorted(NormalDist().cdf(verdict.deviation) for verdict in verdicts)
+    steps = [
+        abs(quantile - place / 3)
+        for number, quantile in enumerate(quantiles)
+        for place in (number, number + 1)
+    ]
+    assert found.ks == pytest.approx(max(steps))
+
+
+@given(st.floats(0.3, 3.0), st.floats(1.1, 4.0))
+def test_crps_is_the_integral_of_squared_distances_of_distributions(ratio: float, width: float):
+    row = load_published_steps()[0]
+    modelled = row.ms * ratio
+    verdict = Verdict(row, modelled, modelled / width, modelled * width)
+    normal = NormalDist(math.log(modelled), verdict.log_sd)
+    logs = np.linspace(math.log(row.ms) - 12, math.log(row.ms) + 12, 40_001)
+    reached = np.array([normal.cdf(log) for log in logs[::10]])
+    steps = (logs[::10] >= math.log(row.ms)).astype(float)
+    assert verdict.crps == pytest.approx(np.trapezoid((reached - steps) ** 2, logs[::10]), abs=5e-3)
+    if abs(verdict.deviation) != pytest.approx(1.2816):
+        assert verdict.inside == (abs(verdict.deviation) < 1.2816)
+
+
+@pytest.mark.slow
+def test_published_steps_of_a_chip_that_no_fit_saw_are_inside_wider_intervals():
+    verdicts = price_file(ATLAS_A2, "atlas_a2")
+    fitted = price_file(ATLAS_A2)
+    for verdict, narrow in zip(verdicts, fitted, strict=True):
+        assert verdict.log_sd > 1.2 * narrow.log_sd
+        assert verdict.modelled_ms < narrow.modelled_ms
+    assert verdicts[0].inside
 
 
 @pytest.mark.slow

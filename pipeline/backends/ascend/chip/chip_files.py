@@ -62,11 +62,11 @@ def load_chip(name_or_path: str | Path) -> Any:
             f"{name}: missing; a formula needs it, in {find_unit(name)}, with its source"
             for name in missing
         ]
-        reported = ("no such key", *(f"{name}: missing" for name in missing))
+        reported = {*map(show_name, unknown), *missing}
         problems += [
             problem
             for problem in describe(error, tree)
-            if not any(text in problem for text in reported)
+            if problem.partition(": ")[0].partition(" = ")[0] not in reported
         ]
         raise ChipError(file, problems) from error
 

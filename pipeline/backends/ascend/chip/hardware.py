@@ -12,6 +12,14 @@ from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 
 Confidence = Literal["measured", "stated", "derived", "assumed"]
+Core = Literal["joined", "split"]
+"""Whether the cube and the vector unit are one core with common buffers, or cores of their own.
+
+In a split core (Da Vinci of 2023) the cube reads plain matrices as fractals, writes its results as
+plain matrices, and adds a bias or applies ReLU on the way (CATLASS 2.1.0, gemm/tile/atlasa2:
+Nd2Nz in copy_gm_to_l1, Fixpipe in copy_l0c_to_gm, copy_l1_to_bt). Other results reach the vector
+unit through the L2.
+"""
 
 
 @dataclass(frozen=True)
@@ -22,17 +30,24 @@ class Hardware:
     """
 
     ai_cores_count: float
+    """Cores with a cube."""
+    vector_cores_count: float
+    """Cores with a vector unit."""
     ai_core_clock_mhz: float
     cube_fp16_macs_per_cycle: float
+    cube_fp32_macs_per_cycle: float
+    """Rate of one cube in float32; 0 for a cube without float32."""
     vector_bytes_per_cycle: float
     core_bytes_per_cycle: float
-    """Traffic of one core with the L2 and device memory, each way."""
+    """Traffic of one vector core with the L2 and device memory, each way."""
     fp32_matmul_gmacs_per_s: float
-    """Rate of float32 products, which run on the vector unit of one core."""
+    """Rate of float32 products on the vector unit of one core, if the cube has no float32."""
     l0a_kib: float
     l0b_kib: float
     l0c_kib: float
     l1_kib: float
+    ub_kib: float
+    """Buffer of one vector core."""
     l1_to_l0a_bytes_per_cycle: float
     l1_to_l0b_bytes_per_cycle: float
     l0c_to_ub_bytes_per_cycle: float
@@ -88,6 +103,10 @@ class Hardware:
     overlapped_collective_slowdown_ratio: float
     """Factor by which an all-reduce slows down while the device computes."""
 
+    other_chip_spread_ratio: float
+    """Log standard deviation of a step because the kernels and steps of the fit ran on another
+    chip; 0 for the chip of the fit."""
+
     @property
     def peak_fp16_macs_per_us(self) -> float:
         """Multiply-adds of all cubes per microsecond."""
@@ -96,7 +115,7 @@ class Hardware:
     @property
     def vector_bytes_per_us(self) -> float:
         """Bytes that all vector units process per microsecond."""
-        return self.ai_cores_count * self.vector_bytes_per_cycle * self.ai_core_clock_mhz
+        return self.vector_cores_count * self.vector_bytes_per_cycle * self.ai_core_clock_mhz
 
     @property
     def hbm_bytes_per_us(self) -> float:
@@ -122,7 +141,7 @@ class Figure(Spec):
 
 
 class Overhead(Figure):
-    """A figure that may be zero, such as a time in microseconds."""
+    """A figure that may be zero, such as a time in microseconds, or a rate of a missing unit."""
 
     value: Annotated[float, Field(ge=0)]
 
@@ -143,6 +162,7 @@ class ChipSpec(Spec):
     """Keys of every chip file besides its figures."""
 
     chip: Annotated[str, Field(min_length=1)]
+    core: Core
     dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)]
     """Types that the chip computes in. Steps with other types are refused."""
 
@@ -192,10 +212,12 @@ MIN_FIGURE = 1e-6
 MAX_FIGURE = 1e9
 MAX_COUNT = 4096
 FIGURES = tuple(figure.name for figure in fields(Hardware))
+MAY_BE_ZERO = ("_us", "cube_fp32_macs_per_cycle", "other_chip_spread_ratio")
+"""Ends of the names of figures that may be zero."""
 _FIELDS: dict[str, Any] = {
     name: (
         Annotated[
-            Overhead if name.endswith("_us") else Figure, AfterValidator(_refuse_implausible)
+            Overhead if name.endswith(MAY_BE_ZERO) else Figure, AfterValidator(_refuse_implausible)
         ],
         Field(json_schema_extra={"unit": find_unit(name)}),
     )
@@ -222,10 +244,11 @@ class PricedChip:
     name: str
     dtypes: tuple[str, ...]
     hardware: Hardware
+    core: Core = "joined"
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
 
 def to_priced_chip(chip: Any) -> PricedChip:
     """Return a checked chip for pricing."""
     sources = {name: getattr(chip, name).source for name in FIGURES}
-    return PricedChip(chip.chip, tuple(chip.dtypes), extract_hardware(chip), sources)
+    return PricedChip(chip.chip, tuple(chip.dtypes), extract_hardware(chip), chip.core, sources)

@@ -8,15 +8,13 @@ from operator import index
 from typing import Any, Literal, get_args
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
+from pipeline.backends.ascend.chip.software import Stack, find_stack
 from pipeline.core.errors import PipelineError
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 Precision = Literal["O0", "O2", "O3"]
 TuneMode = Literal["exhaustive", "ga", "rl", "rl,ga"]
-Software = Literal["mindspore_graph", "mindspore_eager", "pytorch_eager"]
-"""Software stacks that launch a step: MindSpore's graph mode, PyNative, and torch_npu's eager."""
-EAGER: tuple[Software, ...] = ("mindspore_eager", "pytorch_eager")
 MAX_DEVICES = 1024
 
 
@@ -53,12 +51,18 @@ class ExecutionConfig:
     """Whether an unknown primitive is an error."""
     without: frozenset[str] = frozenset()
     """Names of buffer fusions to skip."""
-    software: Software | None = None
-    """Stack whose launches and conversions are priced; None: MindSpore, in the mode `mode`."""
+    software: str | None = None
+    """Stack whose launches and conversions are priced, by framework and version, as in
+    `find_stack`; None: MindSpore, in the mode `mode`."""
     keep_batchnorm_fp32: bool = False
     """MindSpore's option of amp levels, off in the scripts of its model zoo."""
     shares_state: bool = False
     """Whether each device stores a part of the state. It changes the memory of a step alone."""
+
+    @property
+    def stack(self) -> Stack:
+        """The software stack."""
+        return find_stack(self.software or "mindspore_graph")
 
 
 @dataclass(frozen=True)
@@ -130,17 +134,18 @@ class StepOptions:
 def choose_mode(software: Any, mode: Mode | None) -> Mode:
     """Return the requested launch mode, or the default mode of a software stack.
 
-    Raises OptionError for an unknown stack, and for a mode that the stack doesn't support.
+    Raises OptionError for an unknown stack or version, and for a mode that the stack doesn't
+    support.
     """
     if software is None:
         mode = "loop_sink" if mode is None else mode
         if mode not in MODES:
             raise OptionError(f"mode = {mode!r}: must be one of {', '.join(MODES)}")
         return mode
-    if software not in get_args(Software):
-        names = ", ".join(get_args(Software))
-        raise OptionError(f"software = {software!r}: must be None (MindSpore) or one of {names}")
-    eager = software in EAGER
+    try:
+        eager = find_stack(str(software)).is_eager
+    except ValueError as error:
+        raise OptionError(f"software = {software!r:.80}: {error}") from error
     if mode is None:
         return "op_by_op" if eager else "loop_sink"
     if eager != (mode == "op_by_op"):

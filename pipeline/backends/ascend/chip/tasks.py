@@ -150,6 +150,14 @@ class Task:
     permutation: Permutation | None = None
     launched: bool = True
 
+    @property
+    def is_inserted(self) -> bool:
+        """Whether the compiler inserted the task for a type, layout or order, or for a MemSet.
+
+        Such a task computes no primitive of the traced step.
+        """
+        return self.cost_class in ("cast", "trans_data", "transpose", "fill") and not self.fused
+
 
 @dataclass(frozen=True)
 class TaskGraph:

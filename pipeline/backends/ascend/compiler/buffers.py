@@ -23,7 +23,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.phases import Phases, Signature
+from pipeline.backends.ascend.compiler.phases import Phases, Signature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
@@ -36,7 +36,8 @@ class Buffers:
     """Buffers of values, created at their first use. Values and buffers are indices.
 
     `all` has the buffers, `index` the buffer of each value. `axes` has the channel axis of each
-    feature map, `within` the array that each slice of a scan is a part of.
+    feature map, `within` the array that each slice of a scan is a part of. `matrix_layout` is the
+    layout that the cube writes matrices in.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Buffers:
         phases: Phases,
         dtypes: Sequence[str],
         dataflow: Dataflow,
+        matrix_layout: Layout = "FRACTAL_NZ",
     ) -> None:
         self.graph = graph
+        self.matrix_layout = matrix_layout
         self.signature = signature
         self.phases = phases
         self.dtypes = dtypes
@@ -132,7 +135,7 @@ class Buffers:
             else None
         )
         if kind in ("conv", "matmul"):
-            return "FRACTAL_Z" if kind == "conv" else "FRACTAL_NZ"
+            return "FRACTAL_Z" if kind == "conv" else self.matrix_layout
         # Weights of convolutions, and their moments, have the cube's layout.
         is_stored = value in self.signature.parameters or value in self.signature.state
         return "FRACTAL_Z" if is_stored and len(self.graph.values[value].shape) >= 4 else "ND"
@@ -230,6 +233,7 @@ class InsertedOps:
         self.buffers = buffers
         self.precision = precision
         self.alias = buffers.alias
+        self.half = find_half_type(buffers.dtypes)
         self.tasks: list[Task] = []
         self.unconverted: dict[int, int] = {}
         self._prepared: dict[tuple[int, Layout], int] = {}
@@ -277,12 +281,12 @@ class InsertedOps:
             dtype = self.buffers.dtypes[value]
             is_plain = self.buffers.all[ready].layout == "ND"
             if dtype == "float32" and self.precision is not None:
-                copy = self.buffers.add_copy(value, "float16", self.buffers.all[ready].layout)
-                self.buffers.change(copy, name="float16 copy")
+                copy = self.buffers.add_copy(value, self.half, self.buffers.all[ready].layout)
+                self.buffers.change(copy, name=f"{self.half} copy")
                 work = VectorWork(self.graph.values[value].size, "float32")
                 self.add(kernel, "Cast", "cast", (ready,), (copy,), vector=work)
                 ready = copy
-                dtype = "float16"
+                dtype = self.half
             # Feature maps have the cube's layout, but weights of products and images are plain.
             is_weight = value in self.buffers.phases.weights
             needs_layout = is_weight or value in self.buffers.signature.inputs
@@ -310,7 +314,7 @@ class InsertedOps:
             work = VectorWork(self.graph.values[value].size, dtype)
             self.add(
                 kernel, "TransposeD", "transpose", (source,), (copy,), vector=work,
-                fused=("transpose",), permutation=moved,
+                permutation=moved,
             )  # fmt: skip
             self._permuted[key] = copy
         return self._permuted[key]

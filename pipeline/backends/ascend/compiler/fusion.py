@@ -123,7 +123,11 @@ def _find_partner(
             continue
         if places and (pattern.keep or is_single):
             first = graph.tasks[places[0]]
-            if _can_fuse(pattern, task, first) and not _needs_reshape(graph, task, first):
+            reads_another = pattern.alone and _reads_another(graph, task, first)
+            is_batched = task.cube is not None and task.cube.batch > 1
+            fits = _can_fuse(pattern, task, first) and not reads_another
+            fits = fits and pattern.batched in (None, is_batched)
+            if fits and not _needs_reshape(graph, task, first):
                 return places[0], pattern
     return None
 
@@ -138,7 +142,12 @@ def _needs_reshape(graph: TaskGraph, task: Task, other: Task) -> bool:
     output = graph.buffers[task.writes[0]]
     if task.cost_class != "matmul" or len(output.shape) < 3 or is_aligned(output.shape):
         return False
-    size = math.prod(output.shape)
+    return _reads_another(graph, task, other)
+
+
+def _reads_another(graph: TaskGraph, task: Task, other: Task) -> bool:
+    """Return whether a kernel reads another value of the size of a product's result."""
+    size = math.prod(graph.buffers[task.writes[0]].shape)
     return any(
         math.prod(graph.buffers[index].shape) == size
         for index in other.reads

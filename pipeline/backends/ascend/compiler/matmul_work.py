@@ -129,8 +129,11 @@ def count_window_positions(node: Node) -> int:
     return max(1, (steps // 2) ** 2)
 
 
-def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
-    """Return the transposes that are part of how a product reads an operand or writes a result."""
+def find_absorbed_transposes(graph: Graph, *, writes_heads: bool = True) -> frozenset[int]:
+    """Return the transposes that are part of how a product reads an operand or writes a result.
+
+    `writes_heads` is whether products write the fractals of attention heads to their new places.
+    """
     makers = {out: node for node in graph.nodes for out in node.outputs}
     users: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -147,7 +150,8 @@ def find_absorbed_transposes(graph: Graph) -> frozenset[int]:
         if (is_operand and node.outputs[0] not in outputs) or (
             maker is not None
             and maker.primitive == "dot_general"
-            and is_free(find_result_permutation(graph, maker, node))
+            and is_free(moved := find_result_permutation(graph, maker, node))
+            and (writes_heads or moved.keeps_bytes)
         ):
             absorbed.add(position)
     return frozenset(absorbed)

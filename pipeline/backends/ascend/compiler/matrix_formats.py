@@ -164,13 +164,14 @@ def is_matrix_product(task: Task) -> bool:
 
 
 def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
-    """Return the graph with batch normalisation's kernels on float32 copies of their maps.
+    """Return the graph with the kernels of batch and layer norm on float32 copies of their maps.
 
     Under O2 `mindspore.amp` puts a Cast before and after each BatchNorm, unless a training script
     sets `keep_batchnorm_fp32=False`. The model zoo's scripts set it, MindCV's don't (mindcv 0.3.0,
-    utils/amp.py and trainer_factory.py). A convolution writes float32 itself, as under O0 (hardware
-    notes, 1.6), and the Cast after the forward pass joins BNTrainingUpdate. Other casts are
-    kernels, so FusedDbnDw isn't possible.
+    utils/amp.py and trainer_factory.py). LayerNorm is in the same list, in MindSpore from 1.9 on
+    (train/amp.py). A convolution writes float32 itself, as under O0 (hardware notes, 1.6), and the
+    Cast after the forward pass joins BNTrainingUpdate. Other casts are kernels, so FusedDbnDw isn't
+    possible.
     """
     buffers = list(graph.buffers)
     for index in _find_maps_of_norms(graph):
@@ -179,7 +180,8 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
     places: dict[int, int] = {}
     copies: dict[int, int] = {}
     for place, task in enumerate(graph.tasks):
-        if task.cost_class not in NORMS or task.vector is None:
+        is_layer_norm = task.type.startswith("LayerNorm")
+        if not (is_layer_norm or task.cost_class in NORMS) or task.vector is None:
             places[place] = len(tasks)
             tasks.append(task)
             continue
@@ -190,8 +192,8 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
                 copies[index] = _add_copy(buffers, index)
                 tasks.append(_make_cast(task, index, copies[index], task.vector))
         result = task.writes[0]
-        is_backward = is_update and task.phase == "backward"
-        is_widened = is_backward and _is_half_map(buffers[result], task.vector)
+        casts_result = is_layer_norm or (is_update and task.phase == "backward")
+        is_widened = casts_result and _is_half_map(buffers[result], task.vector)
         output = _add_copy(buffers, result) if is_widened else result
         places[place] = len(tasks)
         tasks.append(
@@ -227,7 +229,7 @@ def _widen(buffer: Buffer) -> Buffer:
 
 
 def _is_half_map(buffer: Buffer, work: VectorWork) -> bool:
-    return buffer.dtype == "float16" and math.prod(buffer.shape) == work.elements
+    return buffer.dtype in ("float16", "bfloat16") and math.prod(buffer.shape) == work.elements
 
 
 def _add_copy(buffers: list[Buffer], index: int) -> int:

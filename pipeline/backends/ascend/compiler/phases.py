@@ -143,7 +143,8 @@ def choose_dtypes(
     """Return the type of every value on the device.
 
     A `precision` of None keeps the traced types. O2 and O3 make float32 feature maps float16, like
-    MindSpore's amp_level. Weights, their gradients and updates, vectors and the loss stay float32.
+    MindSpore's amp_level, or bfloat16 in a step that has bfloat16. Weights, their gradients and
+    updates, vectors and the loss stay float32.
     O0 keeps all values float32, and the lowering inserts casts for convolutions.
     """
     traced = [value.dtype for value in graph.values]
@@ -156,12 +157,18 @@ def choose_dtypes(
         *_find_loss_values(graph, phases),
     }
     float32_values |= _collect_outputs(graph, phases.of_node, "optimizer")
+    half = find_half_type(traced)
     return tuple(
-        "float16"
+        half
         if dtype == "float32" and len(graph.values[index].shape) > 1 and index not in float32_values
         else dtype
         for index, dtype in enumerate(traced)
     )
+
+
+def find_half_type(dtypes: Collection[str]) -> str:
+    """Return the short type of a step: bfloat16 if it has bfloat16, else float16."""
+    return "bfloat16" if "bfloat16" in dtypes else "float16"
 
 
 def _find_loss_values(graph: Graph, phases: Phases) -> set[int]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pipeline.backends.ascend.chip.hardware import Core
 from pipeline.backends.ascend.chip.tasks import CostClass, Phase
 from pipeline.core.files.safe_yaml import parse_written_yaml
 from pipeline.core.registry import Seq, Spec
@@ -86,6 +87,9 @@ class FusionPattern(Spec):
     phase: Literal["forward", "backward"] | None = None
     max_operations: int | None = None
     keep: bool = False
+    cores: Seq[Core] = ("joined", "split")
+    alone: bool = False
+    batched: bool | None = None
 
 
 class Patterns(Spec):
@@ -94,11 +98,10 @@ class Patterns(Spec):
     kernels: Seq[KernelPattern]
     fusions: Seq[FusionPattern]
 
-    def without(self, names: Collection[str]) -> Patterns:
-        """Return the patterns without some fusions."""
-        return self.model_copy(
-            update={"fusions": tuple(f for f in self.fusions if f.name not in names)}
-        )
+    def select(self, core: Core, without: Collection[str]) -> Patterns:
+        """Return the patterns with the fusions that a core can do, but for some by name."""
+        fusions = (f for f in self.fusions if core in f.cores and f.name not in without)
+        return self.model_copy(update={"fusions": tuple(fusions)})
 
 
 @cache

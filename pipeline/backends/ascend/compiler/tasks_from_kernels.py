@@ -7,8 +7,9 @@ reads, a TransData for each change of layout, a MemSet before each accumulation,
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipeline.backends.ascend.chip.hardware import Core
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import (
     CostClass,
@@ -39,8 +40,8 @@ from pipeline.backends.ascend.compiler.phases import Signature, choose_dtypes, f
 from pipeline.backends.ascend.compiler.primitives import (
     OPS,
     Features,
-    Patterns,
     classify_primitive,
+    load_patterns,
     match_pattern,
 )
 from pipeline.backends.graph.graph import Graph, Node
@@ -66,12 +67,16 @@ class LoweringOptions:
     """Options of the compiler, with types as in `ExecutionConfig`."""
 
     precision: Precision | None
-    patterns: Patterns
     by_op: bool = False
     """Whether every op of the framework runs as its own kernel, without fusion."""
     strict: bool = False
     """Whether an unknown primitive is an error."""
     keep_batchnorm_fp32: bool = False
+    without: frozenset[str] = frozenset()
+    """Names of fusions to skip."""
+    core: Core = "joined"
+    cube_float32: bool = False
+    """Whether the cube multiplies float32, so that nothing casts such operands."""
 
 
 def lower(graph: Graph, signature: Signature, options: LoweringOptions) -> TaskGraph:
@@ -89,7 +94,10 @@ def lower(graph: Graph, signature: Signature, options: LoweringOptions) -> TaskG
     lowered = _Lowering(graph, signature, options).run(unsupported)
     if options.keep_batchnorm_fp32:
         lowered = keep_norms_in_float32(lowered)
-    fused = lowered if options.by_op else fuse_kernels(lowered, options.patterns)
+    patterns = load_patterns().select(options.core, options.without)
+    fused = lowered if options.by_op else fuse_kernels(lowered, patterns)
+    if options.core == "split":
+        return fused
     return convert_formats(fused, op_by_op=options.by_op)
 
 
@@ -111,13 +119,19 @@ class _Lowering:
         )
         self.dataflow = self.kernels.dataflow
         self.alias = self.dataflow.alias
-        self.buffers = Buffers(graph, signature, self.phases, self.dtypes, self.dataflow)
-        self.inserted = InsertedOps(self.buffers, options.precision)
+        self.matrix_layout: Layout = "ND" if options.core == "split" else "FRACTAL_NZ"
+        self.buffers = Buffers(
+            graph, signature, self.phases, self.dtypes, self.dataflow, self.matrix_layout
+        )
+        self.keeps_float32 = options.cube_float32 and options.precision in (None, "O0")
+        # Without casts, operands are as they were traced.
+        self.inserted = InsertedOps(self.buffers, None if self.keeps_float32 else options.precision)
         self.updated = {self.alias[out] for out in signature.updates}
         self.classes: dict[int, CostClass] = {}
+        writes_heads = "matmul_confusiontranspose" not in options.without
         self.absorbed = {
             graph.nodes[position].outputs[0]: graph.nodes[position]
-            for position in find_absorbed_transposes(graph)
+            for position in find_absorbed_transposes(graph, writes_heads=writes_heads)
         }
         self.makers = {out: node for node in graph.nodes for out in node.outputs}
 
@@ -209,7 +223,7 @@ class _Lowering:
             self._add_random(kernel, reads, writes)
             return
         features = self._describe_kernel(kernel, nodes)
-        type_, cost_class = match_pattern(features, self.options.patterns)
+        type_, cost_class = match_pattern(features, load_patterns())
         if cost_class == "elementwise" and kernel.phase == "forward":
             reads = self.inserted.cast_biases(kernel, reads)
         # Means over the positions of each image read plain tensors in eager frameworks; ReduceMean
@@ -310,21 +324,24 @@ class _Lowering:
         The cube has no float32. Under every amp_level, also O0, MindSpore casts the operands of
         products and convolutions to float16 and keeps a float32 result (hardware notes, 1.6; a
         ViT-B/16 without amp_level takes 157 ms). With precision None the vector unit multiplies
-        float32.
+        float32. A cube that has float32 multiplies it under O0 and None.
         """
         backward = kernel.phase == "backward"
         writes_gradient = backward and node.outputs[0] in self.phases.gradients
         if kind == "conv":
             cost_class, work = measure_convolution(self.graph, node, self.phases, backward)
             layouts: tuple[Layout, Layout] = ("NC1HWC0", "FRACTAL_Z")
+            if self.keeps_float32 and all(self.dtypes[i] == "float32" for i in node.inputs):
+                work = replace(work, dtype="float32")
         else:
             cost_class = "matmul"
             traced = {self.dtypes[index] for index in node.inputs}
-            is_float32 = self.options.precision is None and "float32" in traced
+            keeps_types = self.options.precision is None or self.keeps_float32
+            is_float32 = keeps_types and "float32" in traced
             work = measure_matmul(self.graph, node, "float32" if is_float32 else "float16")
-            layouts = ("FRACTAL_NZ", "FRACTAL_NZ")
+            layouts = (self.matrix_layout, self.matrix_layout)
         values = [self.alias[index] for index in node.inputs]
-        if work.dtype == "float32":
+        if work.dtype == "float32" and kind == "matmul":
             reads = list(map(self.buffers.get, values))
         else:
             reads = [
@@ -351,7 +368,7 @@ class _Lowering:
             kernel, TYPES[cost_class], cost_class, tuple(dict.fromkeys(reads)), writes,
             engine="cube", cube=work, fused=(node.primitive,),
         )  # fmt: skip
-        if writes_gradient and kind == "matmul":
+        if writes_gradient and kind == "matmul" and self.matrix_layout != "ND":
             self.inserted.convert_gradient(node.outputs[0], kernel)
 
     def _reorder_operand(self, kernel: Kernel, node: Node, side: int, buffer: int) -> int:

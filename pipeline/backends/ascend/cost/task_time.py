@@ -9,6 +9,7 @@ gather. Each class has one fitted rate. Forms and constants are fitted to kernel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pipeline.backends.ascend.chip.hardware import Hardware
 from pipeline.backends.ascend.chip.tasks import (
@@ -75,9 +76,11 @@ def _price_task(
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
     # The rate applies to a cube product's compute alone, else to all of the work.
-    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task):
+    all_cores = hw.vector_cores_count
+    if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task, hw):
         work = _price_cube(index, task, task.cube, traffic, context, entry.rate)
-    elif task.cube and runs_on_vector(task):
+        all_cores = hw.ai_cores_count
+    elif task.cube and runs_on_vector(task, hw):
         work = price_vector_product(task.cube, hw)
     else:
         if task.cube and task.cost_class in DEPTHWISE_CLASSES:
@@ -85,7 +88,7 @@ def _price_task(
         else:
             work = price_vector_work(task, traffic, context)
         work = Work(work.us / entry.rate, work.bound, work.cores)
-    floor_us = compute_floor_us(work.cores, hw)
+    floor_us = compute_floor_us(work.cores / all_cores, hw)
     roofline_us = compute_roofline_us(task, traffic, hw)
     bound: TaskBound = "floor" if floor_us > work.us else work.bound
     return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
@@ -100,22 +103,27 @@ def compute_roofline_us(task: Task, traffic: Traffic, hw: Hardware) -> float:
     spilt_bytes = traffic.hbm_bytes + max(traffic.write_bytes - hw.l2_mib * 2**20, 0)
     l2_bytes_per_cycle = hw.l2_read_bytes_per_cycle + hw.l2_write_bytes_per_cycle
     l2_bytes_per_us = hw.ai_cores_count * hw.ai_core_clock_mhz * l2_bytes_per_cycle
+    peak_macs_per_us = hw.peak_fp16_macs_per_us
+    if task.cube and task.cube.dtype == "float32" and hw.cube_fp32_macs_per_cycle:
+        peak_macs_per_us *= hw.cube_fp32_macs_per_cycle / hw.cube_fp16_macs_per_cycle
     return max(
-        macs / hw.peak_fp16_macs_per_us,
+        macs / peak_macs_per_us,
         spilt_bytes / (max(hw.hbm_nominal_gb_per_s, hw.hbm_sustained_gb_per_s) * 1e3),
         (traffic.read_bytes + traffic.write_bytes) / l2_bytes_per_us,
     )
 
 
-def compute_floor_us(cores: float, hw: Hardware) -> float:
-    """Return the time of an empty kernel, interpolated between one core and all cores."""
+def compute_floor_us(share: float, hw: Hardware) -> float:
+    """Return the time of an empty kernel on a share of all cores, between one core and all."""
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
-    return hw.task_floor_one_core_us + span_us * min(cores / hw.ai_cores_count, 1.0)
+    return hw.task_floor_one_core_us + span_us * min(share, 1.0)
 
 
-def runs_on_vector(task: Task) -> bool:
-    """Return whether the cube lacks a product's type. Convolutions are cast for the cube."""
+def runs_on_vector(task: Task, hw: Hardware) -> bool:
+    """Return whether the cube lacks a product's type. Convolutions are cast for such a cube."""
     if task.cube is None or task.cost_class != "matmul":
+        return False
+    if task.cube.dtype == "float32" and hw.cube_fp32_macs_per_cycle:
         return False
     return task.cube.dtype in ("float32", "float64", "int32", "int64")
 
@@ -127,7 +135,7 @@ def _price_cube(
 
     A weight gradient may be faster in equal parts of the images, one after the other.
     """
-    product = to_product(task, work, context.buffers)
+    product = to_product(task, work, context.buffers, context.hw)
     if task.cost_class == "conv_kernel_grad" and work.batch == 1:
         # The first layer's weight gradient is slower than its padding explains.
         has_few_channels = work.m // work.taps < CHANNEL_BLOCK
@@ -163,9 +171,14 @@ def _price_choice(choice: TileChoice, traffic: Traffic, context: CostContext, ra
     return Work(cycles / clock, max(stages)[1], float(choice.rows[row, :4].prod()))
 
 
-def to_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...]) -> Product:
-    """Return a cube task in fractals, with its output's element size and number of images."""
+def to_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...], hw: Hardware) -> Product:
+    """Return a cube task in fractals, with its output's element size and number of images.
+
+    A cube without float32 multiplies float16.
+    """
     out_bytes = item_bytes(buffers[task.writes[0]].dtype) if task.writes else 2
     shapes = [buffers[index].shape for index in task.reads]
     images = max((shape[0] for shape in shapes if len(shape) >= 3), default=1)
+    if not hw.cube_fp32_macs_per_cycle:
+        work = replace(work, dtype="float16")
     return pad_product(work, task.cost_class, out_bytes, images)

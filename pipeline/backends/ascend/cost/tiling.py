@@ -36,6 +36,7 @@ class Product:
     `expansion` is the factor by which im2col makes the left operand larger than it is in memory.
     `out_bytes` is the size of an element of the output. `images` is the number of images that a
     weight gradient sums over; 0 for other products. The vendor may split its depth by images.
+    A fractal of float32 has 16 x 8 numbers, half the depth.
     """
 
     batch: int
@@ -45,6 +46,7 @@ class Product:
     expansion: float
     out_bytes: int
     images: int = 0
+    float32: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,16 @@ def pad_product(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int
     multiply the zeros.
     `images` is the batch size, which a weight gradient sums over.
     """
-    m, k, n = map(_count_blocks, (work.m, work.k, work.n))
+    float32 = work.dtype == "float32"
+    depth = EDGE // 2 if float32 else EDGE
+    m, n = map(_count_blocks, (work.m, work.n))
+    k = _count_blocks(work.k, depth)
     reuse = max(work.taps / work.stride, 1.0)
     if cost_class == "conv_kernel_grad":
         m = work.taps * _count_blocks(work.m // work.taps)
-        return Product(work.batch, m, k, n, reuse, 4, max(images, 1))
+        return Product(work.batch, m, k, n, reuse, 4, max(images, 1), float32)
     if cost_class in ("conv", "conv_input_grad"):
-        k = work.taps * _count_blocks(work.k // work.taps)
+        k = work.taps * _count_blocks(work.k // work.taps, depth)
     if cost_class == "conv_input_grad":
         # A strided 1 x 1 convolution reads only some of the rows.
         share = work.macs / (work.batch * work.m * work.k * work.n)
@@ -83,11 +88,11 @@ def pad_product(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int
         rows = max(math.ceil(work.m * share), 1) if strided else work.m
         m = _count_blocks(rows)
         reuse = max(rows * work.taps * work.stride / work.m, 1.0)
-    return Product(work.batch, m, k, n, reuse, out_bytes)
+    return Product(work.batch, m, k, n, reuse, out_bytes, float32=float32)
 
 
-def _count_blocks(length: int) -> int:
-    return max(-(-length // EDGE), 1)
+def _count_blocks(length: int, edge: int = EDGE) -> int:
+    return max(-(-length // edge), 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +211,9 @@ def compute_stage_cycles(
     passes_n = np.ceil(n / block_n)
     depth = _compute_tile_depth(hw, np.minimum(m, block_m), np.minimum(n, block_n))
     start_cycles = passes_m * passes_n * np.ceil(k / depth) * MAD_HEAD_CYCLES
-    cube = m * k * n * EDGE**3 / hw.cube_fp16_macs_per_cycle + start_cycles
+    fractal_macs = EDGE**3 / (2 if product.float32 else 1)
+    rate = hw.cube_fp32_macs_per_cycle if product.float32 else hw.cube_fp16_macs_per_cycle
+    cube = m * k * n * fractal_macs / rate + start_cycles
     a_bytes = m * k * FRACTAL_BYTES
     b_bytes = k * n * FRACTAL_BYTES
     load = (

@@ -25,9 +25,6 @@ from pipeline.core.host.item_sizes import item_bytes
 BLOCK_BYTES = 32
 """The unit of a transfer between memory and a core's buffers (CANN's platform file)."""
 
-UNIFIED_BUFFER_BYTES = 256 * 1024
-"""The vector unit's buffer of a core (CANN's platform file)."""
-
 BIAS_CHANNELS_PER_CORE = 8
 """Float32 sums in a block of 32 bytes."""
 
@@ -83,7 +80,7 @@ def price_vector_product(work: CubeWork, hw: Hardware) -> Work:
     The trace of 2020 has products of 2 rows on one core and products of 4096 rows on all cores.
     """
     parts = work.batch * math.ceil(work.m / CHANNEL_BLOCK)
-    cores = min(hw.ai_cores_count, parts)
+    cores = min(hw.vector_cores_count, parts)
     macs = math.ceil(parts / cores) * min(work.m, CHANNEL_BLOCK) * work.k * work.n
     return Work(macs / (hw.fp32_matmul_gmacs_per_s * 1e3), "vector", cores)
 
@@ -95,7 +92,7 @@ def price_depthwise(work: CubeWork, traffic: Traffic, context: CostContext) -> W
     """
     lane_bytes = work.macs * item_bytes(work.dtype)
     lanes_us = lane_bytes / (context.hw.vector_bytes_per_us * context.constants.vector_rate)
-    return _join_traffic(lanes_us, traffic, context, context.hw.ai_cores_count)
+    return _join_traffic(lanes_us, traffic, context, context.hw.vector_cores_count)
 
 
 def _join_traffic(vector_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
@@ -122,7 +119,8 @@ def _compute_lanes_us(task: Task, context: CostContext) -> float:
     """Return the microseconds of the vector unit's lanes.
 
     Divisions, roots and exponentials are computed in float32, with conversions of float16: in the
-    trace of 2023 dividing 4.9 million float16 takes 48 us, subtracting them takes 21 us.
+    trace of 2023 dividing 4.9 million float16 takes 48 us, subtracting them takes 21 us. The vector
+    unit has no arithmetic in bfloat16, and computes it in float32 (Ascend C's API, Add and Mul).
     """
     work = task.vector
     constants = context.constants
@@ -132,7 +130,7 @@ def _compute_lanes_us(task: Task, context: CostContext) -> float:
     nbytes = max(item_bytes(work.dtype), FLOAT16_BYTES)
     if task.cost_class in ("bn_reduce", "bn_update"):
         passes = min(passes, NORMALISATION_PASSES)
-    elif work.heavy and nbytes == FLOAT16_BYTES:
+    elif nbytes == FLOAT16_BYTES and (work.heavy or work.dtype == "bfloat16"):
         passes += CONVERSIONS
         nbytes = 2 * FLOAT16_BYTES
     lane_bytes = work.elements * nbytes * passes
@@ -141,7 +139,7 @@ def _compute_lanes_us(task: Task, context: CostContext) -> float:
 
 def _count_cores(traffic: Traffic, context: CostContext) -> float:
     cores = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / context.constants.core_bytes)
-    return min(context.hw.ai_cores_count, max(cores, 1))
+    return min(context.hw.vector_cores_count, max(cores, 1))
 
 
 def _price_chunks(chunks: float, cores: float, chunk_cycles: float, hw: Hardware) -> VectorTime:
@@ -185,8 +183,8 @@ def count_bias_cores(channels: int, images: int, segment_bytes: float, hw: Hardw
     clears. Planes that don't fit a core's buffer twice are split too.
     """
     by_channel = math.ceil(channels / BIAS_CHANNELS_PER_CORE)
-    splits_planes = segment_bytes % BLOCK_BYTES == 0 or segment_bytes > UNIFIED_BUFFER_BYTES / 2
-    return min(hw.ai_cores_count, by_channel * images if splits_planes else by_channel)
+    splits_planes = segment_bytes % BLOCK_BYTES == 0 or segment_bytes > hw.ub_kib * 1024 / 2
+    return min(hw.vector_cores_count, by_channel * images if splits_planes else by_channel)
 
 
 def _price_reduce(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
@@ -203,7 +201,7 @@ def _price_reduce(task: Task, traffic: Traffic, context: CostContext) -> VectorT
     sums = math.prod(context.buffers[task.writes[0]].shape)
     if sums != planes or math.prod(source.shape) == sums:
         return _price_stream(task, traffic, context)
-    return _price_segments(planes, min(context.hw.ai_cores_count, planes), traffic, context)
+    return _price_segments(planes, min(context.hw.vector_cores_count, planes), traffic, context)
 
 
 def _price_pool(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
@@ -222,7 +220,7 @@ def _price_pool(task: Task, traffic: Traffic, context: CostContext) -> VectorTim
         cycles = constants.pool_grad_block_cycles + taps * constants.pool_grad_tap_cycles
     else:
         cycles = constants.pool_block_cycles + taps * constants.pool_tap_cycles
-    return _price_chunks(blocks, min(context.hw.ai_cores_count, blocks), cycles, context.hw)
+    return _price_chunks(blocks, min(context.hw.vector_cores_count, blocks), cycles, context.hw)
 
 
 def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
@@ -236,7 +234,7 @@ def _price_picked_rows(task: Task, traffic: Traffic, context: CostContext) -> Ve
     constants = context.constants
     is_gather = task.cost_class == "gather"
     cycles = constants.gather_row_cycles if is_gather else constants.scatter_row_cycles
-    return _price_chunks(rows, min(context.hw.ai_cores_count, rows), cycles, context.hw)
+    return _price_chunks(rows, min(context.hw.vector_cores_count, rows), cycles, context.hw)
 
 
 def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:
@@ -252,7 +250,7 @@ def _price_copy(task: Task, traffic: Traffic, context: CostContext) -> VectorTim
         are_matrices = len(source.shape) == len(part.shape) == 2 and source.layout == "ND"
         if are_matrices and part.shape[1] < source.shape[1] and part.shape[0]:
             rows = part.shape[0]
-            cores = min(context.hw.ai_cores_count, rows)
+            cores = min(context.hw.vector_cores_count, rows)
             return _price_chunks(rows, cores, context.constants.slice_row_cycles, context.hw)
     return _price_stream(task, traffic, context)
 

@@ -18,7 +18,6 @@ from pipeline.backends.ascend.chip.options import (
     Mode,
     OptionError,
     Precision,
-    Software,
     StepOptions,
     TuneMode,
     check_count,
@@ -58,7 +57,7 @@ class PriceOptions(TypedDict, total=False):
     precision: Precision | None
     keep_batchnorm_fp32: bool
     mode: Mode | None
-    software: Software | None
+    software: str | None
     sink_size: int
     devices: int
     all_reduce_fusion: Iterable[int] | None
@@ -86,7 +85,8 @@ def price(
     `jax.ShapeDtypeStruct`s: nothing is computed. `batch` is the batch of one device. `parameters`
     returns the trained leaves of a state (default: the float leaves that the loss reads and the
     step changes). `hardware` names a chip in conf/device, or is the path of a chip's YAML file.
-    `software` is MindSpore's graph mode by default. Eager stacks run `op_by_op`.
+    `software` is MindSpore's graph mode by default, and may have a version (`pytorch_eager@1.8`).
+    Eager stacks run `op_by_op`.
     `keep_batchnorm_fp32` keeps batch normalisation in float32 under O2, MindSpore's default.
 
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
@@ -175,7 +175,7 @@ class Pricing:
         self.exchange_bytes = exchange_bytes
         self.chip = chip
         self.calibration = calibration or load_calibration()
-        self._shared = traced.get_results((chip.hardware, chip.dtypes), self.calibration)
+        self._shared = traced.get_results((chip.hardware, chip.dtypes, chip.core), self.calibration)
         self._tuned_tasks: dict[Any, tuple[TaskGraph, tuple[TaskTime, ...]]] = {}
         self._tuned: dict[Any, TuneResult] = {}
 
@@ -186,7 +186,7 @@ class Pricing:
         for mode in MODES:
             # A mode that the device can't run the step in is left out.
             with suppress(OptionError):
-                changed = replace(config, mode=mode, software=None)
+                changed = _change_mode(config, mode)
                 modes[mode] = step if mode == config.mode else self.price_step(changed)
         return Report(
             **{field.name: getattr(step, field.name) for field in fields(PricedStep)},
@@ -224,8 +224,10 @@ class Pricing:
                     config.precision,
                     by_op=config.mode == "op_by_op",
                     strict=config.strict,
-                    without=config.without,
+                    without=config.without | config.stack.missing_fusions,
                     keep_batchnorm_fp32=config.keep_batchnorm_fp32,
+                    core=self.chip.core,
+                    cube_float32=self.chip.hardware.cube_fp32_macs_per_cycle > 0,
                 )
             for buffer in graph.buffers:
                 if buffer.dtype not in self.chip.dtypes and not buffer.dtype.startswith("key"):
@@ -272,7 +274,8 @@ class Pricing:
         by_op = config.mode == "op_by_op"
         tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
         norms = config.keep_batchnorm_fp32
-        return (config.precision, by_op, config.strict, config.without, tuning, norms)
+        without = config.without | config.stack.missing_fusions
+        return (config.precision, by_op, config.strict, without, tuning, norms)
 
     def make_step_options(self, config: ExecutionConfig) -> StepOptions:
         """Return the scheduler's options."""
@@ -281,7 +284,7 @@ class Pricing:
         rate = None
         if config.host_workers is not None and pixels is not None:
             rate = compute_images_per_s(config.host_workers, pixels, config.devices, hardware)
-        torch = config.software == "pytorch_eager"
+        torch = config.stack.name == "pytorch_eager"
         return StepOptions(
             mode=config.mode,
             sink_size=config.sink_size,
@@ -309,8 +312,9 @@ class Pricing:
         """Return the memory plan, which is the same for `graph_sink` and `loop_sink`."""
         by_op = config.mode == "op_by_op"
         norms = config.keep_batchnorm_fp32
+        without = config.without | config.stack.missing_fusions
         owners = config.devices if config.shares_state else 1
-        key = (config.precision, by_op, config.without, config.devices > 1, norms, owners)
+        key = (config.precision, by_op, without, config.devices > 1, norms, owners)
         if key not in self._shared.memory:
             graph, _ = self.tasks(config)
             hardware = self.chip.hardware
@@ -328,6 +332,12 @@ class Pricing:
         hardware = replace(self.chip.hardware, **figures)
         chip = replace(self.chip, hardware=hardware)
         return Pricing(self.traced, chip, self.calibration, self.exchange_bytes)
+
+
+def _change_mode(config: ExecutionConfig, mode: Mode) -> ExecutionConfig:
+    """Return the options of another launch mode: MindSpore's, of the same version in a graph."""
+    is_graph = mode != "op_by_op" and not config.stack.is_eager
+    return replace(config, mode=mode, software=config.software if is_graph else None)
 
 
 def _uses_tuning(config: ExecutionConfig) -> bool:

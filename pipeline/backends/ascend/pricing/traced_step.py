@@ -15,7 +15,7 @@ import jax
 from pipeline.backends.ascend.chip.options import Precision
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.compiler.phases import Signature
-from pipeline.backends.ascend.compiler.primitives import classify_primitive, load_patterns
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.ascend.compiler.tasks_from_kernels import LoweringOptions, lower
 from pipeline.backends.ascend.cost.efficiency import Calibration
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
@@ -84,21 +84,11 @@ class TracedStep:
                 return sides[0] * sides[1]
         return None
 
-    def tasks(
-        self,
-        precision: Precision | None,
-        *,
-        by_op: bool = False,
-        strict: bool = False,
-        without: frozenset[str] = frozenset(),
-        keep_batchnorm_fp32: bool = False,
-    ) -> TaskGraph:
-        """Return the tasks of the step; `without` names fusions to skip."""
-        key = (precision, by_op, strict, without, keep_batchnorm_fp32)
+    def tasks(self, precision: Precision | None, **options: Any) -> TaskGraph:
+        """Return the tasks of the step. `options` are other fields of `LoweringOptions`."""
+        key = LoweringOptions(precision, **options)
         if key not in self._lowered:
-            patterns = load_patterns().without(without)
-            options = LoweringOptions(precision, patterns, by_op, strict, keep_batchnorm_fp32)
-            self._lowered[key] = lower(self.graph, self.signature, options)
+            self._lowered[key] = lower(self.graph, self.signature, key)
         return self._lowered[key]
 
 

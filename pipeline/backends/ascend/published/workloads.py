@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
@@ -18,7 +19,8 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
-from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision, Software
+from pipeline.backends.ascend.chip.options import ExecutionConfig, Mode, Precision
+from pipeline.backends.ascend.chip.software import load_stacks
 from pipeline.backends.ascend.cost.efficiency import GROUPS, Calibration, calibrate_with
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import (
@@ -27,6 +29,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
     pause_garbage_collection,
     trace_step,
 )
+from pipeline.backends.ascend.published.convnext import ConvNeXt
 from pipeline.backends.ascend.published.dbnet import dbnet
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
@@ -43,9 +46,14 @@ from pipeline.training.state import StepConfig
 from pipeline.training.step import make_train_step, make_update_only_step
 
 PUBLISHED = Path(__file__).with_name("published.csv")
+ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
+"""Steps on an Atlas A2, which no fit reads."""
 
 BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
 """Framework of the rows with batch normalisation in float32 under O2: MindCV's recipes."""
+
+VERSION = re.compile(r"(?:MindSpore |PyTorch |branch r)(\d+\.(?:\d+|x))")
+"""The version in a row's framework; MindSpore 2.x is priced as 2.0."""
 
 Quality = Literal["device", "at_most", "pair"]
 """Meaning of a row's time. `device`: the device's time. `at_most`: an upper bound of the
@@ -197,8 +205,18 @@ def _trace_text_detector(row: Published) -> TracedStep:
     return trace_module(network, loss, shape, labels, row.classes)
 
 
+def _trace_convnext(row: Published) -> TracedStep:
+    """Return a step of ConvNeXt-T with Adam."""
+    adam = Adam(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
+    loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
+    shape = (row.batch, row.pixels, row.pixels, 3)
+    labels = jax.ShapeDtypeStruct((row.batch,), jnp.int32)
+    return trace_module(ConvNeXt(row.classes), loss, shape, labels, row.classes, adam)
+
+
 SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
     "wide_deep": _trace_wide_deep,
+    "convnext_tiny": _trace_convnext,
     "dbnet_resnet18": _trace_text_detector,
     "dbnet_resnet50": _trace_text_detector,
     "dbnet_mobilenet_v3_large": _trace_text_detector,
@@ -233,10 +251,13 @@ def configure_row(row: Published) -> ExecutionConfig:
 
     TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
     """
-    software: Software = "mindspore_graph"
+    name = "mindspore_graph"
     if row.mode == "op_by_op":
         torch = row.framework.startswith("PyTorch")
-        software = "pytorch_eager" if torch else "mindspore_eager"
+        name = "pytorch_eager" if torch else "mindspore_eager"
+    found = VERSION.search(row.framework)
+    version = found[1].replace("x", "0") if found else ""
+    software = f"{name}@{version}" if version in load_stacks()[name] else name
     return ExecutionConfig(
         row.precision,
         row.mode,

@@ -42,11 +42,11 @@ def _load_formulas() -> dict[str, KernelFormula]:
 FORMULAS = _load_formulas()
 
 
-def find_formula(task: Task) -> KernelFormula:
+def find_formula(task: Task, hw: Hardware) -> KernelFormula:
     """Return the formula of a task's price."""
     name: str = task.cost_class
     if name in CUBE_CLASSES:
-        name = "float32_product" if runs_on_vector(task) else "product"
+        name = "float32_product" if runs_on_vector(task, hw) else "product"
     elif name in DEPTHWISE_CLASSES:
         name = "depthwise"
     return FORMULAS.get(name, FORMULAS["stream"])
@@ -81,6 +81,8 @@ class ExplainedTask:
     log_sd: float
     provenance: str
     source: str
+    inserted: bool
+    """Whether the compiler inserted the kernel, as in `Task.is_inserted`."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,17 @@ class LayerExplanation:
             f"MODELLED: {self.layer} takes {self.us / 1e3:.3f} ms, {self.share:.1%} of all layers, "
             f"in {len(self.tasks)} tasks"
         )
+        inserted = [task for task in self.tasks if task.inserted]
+        if inserted:
+            yield (
+                f"the compiler inserted {len(inserted)} of them, which take "
+                f"{sum(task.us for task in inserted) / 1e3:.3f} ms"
+            )
         explained: set[str] = set()
         for task in sorted(self.tasks, key=lambda task: -task.us):
             yield ""
-            yield f"{task.type} ({task.phase}): {task.us:.1f} us, bound by {task.bound}"
+            origin = ", inserted" if task.inserted else ""
+            yield f"{task.type} ({task.phase}{origin}): {task.us:.1f} us, bound by {task.bound}"
             yield f"  at peak rates {task.roofline_us:.1f} us"
             yield from _wrap_lines(f"formula: {task.formula}")
             yield from _wrap_lines(
@@ -136,7 +145,7 @@ def explain_task(
     calibration: Calibration,
 ) -> ExplainedTask:
     """Return the terms of a task's price. `sources` are the sources of figures, by name."""
-    formula = find_formula(task)
+    formula = find_formula(task, hardware)
     entry = calibration.efficiency.classes[task.cost_class]
     constants = calibration.efficiency.constants
     source = entry.source
@@ -165,13 +174,20 @@ def explain_task(
         log_sd=entry.log_sd,
         provenance=entry.provenance,
         source=source,
+        inserted=task.is_inserted,
     )
 
 
 def list_interval_sources(
-    class_spread: float, calibration: Calibration
+    class_spread: float,
+    calibration: Calibration,
+    hardware: Hardware,
+    sources: Mapping[str, str],
 ) -> tuple[SourcedNumber, ...]:
     """Return the spreads that make the interval of a step."""
+    name = "other_chip_spread_ratio"
+    ratio = hardware.other_chip_spread_ratio
+    other_chip = SourcedNumber("spread from chip to chip", ratio, sources.get(name, ""))
     return (
         SourcedNumber(
             "spread of the classes",
@@ -183,6 +199,7 @@ def list_interval_sources(
             calibration.log_sd,
             "published steps of families that the fit left out",
         ),
+        *((other_chip,) if ratio else ()),
         SourcedNumber(
             "scale", calibration.interval_scale, "makes an 80 % interval cover 80 % of those steps"
         ),

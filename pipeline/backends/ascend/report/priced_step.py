@@ -43,6 +43,18 @@ class TaskCost:
     bound: str
     provenance: str
     repeat: int
+    inserted: bool
+    """Whether the compiler inserted the task, as in `Task.is_inserted`."""
+
+
+@dataclass(frozen=True)
+class InsertedTime:
+    """Time in us of the inserted tasks of one op type, their number, and their share of a step."""
+
+    type: str
+    us: float
+    share: float
+    tasks: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,12 @@ class PricedStep:
     @cached_property
     def interval_ms(self) -> tuple[float, float]:
         """The 80 % interval of `step_ms`: one true time in ten is below it, one in ten above it."""
-        low, high = compute_interval(self.graph, self.times, self.timeline, self.calibration)
+        spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
+        low, high = compute_interval(
+            self.timeline.step_us,
+            math.hypot(spread, self.hardware.other_chip_spread_ratio),
+            self.calibration,
+        )
         return low / 1e3, high / 1e3
 
     @property
@@ -150,9 +167,23 @@ class PricedStep:
                 time.bound,
                 time.provenance,
                 task.repeat,
+                task.is_inserted,
             )
             for task, time in zip(self.graph.tasks, self.times, strict=True)
         )
+
+    @cached_property
+    def inserted(self) -> tuple[InsertedTime, ...]:
+        """Conversions and MemSets that the compiler inserted, by op type, slowest first."""
+        type_us: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        for task in self.tasks:
+            if task.inserted:
+                type_us[task.type] += task.us
+                counts[task.type] += task.repeat
+        ordered = sorted(type_us.items(), key=lambda item: (-item[1], item[0]))
+        step_us = self.timeline.step_us
+        return tuple(InsertedTime(name, us, us / step_us, counts[name]) for name, us in ordered)
 
     @cached_property
     def shares(self) -> Mapping[Kind, float]:
@@ -197,7 +228,9 @@ class PricedStep:
                 for task, time in zip(self.graph.tasks, self.times, strict=True)
                 if name_layer(task) == layer
             ),
-            interval_sources=list_interval_sources(spread, self.calibration),
+            interval_sources=list_interval_sources(
+                spread, self.calibration, self.hardware, self.sources
+            ),
         )
 
     @cached_property
@@ -215,19 +248,19 @@ class PricedStep:
 
 
 def compute_interval(
-    graph: TaskGraph, times: Sequence[TaskTime], timeline: Timeline, calibration: Calibration
+    step_us: float, spread: float, calibration: Calibration
 ) -> tuple[float, float]:
     """Return the 80 % interval of a step in us, log-normal around the modelled time.
 
-    The error of a class is common to all its kernels, errors of classes are independent. The spread
-    of published steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
+    The error of a class is common to all its kernels, errors of classes are independent: `spread`
+    is their log standard deviation, with that of a chip that the fit didn't see. The spread of
+    published steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
     interval covers 80 % of the published steps of families that the fit left out.
     """
-    spread = math.hypot(
-        compute_class_spread(graph, times, timeline, calibration), calibration.log_sd
+    factor = math.exp(
+        NORMAL_90 * math.hypot(spread, calibration.log_sd) * calibration.interval_scale
     )
-    factor = math.exp(NORMAL_90 * spread * calibration.interval_scale)
-    return timeline.step_us / factor, timeline.step_us * factor
+    return step_us / factor, step_us * factor
 
 
 def compute_class_spread(

@@ -109,6 +109,8 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
         f"  step       {report.step_ms:,.2f} ms, 80 % interval {low:,.2f} to {high:,.2f} ms; "
         f"{report.samples_per_s:,.0f} {_name_unit(report)}"
     )
+    if report.hardware.other_chip_spread_ratio:
+        yield "             wide, as the fit has no kernel and no step of this chip"
     if steps is not None:
         yield f"  whole run  {steps:,} steps in {_format_duration(report.step_ms * steps / 1e3)}"
     yield f"  limit      {report.bound}: {LIMITS[report.bound]}"
@@ -148,6 +150,9 @@ def _format_shares(report: Report) -> Iterator[str]:
     first, *further = (line.replace(NO_BREAK_SPACE, " ") for line in lines)
     yield f"  shares     {first}"
     yield from (" " * 13 + line for line in further)
+    inserted = [f"{time.tasks:,} {time.type} {time.share:.1%}" for time in report.inserted]
+    if inserted:
+        yield f"  inserted   {', '.join(inserted)}"
     if report.communication is not None:
         yield f"  all-reduce {report.communication}"
     trace = report.iteration

@@ -147,10 +147,10 @@ def tune(
     keys: dict[int, str] = {}
     objectives: dict[str, Objective] = {}
     outcomes: dict[str, _Outcome] = {}
-    for index in find_tunable_tasks(graph):
+    for index in find_tunable_tasks(graph, hw):
         task = graph.tasks[index]
         assert task.cube is not None
-        product = to_product(task, task.cube, graph.buffers)
+        product = to_product(task, task.cube, graph.buffers, hw)
         key = make_bank_key(task, product, hw)
         keys[index] = key
         if key not in outcomes:
@@ -226,12 +226,14 @@ def _tune_product(
     return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
 
 
-def find_tunable_tasks(graph: TaskGraph) -> tuple[int, ...]:
+def find_tunable_tasks(graph: TaskGraph, hw: Hardware) -> tuple[int, ...]:
     """Return the indices of the tasks that the cube runs."""
     return tuple(
         index
         for index, task in enumerate(graph.tasks)
-        if task.cube is not None and task.cost_class in CUBE_CLASSES and not runs_on_vector(task)
+        if task.cube is not None
+        and task.cost_class in CUBE_CLASSES
+        and not runs_on_vector(task, hw)
     )
 
 
@@ -242,7 +244,8 @@ def make_bank_key(task: Task, product: Product, hw: Hardware) -> str:
     p = product
     shape = f"{p.batch}x{p.m}x{p.k}x{p.n}"
     operators = f"{task.cost_class} [{', '.join((task.type, *task.fused))}]"
-    return f"{operators} {shape} /{p.expansion:g} out{p.out_bytes} images{p.images} core{chip}"
+    types = f"out{p.out_bytes}{' float32' * p.float32}"
+    return f"{operators} {shape} /{p.expansion:g} {types} images{p.images} core{chip}"
 
 
 def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:

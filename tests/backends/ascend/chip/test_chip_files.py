@@ -15,7 +15,7 @@ from pipeline.backends.ascend.chip.chip_files import DEVICES, ChipError, load_ch
 from pipeline.backends.ascend.chip.hardware import FIGURES, extract_hardware, find_unit
 from pipeline.stages.record.recorded_recipe import read_recorded_recipe
 
-SHIPPED = ["ascend910", "ascend910_30core", "ascend910_proa"]
+SHIPPED = ["ascend910", "ascend910_30core", "ascend910_proa", "atlas_a2"]
 FIGURE = {"value": 2.0, "source": "a data sheet", "confidence": "stated"}
 
 
@@ -38,7 +38,7 @@ def problems(file: Path | str) -> list[str]:
 def test_every_figure_of_a_shipped_chip_has_its_source(name: str) -> None:
     chip = load_chip(name)
     assert all(len(getattr(chip, figure).source) > 4 for figure in FIGURES)
-    assert extract_hardware(chip).hbm_gib == 32
+    assert extract_hardware(chip).hbm_gib == (64 if name == "atlas_a2" else 32)
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -69,7 +69,8 @@ def test_the_variants_differ_in_their_cores_alone() -> None:
     )
     assert (base.ai_cores_count, base.ai_core_clock_mhz) == (32, 1000)
     assert proa == replace(base, ai_core_clock_mhz=1100)
-    assert small == replace(base, ai_cores_count=30, ai_core_clock_mhz=900)
+    cores = {"ai_cores_count": 30, "vector_cores_count": 30}
+    assert small == replace(base, **cores, ai_core_clock_mhz=900)
     assert load_chip("ascend910_proa").chip == "Ascend 910 ProA"
 
 
@@ -162,6 +163,11 @@ CASES = {
         "l2_mib.confidence = very: must be 'measured', 'stated', 'derived' or 'assumed'",
     ),
     "empty source": ({"l2_mib": {"source": ""}}, "l2_mib.source = "),
+    "kind of core": ({"core": "shared"}, "core = shared: must be 'joined' or 'split'"),
+    "a key within a figure": (
+        {"l2_mib": {"sources": "INI-A"}},
+        "l2_mib.sources = INI-A: there is no such key; did you mean l2_mib.source?",
+    ),
     "nothing to compute in": ({"dtypes": []}, "dtypes = []: "),
 }
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import jax
 import pytest
 
 from pipeline.backends.ascend import price
 from pipeline.backends.ascend.chip.options import OptionError
 from tests.backends.ascend.compiler.test_fusion import convolutional
-from tests.backends.ascend.steps import macs, nbytes
+from tests.backends.ascend.steps import gradient_step, macs, nbytes, of
 
 
 def test_normalisation_works_on_float32_and_products_on_float16() -> None:
@@ -34,6 +36,23 @@ def test_gradients_are_cast_on_the_way_in_and_out() -> None:
     backward = Counter(task.type for task in graph.tasks if task.phase == "backward")
     assert backward["Cast"] == 4
     assert backward["FusedDbnDw"] == 0
+
+
+def test_layer_norm_is_in_mindspores_list_too() -> None:
+    def forward(weights: Any, x: Any) -> Any:
+        hidden = x @ weights
+        centred = hidden - hidden.mean(-1, keepdims=True)
+        scale = jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+        return (centred * scale) @ weights
+
+    traced = gradient_step(forward, of(256, 256), of(512, 256))
+    graph = traced.tasks("O2", keep_batchnorm_fp32=True)
+    norms = [task for task in graph.tasks if task.type.startswith("LayerNorm")]
+    assert {task.phase for task in norms} == {"forward", "backward"}
+    for task in norms:
+        maps = [graph.buffers[i] for i in (*task.reads, *task.writes)]
+        assert {buffer.dtype for buffer in maps if buffer.shape == (512, 256)} == {"float32"}
+    assert len(graph.tasks) > len(traced.tasks("O2").tasks)
 
 
 def test_the_option_is_a_switch() -> None:

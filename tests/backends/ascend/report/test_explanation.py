@@ -27,6 +27,28 @@ def test_a_layer_is_explained_by_formulas_figures_and_their_sources() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_conversions_of_a_layer_are_named_apart() -> None:
+    found = price(step, WEIGHTS, BATCH).explain("layer")
+    inserted = [task for task in found.tasks if task.inserted]
+    assert {task.type for task in inserted} >= {"TransData", "Cast"}
+    assert {task.type for task in found.tasks if not task.inserted}.isdisjoint(
+        {"TransData", "Cast"}
+    )
+    assert f"the compiler inserted {len(inserted)} of them, which take " in str(found)
+    assert "TransData (forward, inserted): " in str(found)
+
+
+def test_a_chip_that_no_fit_has_seen_is_named_as_a_source_of_the_interval() -> None:
+    report = price(step, WEIGHTS, BATCH, hardware="atlas_a2")
+    fitted = price(step, WEIGHTS, BATCH)
+    names = [number.name for number in report.explain("layer").interval_sources]
+    assert names[2] == "spread from chip to chip"
+    assert "wide, as the fit has no kernel and no step of this chip" in str(report)
+    assert "no step of this chip" not in str(fitted)
+    widths = [step.interval_ms[1] / step.interval_ms[0] for step in (report, fitted)]
+    assert widths[0] > 1.2 * widths[1]
+
+
 def test_every_class_of_kernels_has_a_formula_of_figures_that_exist() -> None:
     report = price(step, WEIGHTS, BATCH, precision=None)
     assert all(str(report.explain(cost.layer)) for cost in report.layers)

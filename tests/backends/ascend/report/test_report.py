@@ -39,6 +39,18 @@ def test_shares_and_iteration_add_up_to_the_step(report: Report) -> None:
     )
 
 
+def test_inserted_conversions_are_apart_from_the_network(report: Report) -> None:
+    assert {time.type for time in report.inserted} == {"Cast", "TransData", "MemSet"}
+    inserted = [task for task in report.tasks if task.inserted]
+    assert sum(time.us for time in report.inserted) == pytest.approx(sum(t.us for t in inserted))
+    assert sum(time.tasks for time in report.inserted) == sum(task.repeat for task in inserted)
+    by_type = {time.type: time for time in report.inserted}
+    line = next(line for line in str(report).splitlines() if line.startswith("  inserted"))
+    memset = by_type["MemSet"]
+    assert f"{memset.tasks} MemSet {memset.share:.1%}" in line
+    assert report.to_dict()["modelled_inserted_ms"]["Cast"] == by_type["Cast"].us / 1e3
+
+
 def test_layers_hold_all_tasks(report: Report) -> None:
     assert sum(layer.us for layer in report.layers) == pytest.approx(
         sum(task.us for task in report.tasks)

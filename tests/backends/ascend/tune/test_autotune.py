@@ -101,7 +101,7 @@ def test_a_graph_is_never_slower_for_being_tuned() -> None:
 
 def test_only_what_the_cube_runs_is_tuned() -> None:
     graph = _joined(stream("cast", 1000), matmul(64, 64, 64), matmul(64, 64, 64, "float32"))
-    assert find_tunable_tasks(graph) == (1,)
+    assert find_tunable_tasks(graph, HW) == (1,)
     assert set(tuned(graph).tiles) == {1}
 
 

@@ -1,0 +1,69 @@
+"""Software stacks by framework and version, and one message for those that aren't known."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline import load_recipe
+from pipeline.backends.ascend import price
+from pipeline.backends.ascend.chip.options import OptionError
+from pipeline.backends.ascend.chip.software import find_stack, load_stacks
+from pipeline.backends.ascend.compiler.primitives import load_patterns
+from pipeline.core.errors import RecipeError
+from tests.backends.ascend.dense_step import BATCH, WEIGHTS, step
+
+MESSAGES = {
+    "mindspore_grph": "must be None (MindSpore) or one of mindspore_graph, mindspore_eager, "
+    "pytorch_eager, or one with @VERSION; did you mean mindspore_graph?",
+    "mindspore_graph@1.4": "this version isn't known; the nearest is mindspore_graph@1.5, of ",
+    "mindspore_graph@9.9.9": "this version isn't known; the nearest is mindspore_graph@2.0, of ",
+    "mindspore_graph@0.1": "this version isn't known; the nearest is mindspore_graph@0.3, of ",
+    "pytorch_eager@2.1": "this version isn't known; the nearest is pytorch_eager@1.8, of 1.5, 1.8",
+    "pytorch_eager@": "must be pytorch_eager@VERSION, such as pytorch_eager@1.8",
+    "pytorch_eager@newest": "must be pytorch_eager@VERSION, such as pytorch_eager@1.8",
+    "pytorch_eager@" + "9" * 5000: "must be pytorch_eager@VERSION, such as pytorch_eager@1.8",
+}
+
+
+@pytest.mark.parametrize(("software", "message"), MESSAGES.items(), ids=range(len(MESSAGES)))
+def test_an_unknown_version_is_refused_with_the_nearest(software: str, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        price(step, WEIGHTS, BATCH, software=software)
+    assert caught.value.exit_status == 2
+    assert str(caught.value).startswith(f"software = {software!r:.80}: {message}")
+
+
+def test_a_recipe_refuses_an_unknown_version() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("lenet5_digits", ["device=ascend910", "device.software=mindspore_graph@1.4"])
+    (problem,) = caught.value.problems
+    assert "device.software" in problem
+    assert "the nearest is mindspore_graph@1.5" in problem
+    assert caught.value.exit_status == 2
+    recipe = load_recipe("lenet5_digits", ["device=atlas_a2", "device.software=pytorch_eager@1.8"])
+    assert recipe.device.software == "pytorch_eager@1.8"  # type: ignore[attr-defined]
+
+
+def test_versions_lack_fusions_that_exist() -> None:
+    names = {fusion.name for fusion in load_patterns().fusions} | {"matmul_confusiontranspose"}
+    for versions in load_stacks().values():
+        assert all(names.issuperset(missing) for missing in versions.values())
+
+
+def test_a_patch_release_is_its_version() -> None:
+    assert find_stack("mindspore_graph@1.10.1") == find_stack("mindspore_graph@1.10")
+    assert find_stack("mindspore_graph").missing_fusions == frozenset()
+
+
+def test_a_version_that_lacks_fusions_is_never_faster() -> None:
+    newest = price(step, WEIGHTS, BATCH).step_ms
+    steps = [
+        price(step, WEIGHTS, BATCH, software=f"mindspore_graph@{version}").step_ms
+        for version in load_stacks()["mindspore_graph"]
+    ]
+    assert min(steps) >= newest
+    eager = [
+        price(step, WEIGHTS, BATCH, software=software).step_ms
+        for software in ("pytorch_eager", "pytorch_eager@1.5", "pytorch_eager@1.8.1")
+    ]
+    assert len(set(eager)) == 1
