@@ -11,6 +11,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import compose_run, train_run
 from pipeline.config.overrides import key_of
 from pipeline.config.profile_spec import parse_profiling_variables
+from pipeline.core.errors import UsageError, printable_lines
 from pipeline.core.files.bounded_read import read_json
 from pipeline.stages.record.run_directory import PROFILE
 
@@ -23,8 +24,12 @@ GPU_FLAG = "--xla_gpu_enable_command_buffer="
 def main(overrides: Sequence[str]) -> CommandResult:
     """Run a recipe for as long as its profile takes; the facts are those of profile.json.
 
-    Raises RecipeError for an invalid recipe, or one that can't be profiled.
+    The path of a run in place of a recipe makes the reports of its recorded trace again. Raises
+    RecipeError for an invalid recipe, or one that can't be profiled, DataError for a run without a
+    recorded trace.
     """
+    if overrides and "=" not in overrides[0] and overrides[0][:1] not in ("+", "~"):
+        return parse_run(overrides)
     started_at = time.perf_counter()
     typed = {key_of(override) for override in overrides}
     from_environment = [
@@ -44,3 +49,22 @@ def main(overrides: Sequence[str]) -> CommandResult:
     folder = run.recipe.profile.output or Path(str(summary.run_dir)) / PROFILE
     facts = {**facts, "folder": str(folder), **read_json(folder / FILE)}
     return CommandResult(facts, summary.exit_status)
+
+
+def parse_run(arguments: Sequence[str]) -> CommandResult:
+    """Make the files of a profile again from the recorded trace of a run, without training."""
+    where = Path(arguments[0])
+    if len(arguments) > 1:
+        rule = f"must be left out; {where} is parsed as it was recorded"
+        raise UsageError(arguments[1:], rule)
+    # Imported here: the other use of the command composes a recipe before it imports jax.
+    from pipeline.engine.monitors.monitors import convert_write_errors
+    from pipeline.inspect.profiler.profile_files import write_profile
+    from pipeline.inspect.profiler.run_record import find_profile, read_report
+
+    folder = find_profile(where)
+    report = read_report(folder)
+    with convert_write_errors(folder):
+        write_profile(report, folder)
+    print(printable_lines(str(report)))
+    return CommandResult({"folder": str(folder), **read_json(folder / FILE)})

@@ -37,8 +37,17 @@ RECIPE_COMMANDS = (
         Keys of the recipe say what is traced: profile.start=N after N steps, else once the run is
         warm; profile.steps=N 20 to 200 steps, else 60 or fewer; profile.output=DIR another folder.
         A whole run is profiled by profile.mode=on, or PROFILING_MODE=true and
-        PROFILING_OPTIONS.""",
-        [overrides()],
+        PROFILING_OPTIONS.
+
+        A run directory in place of a recipe makes the same files again from its recorded trace,
+        profile/raw/, without training.""",
+        [
+            overrides(
+                "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
+                "A profiled run, or a recipe, lenet5_digits unless it is given, and its keys.",
+                may_be_run=True,
+            )
+        ],
         example="profile +recipe=lenet5_digits",
     ),
     LazyCommand(

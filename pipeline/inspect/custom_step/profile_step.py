@@ -21,10 +21,10 @@ from pipeline.engine.user_step import SinkProgram, Step, copy_state
 from pipeline.inspect.custom_step.open_step import OpenStep, open_step, run_steps, time_sinks
 from pipeline.inspect.profiler.compilations import watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
-    ProfiledRun,
     bytes_of_tree,
     profile_with_peaks,
     program_memory,
+    record_run,
 )
 from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
@@ -121,19 +121,19 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         raise RunError(f"profile: the trace of {opened.device_text} has no operations")
     dispatches = profiled.dispatches
     compilations = tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s)
-    run = ProfiledRun(
+    run = record_run(
+        profiled,
         name=opened.name,
         batch_size=opened.batch_size,
         spec=SPEC,
         device=opened.device_text,
-        executable=profiled,
         state_bytes={"state": bytes_of_tree(prepared.state.state)},
         compilations=compilations,
         memory=program_memory(program.program),
         program=hlo,
     )
     folder = cache_root(CacheSpec(root=None, compiled=False))
-    profile, operations = profile_with_peaks(run, opened.placement.device, folder)
+    profile, operations = profile_with_peaks(run, profiled.traced, opened.placement.device, folder)
     evidence = _collect_evidence(opened, program, profile, size)
     traced = tuple(dispatch for dispatch in dispatches if dispatch.traced)
     return ProfileReport((evidence.profile,), decide(evidence), operations, traced)

@@ -6,7 +6,7 @@ import os
 import resource
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from pipeline.backends.graph.hlo_program import HloProgram
+from pipeline.backends.loading.loader_stats import LoaderReport
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
@@ -34,6 +35,7 @@ from pipeline.inspect.profiler.step_profile import (
     PhaseTime,
     StepProfile,
 )
+from pipeline.inspect.profiler.trace import TracedOp
 
 WARM_SHARE = 0.25
 """Share of the untraced steps, at the start, that warm the process up and don't count."""
@@ -51,31 +53,56 @@ class ProfiledRun:
     batch_size: int
     spec: ProfileSpec
     device: str
-    executable: ProfiledExecutable
+    steps: int
+    """Number of traced steps."""
+    dispatches: tuple[TimedDispatch, ...]
+    evaluations_s: tuple[tuple[float, float], ...]
+    """Begin and end of each evaluation."""
+    loader: LoaderReport
+    data_bytes: int
+    """Bytes of the data on the device."""
     state_bytes: Mapping[str, int]
     """Bytes of the parts of the state."""
     compilations: tuple[Compilation, ...]
     memory: Mapping[str, int]
     """Bytes of the parts of the compiled program, as `program_memory` returns them."""
     program: HloProgram
+    process_bytes: int = field(
+        default_factory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    )
+    """Most memory of the process."""
+    processors: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    """Processors that the process may use."""
 
 
-def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Traced]:
-    """Return the profile of a run and its traced operations."""
-    executable = run.executable
+def record_run(executable: ProfiledExecutable, **facts: Any) -> ProfiledRun:
+    """Return the record of a traced run; `facts` are the fields that its executable hasn't."""
+    return ProfiledRun(
+        steps=executable.last - executable.first,
+        dispatches=tuple(executable.dispatches),
+        evaluations_s=tuple(executable.evaluations_s),
+        loader=executable.loader.report(),
+        data_bytes=executable.loader.device_bytes,
+        **facts,
+    )
+
+
+def measured_profile(
+    run: ProfiledRun, peaks: Peaks, events: Sequence[TracedOp]
+) -> tuple[StepProfile, Traced]:
+    """Return the profile of a run and its traced operations, from the events of its trace."""
     spec = run.spec
-    steps = executable.last - executable.first
-    events = executable.traced or ()
+    steps = run.steps
     traced = split_trace(events, run.program, steps, spec.fp_point, spec.bp_point)
-    dispatches = [dispatch for dispatch in executable.dispatches if dispatch.traced]
+    dispatches = [dispatch for dispatch in run.dispatches if dispatch.traced]
     # The time between two dispatches doesn't count if something was evaluated in it.
     between_s = sum(
         after.begin_s - before.end_s
         for before, after in pairwise(dispatches)
-        if not _has_evaluation_between(before, after, executable)
+        if not _has_evaluation_between(before, after, run)
     )
     traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
-    host = host_time(executable, run.compilations)
+    host = host_time(run)
     # Traced times are scaled to the untraced step, since tracing lengthens short operations. A
     # trace of several dispatches includes the host's time between them.
     clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
@@ -85,10 +112,10 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
     busy = sum(time.busy_ns for time in traced.times.values())
     named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
     nbytes = sum(op.nbytes for op in operators)
-    untraced = select_untraced(executable.dispatches)
+    untraced = select_untraced(run.dispatches)
     cpu_s = sum(dispatch.cpu_s for dispatch in untraced)
     elapsed_s = sum(dispatch.seconds for dispatch in untraced)
-    shares = {"CPU": cpu_s / elapsed_s / len(os.sched_getaffinity(0)) if elapsed_s else 0.0}
+    shares = {"CPU": cpu_s / elapsed_s / run.processors if elapsed_s else 0.0}
     if host.step:
         shares["memory bandwidth"] = 1000 * nbytes / host.step / peaks.bytes_per_s
     profile = StepProfile(
@@ -110,11 +137,11 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
         memory={
             **run.memory,
             **run.state_bytes,
-            "data on the device": executable.loader.device_bytes,
-            "process at its largest": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
+            "data on the device": run.data_bytes,
+            "process at its largest": run.process_bytes,
         },
         host=host,
-        feed=asdict(executable.loader.report()),
+        feed=asdict(run.loader),
         coverage=Coverage(
             named / busy if busy else 0.0,
             total / (1e6 * traced_ms * steps) if traced_ms else 0.0,
@@ -127,10 +154,8 @@ def measured_profile(run: ProfiledRun, peaks: Peaks) -> tuple[StepProfile, Trace
     return profile, traced
 
 
-def _has_evaluation_between(
-    before: TimedDispatch, after: TimedDispatch, executable: ProfiledExecutable
-) -> bool:
-    return any(before.end_s <= begin < after.begin_s for begin, _ in executable.evaluations_s)
+def _has_evaluation_between(before: TimedDispatch, after: TimedDispatch, run: ProfiledRun) -> bool:
+    return any(before.end_s <= begin < after.begin_s for begin, _ in run.evaluations_s)
 
 
 def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
@@ -145,15 +170,15 @@ def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
     return untraced[-1:]
 
 
-def host_time(executable: ProfiledExecutable, compilations: Sequence[Compilation]) -> HostTime:
+def host_time(run: ProfiledRun) -> HostTime:
     """Return the parts of an untraced step in ms. `device` is the median over dispatches."""
-    untraced = select_untraced(executable.dispatches)
+    untraced = select_untraced(run.dispatches)
     steps = sum(dispatch.steps for dispatch in untraced)
     device = _compute_median_ms([(d.seconds - d.wait_s, d.steps) for d in untraced])
     wait = 1000 * sum(dispatch.wait_s for dispatch in untraced) / max(1, steps)
-    between = _compute_between_ms(untraced, executable)
-    first = executable.dispatches[0].end_s if executable.dispatches else 0.0
-    compiled = sum(c.seconds for c in compilations if c.ended_s > first)
+    between = _compute_between_ms(untraced, run)
+    first = run.dispatches[0].end_s if run.dispatches else 0.0
+    compiled = sum(c.seconds for c in run.compilations if c.ended_s > first)
     return HostTime(
         step=device + wait + between,
         device=device,
@@ -174,7 +199,7 @@ def _compute_median_ms(dispatches: Sequence[tuple[float, int]]) -> float:
     return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
 
 
-def _compute_between_ms(untraced: Sequence[TimedDispatch], executable: ProfiledExecutable) -> float:
+def _compute_between_ms(untraced: Sequence[TimedDispatch], run: ProfiledRun) -> float:
     """Return the mean ms per step between two untraced dispatches, without evaluations."""
     gaps = 0.0
     steps = 0
@@ -182,7 +207,7 @@ def _compute_between_ms(untraced: Sequence[TimedDispatch], executable: ProfiledE
         if after.start != before.stop:
             # The traced steps ran between them.
             continue
-        if _has_evaluation_between(before, after, executable):
+        if _has_evaluation_between(before, after, run):
             # The reports of an evaluation count as its time.
             continue
         gaps += after.begin_s - before.end_s
@@ -275,16 +300,16 @@ def program_memory(program: Any) -> dict[str, int]:
 
 
 def profile_with_peaks(
-    run: ProfiledRun, device: jax.Device, folder: Path | None
+    run: ProfiledRun, events: Sequence[TracedOp], device: jax.Device, folder: Path | None
 ) -> tuple[StepProfile, Traced]:
     """Return the profile of a run and its traced operations, with the peaks of its device.
 
     The peaks are cached in `folder`. They are measured again if an operator exceeds them.
     """
-    profile, traced = measured_profile(run, peaks_of(device, folder))
+    profile, traced = measured_profile(run, peaks_of(device, folder), events)
     if exceeds_peaks(profile):
         # The machine was busy when the peaks were measured.
-        return measured_profile(run, peaks_of(device, folder, again=True))
+        return measured_profile(run, peaks_of(device, folder, again=True), events)
     return profile, traced
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.backends.base import CompileReport, Executable, Mechanism
 from pipeline.backends.loading.loader import Loader
-from pipeline.inspect.profiler.trace import TracedOp, Tracer
+from pipeline.inspect.profiler.trace import TracedOp, Tracer, read_operations
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -60,6 +60,8 @@ class ProfiledExecutable:
         """Begin and end of each call of `evaluate`."""
         self.traced: tuple[TracedOp, ...] | None = None
         """Operations of the traced steps; None before they have run."""
+        self.raw = b""
+        """The profiler's file of the traced steps."""
         self._tracer = Tracer()
         self._notify = notify
 
@@ -129,7 +131,8 @@ class ProfiledExecutable:
     def end_trace(self) -> None:
         """Stop the trace and store its operations; does nothing without a running trace."""
         if self._tracer.is_running:
-            self.traced = self._tracer.stop()
+            self.raw = self._tracer.stop()
+            self.traced = read_operations(self.raw)
             self._notify()
 
     def _split_steps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:

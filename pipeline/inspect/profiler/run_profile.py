@@ -29,10 +29,12 @@ from pipeline.inspect.profiler.measured_profile import (
     bytes_of_tree,
     profile_with_peaks,
     program_memory,
+    record_run,
     select_untraced,
 )
-from pipeline.inspect.profiler.profile_files import ProfileReport, write_profile
+from pipeline.inspect.profiler.profile_files import write_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
+from pipeline.inspect.profiler.run_record import RunRecord, make_report, write_record
 from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
@@ -206,12 +208,12 @@ class RunProfiler(Profile):
             ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
             compilations = self._watch.compilations if self._watch is not None else []
             later = tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1])
-            run = ProfiledRun(
+            run = record_run(
+                self.executable,
                 name=recipe.name,
                 batch_size=recipe.train.batch_size,
                 spec=recipe.profile,
                 device=device,
-                executable=self.executable,
                 state_bytes={
                     "parameters": bytes_of_tree(state.params),
                     "optimizer": bytes_of_tree(state.opt_state),
@@ -221,17 +223,16 @@ class RunProfiler(Profile):
                 program=self._program,
             )
             folder = cache_root(recipe.cache)
-            profile, operations = profile_with_peaks(run, backend.device, folder)
+            events = self.executable.traced
+            profile, operations = profile_with_peaks(run, events, backend.device, folder)
             evidence = self._collect_evidence(run, profile, state)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._plain, evidence)
-        profiles = [evidence.profile]
-        modelled = modelled_profile(recipe, estimate)
-        if modelled is not None:
-            profiles.append(modelled)
-        report = ProfileReport(tuple(profiles), verdict, operations, dispatches)
+        record = RunRecord(run, evidence, verdict, modelled_profile(recipe, estimate))
+        report = make_report(record, evidence, operations)
         folder = recipe.profile.output or self.run.context.run_dir / "profile"
         with convert_write_errors(folder):
             write_profile(report, folder)
+            write_record(record, self.executable.raw, folder)
         self._reporter.say(str(report))
         self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
 

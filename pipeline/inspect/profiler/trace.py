@@ -36,7 +36,7 @@ class TracedOp:
 
 
 class Tracer:
-    """JAX's profiler for one trace; its files are removed after they are read."""
+    """JAX's profiler for one trace."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -62,23 +62,34 @@ class Tracer:
             raise RunError(f"profile: the profiler can't start: {reason}") from error
         self._folder = folder
 
-    def stop(self) -> tuple[TracedOp, ...]:
-        """Stop the trace and return the operations in the order of their begins."""
+    def stop(self) -> bytes:
+        """Stop the trace and return the profiler's file, an XSpace; empty if it wrote none."""
         folder = self._folder
         self._folder = None
         assert folder is not None, "it was started"
         with folder:
             jax.profiler.stop_trace()
             files = sorted(Path(folder.name).rglob("*.xplane.pb"))
-            if not files:
-                return ()
-            planes = list(jax.profiler.ProfileData.from_file(str(files[0])).planes)
-            device_planes = [plane for plane in planes if plane.name.startswith(DEVICE)]
-            traced = tuple(_read_operations(device_planes)) or tuple(_read_operations(planes))
-            return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
+            return files[0].read_bytes() if files else b""
 
 
-def _read_operations(planes: Iterable[Any]) -> Iterator[TracedOp]:
+def read_operations(raw: bytes) -> tuple[TracedOp, ...]:
+    """Return the operations in a file of JAX's profiler, in the order of their begins.
+
+    Raises ValueError if it isn't such a file.
+    """
+    if not raw:
+        return ()
+    try:
+        planes = list(jax.profiler.ProfileData.from_serialized_xspace(raw).planes)
+    except RuntimeError as error:
+        raise ValueError(first_line(error)) from error
+    device_planes = [plane for plane in planes if plane.name.startswith(DEVICE)]
+    traced = tuple(_list_operations(device_planes)) or tuple(_list_operations(planes))
+    return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
+
+
+def _list_operations(planes: Iterable[Any]) -> Iterator[TracedOp]:
     thread = 0
     for plane in planes:
         for line in plane.lines:

@@ -206,7 +206,7 @@ def test_a_trace_without_operations_is_refused(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Tracer, "stop", lambda self: setattr(self, "_folder", None) or ())
+    monkeypatch.setattr(Tracer, "stop", lambda self: setattr(self, "_folder", None) or b"")
     monkeypatch.setattr(Tracer, "start", lambda self: setattr(self, "_folder", "somewhere"))
     assert main(["profile", *TINY, SHORT, f"cache.root={cache}"]) == 2
     assert "has no operations" in capsys.readouterr().err

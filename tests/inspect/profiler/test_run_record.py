@@ -1,0 +1,73 @@
+"""F-04: the recorded trace of a run is parsed after it, into the same files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.config.recipe import Recipe
+from pipeline.inspect.profiler.run_record import RAW, RECORD, XSPACE
+from tests.conftest import compose_tiny
+from tests.whole_run import run
+
+pytestmark = pytest.mark.slow
+
+Compose = Callable[..., Recipe]
+FILES = ("profile.json", "table.txt", "trace.json", "picture.svg")
+
+
+@pytest.fixture(scope="module")
+def profiled(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was profiled while it trained."""
+    run_dir = tmp_path_factory.mktemp("profiled")
+    run(compose_tiny(cache, "train.steps=90", "profile.mode=on"), run_dir)
+    return run_dir
+
+
+@pytest.mark.parametrize("names_folder", [False, True], ids=["run", "folder"])
+def test_a_recorded_trace_is_parsed_into_the_same_files(
+    profiled: Path, tmp_path: Path, capsys: Any, names_folder: bool
+) -> None:
+    copied = Path(shutil.copytree(profiled, tmp_path / "run"))
+    folder = copied / "profile"
+    for name in FILES:
+        (folder / name).unlink()
+    assert main(["profile", str(folder if names_folder else copied)]) == 0
+    assert "Verdict: " in capsys.readouterr().out
+    for name in FILES:
+        assert (folder / name).read_bytes() == (profiled / "profile" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (RECORD, b"{}", "isn't a record"),
+        (RECORD, b"\xff", "isn't a record"),
+        (XSPACE, b"no profile", "isn't a recorded trace"),
+    ],
+    ids=["empty", "binary", "trace"],
+)
+def test_a_damaged_record_is_named(
+    profiled: Path, tmp_path: Path, capsys: Any, name: str, content: bytes, message: str
+) -> None:
+    copied = Path(shutil.copytree(profiled, tmp_path / "run"))
+    (copied / "profile" / RAW / name).write_bytes(content)
+    assert main(["profile", str(copied)]) != 0
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_run_without_a_record_is_refused(tmp_path: Path, capsys: Any) -> None:
+    assert main(["profile", str(tmp_path)]) == 2
+    assert "has no recorded trace, profile/raw" in capsys.readouterr().err
+
+
+def test_a_recorded_run_takes_no_keys(profiled: Path, capsys: Any) -> None:
+    assert main(["profile", str(profiled), "train.steps=3"]) == 2
+    assert "must be left out" in capsys.readouterr().err
