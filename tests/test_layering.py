@@ -68,6 +68,7 @@ LAZY_MODULES = {
     "pipeline.cli.commands.command",
     "pipeline.cli.commands.parameters",
     "pipeline.cli.commands.root",
+    "pipeline.cli.profile",
     "pipeline.cli.worker",
     "pipeline.cli.train",
     "pipeline.core.host.launchers",

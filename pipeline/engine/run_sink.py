@@ -340,7 +340,7 @@ class _WindowLimit:
 
     def decide(self, decide: Callable[[], Any]) -> Any:
         """Return the steps of the next dispatch within the window, and reasons to stop."""
-        steps, stop, pruned = decide()
+        steps, stop, *others = decide()
         step = self.history.step
         if stop is None and step < self.total:
             try:
@@ -348,7 +348,7 @@ class _WindowLimit:
             except Exception as error:  # of the user's iterator, raised once the state is saved
                 self.failure = error
                 stop = "the data ended"
-        return [steps, stop, pruned]
+        return [steps, stop, *others]
 
 
 @dataclass
