@@ -168,8 +168,8 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
             break
         time.sleep(POLL_S)
     failure = _find_first_failure(workers, folder)
-    # If a signal interrupts the first process outside of training, it ends at once.
-    return None if is_stopped and failure is not None and failure.is_peer_error else failure
+    # All may have ended before the signal was passed on: a scheduler signals each of them.
+    return None if signals.stop and failure is not None and failure.is_peer_error else failure
 
 
 def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
