@@ -200,7 +200,7 @@ class _CellFusion:
         work = replace(product.cube, macs=steps * product.cube.macs)
         if adder is None:
             work = replace(work, m=steps * work.m)
-            writes = (self._stack(product.writes[0]),)
+            writes: tuple[int, ...] = (self._stack(product.writes[0]),)
         else:
             work = replace(work, k=steps * work.k)
             writes = adder.writes[:1]
