@@ -112,7 +112,7 @@ def _price_steps(
     nothing = Traffic(0.0, 0.0, 0.0)
     for part in task.parts:
         rate = efficiency.classes[part.cost_class].rate
-        if part.cube and runs_on_vector(part):
+        if part.cube and runs_on_vector(part, hw):
             lanes_us += price_vector_product(part.cube, hw).us
         elif part.cube:
             cube_us += _price_cube(-1, part, part.cube, nothing, context, rate).us
