@@ -42,7 +42,7 @@ LARGE = replace(
     processes=4,
     gpus=2,
     gpu_kind="H100",
-    image="registry.local/team/image:1",
+    image="team/image:1",
 )
 REQUESTS = {"plain": PLAIN, "large": LARGE}
 EXTENSIONS = {"slurm": "sh", "ray": "txt"}
