@@ -12,7 +12,7 @@
 #SBATCH --open-mode=append
 
 srun --cpus-per-task=2 \
-    apptainer exec --nv registry.local/team/image:1 \
+    apptainer exec --nv team/image:1 \
     python -m pipeline +recipe=lenet5_digits train.resume=auto 'note=it'"'"'s "$(id)" `id` $HOME {{x}} #a: b' -x 'a\b' 'ü€😀' '' %s '<&>'
 status=$?
 # 75: stopped with a checkpoint.
