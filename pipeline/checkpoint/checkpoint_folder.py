@@ -2,8 +2,8 @@
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros. It holds a
 manifest, which shows whether it is sound; checkpoints of old versions hold only arrays. A stranger
-is any other entry whose name is a number in any spelling, since a run may need the name. A draft is
-an incomplete checkpoint, or one that is being removed; its name has the suffix `DRAFT`.
+is any other entry whose name is a number in any spelling: a run may need it for a checkpoint. A
+draft is an incomplete checkpoint, or one that is being removed; its name has the suffix `DRAFT`.
 """
 
 from __future__ import annotations

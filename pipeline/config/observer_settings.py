@@ -8,7 +8,7 @@ from pipeline.engine.monitors.observers import ObserverSettings
 
 
 def make_observer_settings(recipe: Recipe) -> ObserverSettings:
-    """Return the settings of the logs, lines and TensorBoard files of a run."""
+    """Return the settings of a run's logs, printed lines and TensorBoard files."""
     return ObserverSettings(
         batch_size=recipe.train.batch_size,
         trains="train" in recipe.stages,

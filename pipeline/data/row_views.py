@@ -92,9 +92,9 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
         for name, column in split.columns.items()
     }
     is_in_order = bool((np.diff(rows) > 0).all())
-    ends = np.cumsum((0, *split.files))
-    files = np.diff(np.searchsorted(rows, ends)) if is_in_order and split.files else ()
-    return Split(columns, tuple(int(count) for count in files))
+    file_bounds = np.cumsum((0, *split.files))
+    counts = np.diff(np.searchsorted(rows, file_bounds)) if is_in_order and split.files else ()
+    return Split(columns, tuple(int(count) for count in counts))
 
 
 def join_splits(splits: Sequence[Split]) -> Split:

@@ -98,7 +98,7 @@ class _Tracer:
         callee = per_device_jaxpr(eqn)
         if not inside.in_library:
             inside = replace(inside, call=self._count_call(eqn))
-        if callee is not None and not (called in OPAQUE_CALLS and _only_moves(callee.jaxpr)):
+        if callee is not None and not (called in OPAQUE_CALLS and _is_own_pooling(callee.jaxpr)):
             if isinstance(called, str) and not place.in_library:
                 in_library = is_library_call(eqn)
                 inside = replace(inside, calls=(*place.calls, called), in_library=in_library)
@@ -111,10 +111,10 @@ class _Tracer:
         return outputs
 
     def _count_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
-        """Return the call in custom code that made an equation, and how often it was made before.
+        """Return the call in custom code that made an equation, and which execution of it this is.
 
-        A call that makes its first equation again, in a loop of Python, is another call. Gradients
-        of the calls of such a loop aren't told apart.
+        When a call makes its first equation again, as in a loop of Python, an execution begins. The
+        gradients of all executions have number 0, as they can't be told apart.
         """
         frames = source_call(eqn)
         if not frames:
@@ -223,8 +223,8 @@ class _Tracer:
         return self.inline(branch, inputs[1:], place)
 
 
-def _only_moves(jaxpr: Any) -> bool:
-    """Whether a jaxpr has no products and no window reductions, as in this package's pooling."""
+def _is_own_pooling(jaxpr: Any) -> bool:
+    """Whether a `max_pool` is this package's: it has no products and no window reductions."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
     return not any(name.startswith(heavy) for name in names)
@@ -249,7 +249,7 @@ def _estimate_equation_work(eqn: Any) -> int:
             return (count_iterations(eqn) or 1) * _estimate_work(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
+        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))  # About the depth.
     return elements
 
 

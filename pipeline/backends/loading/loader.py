@@ -33,7 +33,7 @@ WINDOW_LIMIT_BYTES = 256 << 20
 """Most bytes of a window that is transferred to the device."""
 
 WINDOW_STEPS = 1024
-"""Steps of the longest window, for all sink sizes, so that these share a program."""
+"""Steps of the longest window, whatever the sink size, so that all sink sizes share a program."""
 
 Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
@@ -121,7 +121,7 @@ class Loader:
         self._handed_at = 0.0
 
     def window(self, step: int) -> Window:
-        """Return the window with the step after boundary `step`, which may be any step.
+        """Return the window that has the step after boundary `step`: the one in use, or a new one.
 
         Raises DataError if one of its samples can't be read.
         """
@@ -167,8 +167,8 @@ def make_loader(
     kind: Literal["auto", "resident", "stream"] = "auto",
     notify: Notify | None = None,
 ) -> Loader:
-    """Make a loader; `auto` is resident if the split fits on the device, and if no host op draws
-    again in each epoch.
+    """Make a loader; `auto` is resident if the split fits on the device, and no host op draws
+    random numbers in each epoch.
 
     `notify` is called when training starts to wait for data, and when the waits end.
     """

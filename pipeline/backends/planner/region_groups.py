@@ -1,4 +1,4 @@
-"""Regions of a traced loss, and the numbers of groups in them."""
+"""Regions of a traced loss, and in each the groups of dimensions that are sharded together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
 
 
 class RegionGroups:
-    """Regions of all values, and numbers of the groups that can be sharded in each region.
+    """Regions of all values, and the groups that can be sharded, numbered in each region.
 
-    Groups that share a value are in one region. Products of the backward pass tie nothing, as other
-    operations tie their results to the forward pass.
+    Groups that share a value are in one region. Operators and products of the backward pass don't
+    join groups; other operations join the results of the latter to the forward pass.
     """
 
     def __init__(self, loss: TracedLoss) -> None:

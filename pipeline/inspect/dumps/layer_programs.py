@@ -82,7 +82,7 @@ class Weights:
 class LayerPrograms:
     """The programs of one configuration of a step, on one device.
 
-    `config` is the configuration in the step's phase. A program is compiled at its first call.
+    `config` is of the step's phase (`FreezePhase`). A program is compiled at its first call.
     Raises ValueError if the network isn't a list of layers.
     """
 
@@ -98,10 +98,7 @@ class LayerPrograms:
             )
 
     def with_types_of(self, other: Any) -> LayerPrograms:
-        """Return the programs of the same layers in the types of another network.
-
-        They have the plainest lowerings.
-        """
+        """Return programs of the same layers with another network's types and default lowerings."""
         network = self.config.network.clone(
             dtype=other.dtype, rules=other.rules, policy=DEFAULTS, layout="nhwc"
         )
@@ -116,7 +113,7 @@ class LayerPrograms:
     def compute_forced(
         self, weights: Weights, portion: Portion, forced: LayerTensors, *, wide: bool = False
     ) -> LayerTensors:
-        """Compute every layer from the inputs in `forced`, forward and backward.
+        """Compute every layer, forward and backward, from other layers' tensors in `forced`.
 
         So errors don't add up: the results of a layer have only its own error. With `wide` layers
         are computed in float64 on the CPU.
@@ -223,6 +220,7 @@ def _trace_shapes(
 
 
 def _make_slots(shapes: Mapping[str, Any]) -> dict[str, Array]:
+    """Return a slot for each array: its gradient is the gradient at the array (`tap`)."""
     return {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items() if is_inexact(x)}
 
 
@@ -230,8 +228,8 @@ def _compute_free_pass(
     config: StepConfig, shapes: _Shapes, weights: Weights, portion: Portion
 ) -> dict[str, Any]:
     scale = weights.loss_scale
-    empty = jnp.zeros(shapes.logits.shape, shapes.logits.dtype)
-    slots = _make_slots(shapes.inputs), _make_slots(shapes.outputs), empty
+    logits_slot = jnp.zeros(shapes.logits.shape, shapes.logits.dtype)
+    slots = _make_slots(shapes.inputs), _make_slots(shapes.outputs), logits_slot
 
     def compute(params: Any, slots: Any) -> tuple[Array, Any]:
         observer = LayerObserver(slots[0], slots[1])
@@ -300,7 +298,7 @@ def _collect_results(
 
 
 def _make_cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
-    """Return the cotangent of a layer's result; zero without a gradient of its shape."""
+    """Return a result's cotangent; zeros if its gradient is missing or has another shape."""
     if gradient is None:
         return jnp.zeros_like(y)
     cotangent = form.from_logical(gradient)

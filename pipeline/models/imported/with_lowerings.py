@@ -200,15 +200,15 @@ def _is_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bo
 
 def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> bool:
     """Whether an equation without a custom rule has inner equations that are replaced."""
-    return _is_repeated(equation) and any(
-        all(map(_is_repeated, outer)) and _is_replaced(inner, gradients)
+    return _is_entered(equation) and any(
+        all(map(_is_entered, outer)) and _is_replaced(inner, gradients)
         for jaxpr in inner_jaxprs(equation)
         for inner, outer in equations_in(jaxpr)
     )
 
 
-def _is_repeated(equation: core.JaxprEqn) -> bool:
-    """Whether an equation is a call without a custom rule, a loop or branches."""
+def _is_entered(equation: core.JaxprEqn) -> bool:
+    """Whether an equation is entered: it is a call without a custom rule, a loop or branches."""
     name = equation.primitive.name
     return name not in RULED and (name in FLOW or called_jaxpr(equation) is not None)
 

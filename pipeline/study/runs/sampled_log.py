@@ -15,7 +15,7 @@ from pipeline.training.telemetry import PLACES
 MAX_POINTS = 48
 """Most points of a curve, besides the first line."""
 MAX_LINE_BYTES = 1 << 20
-"""Longest line that is read; evaluations with very many classes have longer lines."""
+"""Longest line that is read; evaluations with very many classes may exceed it."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class LoggedCurve:
 
 
 def sample_log(log: Path) -> Mapping[str, LoggedCurve]:
-    """Sample metrics.jsonl or evals.jsonl, and return a curve of every number or macro average.
+    """Sample metrics.jsonl or evals.jsonl, and return a curve of every metric by name.
 
-    Raises DataError if the log can't be read.
+    The value of a metric by class is its macro average. Raises DataError if the log can't be read.
     """
     points: dict[str, dict[int, float]] = {}
     for line in _sample_lines(log):

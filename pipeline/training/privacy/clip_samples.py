@@ -1,7 +1,7 @@
 """The sum of the gradients of a batch's samples, each scaled down to a norm.
 
 A backward pass captures the inputs a and the output cotangents d of each layer. A dense layer's
-gradient of one sample is a' d, whose squared norm is |a|^2 |d|^2, so it isn't computed (Goodfellow
+gradient of one sample is a' d, which isn't computed: its squared norm is |a|^2 |d|^2 (Goodfellow
 2015, arXiv 1510.01799). For tokens the squared norm is the sum of (a a') * (d d') over pairs of
 tokens (Li et al. 2022, arXiv 2110.05679). Other gradients, of small kernels, are computed sample by
 sample. Then the clipped sum is a product with weighted cotangents, without a second backward pass
@@ -42,7 +42,7 @@ class ClippedSum(NamedTuple):
     weights: Array
     """Factor of each sample, float32 (B,); 0 for padding and for gradients that aren't finite."""
     within: Array
-    """Number of samples that aren't longer than the clip, float32 ()."""
+    """Number of samples whose gradients aren't longer than the clip, float32 ()."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _separate_positions(inputs: Array, cotangents: Array, params: Params) -> _La
     kernels: Array | None = None
     if "kernel" not in params:
         squared = jnp.zeros(inputs.shape[0], jnp.float32)
-    elif positions * (features + num_outputs) < features * num_outputs:
+    elif positions * (features + num_outputs) < features * num_outputs:  # Pairs cost less.
         squared = jnp.einsum(
             "bts,bts->b",
             jnp.einsum("bnt,bns->bts", inputs, inputs),

@@ -1,4 +1,4 @@
-"""Published training steps, as steps of this package's networks that can be priced."""
+"""Published step times, and the same steps of this package's networks, whose time is modelled."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ VERSION = re.compile(r"(?:MindSpore |PyTorch |branch r)(\d+\.(?:\d+|x))")
 """The version in a row's framework; MindSpore 2.x is priced as 2.0."""
 
 Quality = Literal["device", "at_most", "pair"]
-"""Meaning of a row's time. `device`: the device's time. `at_most`: an upper bound of the
-device's time, as the host may have been slower. `pair`: one of two modes, eager and graph, of a
-training that includes work that isn't modelled (DBNet mines its negatives by a sort); only their
-ratio is compared."""
+"""Meaning of a row's time. `device`: the device's time. `at_most`: an upper bound of it, as the
+host may have been slower. `pair`: one of two modes, eager and graph, of a training with work that
+isn't modelled (DBNet mines its negatives by a sort); only their ratio is compared."""
 LEFT_OUT_FILE = Path(__file__).with_name("left_out.csv")
 """Calibrations for each family, fitted to the rows of all other families."""
 
@@ -73,9 +72,10 @@ class Published:
     """A published step time, and how to price the same step.
 
     `batch` is the batch size of one device, `ms` the time of a step. `pixels` is the height and
-    width of an image, or the number of fields of Wide & Deep. `op_launch_us` replaces the chip's
-    host time of an op, None if it is the same. `suspicion` is the reason why the host may have been
-    slower than the device, or empty. `keep_batchnorm_fp32` is MindSpore's option of O2.
+    width of an image, or the number of fields of Wide & Deep. `fusion` has the parameters' indices
+    at which gradients are split into all-reduces. `op_launch_us` is the host's time to launch an
+    op; None: the chip's figure. `suspicion` is the reason why the host may have been slower than
+    the device, or empty. `keep_batchnorm_fp32` is MindSpore's option of O2.
     """
 
     id: str
@@ -105,8 +105,8 @@ def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
 
 
 def _parse_row(row: Mapping[str, str]) -> Published:
-    derived = ("suspicion", "keep_batchnorm_fp32")
-    columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in derived}
+    defaulted = ("suspicion", "keep_batchnorm_fp32")
+    columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in defaulted}
     try:
         return Published(
             **columns,
@@ -221,7 +221,7 @@ SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
     "dbnet_resnet50": _trace_text_detector,
     "dbnet_mobilenet_v3_large": _trace_text_detector,
 }
-"""Functions that trace networks whose samples aren't images with one label."""
+"""Functions that trace networks whose data, loss or optimizer differ from `trace_image_step`'s."""
 
 
 def trace_row(row: Published) -> TracedStep:
@@ -261,7 +261,7 @@ def configure_row(row: Published) -> ExecutionConfig:
     return ExecutionConfig(
         row.precision,
         row.mode,
-        1000,
+        1000,  # Steps of a sink.
         row.devices,
         row.fusion,
         software=software,

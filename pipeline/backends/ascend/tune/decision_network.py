@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DECISIONS_COUNT = 5
-"""Cores of the batch, m, k and n, then the block."""
+"""How many cores share the batch, m, k and n, one decision each; then which block is used."""
 INPUTS_COUNT = 2 * DECISIONS_COUNT + 7
 HIDDEN_COUNT = 16
 LEARNING_RATE = 0.1
@@ -17,13 +17,13 @@ LEARNING_RATE = 0.1
 class DecisionNetwork:
     """Chances of a decision's options, by a network with a hidden layer of tanh units.
 
-    It is trained towards the options that a tree which it guides found best, as in AlphaZero
-    (Silver et al. 2017): each step descends the cross-entropy between these shares and the chances.
+    It guides a tree search and learns from it, as in AlphaZero (Silver et al. 2017). The tree gives
+    better options larger shares; each step descends the cross-entropy of shares and chances.
     """
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.hidden = generator.normal(0, INPUTS_COUNT**-0.5, (INPUTS_COUNT, HIDDEN_COUNT))
-        # Without a first opinion all options have the same chance.
+        # From zeros, all options have the same chance at first.
         self.output = np.zeros(HIDDEN_COUNT)
 
     def compute_chances(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -53,9 +53,9 @@ def make_inputs(
 ) -> NDArray[np.float64]:
     """Return the network's inputs (options, INPUTS_COUNT) for the decision after some choices.
 
-    These are the number of the decision, the sizes of the product and the choices as logarithms of
-    shares of the cores, and of each option its share, the square of it, and whether it divides its
-    limit.
+    Options have in common which decision it is (one-hot), `limits` (the product's batch, m, k and
+    n) and the choices, as logarithms to the base of the cores. Each option has its logarithm, or
+    its place among the blocks; the square of this number; and whether it divides its limit.
     """
     depth = len(choices)
     scale = np.log2(cores_count + 1)
@@ -63,12 +63,12 @@ def make_inputs(
     state[depth] = 1.0
     state[DECISIONS_COUNT : DECISIONS_COUNT + 4] = np.log2(np.add(limits, 1)) / scale
     state[DECISIONS_COUNT + 4 : DECISIONS_COUNT + 4 + depth] = np.log2(np.add(choices, 1)) / scale
-    sizes = np.array(options, dtype=np.float64)
+    values = np.array(options, dtype=np.float64)
     if depth == DECISIONS_COUNT - 1:
-        share = (sizes + 1) / len(options)
+        share = (values + 1) / len(options)
         divides = np.zeros_like(share)
     else:
-        share = np.log2(sizes + 1) / scale
-        divides = (limits[depth] % sizes == 0).astype(np.float64)
+        share = np.log2(values + 1) / scale
+        divides = (limits[depth] % values == 0).astype(np.float64)
     features = np.stack([share, share**2, divides], axis=1)
     return np.concatenate([np.tile(state, (len(options), 1)), features], axis=1)

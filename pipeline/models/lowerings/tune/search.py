@@ -12,15 +12,15 @@ from pipeline.core.files.knowledge_bank import Round
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 Mode = Literal["off", "bank", "tune", "repeat"]
-"""off: only defaults; bank: results of banks, else the rule; tune: also tune problems in no bank;
-repeat: tune all problems."""
+"""off: only defaults; bank: results of banks, else a choice by a rule (`rule.py`); tune: problems
+in no bank are tuned; repeat: all problems are tuned."""
 
 Strategy = Literal["exhaustive", "ga"]
 POPULATION = 6
 GENERATIONS = 3
 ELITE = 2
 HOPELESS = 2.0
-"""A candidate that takes this multiple of the best time is timed only once."""
+"""A candidate isn't timed again if its first time is this multiple of the best time."""
 
 Clock = Callable[[Lowering, float], float]
 """(lowering, microseconds at which to give up) -> microseconds."""
@@ -41,7 +41,7 @@ class SearchResult:
 def search(
     candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int
 ) -> SearchResult:
-    """Time candidates, each once. Every strategy times the first, the default."""
+    """Time candidates, none twice. Every strategy begins with the first one, the default."""
     times_us: dict[Lowering, float] = {}
     rounds = []
 

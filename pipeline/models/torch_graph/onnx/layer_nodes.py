@@ -1,4 +1,4 @@
-"""ONNX's layers with weights: convolutions, products, normalisations; and pooling."""
+"""ONNX's layers with weights, and pooling, read as calls of torch's operators."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.models.torch_graph.onnx.node_reader import (
 )
 
 Pads = tuple[tuple[int, int], ...]
-"""Rows of padding, before and after, for each axis of positions."""
+"""Padding before and after, for each spatial axis."""
 
 
 @dataclass(frozen=True)
 class OnnxWindow:
-    """The window of a convolution or of pooling over the positions, and its pads."""
+    """The window of a convolution or of pooling over the spatial axes, and its pads."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -82,7 +82,7 @@ def _split_pads(total: int, mode: str) -> tuple[int, int]:
 
 
 def _add_pads(reader: OnnxNodeReader, x: OnnxValue, pads: Pads, value: float = 0.0) -> OnnxValue:
-    """Pad the positions; negative pads crop."""
+    """Pad the spatial axes; negative pads crop."""
     ends = tuple(size for pair in reversed(pads) for size in pair)
     return reader.graph.call("constant_pad_nd.default", x, ends, value)
 
