@@ -34,7 +34,7 @@ from pipeline.inspect.profiler.measured_profile import (
 )
 from pipeline.inspect.profiler.profile_files import write_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
-from pipeline.inspect.profiler.run_record import RunRecord, make_report, write_record
+from pipeline.inspect.profiler.run_record import ProfileRecord, make_report, write_record
 from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
@@ -227,7 +227,7 @@ class RunProfiler(Profile):
             profile, operations = profile_with_peaks(run, events, backend.device, folder)
             evidence = self._collect_evidence(run, profile, state)
             verdict = try_change(decide(evidence), recipe, dataset, backend, self._plain, evidence)
-        record = RunRecord(run, evidence, verdict, modelled_profile(recipe, estimate))
+        record = ProfileRecord(run, evidence, verdict, modelled_profile(recipe, estimate))
         report = make_report(record, evidence, operations)
         folder = recipe.profile.output or self.run.context.run_dir / "profile"
         with convert_write_errors(folder):

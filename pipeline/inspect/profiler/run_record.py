@@ -29,7 +29,7 @@ MAX_RAW_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class ProfileRecord:
     """A profiled run without its trace."""
 
     run: ProfiledRun
@@ -40,11 +40,11 @@ class RunRecord:
     """The profile of an emulated device."""
 
 
-def write_record(record: RunRecord, raw: bytes, folder: Path) -> None:
+def write_record(record: ProfileRecord, raw: bytes, folder: Path) -> None:
     """Write a record and the profiler's file into the folder of a profile. Raises OSError."""
     (folder / RAW).mkdir(exist_ok=True)
     write_whole(folder / RAW / XSPACE, raw)
-    text = TypeAdapter(RunRecord).dump_json(record).decode()
+    text = TypeAdapter(ProfileRecord).dump_json(record).decode()
     write_whole(folder / RAW / RECORD, text)
 
 
@@ -67,7 +67,7 @@ def read_report(folder: Path) -> ProfileReport:
     try:
         events = read_operations(read_bytes(folder / RAW / XSPACE, MAX_RAW_BYTES))
         text = read_bytes(folder / RAW / RECORD, MAX_RAW_BYTES)
-        record = TypeAdapter(RunRecord).validate_json(text)
+        record = TypeAdapter(ProfileRecord).validate_json(text)
         evidence = record.evidence
         peaks = evidence.profile.peaks
         if peaks is None:
@@ -87,7 +87,7 @@ def read_report(folder: Path) -> ProfileReport:
     return make_report(record, evidence, traced)
 
 
-def make_report(record: RunRecord, evidence: Evidence, traced: Traced) -> ProfileReport:
+def make_report(record: ProfileRecord, evidence: Evidence, traced: Traced) -> ProfileReport:
     """Return the report of a recorded run and its traced operations."""
     profiles = [evidence.profile]
     if record.modelled is not None:
