@@ -188,11 +188,6 @@ class XlaExecutable:
         train: Any = self.programs.train
         return "" if self.work.eager else train.as_text()
 
-    @property
-    def is_on_host(self) -> bool:
-        """Whether the host's processor runs the programs."""
-        return platform_of(self.placement.device.platform).is_host
-
     def init(self) -> TrainState:
         """Return the state at step 0, drawn from the seed."""
         return self.programs.init(self.placement.put(self.work.seed))
@@ -219,7 +214,8 @@ class XlaExecutable:
             carry = self._run_window(carry, inputs, range(first, first + count), mechanism)
             # A copy: on the CPU the array is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
-        if isinstance(self.programs.evaluate, LaterProgram) and not self.is_on_host:
+        is_on_host = platform_of(self.placement.device.platform).is_host
+        if isinstance(self.programs.evaluate, LaterProgram) and not is_on_host:
             # A thread of the host compiles the evaluation while the device trains. On the host's
             # processor it would slow the steps.
             self.programs.evaluate.begin()
@@ -452,8 +448,9 @@ def _compile_initialisation(
         return compile_(on_mesh, spec.args, spec.compiler_options)
 
     started_at = time.perf_counter()
-    state = jax.eval_shape(work.step.init, work.seed)
-    shardings = jax.tree.leaves(_find_state_shardings(work, state, placement)) or None
+    shardings = None
+    if work.sharing is not None:
+        shardings = jax.tree.leaves(jax.tree.map(placement.make_sharding, work.sharing.specs))
     with watch_compiler(spec.name, watch) as events:
         init = compile_initialisation(
             work.step.init, work.seed, placement, compile_on_one, compile_on_all, shardings
