@@ -298,23 +298,16 @@ class DatasetSpec(Spec):
                 raise ValueError("oversized = crop: needs buckets, the sizes to crop to")
             return self
         drawing = [op.name for op in self.train.ops if op.choices > 1]
-        if drawing:
-            raise ValueError(
-                f"buckets: can't be combined with {drawing[0]}, which changes the sizes"
-            )
-        if self.train.host_ops or self.eval.host_ops:
-            raise ValueError("buckets: can't be combined with host_ops")
-        if self.train.balance:
-            raise ValueError(
-                "buckets: can't be combined with train.balance; a class may lack a bucket"
-            )
-        if self.train.interleave:
-            raise ValueError("buckets: can't be combined with train.interleave")
-        if self.train.num_shards is not None:
-            raise ValueError(
-                "buckets: can't be combined with train.num_shards; shards would differ in their "
-                "number of batches"
-            )
+        shard_problem = "shards would differ in their number of batches"
+        for setting, is_set in (
+            (f"{''.join(drawing[:1])}, which changes the sizes", drawing),
+            ("host_ops", self.train.host_ops or self.eval.host_ops),
+            ("train.balance; a class may lack a bucket", self.train.balance),
+            ("train.interleave", self.train.interleave),
+            (f"train.num_shards; {shard_problem}", self.train.num_shards),
+        ):
+            if is_set:
+                raise ValueError(f"buckets: can't be combined with {setting}")
         return self
 
     @property

@@ -46,8 +46,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 
 @contextmanager
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image, from a file or its bytes, without decoding it. Raises one of
-    `UNREADABLE_IMAGE` if the image is damaged or exceeds a limit."""
+    """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE`, also for limits."""
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:

@@ -98,8 +98,7 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
 
 
 def join_splits(splits: Sequence[Split]) -> Split:
-    """Return the samples of all splits, one split after the other. Raises ValueError for columns
-    of different names, shapes or dtypes."""
+    """Return the samples of all splits in order. Raises ValueError for columns that differ."""
     names = [tuple(split.columns) for split in splits]
     if len(set(names)) > 1:
         raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")

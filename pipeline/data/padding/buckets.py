@@ -142,7 +142,6 @@ class PaddedColumn:
         return (len(self.values.sizes), *self.bucket, *self.values.trailing)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the values at an integer array of sample indices, or at a slice."""
         rows = resolve_indices(indices, len(self.values.sizes)).tolist()
         padded = np.full((len(rows), *self.shape[1:]), self.fill, self.dtype)
         for position, index in enumerate(rows):

@@ -162,8 +162,7 @@ def _read_header(path: Path, size: int) -> Header:
 
 
 def _read_index(index: Path) -> np.ndarray:
-    """Return the rows of `_INDEX_QUERY` in the order of samples, int64 (samples, 7). Raises
-    ValueError if the file is missing or damaged."""
+    """Return the rows of `_INDEX_QUERY` by sample, int64 (samples, 7). Raises ValueError."""
     if not index.is_file():
         raise ValueError(f"needs its index {show_name(index.name)} in the same folder")
     # A hostile database may compute endless rows or huge values, so both are limited.

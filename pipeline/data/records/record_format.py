@@ -196,8 +196,7 @@ def decode(
         body, first_crc32, number
     ):
         raise ValueError("its checksum is wrong")
-    values = np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape)
-    return values.astype(dtype, copy=False)
+    return np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
 
 
 def decode_batch(

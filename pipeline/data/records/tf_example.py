@@ -51,15 +51,11 @@ class TFRecordFile(RecordSpans):
     """A TFRecord file of Examples."""
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the features of a record. Raises OSError, and ValueError if it has changed."""
         return parse_example(self.read(record))
 
 
 def index_tfrecord(path: Path, visit: Callable[[int, Mapping[str, Feature]], None]) -> TFRecordFile:
-    """Call `visit` with the number and features of each record, and return the opened file.
-
-    Raises OSError, and ValueError for a damaged file.
-    """
+    """Call `visit` for each record, and return the opened file. Raises OSError and ValueError."""
     starts = []
     lengths = []
     for record, (start, content) in enumerate(scan_records(path)):

@@ -86,8 +86,7 @@ def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def compute_masked_checksum(content: bytes) -> int:
-    """Return the masked CRC-32C of bytes, as in TFRecord files. Raises DataError if google-crc32c,
-    an extra of the package, isn't installed."""
+    """Return the masked CRC-32C of bytes. Raises DataError if google-crc32c isn't installed."""
     try:
         import google_crc32c
     except ImportError:

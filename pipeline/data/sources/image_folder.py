@@ -205,10 +205,7 @@ class ImageFolder(LocalDatasetSpec):
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """Return the training and the evaluation folder of `root`; `content` is for the message.
-
-    Raises DataError if one is missing.
-    """
+    """Return the folders of both splits; `content` is for the message. Raises DataError."""
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder")
     train = root / "train"
@@ -241,8 +238,7 @@ class ClassImages:
 
 
 def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
-    """List the image files of each class in `folder`, including subfolders. Raises DataError for a
-    class without images, and for a link out of `within`."""
+    """List the images of each class. Raises DataError for an empty class, and for outside links."""
     listings = [list_images(folder / name, within) for name in classes]
     counts = [len(listing.images) for listing in listings]
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
@@ -272,8 +268,7 @@ class Listing:
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
-    """List a folder and its subfolders. Raises DataError if there is no image, for a link out of
-    `within`, and for an unreadable folder."""
+    """List a folder and its subfolders. Raises DataError without images, and for outside links."""
     require_within(folder, within)
     images = []
     left_out = []
@@ -328,9 +323,6 @@ def require_within(path: Path, folder: Path | None) -> None:
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
     """Return the visible entries of a folder, sorted by name. Raises DataError."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{folder}: can't be read: {error.strerror or error}") from error
+    with name_file(folder), os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
     return sorted(visible, key=lambda entry: entry.name)

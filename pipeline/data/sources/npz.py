@@ -94,8 +94,7 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Read the arrays of an .npz file, also of further columns. Raises ValueError that names
-    a missing or damaged array."""
+    """Read the arrays of an .npz file, also of further columns. Raises ValueError with the name."""
     arrays = {}
     required = (*ARRAYS, *(f"{name}_{split}" for name in columns for split in ("train", "test")))
     with open_archive(path) as archive:
@@ -114,8 +113,7 @@ def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray
 def _read_columns(
     arrays: Mapping[str, np.ndarray], names: Sequence[str], split: str
 ) -> dict[str, np.ndarray]:
-    """Return further columns of a split, with at most 4 bytes a value. Raises ValueError that names
-    the array."""
+    """Return further columns, with at most 4 bytes a value. Raises ValueError with the name."""
     samples = len(arrays[f"x_{split}_sizes" if f"x_{split}_sizes" in arrays else f"x_{split}"])
     columns = {}
     for name in names:

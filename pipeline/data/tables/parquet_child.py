@@ -109,8 +109,7 @@ def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memory
         raise ValueError(f"{show_name(name)} has a text that is not UTF-8") from error
     numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)
     numbers[used] = np.arange(len(used))
-    listed = json.dumps(names).encode()
-    return [b"t", *_add_length(numbers[codes]), *_add_length(listed)]
+    return [b"t", *_add_length(numbers[codes]), *_add_length(json.dumps(names).encode())]
 
 
 def _add_length(content: Any) -> list[bytes | memoryview]:

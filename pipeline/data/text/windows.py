@@ -10,13 +10,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """A column of windows of consecutive tokens. Window n begins at token `first + n * stride`.
-    Windows share the memory of one text."""
+    """Windows of consecutive tokens of one text. Window n begins at token `first + n * stride`."""
 
     tokens: np.ndarray
     """The whole text, uint8 or int32 (tokens,)."""
     count: int
-    """Number of windows."""
     length: int
     """Tokens of a window."""
     stride: int
