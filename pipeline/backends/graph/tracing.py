@@ -40,10 +40,7 @@ class _Place:
 
 
 def make_graph(traced: jax.stages.Traced) -> Graph:
-    """Return the graph of a traced function, such as `jax.jit(function).trace(shape)`.
-
-    Raises UnboundedLoopError for a while loop without a constant number of iterations.
-    """
+    """Return the graph of a traced function. Raises UnboundedLoopError for unknown iterations."""
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
@@ -180,8 +177,7 @@ class _Tracer:
         loop = read_while(eqn)
         inside = self._enter_loop(place, count)
         _, consts, initial = loop.split_operands(inputs)
-        body = loop.body.jaxpr
-        carried = self._add_carries(body, len(consts), [*consts, *initial], inside)
+        carried = self._add_carries(loop.body.jaxpr, len(consts), [*consts, *initial], inside)
         outputs = self.inline(loop.body, [*consts, *carried], inside)
         return tuple(self._add_final_carries(carried, outputs, eqn.outvars, place))
 

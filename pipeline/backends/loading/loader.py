@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, Protocol
+from typing import Literal
 
 from pipeline.backends.loading.loader_stats import (
     LoaderReport,
@@ -39,32 +39,13 @@ Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
 
 
-class WindowSource(Protocol):
-    """Prepares windows, the next one while the previous one is in use."""
-
-    kind: Literal["resident", "stream"]
-    device_bytes: int
-
-    def count_ready_steps(self, step: int) -> int:
-        """Return how many steps of the window that starts at `step` are ready."""
-
-    def take(self, step: int) -> Prepared:
-        """Return the window that starts at `step`, once it is ready.
-
-        Raises DataError if a sample can't be read.
-        """
-
-    def close(self) -> None:
-        """Stop preparing ahead, until the next `take`."""
-
-
 class ResidentWindows:
     """Windows of a split that is on the device. A thread computes the next window's order.
 
     For 60,000 samples that takes 7 ms, a few per cent of 1,024 steps of a small network.
     """
 
-    kind: Literal["resident", "stream"] = "resident"
+    kind: Literal["resident"] = "resident"
 
     def __init__(self, source: LoaderSource, window_steps: int) -> None:
         self._source = source
@@ -93,7 +74,7 @@ class ResidentWindows:
         return prepared
 
     def close(self) -> None:
-        """Drop the prepared window."""
+        """Drop the prepared window. The next `take` prepares it again."""
         self._ahead = None
 
     def _prepare(self, step: int) -> Prepared:
@@ -110,9 +91,12 @@ class Loader:
     """Windows for a backend, and statistics of how long training waits for them."""
 
     def __init__(
-        self, source: WindowSource, notify: Notify | None, clock: Clock = time.perf_counter
+        self,
+        source: ResidentWindows | StreamedWindows,
+        notify: Notify | None,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        self.kind = source.kind
+        self.kind: Literal["resident", "stream"] = source.kind
         self.device_bytes = source.device_bytes
         self._source = source
         self._clock = clock
@@ -121,10 +105,7 @@ class Loader:
         self._handed_at = 0.0
 
     def window(self, step: int) -> Window:
-        """Return the window that has the step after boundary `step`: the one in use, or a new one.
-
-        Raises DataError if one of its samples can't be read.
-        """
+        """Return the window that has the step after `step`, in use or new. Raises DataError."""
         last = self._window
         if last is not None and last.start <= step < last.stop:
             return last
@@ -145,10 +126,7 @@ class Loader:
         return window
 
     def close(self) -> None:
-        """Stop preparing ahead, so that no samples are read in vain.
-
-        The window in use is dropped too. A later request prepares it again.
-        """
+        """Stop preparing ahead, and drop the window in use. A later request prepares it again."""
         self._source.close()
         self._window = None
 

@@ -70,7 +70,6 @@ class WindowHandoff:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time in which training waited."""
         return self.wait_s / max(self.wait_s + self.busy_s, 1e-9)
 
 

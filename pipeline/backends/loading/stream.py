@@ -24,7 +24,7 @@ from pipeline.core.errors import PipelineError
 class StreamedWindows:
     """Windows whose samples are read while the previous window is in use."""
 
-    kind: Literal["resident", "stream"] = "stream"
+    kind: Literal["stream"] = "stream"
 
     def __init__(self, source: LoaderSource, window_steps: int) -> None:
         self._plan = ReadPlan(source, window_steps)
@@ -49,7 +49,7 @@ class StreamedWindows:
             raise
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, until the next `take`."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -39,8 +39,7 @@ class LoaderSource:
     stop: int | None = None
     """The last step of the run: no sample after it is read."""
     short_first: bool = False
-    """Whether the first windows of a reader are short. Each is transferred in the shape of a full
-    window."""
+    """Whether a reader's first windows are short. Their arrays have the shape of full ones."""
     clock: Clock = time.perf_counter
 
 
@@ -75,7 +74,6 @@ class ReadPlan:
 
     @property
     def parts(self) -> int:
-        """Number of parts of a window."""
         return min(PARTS, self.window_steps * self.batch_rows)
 
     def list_steps(self, boundary: int, number: int) -> range:

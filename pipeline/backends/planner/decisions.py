@@ -156,10 +156,7 @@ class ShardingPrices:
         return Price(collectives=forward + find_transfer(target, (), layout, nbytes, self.mesh))
 
     def to_us(self, price: Price) -> float:
-        """Return the microseconds of a price.
-
-        Gradients count with the share that the backward pass doesn't overlap.
-        """
+        """Return microseconds; of gradients, those that the backward pass doesn't overlap."""
         alone_us = (
             price.compute_us
             + sum(map(self._compute_collective_us, price.collectives))
@@ -193,8 +190,7 @@ class ShardingPrices:
         return gradient.nbytes * self._us_per_byte[axes]
 
     def _make_group(self, axes: tuple[int, ...]) -> DeviceGroup:
-        stride = 1 if 1 in axes else self.mesh.model
-        return DeviceGroup(self.mesh.count_along(axes), stride)
+        return DeviceGroup(self.mesh.count_along(axes), 1 if 1 in axes else self.mesh.model)
 
     def _divide_amount(self, amount: float, extent: Extent, layout: Layout) -> float:
         return amount / count_pieces(layout, self.mesh, *extent.groups)

@@ -101,19 +101,15 @@ class Eliminator:
     _cache: dict[Any, Table] = field(default_factory=dict)
 
     def find_best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
-        """Return the fastest choice within the bound; None if nothing fits.
-
-        `sizes` are the numbers of states of the variables. Of equally fast choices, the choice with
-        the first states is returned, so the result is always the same.
-        """
-        choices = self.find_frontier(factors, sizes)
-        return min(choices, key=lambda choice: choice.time, default=None)
+        """Return the fastest choice in bounds, of equal ones the first states, or None."""
+        return min(self.find_frontier(factors, sizes), key=lambda choice: choice.time, default=None)
 
     def find_frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
         """Return the choices that no other beats in both time and memory, by ascending memory."""
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
-            pending[len(pending)] = Factor((variable,), self._make_zeros(size))
+            zeros = self._cache.setdefault(("zeros", size), Table.from_arrays(np.zeros(size)))
+            pending[len(pending)] = Factor((variable,), zeros)
         adjacent: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
         for factor in factors:
             for variable in factor.scope:
@@ -140,12 +136,6 @@ class Eliminator:
             )
             if np.isfinite(time)
         )
-
-    def _make_zeros(self, size: int) -> Table:
-        key = ("zeros", size)
-        if key not in self._cache:
-            self._cache[key] = Table.from_arrays(np.zeros(size))
-        return self._cache[key]
 
     def _add_all(self, factors: Sequence[Factor]) -> Factor:
         """Add tables, small and equal scopes first, so that parallel branches become one."""

@@ -152,10 +152,8 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension with its position in the parameter, which the weight may be a view of.
-
-        Returns None for a dimension that the parameter doesn't have, or that is indivisible.
-        """
+        """Return a dimension with its position in the parameter, which the weight may be a view of;
+        None if the parameter doesn't have it, or it is indivisible."""
         if dim.weight is None:
             return dim
         groups = self.regions.groups
@@ -268,10 +266,7 @@ class _Finder:
 
 
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:
-    """Return whether a dimension of an operator can be sharded in the regions of its arrays.
-
-    If not, XLA would copy the arrays to all devices.
-    """
+    """Return whether a dimension can be sharded in its arrays' regions; else XLA copies them."""
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)
 

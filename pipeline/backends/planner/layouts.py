@@ -28,7 +28,6 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.data * self.model
 
     def count_along(self, axes: Sequence[int]) -> int:
@@ -52,10 +51,7 @@ def list_meshes(devices: int) -> tuple[Mesh, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective along some axes.
-
-    `nbytes` is the size of a device's array after an all-gather, before a reduce-scatter.
-    """
+    """A collective of a device's array: `nbytes` after an all-gather, before a reduce-scatter."""
 
     kind: CollectiveKind
     nbytes: float
@@ -84,10 +80,7 @@ def count_pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
 
 
 def view_layout(layout: Layout, groups: Sequence[int | None]) -> Layout:
-    """Return the layout of an array with the given groups, from the layout of its region.
-
-    An axis that shards none of the array's groups makes copies.
-    """
+    """Return the layout of an array with these groups, from the layout of its region."""
     return tuple(
         groups.index(group) if group is not None and group in groups else None for group in layout
     )

@@ -267,10 +267,7 @@ def _rule_to_dict(rule: ShardingRule) -> dict[str, Any]:
 
 
 def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]]) -> ParallelPlan:
-    """Read a plan and check it against a number of devices and the shapes of all parameters.
-
-    Raises RecipeError with all problems.
-    """
+    """Read a plan and check it for these devices and parameters. Raises RecipeError."""
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:

@@ -55,8 +55,7 @@ class SearchedPlans:
     runners_up: tuple[ParallelPlan, ...]
     """The next plans, the fastest first."""
     data_parallel: ParallelPlan | None
-    """The best data-parallel plan, also if it doesn't fit; None if the devices don't divide the
-    batch."""
+    """The best data-parallel plan, even if too large; None if devices don't divide the batch."""
     one_device: ParallelPlan
     """The step on one device, also if it doesn't fit."""
     memory_bytes: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,10 +37,6 @@ class Range:
         if self.shape == ():
             return f"{text}{lead} {self.min:.4g}"
         return f"{text}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return asdict(self)
 
 
 def find_range(array: Any) -> Range:
