@@ -37,7 +37,7 @@ class Tensor:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tensor for JSON."""
-        return {"kind": self.kind, "name": self.name, **self.range.to_dict()}
+        return {"kind": self.kind, "name": self.name, **asdict(self.range)}
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,13 @@ class Finding:
     """Name of the JAX primitive; "" if an input of the step isn't finite."""
     tensor: Tensor
     operands: tuple[Tensor, ...] = ()
-    """Operands of the operation."""
     inputs: tuple[Tensor, ...] = ()
-    """Inputs of the layer."""
     parameters: tuple[Tensor, ...] = ()
-    """Parameters of the layer."""
     samples: NonFiniteSamples | None = None
     """Samples whose part isn't finite; None if the tensor isn't divided by samples."""
 
     @property
     def headline(self) -> str:
-        """The finding in one line."""
         layer = f", {self.layer}" if self.layer else ""
         operation = f" ({self.operation})" if self.operation else ""
         return f"{_PHASE_TEXTS[self.phase]}{layer}{operation}: {self.tensor}"
@@ -123,7 +119,6 @@ class Autopsy:
     """Gradient norm of the replay; NaN if the loss is not finite, since the replay ends there."""
     finding: Finding | None
     reason: str = ""
-    """Reason for the missing finding."""
     is_fault_of_machine: bool = False
     """Whether the compiled step returned another result the second time."""
 
@@ -134,7 +129,6 @@ class Autopsy:
 
     @property
     def headline(self) -> str:
-        """The result in one line."""
         return str(self).splitlines()[0]
 
     def to_dict(self) -> dict[str, Any]:

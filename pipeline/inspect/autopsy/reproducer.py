@@ -51,7 +51,7 @@ from pipeline.training.state import FreezePhase, StepConfig, TrainState
 
 ARRAYS = "arrays.npz"
 STEP = "step.json"
-_STATE = ("params", "batch_stats")
+_STATE = ("params", "batch_stats", "loss_scale", "step")
 _BATCH = {
     "columns": "columns",
     "seed": "seed",
@@ -89,7 +89,12 @@ def write_reproducer(
     for name in (RECIPE, LOWERINGS):
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
-    write_weights(folder / ARRAYS, _collect_arrays(state, batch))
+    tree = {
+        "state": {name: getattr(state, name) for name in _STATE},
+        "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
+    }
+    arrays = {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
+    write_weights(folder / ARRAYS, arrays)
     first = next(iter(step_config.train_ops), None)
     document = {
         "image": asdict(step_config.image),
@@ -103,14 +108,6 @@ def write_reproducer(
     }
     write_whole(folder / STEP, json_text(document, indent=2) + "\n")
     return folder
-
-
-def _collect_arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
-    tree = {
-        "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
-        "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
-    }
-    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
 
 
 def read_reproducer(folder: Path) -> Reproducer:

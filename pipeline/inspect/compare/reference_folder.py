@@ -81,10 +81,7 @@ def read_reference(folder: Path) -> TensorSide:
 
 
 def _read_order(folder: Path) -> dict[str, int]:
-    """Return the place of each operator by full name and by its last part; {} without a file.
-
-    Raises DataError for several files, and for a file that can't be read.
-    """
+    """Return the places of operators by full and last name, {} without a file."""
     files = sorted(path for path in folder.glob(ORDER) if not path.is_symlink())
     if len(files) > 1:
         names = join_first([file.name for file in files], 4)

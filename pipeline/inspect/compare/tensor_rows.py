@@ -19,20 +19,10 @@ from pipeline.inspect.dumps.tensor_names import DATA, LOSS, TensorName
 NO_COUNTERPART = "*"
 """Cell for an operator that one side lacks."""
 HEADER = (
-    "Index",
-    "LeftOp",
-    "RightOp",
-    "TensorIndex",
-    "CosineSimilarity",
-    "MaxAbsoluteError",
-    "AccumulatedRelativeError",
-    "RelativeEuclideanDistance",
-    "KullbackLeiblerDivergence",
-    "StandardDeviation",
-    "MeanAbsoluteError",
-    "RootMeanSquareError",
-    "MaxRelativeError",
-    "MeanRelativeError",
+    *("Index", "LeftOp", "RightOp", "TensorIndex", "CosineSimilarity", "MaxAbsoluteError"),
+    *("AccumulatedRelativeError", "RelativeEuclideanDistance", "KullbackLeiblerDivergence"),
+    *("StandardDeviation", "MeanAbsoluteError", "RootMeanSquareError"),
+    *("MaxRelativeError", "MeanRelativeError"),
 )
 Mapped = Mapping[str, Sequence[str]]
 """The right side's layers that correspond to each layer of the left side, by path."""
@@ -96,10 +86,8 @@ class TensorRow:
             *map(_format_number, (c.cosine, c.max_absolute, c.accumulated_relative)),
             *map(_format_number, (c.relative_euclidean, c.divergence)),
             f"{c.left},{c.right}",
-            *map(
-                _format_number,
-                (c.mean_absolute, c.root_mean_square, c.max_relative, c.mean_relative),
-            ),
+            *map(_format_number, (c.mean_absolute, c.root_mean_square)),
+            *map(_format_number, (c.max_relative, c.mean_relative)),
         )
 
 
@@ -164,8 +152,7 @@ def compare_tensors(
 
 def to_csv(rows: Sequence[TensorRow]) -> str:
     """Return the rows as CSV with a header."""
-    lines = [format_line(HEADER), *(format_line(row.cells) for row in rows)]
-    return "".join(lines)
+    return "".join([format_line(HEADER), *(format_line(row.cells) for row in rows)])
 
 
 def to_text(rows: Sequence[TensorRow], thresholds: Thresholds) -> list[str]:

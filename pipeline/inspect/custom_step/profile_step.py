@@ -169,18 +169,15 @@ def _collect_evidence(
 def _measure_sink_gain(
     opened: OpenStep, program: SinkProgram, host: HostTime, size: int
 ) -> SinkGain | None:
-    """Compare sinks of `size` with the sinks of "auto", in alternating trials.
-
-    Returns None if the latter aren't longer. Trials of long sinks are short, since the size hardly
-    matters above a few hundred steps.
-    """
+    """Compare sinks of `size` with those of "auto", in turns; None if the latter aren't longer."""
     prepared = opened.prepared
     state = copy_state(prepared.state, opened.placement)
     settings = replace(prepared.settings, size="auto")
     longer = choose_size(settings, None, program, state, opened.loader)
     if longer <= size:
         return None
-    # The first sink, a third of the steps, isn't counted.
+    # The first sink, a third of the steps, isn't counted. Trials of long sinks are short, since the
+    # size hardly matters above a few hundred steps.
     trial_steps = max(size + 1, min(longer, int(TRIAL_MS / host.step)))
     current_ms = []
     longer_ms = []

@@ -32,10 +32,7 @@ _BIT_PRIMITIVES = ("bitcast_convert_type", "nextafter")
 
 
 def widen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes `function` in float64 on the CPU, compiled.
-
-    It accepts arrays of any types. Its floating-point results are float64.
-    """
+    """Return a function that computes `function` in float64 on the CPU, compiled."""
 
     def compute(*arguments: Any) -> Any:
         return run_traced(function, arguments, _run_compiled)

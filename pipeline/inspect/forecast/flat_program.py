@@ -42,8 +42,7 @@ def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
     most values is used, or the platform's branch if the platform decides.
     """
     flattening = _Flattening(platform)
-    inputs = [Var(v.aval) for v in program.jaxpr.invars]
-    results = flattening.add(program, inputs)
+    results = flattening.add(program, [Var(v.aval) for v in program.jaxpr.invars])
     return FlatProgram(
         tuple(flattening.equations),
         tuple(flattening.functions),

@@ -60,9 +60,7 @@ class ProfiledRun:
     """Begin and end of each evaluation."""
     loader: LoaderReport
     data_bytes: int
-    """Bytes of the data on the device."""
     state_bytes: Mapping[str, int]
-    """Bytes of the parts of the state."""
     compilations: tuple[Compilation, ...]
     memory: Mapping[str, int]
     """Bytes of the parts of the compiled program, as `program_memory` returns them."""
@@ -70,7 +68,6 @@ class ProfiledRun:
     process_bytes: int = field(
         default_factory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
     )
-    """Most memory of the process."""
     processors: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Processors that the process may use."""
 
@@ -302,10 +299,7 @@ def program_memory(program: Any) -> dict[str, int]:
 def profile_with_peaks(
     run: ProfiledRun, events: Sequence[TracedOp], device: jax.Device, folder: Path | None
 ) -> tuple[StepProfile, Traced]:
-    """Return the profile of a run and its traced operations, with the peaks of its device.
-
-    The peaks are cached in `folder`. They are measured again if an operator exceeds them.
-    """
+    """Return the profile with the device's peaks, measured again if an operator exceeds them."""
     profile, traced = measured_profile(run, peaks_of(device, folder), events)
     if exceeds_peaks(profile):
         # The machine was busy when the peaks were measured.

@@ -17,10 +17,7 @@ GIGA = 1e9
 def profile_table(
     profiles: Sequence[StepProfile], verdict: StepVerdict, rows: int | None = ROWS
 ) -> str:
-    """Return profiles and their verdict as text.
-
-    At most `rows` layers, and at most `rows` operators of each profile, are listed; None lists all.
-    """
+    """Return profiles and verdict as text, with at most `rows` layers and operators; None: all."""
     lines: list[str] = []
     for profile in profiles:
         lines += [*_format_head(profile), ""]

@@ -90,10 +90,7 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
 
 
 def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
-    """Return the run, shortened to its profile with `profile.mode = only`.
-
-    Raises RecipeError if it can't be profiled.
-    """
+    """Shorten a run with `profile.mode = only`. Raises RecipeError if it can't be profiled."""
     require_profilable(context.recipe, backend.device.platform, context.ranks.size)
     if context.recipe.profile.mode != "only":
         return built
@@ -140,11 +137,7 @@ class RunProfiler(Profile):
     """The `Profile` of a running run; its `run` has the traced executable and the schedule."""
 
     def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
-        """Choose the steps to trace after the first `done` steps.
-
-        `schedule` is the run's schedule before it was shortened. Raises RecipeError if the run has
-        too few steps.
-        """
+        """Choose the steps to trace; `schedule` is the run's before it was shortened."""
         self._recipe = run.context.recipe
         self._schedule = schedule
         self._reporter = run.context.reporter
@@ -160,8 +153,7 @@ class RunProfiler(Profile):
         text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
         notify = partial(self._reporter.stage, "profile", text)
         self.executable = ProfiledExecutable(self._plain, window.first, window.steps, notify)
-        shortened = replace(run.built.run_schedule, total=window.total)
-        built = replace(run.built, run_schedule=shortened)
+        built = replace(run.built, run_schedule=replace(run.built.run_schedule, total=window.total))
         super().__init__(replace(run, built=built, executable=self.executable))
 
     @contextmanager
@@ -182,11 +174,7 @@ class RunProfiler(Profile):
             self._reporter.warn(f"no profile: {first_line(error)}")
 
     def _write_report(self, estimate: Estimate | None, state: TrainState) -> None:
-        """Print the profile and write its files.
-
-        Raises RecipeError if the trace has no operation, RunError if the run ended early or a file
-        can't be written.
-        """
+        """Print the profile and write its files. Raises RecipeError and RunError."""
         dataset = self.run.dataset
         backend = self.run.backend
         dispatches = tuple(dispatch for dispatch in self.executable.dispatches if dispatch.traced)
@@ -281,11 +269,8 @@ class RunProfiler(Profile):
         return replace(evidence, profile=profile, host=host, events=events)
 
     def _measure_starved_ms(self, device_ms: float) -> float:
-        """Return the ms that a step waits for data: the reader's time less the device's.
-
-        The first window is read again, since its first reading was slowed by imports and
-        compilations.
-        """
+        """Return the ms that a step waits for data: the reader's time less the device's."""
+        # The first window is read again: imports and compilations slowed its first reading.
         loader = self._plain.loader
         loader.close()
         waited_s = loader.waited_s

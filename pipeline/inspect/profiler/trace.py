@@ -31,7 +31,6 @@ class TracedOp:
 
     @property
     def ns(self) -> float:
-        """Duration in nanoseconds."""
         return self.end_ns - self.begin_ns
 
 
@@ -43,7 +42,6 @@ class Tracer:
 
     @property
     def is_running(self) -> bool:
-        """Whether a trace is running."""
         return self._folder is not None
 
     def start(self) -> None:
@@ -74,10 +72,7 @@ class Tracer:
 
 
 def read_operations(raw: bytes) -> tuple[TracedOp, ...]:
-    """Return the operations in a file of JAX's profiler, in the order of their begins.
-
-    Raises ValueError if it isn't such a file.
-    """
+    """Return the operations in a profiler's file, in the order of begins. Raises ValueError."""
     if not raw:
         return ()
     try:
