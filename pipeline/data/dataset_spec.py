@@ -251,7 +251,7 @@ class EvalSplitSpec(Spec):
         return self
 
 
-GivenRoot = Annotated[
+RequiredRoot = Annotated[
     Location, WithJsonSchema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
 ]
 """A required root: null in conf/, so that a recipe must set it."""
@@ -348,7 +348,7 @@ class LocalDatasetSpec(DatasetSpec):
 
     root_must_be: ClassVar[str]
     """Description of the root for the user."""
-    root: GivenRoot
+    root: RequiredRoot
 
     @field_validator("root", mode="before")
     @classmethod

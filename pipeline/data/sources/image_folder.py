@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import FilePath, Seq, component
 from pipeline.data.columns import Column, RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
@@ -46,7 +46,7 @@ class ImageFolder(LocalDatasetSpec):
         "the images of dataset.labels_csv"
     )
     name: Literal["image_folder"] = "image_folder"
-    root: GivenRoot
+    root: RequiredRoot
     """The folder with train and eval, with the classes, or with the images of a table."""
     split: Share | None = None
     """The share of the images of each class for evaluation; null: they are in another folder."""

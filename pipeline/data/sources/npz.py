@@ -14,7 +14,7 @@ from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import Column, RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.padding.buckets import SIZE, RaggedArray, RaggedColumn, make_ragged_array
 from pipeline.data.targets import Targets, Task, standardise_targets
@@ -48,7 +48,7 @@ class NumpyArchive(LocalDatasetSpec):
 
     root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
     name: Literal["numpy"] = "numpy"
-    root: GivenRoot
+    root: RequiredRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
     """The task of y. auto: classes if it has whole numbers, else numbers to predict (regression).
