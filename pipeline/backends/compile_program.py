@@ -159,7 +159,6 @@ class LaterProgram:
             self._compiled.result()
 
     def __call__(self, *args: Any) -> Any:
-        """Call the program, once it is compiled."""
         self.begin()
         assert self._compiled is not None
         return self._compiled.result()(*args)

@@ -200,7 +200,6 @@ def _make_constant(array: np.ndarray) -> Formula:
 
 
 def read_constant(formula: Formula) -> Any:
-    """Return the numpy scalar of a constant."""
     return np.frombuffer(formula[2], formula[1])[0]
 
 

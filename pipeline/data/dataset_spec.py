@@ -326,10 +326,7 @@ class DatasetSpec(Spec):
         return None
 
     def load(self, cache: Path) -> RawData:
-        """Read both splits, after a root that is an address is copied into `cache`.
-
-        Raises DataError, and RunError if the address can't be reached.
-        """
+        """Read both splits, of an address from a copy in `cache`. Raises DataError and RunError."""
         if not isinstance(self.root, Address):
             return self.read(cache)
         root = copy_once(self.root, cache)

@@ -150,7 +150,6 @@ class FileShardedOrder(InterleavedOrder):
 
     @cached_property
     def _parts(self) -> tuple[InterleavedOrder, ...]:
-        """The order of each group of files."""
         settings = {f.name: getattr(self, f.name) for f in fields(InterleavedOrder)}
         settings |= {"num_shards": self.file_shards, "batch_size": 1}
         return tuple(

@@ -132,6 +132,5 @@ def _join(columns: Sequence[Column], name: str) -> Column:
 
 
 def _view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
-    """Return rows of columns."""
     view = RowView(columns, column_ids, rows)
     return RaggedRowView(view) if isinstance(columns[0], RaggedColumn) else view

@@ -46,7 +46,6 @@ def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
 
 
 def replace_targets(ops: Sequence[MapOp], targets: Targets) -> Targets:
-    """Return the targets after all ops."""
     for op in ops:
         targets = op.replace_targets(targets)
     return targets
@@ -58,7 +57,6 @@ def count_choices(ops: Sequence[MapOp]) -> int:
 
 
 def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
-    """Return variant `number` of a list of ops."""
     return tuple(op.chosen(number) for op in ops)
 
 

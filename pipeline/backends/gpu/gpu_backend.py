@@ -168,7 +168,6 @@ class AbsentGpuBackend(XlaBackend):
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Return "none", as nothing can run."""
         return "none", f"{self.target.chip} is not there"
 
     def choose_lowerings(

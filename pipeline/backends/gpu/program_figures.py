@@ -156,11 +156,9 @@ class ProgramFigures:
         return self.loops > 0 and not self.loop_in_graph and self.hlo.known_steps is None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
         return {**asdict(self), "waits_for_host": self.waits_for_host}
 
     def format_lines(self, name: str) -> tuple[str, ...]:
-        """Return the figures as lines for the user."""
         unit = "a step" if self.loops else "each"
         in_body = _describe_bytes(self.hlo.body_moved_bytes)
         in_dispatch = _describe_bytes(self.hlo.state_moved_bytes)
@@ -212,7 +210,6 @@ def make_compiler(target: ChipTarget) -> Compile:
 def _compile_and_list(
     spec: ProgramSpec, watch: ProgressClock
 ) -> tuple[Any, ProgramReport, tuple[Thunk, ...]]:
-    """Compile a program. Return it with its report and its thunks."""
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program, report = compile_program(spec.with_options(dump), watch)
@@ -222,7 +219,6 @@ def _compile_and_list(
 
 
 def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
-    """Return the figures of a compiled program, from its memory, its HLO and its thunks."""
     memory = program.memory_analysis()
     memory_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     memory_bytes += memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -78,7 +78,6 @@ class HloText:
     entry: str
 
     def lines(self) -> Iterator[HloLine]:
-        """Yield the instructions of all computations."""
         for computation in self.computations.values():
             yield from computation.values()
 

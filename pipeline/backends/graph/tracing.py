@@ -62,7 +62,6 @@ class _Tracer:
         return len(self.graph.values) - 1
 
     def add_constant(self, var: Any, _: Any = None) -> int:
-        """Add a constant value; return its index."""
         index = self.add_value(var)
         self.graph.constants.add(index)
         return index
@@ -70,7 +69,6 @@ class _Tracer:
     def inline(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[int], place: _Place
     ) -> tuple[int, ...]:
-        """Inline a jaxpr and return its outputs."""
         return tuple(walk(jaxpr, inputs, partial(self.add_equation, place), self.add_constant))
 
     def add_equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
@@ -150,7 +148,6 @@ class _Tracer:
         variables: Sequence[Any],
         place: _Place,
     ) -> list[int]:
-        """Add the final values of a loop's carry."""
         self.graph.carried += [
             (before, after)
             for before, after in zip(carried, returned, strict=True)

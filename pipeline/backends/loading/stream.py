@@ -136,7 +136,6 @@ class PartSource:
         return self._parts_read - self._parts_claimed
 
     def claim(self, parts: int) -> None:
-        """Count `parts` more parts as taken."""
         with self._lock:
             self._parts_claimed += parts
 

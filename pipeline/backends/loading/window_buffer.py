@@ -131,7 +131,6 @@ class WindowBuffer:
         return PrepareTime.total([*times, PrepareTime(seconds)]), window
 
     def count_samples(self, part: int) -> int:
-        """Return the number of samples of a part."""
         rows = self._slice_rows(part)
         return int(rows.stop - rows.start)
 

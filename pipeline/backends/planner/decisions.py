@@ -233,10 +233,7 @@ def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
 
 
 class Decisions:
-    """Variables of one mesh: regions, then operators, then weights with several uses.
-
-    The states of a variable are layouts, or an operator's shardings.
-    """
+    """Variables of a mesh: regions, operators, shared weights. States are layouts or shardings."""
 
     def __init__(
         self,
@@ -266,7 +263,6 @@ class Decisions:
 
     @property
     def sizes(self) -> list[int]:
-        """The number of states of each variable."""
         return [len(states) for states in self.states]
 
     def list_factors(self) -> list[Factor]:

@@ -52,7 +52,6 @@ class DimensionGroups:
         )
 
     def is_indivisible(self, group: int) -> bool:
-        """Return whether a group is never sharded."""
         return self._indivisible[self._find(group)]
 
     def tie(self, value: int, dim: int, other: int, other_dim: int) -> None:
@@ -66,11 +65,9 @@ class DimensionGroups:
         self._indivisible[low] = self._indivisible[low] or self._indivisible[high]
 
     def mark_indivisible(self, value: int, dim: int) -> None:
-        """Mark the group of a dimension as indivisible."""
         self._indivisible[self._find(self._first[value] + dim)] = True
 
     def mark_all_indivisible(self, values: Sequence[int]) -> None:
-        """Mark all groups of some values as indivisible."""
         for value in values:
             for dim in range(len(self.shapes[value])):
                 self.mark_indivisible(value, dim)

@@ -39,7 +39,6 @@ Groups = tuple[int, ...]
 
 
 def find_blocks(step: LossToPlan) -> StepBlocks:
-    """Trace a loss and its gradients, and find the blocks."""
     loss = TracedLoss(step)
     return _Finder(loss, RegionGroups(loss), step.sync_batch_norm).find()
 
@@ -57,7 +56,6 @@ class _RegionItems:
     )
 
     def to_region(self, sizes: Sequence[int], samples: int | None) -> Region:
-        """Return the region with all amounts."""
         return Region(
             sizes=tuple(sizes),
             samples=samples,

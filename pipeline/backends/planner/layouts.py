@@ -31,11 +31,9 @@ class Mesh:
         return self.data * self.model
 
     def count_along(self, axes: Sequence[int]) -> int:
-        """Return the number of devices along some axes together."""
         return prod(self.sizes[axis] for axis in axes)
 
     def num_pieces(self, layout: Layout) -> int:
-        """Return the number of pieces of an array in a layout."""
         return self.count_along([axis for axis, dim in enumerate(layout) if dim is not None])
 
     def __str__(self) -> str:

@@ -240,12 +240,10 @@ class PlanFile(Spec):
 
 
 def save_plan(plan: ParallelPlan, path: Path) -> None:
-    """Write a plan as YAML."""
     write_whole(path, format_plan(plan))
 
 
 def format_plan(plan: ParallelPlan) -> str:
-    """Return a plan as YAML."""
     return HEAD + yaml_text(
         {
             "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},

@@ -72,7 +72,6 @@ class TracedLoss:
             yield from (out for out in self.graph.nodes[index].outputs if out in self.varying)
 
     def get_shape(self, value: int) -> tuple[int, ...]:
-        """Return the shape of a value."""
         return self.graph.values[value].shape
 
     def count_bytes(self, value: int) -> int:

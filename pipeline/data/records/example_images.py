@@ -102,7 +102,6 @@ class Examples:
     label_key: str
 
     def at(self, rows: np.ndarray) -> Examples:
-        """Return the examples of these rows."""
         images = replace(self.images, rows=self.images.rows[rows])
         return replace(self, images=images, labels=self.labels[rows])
 

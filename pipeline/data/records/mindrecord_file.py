@@ -113,11 +113,7 @@ class MindRecordFile:
 def index_mindrecord(
     path: Path, visit: Callable[[int, Mapping[str, Feature]], None]
 ) -> MindRecordFile:
-    """Call `visit` with the number and fields of each sample, and return the opened file.
-
-    Raises OSError, and ValueError for a file that is damaged, encrypted, of another version, or
-    without its index or its other shards.
-    """
+    """Call `visit` for each sample, and return the opened file. Raises OSError and ValueError."""
     size = path.stat().st_size
     header = _read_header(path, size)
     for name in (Path(address).name for address in header.shard_addresses):

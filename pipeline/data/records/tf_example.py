@@ -99,7 +99,6 @@ class _Features(Mapping[str, Feature]):
 
 
 def _convert_values(feature: Any) -> Feature:
-    """Return the values of a protobuf feature."""
     kind = feature.WhichOneof("kind")
     if kind == "bytes_list":
         return tuple(feature.bytes_list.value)

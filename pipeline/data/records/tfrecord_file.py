@@ -48,11 +48,7 @@ class RecordSpans:
 
 
 def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each record's position in a file and its bytes, in order.
-
-    Raises OSError, and ValueError that names the record which is truncated, damaged or longer than
-    `MAX_RECORD_BYTES`.
-    """
+    """Yield positions and bytes of records, in order. Raises OSError and ValueError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         record = 0

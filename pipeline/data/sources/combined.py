@@ -102,7 +102,6 @@ class Zip(CombinedSpec):
 
 
 def _zip(images: Split, labels: Split) -> Split:
-    """Return a split with the image of one split and the label of the other."""
     rows = np.arange(min(len(images), len(labels)))
     images = select_samples(images, rows)
     label = select_samples(labels, rows).columns["label"]

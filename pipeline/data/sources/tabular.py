@@ -136,7 +136,6 @@ class TableDataset(DatasetSpec):
 
     @property
     def form(self) -> TableFormat:
-        """The format of the file."""
         return TableFormat()
 
     def read(self, cache: Path) -> RawData:

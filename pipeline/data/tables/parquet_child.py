@@ -45,7 +45,6 @@ class _File:
         return [piece for column in columns for piece in column]
 
     def _open(self, path: Path) -> dict[str, Any]:
-        """Open a file and return its names and number of rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

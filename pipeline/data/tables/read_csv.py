@@ -112,7 +112,6 @@ def _split_by_arrow(
 
 
 def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
-    """Read a file and convert it to UTF-8."""
     pieces = []
     with _open_text(path, form) as file:
         while piece := file.read(MAX_LINE):
@@ -258,7 +257,6 @@ def _read_lines(file: IO[str]) -> Iterator[str]:
 
 
 def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
-    """Return a `csv.reader` of the lines."""
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
     # The reader skips spaces before a field, but spaces at the end would be one more field.

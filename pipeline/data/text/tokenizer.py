@@ -221,7 +221,6 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
 
 
 def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
-    """Make a tokenizer of all characters in some texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 

@@ -41,11 +41,7 @@ class TokenWindows:
 
 
 def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
-    """Return the columns of a language model: `image` (n, length, 1, 1), `label` (n, length).
-
-    Inputs have the rank of images; labels are the next tokens. `length` and `stride` are in tokens.
-    Raises ValueError if the text has no complete window.
-    """
+    """Return `image` (n, length, 1, 1) and next tokens, `label` (n, length). Raises ValueError."""
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
         raise ValueError(

@@ -36,7 +36,6 @@ class Tensor:
         return f"{self.kind} {self.name}: {self.range}".replace(" :", ":")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tensor for JSON."""
         return {"kind": self.kind, "name": self.name, **asdict(self.range)}
 
 
@@ -58,10 +57,7 @@ class NonFiniteSamples:
 
 @dataclass(frozen=True)
 class Finding:
-    """The origin of a value that is not finite.
-
-    `layer` is the path of a layer, as in the names of parameters; "" outside of all layers.
-    """
+    """The origin of a non-finite value; `layer` is the path of a layer, or "" outside of all."""
 
     phase: Phase
     layer: str
@@ -95,7 +91,6 @@ class Finding:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding for JSON."""
         samples = self.samples
         return {
             "phase": self.phase,
@@ -132,7 +127,6 @@ class Autopsy:
         return str(self).splitlines()[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result for JSON."""
         return {
             "step": self.step,
             "reproduced": self.finding is not None,

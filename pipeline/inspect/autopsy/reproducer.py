@@ -111,11 +111,7 @@ def write_reproducer(
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read a reproducer from its folder or from the run directory.
-
-    Raises DataError if it is missing or damaged, RecipeError if its recipe is outdated, and
-    RunError if its choice of lowerings can't be read.
-    """
+    """Read a reproducer, from its folder or its run's. Raises DataError, RecipeError, RunError."""
     source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
     if source is None:
         raise DataError(

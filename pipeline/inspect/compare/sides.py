@@ -116,11 +116,7 @@ class CompareRequest:
 def compare_step(
     left: Side, right: Side, request: CompareRequest, reporter: Reporter
 ) -> StepComparison:
-    """Compute a step on both sides from the state of the right side, the reference, and compare.
-
-    Raises DataError if the sides have different networks or the run has no checkpoints, and
-    RecipeError for a pattern that no layer matches.
-    """
+    """Compute and compare a step from the right side's state. Raises DataError and RecipeError."""
     _require_same_network(left, right)
     layers = layer_kinds(right.opened.built.step_config, right.opened.built.seed)
     require_layers(request.layers, list(layers), "--layers")

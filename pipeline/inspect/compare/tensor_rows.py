@@ -98,11 +98,7 @@ def _format_number(value: float) -> str:
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair the tensors of two sides by name, or by `mapped`, with a pair for each right layer.
-
-    A tensor without a counterpart is paired with None. Such tensors of the right side come last, in
-    their order.
-    """
+    """Pair tensors by name or by `mapped`; None without a counterpart, the right side's last."""
     right_names = dict.fromkeys(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()
     used = set()
@@ -151,7 +147,6 @@ def compare_tensors(
 
 
 def to_csv(rows: Sequence[TensorRow]) -> str:
-    """Return the rows as CSV with a header."""
     return "".join([format_line(HEADER), *(format_line(row.cells) for row in rows)])
 
 

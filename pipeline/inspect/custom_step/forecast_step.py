@@ -65,7 +65,6 @@ def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJax
 
 
 def _list_float_types(state: Any) -> str:
-    """Return the floating point types of a state, as text."""
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(state)}
     names = sorted(dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
     return ", ".join(names) or "no floating point"

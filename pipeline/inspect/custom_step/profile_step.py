@@ -142,7 +142,6 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
 def _collect_evidence(
     opened: OpenStep, program: SinkProgram, profile: StepProfile, size: int
 ) -> Evidence:
-    """Return the input of the verdict's rules."""
     host = profile.host
     assert host is not None, "it was measured"
     report = opened.loader.report()

@@ -70,7 +70,6 @@ def join(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> L
 def _merge_arrays(
     combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArrays]
 ) -> NumpyArrays:
-    """Combine the arrays of each path."""
     return {path: combine([part[path] for part in parts]) for path in parts[0]}
 
 

@@ -65,7 +65,6 @@ class LayerObserver:
         x: Array,
         context: LayerContext,
     ) -> Array:
-        """Compute a layer and record its input and output."""
         path = self._name_application("/".join(context.path))
         self.inputs[path] = x
         if path in self.input_slots:

@@ -35,7 +35,6 @@ from pipeline.training.state import TrainState, restart_average
 
 
 def make_silent_reporter() -> Reporter:
-    """Return a reporter without output."""
     return Reporter(console=Console(file=io.StringIO()))
 
 

@@ -210,7 +210,6 @@ def _measure_host_ms(
 
 
 def measured_line(forecast: HostForecast, measured_ms: float) -> str:
-    """Return a line that compares a forecast with a measured step."""
     error = forecast.step_ms / measured_ms - 1
     return (
         f"  measured  {measured_ms:10.2f} ms, so the forecast is {abs(error):.0%} too "

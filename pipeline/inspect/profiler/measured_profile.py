@@ -279,7 +279,6 @@ def _list_layers(
 
 
 def bytes_of_tree(tree: Any) -> int:
-    """Return the bytes of the arrays of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

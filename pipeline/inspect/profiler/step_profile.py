@@ -76,7 +76,6 @@ class HostTime:
     """Seconds of compilations after the first dispatch."""
 
     def share(self, ms: float) -> float:
-        """Return a time as a share of the step."""
         return ms / self.step if self.step else 0.0
 
 

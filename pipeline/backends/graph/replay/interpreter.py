@@ -61,7 +61,6 @@ def is_finite(value: ReplayValue) -> bool:
 
 
 def slice_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
-    """Return the slice of a value that one iteration of a scan reads."""
     part = replace(value, array=value.array[iteration])
     return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
 
@@ -103,7 +102,6 @@ class Interpreter:
     def run(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
     ) -> list[ReplayValue]:
-        """Compute the outputs of a jaxpr for its inputs."""
 
         def compute(eqn: Any, operands: list[ReplayValue]) -> list[ReplayValue]:
             outputs = self._run_equation(eqn, operands, scope_of(eqn, scope))

@@ -11,10 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Statistics of a tensor: minimum, maximum and mean of its finite values, None without any.
-
-    `nan` and `inf` are counts.
-    """
+    """Statistics of a tensor's finite values, None without any, and counts of `nan` and `inf`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -40,7 +37,6 @@ class Range:
 
 
 def find_range(array: Any) -> Range:
-    """Return the range of an array of numbers."""
     values = np.asarray(array)
     dtype = str(values.dtype)
     shape = tuple(values.shape)
