@@ -147,7 +147,7 @@ def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
 def pair_reshaped_dims(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Pair dimensions above size 1 of a reshape with the same elements, outermost first."""
+    """Pair the dimensions of a reshape that hold the same elements, outermost first."""
     left = [dim for dim, size in enumerate(source) if size > 1]
     right = [dim for dim, size in enumerate(target) if size > 1]
     factors: list[tuple[list[int], list[int]]] = []

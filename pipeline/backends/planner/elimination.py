@@ -101,7 +101,7 @@ class Eliminator:
     _cache: dict[Any, Table] = field(default_factory=dict)
 
     def find_best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
-        """Return the fastest choice in bounds, of equal ones the first states, or None."""
+        """Return the fastest choice that fits, the first of equal ones; None if none fits."""
         return min(self.find_frontier(factors, sizes), key=lambda choice: choice.time, default=None)
 
     def find_frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:

@@ -227,7 +227,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
 
 
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
-    """Return the reference's weights with the left loss scale, or the left side's if restored."""
+    """Return the reference's weights with the left loss scale, or those the left side restores."""
     if any(key_of(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.step_config.loss_scale, right.opened.built.step_config.loss_scale

@@ -150,7 +150,7 @@ class RunDumps(Dumps):
         return parse_steps(steps) if steps else ()
 
     def require_possible(self) -> None:
-        """Raise RecipeError for unknown layers, steps after training, or unlisted layers."""
+        """Raise RecipeError for an unknown layer, a late step, or a network without layers."""
         built = self.run.built
         spec = self.run.context.recipe.dump
         total = built.run_schedule.total

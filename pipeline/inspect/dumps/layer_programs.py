@@ -278,7 +278,10 @@ def _collect_results(
     gradients: tuple[Any, ...],
     scale: Any,
 ) -> dict[str, Any]:
-    """Return arrays by fields; `gradients` by parameters, inputs, outputs and logits."""
+    """Return the arrays of a pass by the fields of `LayerTensors`.
+
+    `gradients` are with respect to parameters, inputs, outputs and logits.
+    """
     inputs, outputs, logits, changed, loss = recorded
     by_params, by_inputs, by_outputs, by_logits = gradients
     return {
