@@ -23,7 +23,7 @@ Rackoff, SIAM Journal on Computing 17, 1988). The number is even, as each round 
 
 
 def draw_words(seed: int, number: int, count: int) -> np.ndarray:
-    """Draw words by a key, uint64 (count,): raw Philox, whose stream numpy keeps stable (NEP 19)."""
+    """Draw words by a key, uint64 (count,): raw Philox, which numpy keeps stable (NEP 19)."""
     return np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(count)
 
 
