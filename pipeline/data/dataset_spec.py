@@ -329,8 +329,7 @@ class DatasetSpec(Spec):
         """Read both splits, of an address from a copy in `cache`. Raises DataError and RunError."""
         if not isinstance(self.root, Address):
             return self.read(cache)
-        root = copy_once(self.root, cache)
-        return self.model_copy(update={"root": root}).read(cache)
+        return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:

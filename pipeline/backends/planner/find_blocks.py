@@ -256,8 +256,7 @@ class _Finder:
             out = node.outputs[0]
             if out in self.loss.varying and self.loss.get_shape(out):
                 last[find_layer(node.scope)] = out
-        layers = dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values())
-        for layer in layers:
+        for layer in dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values()):
             region = self.regions.find_region(last[layer]) if layer and layer in last else None
             if region is not None:
                 yield LayerOutput(layer, region, self.regions.to_local(last[layer]))

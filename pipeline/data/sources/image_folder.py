@@ -169,9 +169,8 @@ class ImageFolder(LocalDatasetSpec):
         if untrained:
             name = targets.names[min(untrained)]
             raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} lacks")
-        rows_by_split = (train_rows, eval_rows)
         train, evaluated = self._make_columns(
-            [[paths[row] for row in rows] for rows in rows_by_split]
+            [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
         )
         return RawData(
             train=Split({"image": train, "label": train_labels}),

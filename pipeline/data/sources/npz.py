@@ -157,11 +157,10 @@ def split_arrays(
         name: values.flat if isinstance(values, RaggedArray) else values.ravel()
         for name, values in labels.items()
     }
-    names = _name_classes(flat, classes, ignore_index)
     return RawData(
         train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
         eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
-        targets=Targets(names),
+        targets=Targets(_name_classes(flat, classes, ignore_index)),
     )
 
 

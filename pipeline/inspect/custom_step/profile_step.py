@@ -120,7 +120,6 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
     if not profiled.traced:
         raise RunError(f"profile: the trace of {opened.device_text} has no operations")
     dispatches = profiled.dispatches
-    compilations = tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s)
     run = record_run(
         profiled,
         name=opened.name,
@@ -128,7 +127,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         spec=SPEC,
         device=opened.device_text,
         state_bytes={"state": bytes_of_tree(prepared.state.state)},
-        compilations=compilations,
+        compilations=tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s),
         memory=program_memory(program.program),
         program=hlo,
     )

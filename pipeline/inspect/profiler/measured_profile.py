@@ -175,7 +175,6 @@ def host_time(run: ProfiledRun) -> HostTime:
     wait = 1000 * sum(dispatch.wait_s for dispatch in untraced) / max(1, steps)
     between = _compute_between_ms(untraced, run)
     first = run.dispatches[0].end_s if run.dispatches else 0.0
-    compiled = sum((c.seconds for c in run.compilations if c.ended_s > first), start=0.0)
     return HostTime(
         step=device + wait + between,
         device=device,
@@ -183,7 +182,7 @@ def host_time(run: ProfiledRun) -> HostTime:
         between=between,
         dispatches=len(untraced),
         steps=steps,
-        compile_s=compiled,
+        compile_s=sum((c.seconds for c in run.compilations if c.ended_s > first), start=0.0),
     )
 
 

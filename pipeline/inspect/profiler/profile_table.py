@@ -92,8 +92,7 @@ def _format_preparation(feed: Mapping[str, object]) -> Iterator[str]:
 
 def _format_phases(profiles: Sequence[StepProfile]) -> Iterator[str]:
     yield _format_row("phase", [head for profile in profiles for head in _name_columns(profile)])
-    names = dict.fromkeys(phase.phase for profile in profiles for phase in profile.phases)
-    for name in names:
+    for name in dict.fromkeys(phase.phase for profile in profiles for phase in profile.phases):
         cells = []
         for profile in profiles:
             match = next((phase for phase in profile.phases if phase.phase == name), None)

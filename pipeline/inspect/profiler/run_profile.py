@@ -195,7 +195,6 @@ class RunProfiler(Profile):
             # Compilations between the ends of the first and the last dispatch.
             ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
             compilations = self._watch.compilations if self._watch is not None else []
-            later = tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1])
             run = record_run(
                 self.executable,
                 name=recipe.name,
@@ -206,7 +205,7 @@ class RunProfiler(Profile):
                     "parameters": bytes_of_tree(state.params),
                     "optimizer": bytes_of_tree(state.opt_state),
                 },
-                compilations=later,
+                compilations=tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1]),
                 memory=memory,
                 program=self._program,
             )
