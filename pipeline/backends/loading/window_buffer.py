@@ -151,8 +151,9 @@ class WindowBuffer:
     def _transfer(self) -> Window:
         source = self._plan.source
         shape = (self._plan.window_steps, self._plan.batch_rows)
+        batch_size = source.order.batch_size
         columns = {
-            name: source.placement.put_batches(values.reshape(shape + values.shape[1:]))
+            name: source.placement.put_batches(values.reshape(shape + values.shape[1:]), batch_size)
             for name, values in self._columns.items()
         }
         inputs = put_inputs(

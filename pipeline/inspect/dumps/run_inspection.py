@@ -60,9 +60,9 @@ class RunInspection(Inspection):
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the function for non-finite steps. It does nothing with several processes, and in
-        private runs, whose samples it would write."""
-        if run.context.ranks.size > 1 or run.built.privacy is not None:
+        """Return the function for non-finite steps. It does nothing in private runs, whose samples
+        it would write."""
+        if run.built.privacy is not None:
             return examine_nothing
 
         def examine(state: TrainState, step: int) -> Examined:

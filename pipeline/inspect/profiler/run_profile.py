@@ -46,6 +46,7 @@ from pipeline.stages.autosink.dispatch_costs import (
     time_single_step,
 )
 from pipeline.stages.build import Built
+from pipeline.stages.record.run_directory import PROFILE, RANKS
 from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
@@ -71,13 +72,11 @@ EVALUATED_S = 1.0
 """Least duration of the measurement of an evaluation, if it has enough batches."""
 
 
-def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
+def require_profilable(recipe: Recipe, platform: str) -> None:
     """Raise RecipeError if a run can't be profiled."""
     problems = []
     if not platform_of(platform).is_traceable:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
-    if processes > 1:
-        problems.append(f"profile: must be off in a run of {processes} processes")
     if recipe.profile.mode == "only" and recipe.train.resume is not None:
         problems.append(
             f"train.resume = {recipe.train.resume}: must be null with profile.mode=only, which "
@@ -91,7 +90,7 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
 
 def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
     """Shorten a run with `profile.mode = only`. Raises RecipeError if it can't be profiled."""
-    require_profilable(context.recipe, backend.device.platform, context.ranks.size)
+    require_profilable(context.recipe, backend.device.platform)
     if context.recipe.profile.mode != "only":
         return built
     schedule = built.run_schedule
@@ -142,11 +141,13 @@ class RunProfiler(Profile):
         self._schedule = schedule
         self._reporter = run.context.reporter
         self._plain = run.executable  # without tracing
+        self._ranks = run.context.ranks
         self._program: HloProgram = parse_program(self._plain.program_text)
         spec = self._recipe.profile
         step_s = None
         if spec.mode == "only":
-            step_s = time_dispatched_step(self._plain, self._plain.init(), "none")
+            measured_s = time_dispatched_step(self._plain, self._plain.init(), "none")
+            step_s = self._ranks.agree(lambda: measured_s)
         window = choose_window(spec, run.built.run_schedule, self._program, step_s, done)
         self._window = window
         self._watch: Compilations | None = None
@@ -213,10 +214,14 @@ class RunProfiler(Profile):
             events = self.executable.traced
             profile, operations = profile_with_peaks(run, events, backend.device, folder)
             evidence = self._collect_evidence(run, profile, state)
-            verdict = try_change(decide(evidence), recipe, dataset, backend, self._plain, evidence)
+            verdict = decide(evidence)
+            if self._ranks.size == 1:
+                verdict = try_change(verdict, recipe, dataset, backend, self._plain, evidence)
         record = ProfileRecord(run, evidence, verdict, modelled_profile(recipe, estimate))
         report = make_report(record, evidence, operations)
-        folder = recipe.profile.output or self.run.context.run_dir / "profile"
+        folder = recipe.profile.output or self.run.context.run_dir / PROFILE
+        if not self._ranks.is_first:
+            folder = folder / RANKS / str(self._ranks.rank)
         with convert_write_errors(folder):
             write_profile(report, folder)
             write_record(record, self.executable.raw, folder)
@@ -233,7 +238,8 @@ class RunProfiler(Profile):
         dispatches = self.executable.dispatches
         loader = self._plain.loader
         reported = loader.report()
-        if loader.kind == "stream" and reported.wait_ms_per_step is None:
+        is_alone = self._ranks.size == 1
+        if is_alone and loader.kind == "stream" and reported.wait_ms_per_step is None:
             # The run read only short first windows, and read ahead for steps that it did not run.
             host = replace(host, wait=self._measure_starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
@@ -258,6 +264,9 @@ class RunProfiler(Profile):
         )
         if recipe.train.feed == "stream" and fits_on_device:
             evidence = replace(evidence, faster_data=RESIDENT)
+        if not is_alone:
+            # Each process would measure another number of steps, and they wait for each other.
+            return evidence
         if loader.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._measure_sink_gain())
         events = self._measure_event_cost(dataset, state)
