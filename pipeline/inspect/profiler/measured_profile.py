@@ -197,18 +197,14 @@ def _compute_median_ms(dispatches: Sequence[tuple[float, int]]) -> float:
 
 def _compute_between_ms(untraced: Sequence[TimedDispatch], run: ProfiledRun) -> float:
     """Return the mean ms per step between two untraced dispatches, without evaluations."""
-    gaps = 0.0
-    steps = 0
-    for before, after in pairwise(untraced):
-        if after.start != before.stop:
-            # The traced steps ran between them.
-            continue
-        if _has_evaluation_between(before, after, run):
-            # The reports of an evaluation count as its time.
-            continue
-        gaps += after.begin_s - before.end_s
-        steps += after.steps
-    return 1000 * gaps / steps if steps else 0.0
+    # Without the gap of the traced steps. The reports of an evaluation count as its time.
+    pairs = [
+        (before, after)
+        for before, after in pairwise(untraced)
+        if after.start == before.stop and not _has_evaluation_between(before, after, run)
+    ]
+    steps = sum(after.steps for _, after in pairs)
+    return 1000 * sum(after.begin_s - before.end_s for before, after in pairs) / max(1, steps)
 
 
 def _list_operators(
