@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pipeline.backends.graph.graph import Graph, Node
@@ -32,13 +33,9 @@ class DimensionGroups:
 
     def __init__(self, graph: Graph, skipped: Collection[int]) -> None:
         self.shapes = [value.shape for value in graph.values]
-        self._first: list[int] = []
-        count = 0
-        for shape in self.shapes:
-            self._first.append(count)
-            count += len(shape)
-        self._parent = list(range(count))
-        self._indivisible = [False] * count
+        self._first = [0, *accumulate(map(len, self.shapes))]
+        self._parent = list(range(self._first[-1]))
+        self._indivisible = [False] * self._first[-1]
         for index, node in enumerate(graph.nodes):
             if index not in skipped:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
