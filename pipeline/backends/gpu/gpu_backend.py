@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -219,11 +219,9 @@ def _open_absent_chip(target: ChipTarget) -> jax.Device:
         except NotImplementedError:
             # The plug-in was loaded before without the variable, and has found no driver.
             for name in PLUGINS:
-                try:
+                with suppress(ImportError):
                     importlib.import_module(name).initialize()
                     break
-                except ImportError:
-                    continue
             return _describe_topology(target)
 
 
