@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Self
+from typing import Annotated, BinaryIO, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -226,15 +226,11 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
             raise ValueError(f"{show_name(name)} isn't {field.type}")
         if isinstance(value, str):
             yield name, (value.encode(),)
-        else:
-            yield name, _make_scalar(value, field.type)
-
-
-def _make_scalar(value: Any, dtype: str) -> np.ndarray:
-    try:
-        return np.array([value], dtype)
-    except OverflowError as error:
-        raise ValueError(str(error)) from error
+            continue
+        try:
+            yield name, np.array([value], field.type)
+        except OverflowError as error:
+            raise ValueError(str(error)) from error
 
 
 def _parse_blobs(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Feature]]:

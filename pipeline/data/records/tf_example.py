@@ -89,22 +89,19 @@ class _Features(Mapping[str, Feature]):
     def __getitem__(self, name: str) -> Feature:
         if name not in self._features:
             raise KeyError(name)
-        return _convert_values(self._features[name])
+        feature = self._features[name]
+        kind = feature.WhichOneof("kind")
+        if kind == "bytes_list":
+            return tuple(feature.bytes_list.value)
+        if kind == "float_list":
+            return np.array(feature.float_list.value, np.float32)
+        return np.array(feature.int64_list.value, np.int64)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)
 
     def __len__(self) -> int:
         return len(self._features)
-
-
-def _convert_values(feature: Any) -> Feature:
-    kind = feature.WhichOneof("kind")
-    if kind == "bytes_list":
-        return tuple(feature.bytes_list.value)
-    if kind == "float_list":
-        return np.array(feature.float_list.value, np.float32)
-    return np.array(feature.int64_list.value, np.int64)
 
 
 @cache

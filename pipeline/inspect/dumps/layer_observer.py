@@ -102,12 +102,7 @@ def _replace_gradient(x: Array, gradient: Array) -> Array:
     return x
 
 
-def _replace_forward(x: Array, gradient: Array) -> tuple[Array, Array]:
-    return x, gradient
-
-
-def _replace_backward(gradient: Array, cotangent: Array) -> tuple[Array, Array]:
-    return gradient.astype(cotangent.dtype), jnp.zeros_like(gradient)
-
-
-_replace_gradient.defvjp(_replace_forward, _replace_backward)
+_replace_gradient.defvjp(
+    lambda x, gradient: (x, gradient),
+    lambda gradient, cotangent: (gradient.astype(cotangent.dtype), jnp.zeros_like(gradient)),
+)
