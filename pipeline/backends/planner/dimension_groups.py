@@ -249,26 +249,13 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
         groups.tie(operand, dim, indices, index_dim)
 
 
-def _tie_scan_slice(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions of a scan's input to its slice for one iteration."""
-    groups.mark_indivisible(node.inputs[0], 0)
-    for dim in range(len(groups.shapes[node.outputs[0]])):
-        groups.tie(node.inputs[0], dim + 1, node.outputs[0], dim)
-
-
-def _tie_scan_stack(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions of one iteration's result to a scan's stacked results."""
-    groups.mark_indivisible(node.outputs[0], 0)
-    for dim in range(len(groups.shapes[node.inputs[0]])):
-        groups.tie(node.inputs[0], dim, node.outputs[0], dim + 1)
-
-
-def _mark_all(groups: DimensionGroups, node: Node) -> None:
-    groups.mark_all_indivisible((*node.inputs, *node.outputs))
-
-
-def _tie_nothing(groups: DimensionGroups, node: Node) -> None:
-    """Tie nothing: the result depends on no dimension of an operand."""
+def _tie_scanned(groups: DimensionGroups, node: Node) -> None:
+    """Tie an iteration's slice or result to the scan's array, whose first dimension it lacks."""
+    values = (node.inputs[0], node.outputs[0])
+    array, part = values if node.primitive == "scan_slice" else reversed(values)
+    groups.mark_indivisible(array, 0)
+    for dim in range(len(groups.shapes[part])):
+        groups.tie(array, dim + 1, part, dim)
 
 
 _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
@@ -282,15 +269,17 @@ _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
     **dict.fromkeys(
         ("slice", "pad", "dynamic_slice", "dynamic_update_slice", "concatenate"), _tie_slices
     ),
+    # The results of these depend on no dimension of an operand.
     **dict.fromkeys(
         ("random_bits", "random_fold_in", "random_wrap", "random_seed", "random_unwrap",
          "random_split", "random_clone", "iota"),
-        _tie_nothing,
+        lambda groups, node: None,
     ),
     "reshape": _tie_reshaped,
     "dot_general": _tie_product,
-    "conv_general_dilated": _mark_all,
+    "conv_general_dilated": lambda groups, node: groups.mark_all_indivisible(
+        (*node.inputs, *node.outputs)
+    ),
     "gather": _tie_gathered,
-    "scan_slice": _tie_scan_slice,
-    "scan_stack": _tie_scan_stack,
+    **dict.fromkeys(("scan_slice", "scan_stack"), _tie_scanned),
 }  # fmt: skip
