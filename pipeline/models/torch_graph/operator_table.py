@@ -9,7 +9,7 @@ dataclass of the arguments after the tensors.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -125,13 +125,6 @@ OPERATORS: dict[str, AtenOperator] = {}
 """Every operator by name: `aten.relu.default`, or `sym.mul` for sizes."""
 
 
-def register(names: Sequence[str], operator: AtenOperator) -> None:
-    """Register an operator under ATen's names, such as `relu.default`."""
-    for name in names:
-        assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
-        OPERATORS[f"aten.{name}"] = operator
-
-
 def aten(
     *names: str,
     kind: str = "",
@@ -142,7 +135,10 @@ def aten(
     """Return a decorator that registers a function for ATen operators such as `relu.default`."""
 
     def decorate(function: Function) -> Function:
-        register(names, AtenOperator(function, kind, draws, full_weights, settings))
+        operator = AtenOperator(function, kind, draws, full_weights, settings)
+        for name in names:
+            assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
+            OPERATORS[f"aten.{name}"] = operator
         return function
 
     return decorate
