@@ -35,6 +35,14 @@ TYPES: Mapping[str, str] = {
 """JAX's dtypes by the other dtypes of a graph."""
 
 
+# fmt: off
+ARGUMENT_ERRORS = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
+)
+# fmt: on
+"""Errors that operators raise for arguments that don't fit."""
+
+
 @dataclass(frozen=True)
 class OperatorContext:
     """Settings with which operators are computed."""

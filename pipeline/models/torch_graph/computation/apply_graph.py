@@ -19,28 +19,25 @@ from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.modules.layer_capture import is_observing, observe_layer
 from pipeline.models.torch_graph.graph import (
     INPUT,
+    KERNEL_AXES,
     ArrayOf,
     Form,
     GraphNode,
-    Order,
     TensorSpec,
     TorchGraph,
     ValueOf,
 )
-from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
-from pipeline.models.torch_graph.operators.convolution_ops import (
-    HWIO,
-    IO,
-    Convolution,
-    as_pair,
-    conv_pads,
+from pipeline.models.torch_graph.operator_table import (
+    ARGUMENT_ERRORS,
+    AtenOperator,
+    OperatorContext,
+    is_float,
 )
+from pipeline.models.torch_graph.operators.convolution_ops import Convolution, as_pair, conv_pads
 from pipeline.models.torch_graph.operators.known_operators import operator_of
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
-_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""Errors that operators raise for arguments that don't fit."""
 DENSE = "aten.linear.default"
 OBSERVED = frozenset((DENSE, "aten.conv2d.default", "aten.conv2d.padding"))
 """Operators whose nodes may be layers, for optimizers that read the inputs of layers."""
@@ -99,12 +96,13 @@ def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchT
 
 def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, TorchTensor]:
     """Return the arrays of the network as tensors by name; 64-bit constants become 32-bit."""
-    orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
     arrays = {}
     for spec in graph.arrays:
         values = graph.values if spec.role == "constant" else weights
         array = jnp.asarray(values[spec.name])
-        arrays[spec.name] = TorchTensor(array, orders.get(spec.order, tuple(range(array.ndim))))
+        arrays[spec.name] = TorchTensor(
+            array, KERNEL_AXES.get(spec.order, tuple(range(array.ndim)))
+        )
     return arrays
 
 
@@ -128,7 +126,7 @@ class _Run:
             with jax.named_scope(scope) if scope else nullcontext():
                 result = self._apply(number, node, operator)
             _require_shapes(node, result)
-        except _ERRORS as error:
+        except ARGUMENT_ERRORS as error:
             raise ValueError(f"{node.op} of {node.where()}: {first_line(error)}") from error
         self.values[node.name] = result
 

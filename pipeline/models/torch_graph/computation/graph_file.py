@@ -37,6 +37,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.error_text import show_name
 from pipeline.models.torch_graph.graph import (
     INPUT,
+    KERNEL_AXES,
     ArrayOf,
     ArraySpec,
     Form,
@@ -63,7 +64,6 @@ MAX_ELEMENTS = 2**31
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
 _DTYPES = frozenset((*TYPES, *FLOAT_TYPES))
-_AXES: Mapping[str, int] = {"hwio": 4, "io": 2}
 
 
 def weights_beside(path: Path) -> Path:
@@ -194,7 +194,7 @@ def _read_array(name: str, row: Any) -> ArraySpec:
             f"array {show_name(name)}: role {show_name(str(role))}, order {show_name(str(order))}"
         )
     sizes = _read_shape(shape)
-    if any(size is None for size in sizes) or len(sizes) != _AXES.get(order, len(sizes)):
+    if any(size is None for size in sizes) or len(sizes) != len(KERNEL_AXES.get(order, sizes)):
         raise ValueError(f"array {show_name(name)}: shape {shape} of order {order}")
     if _read_dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
         raise ValueError(f"array {show_name(name)}: dtype {show_name(str(dtype))} of a {role}")
