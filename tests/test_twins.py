@@ -249,6 +249,10 @@ COVERED = {
         "models/networks/test_wide_deep.py",
         "the network with its description",
     ),
+    "pipeline.models.torch_graph.computation.sources": (
+        "models/networks/test_torch_module.py",
+        "networks of modules and files",
+    ),
     "pipeline.models.torch_graph.conversion.*": (
         "models/torch_graph/conversion/test_export_module.py",
         "modules of PyTorch",
