@@ -208,6 +208,18 @@ class RunCommand(LazyCommand):
     folder = "runs."
 
 
+class ComparingCommand(LazyCommand):
+    """A command about two recipes; the words after `--` become the parameter `other`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments up to `--`. Raises UsageError for an option typed as KEY=VALUE."""
+        words = list(args)
+        end = words.index("--") if "--" in words else len(words)
+        unparsed = super().parse_args(ctx, words[:end])
+        ctx.params["other"] = tuple(words[end + 1 :])
+        return unparsed
+
+
 class CommandGroup(click.Group):
     """A command whose first argument names one of several commands."""
 

@@ -41,6 +41,8 @@ from pipeline.study.sweep.directory import (
     read_state,
     read_summary,
 )
+from pipeline.study.sweep.verdict import SWEEPER as PAIRS
+from pipeline.study.sweep.verdict import Verdict, read_verdict
 from pipeline.training.target_metrics import LABEL_METRICS, NUMBER_METRICS
 
 TABLE = "sweep.csv"
@@ -101,10 +103,19 @@ def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
     for picture in write_pictures(sweep_dir, rows):
         print(printable(f"modelled gain of longer sinks: {picture}"))
     command = read_command(sweep_dir)
-    if command is None or command.sweeper.name != STUDY:
+    sweeper = None if command is None else command.sweeper
+    if sweeper is not None and sweeper.name == PAIRS:
+        _print_verdict(read_verdict(sweep_dir, (sweeper.model_extra or {}).get("metric")))
+    elif sweeper is None or sweeper.name != STUDY:
         _print_best(rows)
     counted = [row for row in rows if not (is_shared and row.summary.status == "running")]
     return max((row.summary.exits_with for row in counted), default=0)
+
+
+def _print_verdict(verdict: Verdict | str) -> None:
+    print(f"\n{verdict}")
+    if isinstance(verdict, Verdict) and (line := verdict.describe_split()):
+        print(line)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
