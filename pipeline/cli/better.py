@@ -13,6 +13,7 @@ from pipeline.config.overrides import key_of, quote_value, require_hydra_keys, s
 from pipeline.core.errors import UsageError
 from pipeline.core.files.error_text import no_such
 from pipeline.study.runs.ranking import directions
+from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.verdict import Verdict, read_verdict
 
 SIDE_B = "-side_b"
@@ -47,9 +48,9 @@ def main(
     recipe_a = [item for item in overrides if not _is_of_sweep(item)]
     chosen_groups = {key_of(item) for item in other if not sets_key(item)}
     recipe_b = [*(item for item in recipe_a if key_of(item) not in chosen_groups), *other]
-    compose_and_check(recipe_b)
+    checked_b = compose_and_check(recipe_b)
     side_b = _register_side_b(recipe_b)
-    compose_and_check(recipe_a)
+    require_comparable(compose_and_check(recipe_a), checked_b, metric)
     settings = [
         "hydra/sweeper=pairs",
         f"hydra.sweeper.other=[{','.join(map(quote_value, side_b))}]",

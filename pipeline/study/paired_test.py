@@ -24,7 +24,7 @@ BETS = {0.5: 0.2, 1.5: 0.4, 4.0: 0.4}
 """Mean in standard deviations that a bet expects, and the share of the capital on it."""
 MIN_PAIRS = 6
 """Fewest pairs that can reject a mean: with fewer, random signs are too often equal."""
-GRID_POINTS = 4001
+GRID_POINTS = 2001
 """Means that are tested to find an interval."""
 GRID_RANGES = 4
 """Distance of the outermost means from the differences, in ranges of the differences."""
@@ -41,10 +41,10 @@ def compute_evidence(differences: np.ndarray, mean: np.ndarray | float = 0.0) ->
     ratios = np.divide(errors, scales, out=np.zeros_like(errors), where=scales > 0)
     evidence = np.zeros_like(errors)
     for bet, share in BETS.items():
-        gains = np.tanh(bet * ratios)
         for sign in (1, -1):
-            capital = np.exp(np.cumsum(np.log1p(sign * gains), axis=-1))
-            evidence += share / 2 * capital
+            # log(1 + tanh(x)), also where tanh(x) is rounded to -1
+            gains = math.log(2) - np.logaddexp(0, -2 * sign * bet * ratios)
+            evidence += share / 2 * np.exp(np.cumsum(gains, axis=-1))
     return evidence
 
 

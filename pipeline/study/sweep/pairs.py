@@ -21,11 +21,11 @@ from pipeline.config.overrides import key_of, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
-from pipeline.core.files.tree_diff import Difference, Where, differences
 from pipeline.study.paired_test import MIN_PAIRS
 from pipeline.study.population.groups import can_be_members, require_members
-from pipeline.study.runs.ranking import TRAIN_LOSS, directions
+from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.command import command_of
+from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_jobs
 from pipeline.study.sweep.run_pending import Launch, launch, run_all
@@ -35,11 +35,6 @@ from pipeline.study.sweep.verdict import SIDES, Verdict, read_verdict
 
 SEED = "seed"
 MAX_PAIRS = 1_000
-TRAINING_DATA = ("dataset", "train")
-"""The only section of data in which sides may differ: they are evaluated on the same samples."""
-EVALUATION = (("stages",), ("eval", "samples"), ("eval", "metrics"))
-"""Keys and sections that decide what is measured."""
-LOSSES = ("loss", TRAIN_LOSS)
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def read_settings(sweeper: Mapping[str, Any]) -> PairsSettings:
 def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
     """Run pairs in waves, until one decides or the budget is used.
 
-    Raises RecipeError if the sides can't be compared, RunError if the directory has another sweep.
+    Raises RecipeError for wrong settings, RunError if the directory has another sweep.
     """
     started_at = time.monotonic()
     assert sweeper.config is not None
@@ -97,9 +92,8 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
     command = command_of(sweeper.config.hydra, overrides)
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
     jobs = plan_pairs(sweeper, command.arguments, settings)
+    # A job without a valid recipe fails, so that there is no verdict.
     recipes = [job.recipe for job in jobs[: len(SIDES)] if job.recipe is not None]
-    if len(recipes) == len(SIDES):
-        require_comparable(*recipes, settings.metric)
     start, count_at_once = _choose_start(sweeper, task, recipes)
     pairs_at_once = max(1, count_at_once // len(SIDES))
     # No verdict comes before `MIN_PAIRS`, so these may run together, unless time is short.
@@ -117,7 +111,10 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
         run_all(wave, task.failures, start)
         longest_s = max(longest_s, time.monotonic() - wave_started_at)
         verdict = read_verdict(sweep_dir, settings.metric)
-        if not isinstance(verdict, Verdict) or verdict.is_final:
+        if not isinstance(verdict, Verdict):
+            return
+        require_comparable(*recipes, verdict.metric)
+        if verdict.is_final:
             return
         print(
             f"pairs      {verdict.pairs} of {settings.pairs}: B - A is {verdict.low:.2g} to "
@@ -151,38 +148,6 @@ def plan_pairs(
         replace(job, changed={"side": SIDES[job.number % len(SIDES)], **job.changed})
         for job in jobs
     ]
-
-
-def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> None:
-    """Raise RecipeError for keys of side B that make its metric another one than side A's."""
-    changes = differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
-    if not changes:
-        raise RecipeError("side B: has the recipe of side A; must differ in a key")
-    problems = [
-        f"{change} on side A; {reason}"
-        for change in changes
-        if (reason := _explain_refusal(change, metric)) is not None
-    ]
-    if problems:
-        raise RecipeError(problems)
-
-
-def _explain_refusal(change: Difference, metric: str | None) -> str | None:
-    """Return the reason why sides can't differ in a key; None if they can."""
-    where = change.where
-    if where[-1] == SEED:
-        return "must be equal: each pair has the same seed on both sides"
-    if where[0] == "dataset" and not _is_below(where, (TRAINING_DATA,)):
-        return "must be equal: both sides are evaluated on the same samples"
-    if _is_below(where, EVALUATION):
-        return "must be equal: both sides are measured in the same way"
-    if metric in LOSSES and _is_below(where, (("train", "loss"),)):
-        return f"must be equal with --metric {metric}, which would be two different losses"
-    return None
-
-
-def _is_below(where: Where, sections: Sequence[Where]) -> bool:
-    return any(where[: len(section)] == section for section in sections)
 
 
 def _choose_start(
