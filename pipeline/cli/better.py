@@ -23,12 +23,14 @@ of the recipe, which side A keeps."""
 
 def main(
     overrides: Sequence[str],
-    other: Sequence[str],
     metric: str | None,
     pairs: int,
     minutes: float | None,
+    other: Sequence[str] = (),
 ) -> CommandResult:
     """Run pairs until one side is better or the budget is used, and print the verdict.
+
+    `overrides` are those of side A; side B also has `other`.
 
     Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
     wrong or can't be compared, RunError if the metric is missing.

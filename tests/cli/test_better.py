@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.cli.better import main as compare_sides
 from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import UsageError
 from tests import outcome
@@ -122,13 +123,16 @@ def test_a_side_that_fails_has_no_verdict(
 
 @pytest.mark.slow
 def test_little_time_stops_before_a_pair_that_would_not_end(
-    better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    better: Better, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert better("hydra.sweep.dir=mine", "--minutes", "0.01", "--", "train.batch_size=8") == 0
+    keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
+    keys.append("hydra.sweep.dir=mine")
+    result = compare_sides(keys, None, 16, 0.001, ["train.batch_size=8"])
     output = capsys.readouterr().out
+    assert result.exit_status == 0
     assert "no time for another pair" in output
-    assert "no verdict after" in output
-    assert "it takes at least 6" in output
+    assert f"{result.facts['verdict']}\n" in output
+    assert "it takes at least 6" in result.facts["verdict"]
     assert better("hydra.sweep.dir=mine", "--pairs", "6", "--", "train.batch_size=8") == 0
     assert "after 6 pairs" in capsys.readouterr().out, "without a limit it goes on"
 
@@ -137,7 +141,7 @@ def test_little_time_stops_before_a_pair_that_would_not_end(
 def test_a_killed_comparison_goes_on_and_two_share_one(
     better: Better, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--pairs", "8", "--json", "--", "train.optimizer.momentum=0.5"]
+    words = ["--json", "--", "train.optimizer.momentum=0.5", "--pairs", "8"]
     assert better("hydra.sweep.dir=whole", *words) == 0
     expected = json.loads(capsys.readouterr().out)
     keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
@@ -169,7 +173,10 @@ def test_a_killed_comparison_goes_on_and_two_share_one(
         (["--", "train.resume=auto"], "train.resume=auto: is about both sides"),
         (["--metric", "acuracy", "--", "train.steps=3"], "--metric acuracy"),
         (["--pairs", "5", "--", "train.steps=3"], "--pairs 5: must be a whole number from 6"),
-        (["--minutes", "0", "--", "train.steps=3"], "--minutes 0: must be a number from 0.01"),
+        (
+            ["--minutes", "0", "--", "train.steps=3"],
+            "--minutes 0: must be a whole number from 1",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(words: list[str], rule: str) -> None:

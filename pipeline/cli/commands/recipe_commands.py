@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pipeline.cli.commands.command import Argument, ComparingCommand, LazyCommand, Option, flag
 from pipeline.cli.commands.parameters import (
-    Number,
     OneOf,
     WholeNumber,
     metric_option,
@@ -104,7 +103,7 @@ RECIPE_COMMANDS = (
             ),
             Option(
                 "--minutes",
-                type=Number(0.01, 1e6),
+                type=WholeNumber(1, MAX_COUNT),
                 help="Start no pair that would end later.",
             ),
         ],
