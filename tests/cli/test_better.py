@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.cli.better import main as compare_sides
 from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import UsageError
+from pipeline.core.files.safe_yaml import read_yaml
 from tests import outcome
 from tests.conftest import MLP, TINY
 
@@ -42,10 +44,17 @@ def summaries(sweep: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_side_that_learns_is_better_than_one_that_does_not(
-    better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--json", "--metric", "train_loss", "train.optimizer.lr=0.000001")
-    assert better(*words, "hydra.sweep.dir=mine", "--", "train.optimizer.lr=0.2") == 0
+    monkeypatch.chdir(tmp_path)
+    words = ["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]", "train.passes=1"]
+    words += ["eval.every_passes=null", "monitor.tensorboard=false", f"cache.root={cache}"]
+    words += ["train.optimizer.lr=0.000001", "hydra.sweep.dir=mine", "--metric", "train_loss"]
+
+    def compare(rate: float) -> int:
+        return main(["better", *words, "--json", "--", f"train.optimizer.lr={rate}"])
+
+    assert compare(0.04) == 0
     output = capsys.readouterr()
     facts = json.loads(output.out)
     assert facts["better"] == "B"
@@ -64,27 +73,15 @@ def test_a_side_that_learns_is_better_than_one_that_does_not(
     assert facts["difference"] == pytest.approx(sum(differences) / len(differences))
 
     before = summaries(sweep)
-    assert better(*words, "hydra.sweep.dir=mine", "--", "train.optimizer.lr=0.2") == 0
+    assert compare(0.04) == 0
     assert json.loads(capsys.readouterr().out) == facts, "the command again runs nothing"
     assert summaries(sweep) == before
-    assert better(*words, "hydra.sweep.dir=mine", "--", "train.optimizer.lr=0.3") == 1
+    assert compare(0.05) == 1
     assert "mine: has another sweep: job 1: train.optimizer.lr" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_pair_starts_with_the_same_weights_and_order(better: Better, tmp_path: Path) -> None:
-    """The first loss is before any update, of the first batch."""
-    assert better("hydra.sweep.dir=mine", "--pairs", "6", "--", "train.optimizer.lr=0.2") == 0
-    for pair in range(6):
-        first = [
-            json.loads((tmp_path / "mine" / str(job) / "metrics.jsonl").read_text().splitlines()[0])
-            for job in (2 * pair, 2 * pair + 1)
-        ]
-        assert first[0]["loss"] == first[1]["loss"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", ["train.sink_size=5", "device=ascend910", "train.feed=stream"])
+@pytest.mark.parametrize("change", ["train.sink_size=5", "device=ascend910"])
 def test_what_changes_no_bit_differs_by_exactly_zero(
     better: Better, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,11 +100,11 @@ def test_a_component_of_side_b_leaves_the_recipe_of_side_a(
     keys = ["+recipe=lenet5_digits", *TINY, *LENGTH, f"cache.root={cache}"]
     words = ["--pairs", "6", "hydra.sweep.dir=mine", "--", "model=mlp", "model.hidden=[4]"]
     assert main(["better", *keys, *words]) == 0
-    recipes = [(tmp_path / "mine" / str(job) / "recipe.yaml").read_text() for job in (0, 1)]
-    assert "conv: he_normal" in recipes[0]
-    assert "name: lenet5\n" in recipes[0]
-    assert "name: mlp\n" in recipes[1]
-    assert "he_normal" not in recipes[1]
+    models = [read_yaml(tmp_path / "mine" / str(job) / "recipe.yaml")["model"] for job in (0, 1)]
+    expected = load_recipe("lenet5_digits").model_dump(mode="json")["model"]
+    assert models[0] == expected
+    assert models[1]["name"] == "mlp"
+    assert models[1]["init"] != expected["init"]
 
 
 @pytest.mark.slow
@@ -116,7 +113,7 @@ def test_a_side_that_fails_has_no_verdict(
 ) -> None:
     assert better("hydra.sweep.dir=mine", "--", "train.optimizer.lr=1e38") == 1
     output = capsys.readouterr()
-    assert "no verdict: job 1 (side B, seed 1) failed: Invalid loss" in output.out
+    assert "no verdict: job 1 (side B, seed 1) failed: " in output.out
     assert "better" in output.out.splitlines()[-1], "the command that resumes it"
     assert "hydra.sweep.dir=./mine -- train.optimizer.lr=1e38" in output.out
 
@@ -144,6 +141,10 @@ def test_a_killed_comparison_goes_on_and_two_share_one(
     words = ["--json", "--", "train.optimizer.momentum=0.5", "--pairs", "8"]
     assert better("hydra.sweep.dir=whole", *words) == 0
     expected = json.loads(capsys.readouterr().out)
+    for pair in range(8):
+        logs = [tmp_path / "whole" / str(2 * pair + side) / "metrics.jsonl" for side in (0, 1)]
+        first = [json.loads(log.read_text().splitlines()[0])["loss"] for log in logs]
+        assert first[0] == first[1], "the same weights and batch"
     keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
     command = [sys.executable, "-m", "pipeline", "better", *keys, "hydra.sweep.dir=mine", *words]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
