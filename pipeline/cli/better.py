@@ -55,7 +55,7 @@ def main(
     require_comparable(compose_and_check(recipe_a), checked_b, metric)
     settings = [
         "hydra/sweeper=pairs",
-        f"hydra.sweeper.other=[{','.join(map(quote_value, side_b))}]",
+        f"hydra.sweeper.other=[{','.join(map(_quote_literally, side_b))}]",
         f"hydra.sweeper.metric={metric or 'null'}",
         f"hydra.sweeper.pairs={pairs}",
         f"hydra.sweeper.minutes={minutes or 'null'}",
@@ -79,6 +79,11 @@ def _is_of_sweep(override: str) -> bool:
     """Return whether an override is about the sweep, not about the recipe of a side."""
     key = key_of(override)
     return key in RESUME_KEYS or key.partition(".")[0].partition("/")[0] == "hydra"
+
+
+def _quote_literally(override: str) -> str:
+    """Return an override in quotes; its interpolations are those of side B, not of the sweep."""
+    return quote_value(override.replace("${", r"\${"))
 
 
 def _register_side_b(overrides: Sequence[str]) -> list[str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import load_recipe
 from pipeline.__main__ import main
 from pipeline.cli.better import main as compare_sides
 from pipeline.cli.commands.root import ROOT
@@ -95,16 +94,19 @@ def test_what_changes_no_bit_differs_by_exactly_zero(
 def test_a_component_of_side_b_leaves_the_recipe_of_side_a(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recipe has rules of initialisation, which a network that the command names drops."""
+    """A network that the command names drops the recipe's section, on side B alone."""
     monkeypatch.chdir(tmp_path)
-    keys = ["+recipe=lenet5_digits", *TINY, *LENGTH, f"cache.root={cache}"]
+    recipe = "defaults: [lenet5_digits]\nmodel: {init: {dense: zeros}}\n"
+    (tmp_path / "mine.yaml").write_text(f"# @package _global_\n{recipe}")
+    keys = ["+recipe=mine.yaml", *TINY, *LENGTH, f"cache.root={cache}"]
     words = ["--pairs", "6", "hydra.sweep.dir=mine", "--", "model=mlp", "model.hidden=[4]"]
+    words.append("name=${model.name}_b")
     assert main(["better", *keys, *words]) == 0
-    models = [read_yaml(tmp_path / "mine" / str(job) / "recipe.yaml")["model"] for job in (0, 1)]
-    expected = load_recipe("lenet5_digits").model_dump(mode="json")["model"]
-    assert models[0] == expected
-    assert models[1]["name"] == "mlp"
-    assert models[1]["init"] != expected["init"]
+    recipes = [read_yaml(tmp_path / "mine" / str(job) / "recipe.yaml") for job in (0, 1)]
+    assert [recipe["name"] for recipe in recipes] == ["mine", "mlp_b"]
+    assert [recipe["model"]["name"] for recipe in recipes] == ["lenet5", "mlp"]
+    rules = [recipe["model"]["init"]["dense"]["name"] for recipe in recipes]
+    assert rules == ["zeros", "he_uniform"]
 
 
 @pytest.mark.slow

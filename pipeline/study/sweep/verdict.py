@@ -61,8 +61,8 @@ class Verdict:
 
     @property
     def largest(self) -> float:
-        """The largest difference that isn't excluded."""
-        return max(abs(self.low), abs(self.high))
+        """The largest difference that isn't excluded; of a share, at least one sample."""
+        return max(abs(self.low), abs(self.high), 1 / self.samples if self.samples else 0.0)
 
     @property
     def is_limited_by_split(self) -> bool:
@@ -116,7 +116,10 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> Verdict | str:
     jobs: dict[tuple[int, Side], Path] = {}
     for folder in find_jobs(sweep_dir):
         changed = read_overrides(folder) or {}
-        jobs[changed["seed"], changed["side"]] = folder
+        seed = changed.get("seed")
+        side = changed.get("side")
+        if isinstance(seed, int) and side in SIDES:
+            jobs[seed, side] = folder
     pairs: list[tuple[JobSummary, JobSummary]] = []
     for seed in sorted({seed for seed, _ in jobs}):
         sides = [jobs.get((seed, side)) for side in SIDES]
@@ -132,12 +135,13 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> Verdict | str:
     if not pairs:
         return "no verdict: no pair is done"
     metric = metric or main_metric([pairs[0][0].numbers()])
+    if metric is None:
+        raise RunError(f"{sweep_dir}: its jobs have no metric; the stages train and eval have some")
     for summary in (summary for pair in pairs for summary in pair):
         numbers = summary.numbers()
-        if metric is None or metric not in numbers:
-            problem = no_such("metric of these runs", str(metric), numbers)
+        if metric not in numbers:
+            problem = no_such("metric of these runs", metric, numbers)
             raise RunError(f"--metric {metric}: {problem}")
-    assert metric is not None
     return judge(pairs, metric)
 
 

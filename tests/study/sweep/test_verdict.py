@@ -83,7 +83,7 @@ def test_an_equal_metric_is_not_equal_bits() -> None:
     other = JobSummary(status="done", metrics={**pairs[0][1].metrics, "loss": 1.0})
     verdict = judge([(pairs[0][0], other), *pairs[1:]], "accuracy")
     assert not verdict.is_final
-    assert "exactly" not in str(verdict)
+    assert str(verdict) == "no difference above 0.0001 in accuracy after 6 pairs: keep A"
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -112,6 +112,8 @@ def test_pairs_count_up_to_the_first_that_is_not_done(tmp_path: Path) -> None:
     verdict = read_verdict(tmp_path, None)
     assert isinstance(verdict, Verdict)
     assert verdict.pairs == 3
+    write_overrides(tmp_path / "9", {"side": "C"})
+    assert read_verdict(tmp_path, None) == verdict, "a job of another sweep isn't counted"
     with pytest.raises(RunError, match="--metric los: there is no such metric of these runs"):
         read_verdict(tmp_path, "los")
 
@@ -122,3 +124,10 @@ def test_a_failed_job_is_named(tmp_path: Path) -> None:
     assert read_verdict(tmp_path, None) == (
         "no verdict: job 1 (side B, seed 1) failed: Invalid loss"
     )
+
+
+def test_jobs_without_a_metric_are_an_error(tmp_path: Path) -> None:
+    for number in (0, 1):
+        write_job(tmp_path, number, {"status": "done", "metrics": {}})
+    with pytest.raises(RunError, match="its jobs have no metric"):
+        read_verdict(tmp_path, None)
