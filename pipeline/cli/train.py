@@ -82,6 +82,14 @@ class TrainArguments:
 
 
 @dataclass(frozen=True)
+class SweepEnd:
+    """The directory of a sweep that has ended, and the exit status of its command."""
+
+    sweep_dir: Path
+    exit_status: int
+
+
+@dataclass(frozen=True)
 class ComposedRun:
     """A run that Hydra has composed."""
 
@@ -114,7 +122,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
         return 0
     arguments = TrainArguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
-        return _run_sweep(arguments)
+        return run_sweep(arguments).exit_status
     started_at = time.perf_counter() if started_at is None else started_at
     run = _compose_run(arguments)
     if run is None:
@@ -181,7 +189,7 @@ def train_run(
     return run_stages(run.recipe, options)
 
 
-def _run_sweep(arguments: TrainArguments) -> int:
+def run_sweep(arguments: TrainArguments) -> SweepEnd:
     """Run the unfinished jobs of a sweep, in an existing directory or a new one."""
     flags = arguments.flags
     overrides = arguments.overrides
@@ -232,7 +240,7 @@ def _run_sweep(arguments: TrainArguments) -> int:
         if earlier:
             rule = f"{RESUME}=auto goes on with the newest"
             print(printable(f"{earlier} is a sweep of the same command; {rule}"))
-    return status
+    return SweepEnd(sweep_dir, status)
 
 
 def _find_directory(
