@@ -43,7 +43,7 @@ from pipeline.study.sweep.directory import (
     read_summary,
 )
 from pipeline.study.sweep.verdict import SWEEPER as PAIRS
-from pipeline.study.sweep.verdict import Verdict, read_verdict
+from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
 from pipeline.training.target_metrics import LABEL_METRICS, NUMBER_METRICS
 
 TABLE = "sweep.csv"
@@ -113,9 +113,9 @@ def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
     return max((row.summary.exits_with for row in counted), default=0)
 
 
-def _print_verdict(verdict: Verdict | str) -> None:
+def _print_verdict(verdict: PairedVerdict | str) -> None:
     print(f"\n{verdict}")
-    if isinstance(verdict, Verdict) and (line := verdict.describe_split()):
+    if isinstance(verdict, PairedVerdict) and (line := verdict.describe_split()):
         print(line)
 
 

@@ -32,7 +32,7 @@ TWO_SIDED_95 = 1.96
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PairedVerdict:
     """The comparison of side B with side A, over pairs of runs with the same seed."""
 
     metric: str
@@ -107,7 +107,7 @@ class Verdict:
         }
 
 
-def read_verdict(sweep_dir: Path, metric: str | None) -> Verdict | str:
+def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     """Return the verdict of a sweep's finished pairs, or the reason why there is none.
 
     `metric` is compared; None stands for the main metric of the first pair. Raises RunError if a
@@ -145,7 +145,7 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> Verdict | str:
     return judge(pairs, metric)
 
 
-def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> Verdict:
+def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> PairedVerdict:
     """Return the verdict on the first pairs that decide, or on all pairs if none do."""
     sides = np.array([[summary.numbers()[metric] for summary in pair] for pair in pairs])
     differences = sides[:, 1] - sides[:, 0]
@@ -156,7 +156,7 @@ def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> Verdic
     if num_deciding is not None:
         better = "B" if (low > 0) == is_larger_better(metric) else "A"
     samples, split_error = _compute_split_error(pairs[0][0].numbers(), metric, sides[:count])
-    return Verdict(
+    return PairedVerdict(
         metric=metric,
         pairs=count,
         better=better,
