@@ -90,6 +90,14 @@ class ComposedRun:
     """The directory that is named for it; None makes one under `outputs/`."""
 
 
+@dataclass(frozen=True)
+class SweepEnd:
+    """The end of a command that ran a sweep."""
+
+    folder: Path
+    exit_status: int
+
+
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
     """Run the run or sweep that the arguments describe and return the exit status.
 
@@ -114,7 +122,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
         return 0
     arguments = TrainArguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
-        return _run_sweep(arguments)
+        return _run_sweep(arguments).exit_status
     started_at = time.perf_counter() if started_at is None else started_at
     run = _compose_run(arguments)
     if run is None:
@@ -181,7 +189,14 @@ def train_run(
     return run_stages(run.recipe, options)
 
 
-def _run_sweep(arguments: TrainArguments) -> int:
+def run_sweep(overrides: Sequence[str], words: Sequence[str]) -> SweepEnd:
+    """Run a sweep for another command, whose arguments are `words`, by which it is resumed."""
+    require_hydra_keys(overrides)
+    flags = MULTIRUN[:1]
+    return _run_sweep(TrainArguments(words, flags, overrides, resolve_recipe(overrides)))
+
+
+def _run_sweep(arguments: TrainArguments) -> SweepEnd:
     """Run the unfinished jobs of a sweep, in an existing directory or a new one."""
     flags = arguments.flags
     overrides = arguments.overrides
@@ -232,7 +247,7 @@ def _run_sweep(arguments: TrainArguments) -> int:
         if earlier:
             rule = f"{RESUME}=auto goes on with the newest"
             print(printable(f"{earlier} is a sweep of the same command; {rule}"))
-    return status
+    return SweepEnd(sweep_dir, status)
 
 
 def _find_directory(

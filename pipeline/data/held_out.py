@@ -13,6 +13,8 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 _STREAM = 1 << 62
 """Key offset of these draws, so that no epoch has the same key."""
+_FOLD_STREAM = 1 << 61
+"""Second word of the key by which folds are drawn."""
 
 
 def hold_out(
@@ -48,9 +50,7 @@ def split_rows(
     `strata`, integers (rows,), each stratum has its share to within one row, and at least one row
     for training. Only raw Philox words are used, whose stream numpy keeps stable (NEP 19).
     """
-    order = np.argsort(np.random.Philox(key=np.uint64(seed)).random_raw(rows), kind="stable")
-    if strata is not None:
-        order = order[np.argsort(strata[order], kind="stable")]
+    order = _draw_order(rows, np.uint64(seed), strata)
     # Every 1 / share rows of this order one is for evaluation, so each stratum has its share.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
@@ -58,3 +58,21 @@ def split_rows(
         first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
         is_eval[first] = False
     return np.sort(order[~is_eval]), np.sort(order[is_eval])
+
+
+def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
+    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1.
+
+    Folds differ by at most one row; with `strata`, integers (rows,), also in the rows of each
+    stratum. They are drawn by the seed alone, as in `split_rows`.
+    """
+    order = _draw_order(rows, np.array([seed, _FOLD_STREAM], np.uint64), strata)
+    folds = np.empty(rows, np.int64)
+    folds[order] = np.arange(rows) % count
+    return folds
+
+
+def _draw_order(rows: int, key: np.ndarray | np.uint64, strata: np.ndarray | None) -> np.ndarray:
+    """Return the rows in an order that is drawn by the key, one stratum after the other."""
+    order = np.argsort(np.random.Philox(key=key).random_raw(rows), kind="stable")
+    return order if strata is None else order[np.argsort(strata[order], kind="stable")]
