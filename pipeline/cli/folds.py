@@ -51,8 +51,8 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     recipe = compose_and_check(
         [f"{FOLD}=0", *(item for item in fixed if not key_of(item).startswith(hydra_keys))]
     )
-    if missing := [stage for stage in STAGES if stage not in recipe.stages]:
-        raise RecipeError([f"stages: must have {' and '.join(missing)} for folds"])
+    if not set(STAGES) <= set(recipe.stages):
+        raise RecipeError(["stages: must have train, checkpoint and eval for folds"])
     read_selected(recipe)
     jobs = [f"{FOLD}={','.join(map(str, range(k)))}", *_share_program(recipe, overrides)]
     end = run_sweep([*fixed, *jobs], ["folds", "--k", str(k), "--seed", str(seed), *overrides])

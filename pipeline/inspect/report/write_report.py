@@ -121,17 +121,18 @@ def write_report(
     worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
     figures = _format_figures(predictions, len(dataset.eval))
     recipe = run.recipe
+    sections = _make_sections(predictions, dataset.targets.names, charts, worst)
     if run.members:
         subject = f"{run} on {recipe.dataset.name}"
-        origin = [_compare_members(run, dataset, members, figures)]
+        sections = [_compare_members(run, dataset, members, figures), *sections]
     else:
         subject = f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps"
-        origin = list(origin_sections(run_dir))
+        sections = [*sections, *origin_sections(run_dir)]
     page = Page(
         KIND,
         f"{recipe.name}: report",
         f"{subject}; evaluated on the {len(dataset.eval):,} samples of its evaluation split.",
-        [*_make_sections(predictions, dataset.targets.names, charts, worst), *origin],
+        sections,
         figures,
         f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
     )

@@ -20,25 +20,33 @@ from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained
 def read_network(folders: Sequence[Path]) -> TrainedRun:
     """Read a run, or the ensemble of several runs, each as in `read_trained_run`.
 
-    Raises DataError if they read other samples or predict other targets, and for one run twice.
+    Raises DataError for a run that is named twice, and as in `make_ensemble`.
     """
     if len(folders) == 1:
         return read_trained_run(folders[0])
     repeated = [folder for folder in folders if folders.count(folder) > 1]
     if repeated:
         raise DataError(f"{repeated[0]}: is named twice; must be another run")
-    members = tuple(map(read_trained_run, folders))
-    first = members[0]
-    for folder, member in zip(folders, members, strict=True):
+    return make_ensemble({folder: read_trained_run(folder) for folder in folders})
+
+
+def make_ensemble(runs: Mapping[Path, TrainedRun]) -> TrainedRun:
+    """Return the ensemble of runs, by their folders.
+
+    Raises DataError if they read other samples or predict other targets.
+    """
+    (first_folder, first), *_ = runs.items()
+    for folder, run in runs.items():
         differing = [
             field.name
             for field in fields(Samples)
-            if getattr(member.samples, field.name) != getattr(first.samples, field.name)
+            if getattr(run.samples, field.name) != getattr(first.samples, field.name)
         ]
         if differing:
             keys = " and ".join(differing)
-            problem = f"{keys} of its samples differ from those of {folders[0]}"
+            problem = f"{keys} of its samples differ from those of {first_folder}"
             raise DataError(f"{folder}: {problem}; must be equal in an ensemble")
+    members = tuple(runs.values())
     arrays = {
         f"{number}/{name}": array
         for number, member in enumerate(members)
