@@ -124,7 +124,7 @@ ELSEWHERE = {
     "compiled.json", "status.json",
     "confusion.csv",
     "dump.json", "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json",
-    "mine/sweep.csv", "model.json", "numbers.csv", "peaks.json", "predict.py",
+    "mine/sweep.csv", "folds.csv", "out_of_fold.csv", "model.json", "numbers.csv", "peaks.json", "predict.py",
     "predictions.csv", "price.json", "profile.json", "provenance.json", "recipe.yaml", "sink.json",
     "ckpt.json", "recipe.schema.json", "records.json", "summary.json", "sweep.csv", "sweep.yaml",
     "tests/utils/resource/run_1/normal_run/profiler/timeline_display_1.json", "timeline.html",

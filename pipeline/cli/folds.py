@@ -14,7 +14,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.overrides import key_of, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, printable
-from pipeline.inspect.report.folds import (
+from pipeline.inspect.report.out_of_fold import (
     OUT_OF_FOLD,
     FoldMetric,
     read_fold_metrics,
@@ -54,7 +54,7 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     if not set(STAGES) <= set(recipe.stages):
         raise RecipeError(["stages: must have train, checkpoint and eval for folds"])
     read_selected(recipe)
-    jobs = [f"{FOLD}={','.join(map(str, range(k)))}", *_share_program(recipe, overrides)]
+    jobs = [f"{FOLD}=range(0,{k})", *_share_program(recipe, overrides)]
     end = run_sweep([*fixed, *jobs], ["folds", "--k", str(k), "--seed", str(seed), *overrides])
     facts = {"folder": str(end.folder), "folds": k, "status": end.exit_status}
     if end.exit_status:

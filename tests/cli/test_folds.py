@@ -120,7 +120,7 @@ def test_numbers_have_plain_folds_and_jobs_without_a_shared_program(
     folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An eager recipe can't be in a population, so its folds are jobs one after the other."""
-    keys = ["+recipe=diabetes_mlp", "train.steps=4", "train.mode=pynative", f"cache.root={cache}"]
+    keys = ["+recipe=diabetes_mlp", "train.steps=4", "train.mode=eager", f"cache.root={cache}"]
     length = ["train.epochs=null", "train.passes=null", "eval.every_steps=null"]
     command = ["folds", "--k", "4", *keys, *length, "hydra.sweep.dir=numbers", "--json"]
     assert ROOT(command) == 0
@@ -128,7 +128,7 @@ def test_numbers_have_plain_folds_and_jobs_without_a_shared_program(
     assert facts["folds"] == 4
     assert len(facts["metrics"]["mae"]["values"]) == 4
     predictions = rows(folder / "numbers" / "out_of_fold.csv")
-    assert len(predictions) == len({row["index"] for row in predictions}) == 353
+    assert len(predictions) == len({row["index"] for row in predictions}) == 354
     names = ("progression", "predicted progression")
     true, predicted = ([float(row[name]) for row in predictions] for name in names)
     assert np.abs(np.subtract(true, predicted)).mean() == pytest.approx(

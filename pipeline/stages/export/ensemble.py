@@ -43,8 +43,7 @@ def make_ensemble(runs: Mapping[Path, TrainedRun]) -> TrainedRun:
             if getattr(run.samples, field.name) != getattr(first.samples, field.name)
         ]
         if differing:
-            keys = " and ".join(differing)
-            problem = f"{keys} of its samples differ from those of {first_folder}"
+            problem = f"its samples differ from those of {first_folder} in {', '.join(differing)}"
             raise DataError(f"{folder}: {problem}; must be equal in an ensemble")
     members = tuple(runs.values())
     arrays = {

@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.csv_file import csv_text
 from pipeline.core.reporter import Reporter
@@ -67,11 +68,16 @@ def read_fold_metrics(sweep_dir: Path) -> list[FoldMetric]:
 def write_folds(sweep_dir: Path, metrics: Sequence[FoldMetric]) -> int:
     """Write both files, and return the number of samples with a prediction.
 
-    Raises DataError if a job's checkpoint or the data can't be read.
+    Raises DataError if a job's checkpoint or the data can't be read, RunError if a file can't be
+    written.
     """
-    write_whole(sweep_dir / FOLDS, csv_text(metric.cells() for metric in metrics))
     rows = _predict_out_of_fold(sweep_dir)
-    write_whole(sweep_dir / OUT_OF_FOLD, csv_text(rows))
+    try:
+        write_whole(sweep_dir / FOLDS, csv_text(metric.cells() for metric in metrics))
+        write_whole(sweep_dir / OUT_OF_FOLD, csv_text(rows))
+    except OSError as error:
+        path = error.filename or sweep_dir
+        raise RunError(f"{path}: can't be written: {error.strerror}") from error
     return len(rows)
 
 
