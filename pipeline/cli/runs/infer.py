@@ -334,20 +334,23 @@ def _load_decoder(sources: Sequence[Path]) -> tuple[Decoder, Weights, TextFormat
 
     Raises DataError unless it predicts the next token.
     """
-    source = sources[0]
-    exported = read_export(source) if is_export(source) and len(sources) == 1 else None
-    run = None if exported is not None else _read_runs(sources)
-    samples = exported.samples if run is None else run.samples
-    text = samples.text
-    if text is None or text.predicts != "next_token":
-        raise DataError(f"{source}: --prompt needs a network that predicts the next token")
-    if run is not None:
+    if len(sources) > 1 or not is_export(sources[0]):
+        run = _read_runs(sources)
+        text = _require_text(run.samples, sources[0])
         return make_decoder(run), run.arrays, text
+    exported = read_export(sources[0])
+    samples = exported.samples
+    text = _require_text(samples, sources[0])
     context = samples.shape[0]
     if exported.next_token is not None:
         return make_exported_decoder(exported.next_token, context), exported.arrays, text
-    return (
-        make_uncached_decoder(exported.program.call, context, samples.dtype),
-        exported.arrays,
-        text,
-    )
+    decoder = make_uncached_decoder(exported.program.call, context, samples.dtype)
+    return decoder, exported.arrays, text
+
+
+def _require_text(samples: Samples, source: Path) -> TextFormat:
+    """Return the format of texts. Raises DataError unless the network predicts the next token."""
+    text = samples.text
+    if text is None or text.predicts != "next_token":
+        raise DataError(f"{source}: --prompt needs a network that predicts the next token")
+    return text
