@@ -1,4 +1,4 @@
-"""The sweepers of `hydra/sweeper=grid`, the default, and `hydra/sweeper=optuna`.
+"""The sweepers of `hydra/sweeper=grid`, the default, `hydra/sweeper=optuna` and `pairs`.
 
 Hydra finds sweepers in this namespace only, and imports all of it at every start, also in other
 programs. So their code is in `pipeline.study.sweep` and imported only when a sweep runs.
@@ -30,6 +30,16 @@ class GridSweeper(BasicSweeper):
         from pipeline.study.sweep.grid import sweep_grid
 
         sweep_grid(self, self._task, arguments)
+
+
+class PairsSweeper(GridSweeper):
+    """Two sides over the same seeds, until one is better or the budget is used."""
+
+    def sweep(self, arguments: Sequence[str]) -> None:
+        """Run pairs of jobs."""
+        from pipeline.study.sweep.pairs import sweep_pairs
+
+        sweep_pairs(self, self._task, arguments)
 
 
 class StudySweeper(BasicSweeper):

@@ -59,7 +59,7 @@ LAZY_MODULES = {
     "pipeline.models.networks.onnx_network",
     "pipeline.models.networks.torch_module",
     "pipeline.models.networks.wide_deep",
-    "pipeline.models.torch_graph.conversion.sources",
+    "pipeline.models.torch_graph.computation.sources",
     "pipeline.training.losses",
     "pipeline.training.optimizers.thor.thor_spec",
     # The start of a command, and what few runs need.

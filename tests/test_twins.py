@@ -249,6 +249,10 @@ COVERED = {
         "models/networks/test_wide_deep.py",
         "the network with its description",
     ),
+    "pipeline.models.torch_graph.computation.sources": (
+        "models/networks/test_torch_module.py",
+        "networks of modules and files",
+    ),
     "pipeline.models.torch_graph.conversion.*": (
         "models/torch_graph/conversion/test_export_module.py",
         "modules of PyTorch",
@@ -317,6 +321,7 @@ CROSS_CUTTING = frozenset(
         "models/modules/test_layers_golden.py",
         "models/test_conf.py",
         "models/test_trainable.py",
+        "stages/launch/test_several_processes.py",
         "stages/test_adversarial_runs.py",
         "stages/test_image_runs.py",
         "stages/test_learning_rates.py",

@@ -93,8 +93,7 @@ class CompileInputs:
     key: str | None = None
     """Digest of everything that decides the programs, their key on disk; None if unknown."""
     when_evaluation_compiled: Callable[[ProgramReport], None] | None = None
-    """Called when a thread beside the first steps of training has compiled the evaluation; None:
-    the evaluation is compiled before training."""
+    """Called when a thread has compiled the evaluation; None: it is compiled before training."""
 
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]

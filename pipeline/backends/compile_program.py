@@ -117,10 +117,7 @@ def _lower_program(spec: ProgramSpec) -> Any:
 
 @contextmanager
 def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
-    """Show progress, and collect JAX's events in this thread, while a program is compiled.
-
-    Raises RunError with the first line of XLA's error.
-    """
+    """Show progress and collect this thread's events of JAX. Raises RunError for XLA's error."""
     events: list[str] = []
     thread = threading.get_ident()
 
@@ -146,10 +143,7 @@ def find_cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
 
 
 class LaterProgram:
-    """A program that `begin` compiles in a thread; the first call waits for it.
-
-    The next `begin` or call raises the errors of the compilation.
-    """
+    """A program that `begin` compiles in a thread; a call waits for it, and raises its errors."""
 
     def __init__(self, compile_: Callable[[], Callable[..., Any]]) -> None:
         self._compile = compile_
@@ -165,7 +159,6 @@ class LaterProgram:
             self._compiled.result()
 
     def __call__(self, *args: Any) -> Any:
-        """Call the program, once it is compiled."""
         self.begin()
         assert self._compiled is not None
         return self._compiled.result()(*args)

@@ -63,7 +63,6 @@ class Draw:
 
     @property
     def size(self) -> int:
-        """The number of its values."""
         return math.prod(self.shape)
 
 
@@ -100,10 +99,7 @@ class Values:
 
 
 def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
-    """Describe each result of a computation on the seed, uint32 (2,).
-
-    None stands for a result that is neither drawn value by value nor filled with one value.
-    """
+    """Describe each result of a computation on the seed, uint32 (2,); None: not drawn or filled."""
     avals: Any = computation.in_avals
     inputs: list[Any] = [
         Seed() if (aval.shape, aval.dtype) == ((2,), np.uint32) else None for aval in avals
@@ -204,7 +200,6 @@ def _make_constant(array: np.ndarray) -> Formula:
 
 
 def read_constant(formula: Formula) -> Any:
-    """Return the numpy scalar of a constant."""
     return np.frombuffer(formula[2], formula[1])[0]
 
 

@@ -79,10 +79,7 @@ def compile_once(
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program of a key on disk, and its report; None if there is no such program.
-
-    `args` and `result` are trees of the shapes and dtypes of the program's arguments and results.
-    """
+    """Return the program of a key and its report; `args` and `result` are trees of shapes."""
     started_at = time.perf_counter()
     cache = opened_cache(device)
     content = cache.get(_file_key(key, args)) if cache is not None else None

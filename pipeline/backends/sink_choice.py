@@ -134,8 +134,7 @@ def choose_no_sink(off_ms: float, why: str) -> SinkChoice:
 def predict_ms(cost: Cost, size: int, bounds: Bounds) -> float:
     """Predict the milliseconds per step in sinks of `size`, which other limits may split."""
     horizon = min(bounds.total, HORIZON_STEPS)
-    longest = bounds.max_steps(cost)
-    count = count_dispatches(horizon, (size, *bounds.periods), longest)
+    count = count_dispatches(horizon, (size, *bounds.periods), bounds.max_steps(cost))
     return cost.step_ms + cost.dispatch_ms * count / horizon
 
 

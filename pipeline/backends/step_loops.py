@@ -26,8 +26,7 @@ Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
 @register_dataclass
 @dataclass(frozen=True)
 class LoopCarry:
-    """Values that the training loop carries: the state, a row of telemetry for each step, and
-    whether to run the next step."""
+    """The state, a row of telemetry for each step, and whether to run the next step."""
 
     state: Any
     telemetry_buffer: Array

@@ -82,11 +82,9 @@ class XlaBackend:
 
     @property
     def platform(self) -> Platform:
-        """Properties of the device's platform."""
         return platform_of(self.device.platform)
 
     def describe(self) -> Mapping[str, str]:
-        """Return the device and the versions that decide its numbers."""
         import jaxlib
 
         count = len(self.placement.devices)
@@ -101,7 +99,6 @@ class XlaBackend:
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Return the mechanism of a sink, a loop unless requested otherwise, and the reason."""
         if not sink:
             return "none", "sink is false: the host reads every step"
         if requested == "soft":
@@ -111,10 +108,7 @@ class XlaBackend:
     def choose_lowerings(
         self, problems: Sequence[Problem], tuning: Tuning, watch: ProgressClock
     ) -> LoweringChoice:
-        """Choose the lowering of each problem.
-
-        On the CPU it comes from the banks, the tuner or a rule. Elsewhere it is XLA's.
-        """
+        """Choose lowerings: on the CPU from the banks, the tuner or a rule, elsewhere XLA's."""
         return choose_lowerings(problems, self.device, tuning, watch)
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
@@ -131,8 +125,7 @@ class XlaBackend:
         else:
             if work.recomputes and self.platform.removes_recomputation:
                 train = replace(train, compiler_options=KEEP_RECOMPUTED)
-            keeps_programs = self.placement.mesh is None and self.platform.keeps_programs
-            key = work.key if keeps_programs else None
+            key = work.key if self.placement.mesh is None and self.platform.keeps_programs else None
             init, train, evaluation = (
                 replace(spec.with_options(self.options), key=key)
                 for spec in (init, train, evaluation)
@@ -174,17 +167,14 @@ class XlaExecutable:
     rates: Array
     """Learning rates on the device, a row for each step, padded to blocks of `RATES_BLOCK`."""
     buffers: tuple[Array, Array]
-    """Telemetry buffer and `should_continue` for the next call of `programs.train`, which consumes
-    them. `run` stores the new buffers here."""
+    """Telemetry buffer and `should_continue`, which each call of `programs.train` replaces."""
 
     @property
     def loader(self) -> Loader:
-        """The source of the batches that are trained on."""
         return self.work.train
 
     @property
     def program_text(self) -> str:
-        """The training loop as XLA compiled it; empty in eager mode."""
         train: Any = self.programs.train
         return "" if self.work.eager else train.as_text()
 
@@ -201,7 +191,6 @@ class XlaExecutable:
         return self.placement.put(host, shardings)
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
-        """Replace the learning rates, which are an argument of the program."""
         self.rates = self.placement.put(pad_to_block(rates))
 
     def run(
@@ -237,17 +226,13 @@ class XlaExecutable:
         return carry
 
     def _read_telemetry(self, start: int, carry: LoopCarry, rows: list[np.ndarray]) -> Telemetry:
-        """Return the telemetry of rows of the buffer, and store the buffers for the next call.
-
-        Rows after the step that ended the loop are left out: those steps didn't run.
-        """
+        """Return the telemetry of the steps that ran, and store the buffers for the next call."""
         self.buffers = carry.telemetry_buffer, carry.should_continue
         telemetry = Telemetry.from_rows(start, np.concatenate(rows), Record._fields, FLAGS)
         if telemetry.non_finite_step is None:
             return telemetry
         # Reset `should_continue` for later calls: a measurement goes on after steps that diverge.
-        empty = make_buffers(self.work.train.window(start).inputs)
-        self.buffers = self.placement.put(empty)
+        self.buffers = self.placement.put(make_buffers(self.work.train.window(start).inputs))
         return telemetry.head(telemetry.non_finite_step - start)
 
     def evaluate(
@@ -259,10 +244,7 @@ class XlaExecutable:
         *,
         on_train: bool = False,
     ) -> EvalSums:
-        """Return sums over evaluation batches `start + 1 .. stop`, added to `before`.
-
-        One program adds the batches in their order, however windows split them.
-        """
+        """Add the batches to `before` in their order by one program, however windows split them."""
         if before is None:
             before = self.placement.put(self.work.step.zero_sums())
         sums = before
@@ -378,18 +360,11 @@ def _on_mesh(
     partition: tuple[Any, ...],
     results: Any,
 ) -> Callable[..., Any]:
-    """Return a function that every device of a mesh runs on its share of each argument.
-
-    `results` is the partition of the results. Replicated ones are the same on all devices.
-    """
+    """Return a function that every device of a mesh runs on its share of each argument."""
     if placement.mesh is None:
         return function
     return jax.shard_map(
-        function,
-        mesh=placement.mesh,
-        in_specs=partition,
-        out_specs=results,
-        check_vma=False,
+        function, mesh=placement.mesh, in_specs=partition, out_specs=results, check_vma=False
     )
 
 
@@ -410,10 +385,7 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
 
 
 def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Split steps `start + 1 .. stop` at the ends of windows.
-
-    Yields inputs, first position in the window, and number of steps.
-    """
+    """Yield inputs, first position and number of steps `start + 1 .. stop` in each window."""
     while start < stop:
         window = loader.window(start)
         end = min(stop, window.stop)

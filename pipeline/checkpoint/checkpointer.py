@@ -201,14 +201,6 @@ class Checkpoints:
         self.finish()
         return saved_steps(self._root)
 
-    def read(self, step: int, like: TrainState) -> TrainState:
-        """Read the state of a saved step, with the structure of `like`.
-
-        Raises DataError if the checkpoint is damaged.
-        """
-        saved = read_checkpoint(checkpoint_path(self._root, step))
-        return arrange_arrays(saved.where, saved.arrays, like)
-
     @contextmanager
     def _convert_errors(self, action: str) -> Iterator[None]:
         """Turn errors of the disk into a RunError with the text "can't `action`"."""
@@ -237,6 +229,15 @@ class Checkpoints:
             self._writer.shutdown()
 
 
+def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
+    """Read the state of a saved step of a run, with the structure of `like`.
+
+    Raises DataError if the checkpoint is damaged.
+    """
+    saved = read_checkpoint(checkpoint_path(run_dir / FOLDER, step))
+    return arrange_arrays(saved.where, saved.arrays, like)
+
+
 class NoCheckpoints:
     """Checkpoints of a process that writes none: only the first process of a run saves."""
 
@@ -251,6 +252,10 @@ class NoCheckpoints:
         metrics: Mapping[str, float] | None,
     ) -> None:
         """Save nothing."""
+
+    def steps(self) -> Sequence[int]:
+        """Return nothing: the first process lists the checkpoints."""
+        return ()
 
 
 def _format_reason(error: Exception) -> str:

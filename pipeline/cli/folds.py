@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.cli.train import run_sweep
+from pipeline.cli.train import TrainArguments, run_sweep
 from pipeline.config.compose import compose_and_check
-from pipeline.config.overrides import key_of, list_swept_keys
+from pipeline.config.hydra_options import resolve_recipe
+from pipeline.config.overrides import key_of, list_swept_keys, require_hydra_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, printable
 from pipeline.inspect.report.out_of_fold import (
@@ -46,6 +47,7 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
         problems.append(f"{SWEEPER}: must be left out; folds are a grid")
     if problems:
         raise RecipeError(problems)
+    require_hydra_keys(overrides)
     fixed = [*overrides, f"{SECTION}.count={k}", f"{SECTION}.seed={seed}"]
     hydra_keys = ("hydra", "train.resume")
     recipe = compose_and_check(
@@ -55,14 +57,16 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
         raise RecipeError(["stages: must have train, checkpoint and eval for folds"])
     read_selected(recipe)
     jobs = [f"{FOLD}=range(0,{k})", *_share_program(recipe, overrides)]
-    end = run_sweep([*fixed, *jobs], ["folds", "--k", str(k), "--seed", str(seed), *overrides])
-    facts = {"folder": str(end.folder), "folds": k, "status": end.exit_status}
+    typed = [*fixed, *jobs]
+    words = ["folds", "--k", str(k), "--seed", str(seed), *overrides]
+    end = run_sweep(TrainArguments(words, ["-m"], typed, resolve_recipe(typed)))
+    facts = {"sweep": str(end.sweep_dir), "folds": k, "status": end.exit_status}
     if end.exit_status:
         return CommandResult(facts, end.exit_status)
-    metrics = read_fold_metrics(end.folder)
-    count = write_folds(end.folder, metrics)
+    metrics = read_fold_metrics(end.sweep_dir)
+    count = write_folds(end.sweep_dir, metrics)
     _print_metrics(metrics, k)
-    file = end.folder / OUT_OF_FOLD
+    file = end.sweep_dir / OUT_OF_FOLD
     print(printable(f"{file}: {count:,} predictions, each by the run that didn't train on it"))
     values = {m.name: {"mean": m.mean, "std": m.std, "values": m.values} for m in metrics}
     return CommandResult({**facts, "metrics": values, "predictions": str(file)})

@@ -82,20 +82,20 @@ class TrainArguments:
 
 
 @dataclass(frozen=True)
+class SweepEnd:
+    """The directory of a sweep that has ended, and the exit status of its command."""
+
+    sweep_dir: Path
+    exit_status: int
+
+
+@dataclass(frozen=True)
 class ComposedRun:
     """A run that Hydra has composed."""
 
     recipe: Recipe
     run_dir: Path | None
     """The directory that is named for it; None makes one under `outputs/`."""
-
-
-@dataclass(frozen=True)
-class SweepEnd:
-    """The end of a command that ran a sweep."""
-
-    folder: Path
-    exit_status: int
 
 
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
@@ -122,7 +122,7 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
         return 0
     arguments = TrainArguments(args, flags, parsed.overrides, resolve_recipe(parsed.overrides))
     if parsed.multirun:
-        return _run_sweep(arguments).exit_status
+        return run_sweep(arguments).exit_status
     started_at = time.perf_counter() if started_at is None else started_at
     run = _compose_run(arguments)
     if run is None:
@@ -189,14 +189,7 @@ def train_run(
     return run_stages(run.recipe, options)
 
 
-def run_sweep(overrides: Sequence[str], words: Sequence[str]) -> SweepEnd:
-    """Run a sweep for another command, whose arguments are `words`, by which it is resumed."""
-    require_hydra_keys(overrides)
-    flags = MULTIRUN[:1]
-    return _run_sweep(TrainArguments(words, flags, overrides, resolve_recipe(overrides)))
-
-
-def _run_sweep(arguments: TrainArguments) -> SweepEnd:
+def run_sweep(arguments: TrainArguments) -> SweepEnd:
     """Run the unfinished jobs of a sweep, in an existing directory or a new one."""
     flags = arguments.flags
     overrides = arguments.overrides

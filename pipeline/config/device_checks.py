@@ -181,8 +181,6 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
     parallel = recipe.parallel
     device = recipe.device
     reason = f"with {processes} processes"
-    if parallel.mode in ("semi_auto", "auto"):
-        yield f"parallel.mode = {parallel.mode}: must be data {reason}"
     if device.is_emulated:
         yield f"device = {device.name}: is emulated by one process; must be cpu or gpu {reason}"
     if device.uses_cuda and recipe.launch.name == "local":
@@ -190,11 +188,9 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
             f"launch = local: must be none with device={device.name}; one process computes on all "
             f"GPUs, as in parallel.devices={processes}"
         )
-    if recipe.train.on_nan.name == "rollback":
-        yield f"train.on_nan = rollback: must be stop or skip {reason}"
     collect_every = recipe.monitor.collect_every
-    if parallel.mode == "fsdp" and collect_every is not None:
-        yield f"monitor.collect_every = {collect_every}: must be null {reason} and fsdp"
+    if parallel.mode != "data" and collect_every is not None:
+        yield f"monitor.collect_every = {collect_every}: must be null {reason} and {parallel.mode}"
     if parallel.devices is not None and parallel.devices % processes:
         yield (
             f"parallel.devices = {parallel.devices}: must be a multiple of "

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.data.columns import RawData
-from pipeline.data.order import permute
+from pipeline.data.order import draw_words, permute
 
 _STREAM = 1 << 62
 """Number of the permutation that chooses canaries, which no epoch has."""
@@ -24,16 +24,13 @@ def choose_canaries(samples: int, count: int, seed: int) -> np.ndarray:
 
 
 def plant_canaries(raw: RawData, canaries: np.ndarray, seed: int) -> RawData:
-    """Return the data with wrong labels, drawn from the seed, for the canaries.
-
-    Raises ValueError if samples don't have one class each.
-    """
+    """Draw wrong labels for the canaries. Raises ValueError unless samples have one class each."""
     labels = raw.train.columns["label"]
     classes = len(raw.targets)
     if raw.targets.task != "classification" or len(labels.shape) != 1 or classes < 2:
         raise ValueError("must be null unless each sample has one of several classes")
     changed = np.array(labels[:])
-    words = np.random.Philox(key=np.array([seed, _STREAM], np.uint64)).random_raw(len(canaries))
+    words = draw_words(seed, _STREAM, len(canaries))
     shifts = 1 + (words % np.uint64(classes - 1)).astype(np.int64)
     changed[canaries] = (changed[canaries] + shifts) % classes
     split = replace(raw.train, columns={**raw.train.columns, "label": changed})

@@ -34,8 +34,7 @@ def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> st
 
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:
-    """Return the lines of `sha256sum` for files of a folder. Raises OSError for unreadable
-    files."""
+    """Return the lines of `sha256sum` for files of a folder. Raises OSError."""
     return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
 
 

@@ -55,10 +55,7 @@ class BatchedColumn(LazyColumn, Protocol):
 
 
 def resolve_indices(indices: Any, samples: int) -> np.ndarray:
-    """Return the sample indices of an array of indices, a mask or a slice: int64 (n,).
-
-    Raises IndexError for an index out of range.
-    """
+    """Return sample indices, int64 (n,), of an array, a mask or a slice. Raises IndexError."""
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
     rows = np.asarray(indices)

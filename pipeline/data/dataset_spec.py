@@ -252,7 +252,7 @@ class EvalSplitSpec(Spec):
         return self
 
 
-GivenRoot = Annotated[
+RequiredRoot = Annotated[
     Location, WithJsonSchema({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]})
 ]
 """A required root: null in conf/, so that a recipe must set it."""
@@ -302,23 +302,16 @@ class DatasetSpec(Spec):
                 raise ValueError("oversized = crop: needs buckets, the sizes to crop to")
             return self
         drawing = [op.name for op in self.train.ops if op.choices > 1]
-        if drawing:
-            raise ValueError(
-                f"buckets: can't be combined with {drawing[0]}, which changes the sizes"
-            )
-        if self.train.host_ops or self.eval.host_ops:
-            raise ValueError("buckets: can't be combined with host_ops")
-        if self.train.balance:
-            raise ValueError(
-                "buckets: can't be combined with train.balance; a class may lack a bucket"
-            )
-        if self.train.interleave:
-            raise ValueError("buckets: can't be combined with train.interleave")
-        if self.train.num_shards is not None:
-            raise ValueError(
-                "buckets: can't be combined with train.num_shards; shards would differ in their "
-                "number of batches"
-            )
+        shard_problem = "shards would differ in their number of batches"
+        for setting, is_set in (
+            (f"{''.join(drawing[:1])}, which changes the sizes", drawing),
+            ("host_ops", self.train.host_ops or self.eval.host_ops),
+            ("train.balance; a class may lack a bucket", self.train.balance),
+            ("train.interleave", self.train.interleave),
+            (f"train.num_shards; {shard_problem}", self.train.num_shards),
+        ):
+            if is_set:
+                raise ValueError(f"buckets: can't be combined with {setting}")
         return self
 
     @property
@@ -338,14 +331,10 @@ class DatasetSpec(Spec):
         return None
 
     def load(self, cache: Path) -> RawData:
-        """Read both splits, after a root that is an address is copied into `cache`.
-
-        Raises DataError, and RunError if the address can't be reached.
-        """
+        """Read both splits, of an address from a copy in `cache`. Raises DataError and RunError."""
         if not isinstance(self.root, Address):
             return self.read(cache)
-        root = copy_once(self.root, cache)
-        return self.model_copy(update={"root": root}).read(cache)
+        return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:
@@ -360,7 +349,7 @@ class LocalDatasetSpec(DatasetSpec):
 
     root_must_be: ClassVar[str]
     """Description of the root for the user."""
-    root: GivenRoot
+    root: RequiredRoot
 
     @field_validator("root", mode="before")
     @classmethod

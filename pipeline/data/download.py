@@ -20,17 +20,12 @@ class DownloadError(DataError):
 
 
 def fetch_all(
-    dataset: str,
-    files: Sequence[RemoteFile],
-    mirrors: Sequence[str],
-    directory: Path,
-    stall_s: float = STALL_S,
+    dataset: str, files: Sequence[RemoteFile], mirrors: Sequence[str], directory: Path
 ) -> None:
-    """Download the missing `files` of `dataset` into `directory`. Raises DownloadError, whose
-    message explains how to continue without the download."""
+    """Download the missing `files` into `directory`. Raises DownloadError with a way around it."""
     try:
         for file in files:
-            fetch(file, mirrors, directory, stall_s)
+            fetch(file, mirrors, directory)
     except DataError as error:
         names = ", ".join(file.name for file in files)
         raise DownloadError(
@@ -65,10 +60,7 @@ def fetch(
 
 
 def require_published(path: Path, file: RemoteFile) -> None:
-    """Compare a file in the cache with its published checksum.
-
-    Raises DataError if they differ: the file was damaged or replaced since its download.
-    """
+    """Raise DataError for a file in the cache without its published checksum."""
     with name_file(path):
         md5 = checksum(path, "md5")
         if md5 != file.md5:
@@ -80,8 +72,7 @@ def require_published(path: Path, file: RemoteFile) -> None:
 
 @contextmanager
 def lock_data_folder(directory: Path) -> Iterator[None]:
-    """Create `directory` if it is missing, wait until it is unlocked, and lock it. Raises DataError
-    if it can't be created or written."""
+    """Create `directory` if it is missing, and lock it. Raises DataError if it can't be written."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(directory))

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pipeline.data.order import Batches, SampleOrder, compute_epoch_order
+from pipeline.data.order import Batches, SampleOrder, compute_epoch_order, draw_permutation
 
 _CLASS_STREAM = 1 << 63
 """Key offset of the draws of classes, so that no epoch and no split has the same key."""
@@ -71,8 +71,7 @@ class BalancedOrder(SampleOrder):
 @lru_cache(maxsize=256)
 def _shuffle_class(seed: int, class_id: int, number: int, size: int) -> np.ndarray:
     """Return a permutation of a class's samples, int64 (size,), cached for an epoch."""
-    key = np.array([seed, _CLASS_STREAM + (class_id << 40) + number], np.uint64)
-    order = np.argsort(np.random.Philox(key=key).random_raw(size), kind="stable")
+    order = draw_permutation(seed, _CLASS_STREAM + (class_id << 40) + number, size)
     order.setflags(write=False)
     return order
 
@@ -92,7 +91,6 @@ class InterleavedOrder(SampleOrder):
 
     @property
     def shard_samples(self) -> int:
-        """The number of samples of the shard's files."""
         return sum(self.files[self.shard_id :: self.num_shards])
 
     def list_reachable(self) -> np.ndarray:
@@ -112,9 +110,7 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
     buffer_size = order.buffer_size if order.shuffle else None
     numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
-        key = np.array([order.seed, _FILE_STREAM + epoch], np.uint64)
-        words = np.random.Philox(key=key).random_raw(len(numbers))
-        numbers = numbers[np.argsort(words, kind="stable")]
+        numbers = numbers[draw_permutation(order.seed, _FILE_STREAM + epoch, len(numbers))]
     sizes = [order.files[number] for number in numbers]
     file_numbers, sample_numbers = interleave(sizes, order.cycle_length)
     samples = (np.cumsum(order.files) - order.files)[numbers][file_numbers] + sample_numbers
@@ -154,7 +150,6 @@ class FileShardedOrder(InterleavedOrder):
 
     @cached_property
     def _parts(self) -> tuple[InterleavedOrder, ...]:
-        """The order of each group of files."""
         settings = {f.name: getattr(self, f.name) for f in fields(InterleavedOrder)}
         settings |= {"num_shards": self.file_shards, "batch_size": 1}
         return tuple(
@@ -236,8 +231,7 @@ class BucketedOrder(SampleOrder):
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples of an epoch's batches (batches, batch size), and each batch's number
-        of valid samples."""
+        """Return an epoch's samples (batches, batch size), and the number of valid ones in each."""
         order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         rows = []

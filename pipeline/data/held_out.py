@@ -8,6 +8,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from pipeline.data.order import draw_permutation
+
 Share = Annotated[float, Field(gt=0, lt=1)]
 """The share of the samples for evaluation."""
 
@@ -33,9 +35,7 @@ def hold_out(
         if len(rows) < 2:
             raise ValueError(f"{names[group]} has 1 sample; a split needs at least 2 of each class")
         count = min(max(int(share * len(rows) + 0.5), 1), len(rows) - 1)
-        key = np.array([seed, _STREAM + group], np.uint64)
-        order = np.argsort(np.random.Philox(key=key).random_raw(len(rows)), kind="stable")
-        evaluated.append(rows[order[:count]])
+        evaluated.append(rows[draw_permutation(seed, _STREAM + group, len(rows))[:count]])
     is_eval = np.zeros(len(groups), bool)
     is_eval[np.concatenate(evaluated)] = True
     return np.flatnonzero(~is_eval), np.flatnonzero(is_eval)
@@ -48,15 +48,14 @@ def split_rows(
 
     `share` of the rows is for evaluation, rounded down. They are drawn by the seed alone. With
     `strata`, integers (rows,), each stratum has its share to within one row, and at least one row
-    for training. Only raw Philox words are used, whose stream numpy keeps stable (NEP 19).
+    for training.
     """
-    order = _draw_order(rows, np.uint64(seed), strata)
+    order = _draw_order(rows, seed, 0, strata)
     # Every 1 / share rows of this order one is for evaluation, so each stratum has its share.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
         ordered = strata[order]
-        first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
-        is_eval[first] = False
+        is_eval[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))] = False
     return np.sort(order[~is_eval]), np.sort(order[is_eval])
 
 
@@ -66,13 +65,13 @@ def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = N
     Folds differ by at most one row; with `strata`, integers (rows,), also in the rows of each
     stratum. They are drawn by the seed alone, as in `split_rows`.
     """
-    order = _draw_order(rows, np.array([seed, _FOLD_STREAM], np.uint64), strata)
+    order = _draw_order(rows, seed, _FOLD_STREAM, strata)
     folds = np.empty(rows, np.int64)
     folds[order] = np.arange(rows) % count
     return folds
 
 
-def _draw_order(rows: int, key: np.ndarray | np.uint64, strata: np.ndarray | None) -> np.ndarray:
-    """Return the rows in an order that is drawn by the key, one stratum after the other."""
-    order = np.argsort(np.random.Philox(key=key).random_raw(rows), kind="stable")
+def _draw_order(rows: int, seed: int, stream: int, strata: np.ndarray | None) -> np.ndarray:
+    """Return the rows in an order that is drawn by both numbers, one stratum after the other."""
+    order = draw_permutation(seed, stream, rows)
     return order if strata is None else order[np.argsort(strata[order], kind="stable")]

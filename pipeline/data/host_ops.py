@@ -75,7 +75,6 @@ class HostMappedColumn:
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one mapped value of epoch 0."""
         return self.sample_at(index, index, 0)
 
     def sample_at(self, index: int, key: int, epoch: int) -> np.ndarray:
@@ -87,8 +86,7 @@ class HostMappedColumn:
             value = self.column.sample(index)
         else:
             value = self.column[np.array([index])][0]
-        sample = np.array([key])
-        draws = uniforms(np, self.seed, epoch, sample, self.number, self.op.draws)[0]
+        draws = uniforms(np, self.seed, epoch, np.array([key]), self.number, self.op.draws)[0]
         try:
             mapped = np.asarray(self.op(value, draws))
         except PipelineError:
@@ -110,8 +108,7 @@ class HostMappedColumn:
 
 
 def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
-    """Return a split with mapped columns. Raises ValueError that begins with the op's position and
-    name if an op can't be applied."""
+    """Return a split with mapped columns. Raises ValueError that begins with the op's position."""
     columns = dict(split.columns)
     for position, op in enumerate(ops):
         place = f"host_ops.{position} ({op.name})"

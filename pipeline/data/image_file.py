@@ -46,8 +46,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 
 @contextmanager
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image, from a file or its bytes, without decoding it. Raises one of
-    `UNREADABLE_IMAGE` if the image is damaged or exceeds a limit."""
+    """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE`, also for limits."""
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
@@ -149,11 +148,7 @@ def draw_masks(mask: np.ndarray, classes: int) -> np.ndarray:
 
 
 def make_mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
-    """Return a mask of classes, uint8 (H, W), as an image with a palette, scaled to (width,
-    height).
-
-    The value of a pixel is its class, as in the masks that a network is trained on.
-    """
+    """Return a mask, uint8 (H, W), as a palette image of (width, height); values are classes."""
     image = Image.fromarray(mask.astype(np.uint8))
     image.putpalette(make_class_colours(classes).tobytes())
     if image.size != size:

@@ -43,10 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
-    """Download a file to a path from the first mirror that delivers it, and print its folder.
-
-    Raises DataError with each mirror's reason if no mirror delivers it.
-    """
+    """Download a file from the first mirror that delivers it. Raises DataError with all reasons."""
     if not mirrors:
         raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
     part = path.with_name(f"{path.name}.part")

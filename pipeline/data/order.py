@@ -22,6 +22,16 @@ ROUNDS = 4
 Rackoff, SIAM Journal on Computing 17, 1988). The number is even, as each round swaps the digits."""
 
 
+def draw_words(seed: int, number: int, count: int) -> np.ndarray:
+    """Draw words by a key, uint64 (count,): raw Philox, which numpy keeps stable (NEP 19)."""
+    return np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(count)
+
+
+def draw_permutation(seed: int, number: int, size: int) -> np.ndarray:
+    """Draw a permutation of 0 to size - 1 by a key, int64 (size,)."""
+    return np.argsort(draw_words(seed, number, size), kind="stable")
+
+
 @lru_cache(maxsize=2)
 def compute_epoch_order(
     seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
@@ -29,13 +39,12 @@ def compute_epoch_order(
     """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,).
 
     A shuffle draws each sample from a buffer of `buffer_size` samples, which is refilled with the
-    next sample. None is a buffer as large as the dataset. Only raw Philox words are used, whose
-    stream numpy keeps stable (NEP 19).
+    next sample. None is a buffer as large as the dataset.
     """
     if shuffle and samples > LARGE and (buffer_size or samples) >= samples:
         order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
     elif shuffle:
-        words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(samples)
+        words = draw_words(seed, epoch, samples)
         order = _shuffle_in_buffer(words, min(buffer_size or samples, samples))
     else:
         order = np.arange(samples, dtype=np.int32)
@@ -221,8 +230,8 @@ def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray
     """
     if not 0 < size <= 2**32:
         raise ValueError(f"a permutation of {size} numbers: must be 1 to 2**32")
-    words = np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(ROUNDS)
-    keys = [(np.uint32(word & 0xFFFFFFFF), np.uint32(word >> 32)) for word in words.tolist()]
+    words = draw_words(seed, number, ROUNDS).tolist()
+    keys = [(np.uint32(word & 0xFFFFFFFF), np.uint32(word >> 32)) for word in words]
     high = math.isqrt(size - 1) + 1
     low = -(-size // high)
     numbers = _permute_digits(places, high, low, keys)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipeline.core.errors import RunError
-from pipeline.data.order import Batches, SampleOrder
+from pipeline.data.order import Batches, SampleOrder, draw_words
 
 _CANARY_STREAM = 1 << 62
 """Offset of the number that draws the canaries, which no step has."""
@@ -53,8 +54,7 @@ class PoissonOrder(SampleOrder):
             counts[row] = len(rows)
             indices[row, : len(rows)] = rows
             indices[row, len(rows) :] = rows[0] if len(rows) else 0
-        steps = np.arange(first_step, first_step + count, dtype=np.int32)
-        return Batches(indices, steps, counts)
+        return Batches(indices, np.arange(first_step, first_step + count, dtype=np.int32), counts)
 
     def draw_members(self) -> np.ndarray:
         """Return whether each canary is trained on, bool (n,)."""
@@ -64,8 +64,7 @@ class PoissonOrder(SampleOrder):
         """Return random uint64 (count,), a pure function of the key and a number."""
         if self.key is None:
             raise RunError("privacy: only a run with its secret can draw samples")
-        secret = self.key[0] | self.key[1] << 32
-        return np.random.Philox(key=np.array([secret, number], np.uint64)).random_raw(count)
+        return draw_words(self.key[0] | self.key[1] << 32, number, count)
 
 
 def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> int:
@@ -73,17 +72,11 @@ def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> 
     samples with at most the probability `overflow`. Raises ValueError if there is none."""
     if samples <= batch_size:
         return samples
-    least = 1
-    most = batch_size
-    if compute_overflow(samples, batch_size, least) > overflow:
+    sizes = range(1, max(2, batch_size))
+    largest = bisect_right(sizes, overflow, key=lambda n: compute_overflow(samples, batch_size, n))
+    if largest == 0:
         raise ValueError(f"batch_size = {batch_size}: is too small for Poisson sampling")
-    while most - least > 1:
-        middle = (least + most) // 2
-        if compute_overflow(samples, batch_size, middle) > overflow:
-            most = middle
-        else:
-            least = middle
-    return least
+    return largest
 
 
 def compute_overflow(samples: int, batch_size: int, expected_batch_size: int) -> float:

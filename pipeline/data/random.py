@@ -34,8 +34,7 @@ def seed_words(seed: int) -> np.ndarray:
 
 
 def threefry_2x32(key: Words, counter: Words) -> Words:
-    """Encrypt counters by Threefry-2x32 with 20 rounds (Salmon et al., SC'11). The four words
-    broadcast, and both results have the common shape."""
+    """Encrypt counters, which broadcast, by Threefry-2x32 with 20 rounds (Salmon et al., SC'11)."""
     subkeys = (*key, key[0] ^ key[1] ^ _PARITY)
     left = counter[0] + subkeys[0]
     right = counter[1] + subkeys[1]
@@ -68,6 +67,5 @@ def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -
 
 
 def integers(xp: Any, uniforms: Any, bound: Any) -> Any:
-    """Convert uniforms of 24 bits to int32 in 0..bound - 1. `bound` is a whole number up to 2**24,
-    or an array that broadcasts."""
+    """Convert uniforms of 24 bits to int32 in 0..bound - 1, for a `bound` of at most 2**24."""
     return xp.floor(uniforms * bound).astype(np.int32)

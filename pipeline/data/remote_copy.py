@@ -117,8 +117,7 @@ def _list_remote(storage: Storage, *, is_file: bool) -> Mapping[str, StoredFile]
 
 
 def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folder: Path) -> None:
-    """Raise DataError for an address without files, and for names that lead elsewhere; RunError if
-    the disk is too small."""
+    """Raise DataError without files or for names that lead elsewhere, RunError for a full disk."""
     if not listing:
         raise DataError(f"{address}: there is no such file or folder, or it is empty")
     for name in listing:

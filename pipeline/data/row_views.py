@@ -98,8 +98,7 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
 
 
 def join_splits(splits: Sequence[Split]) -> Split:
-    """Return the samples of all splits, one split after the other. Raises ValueError for columns
-    of different names, shapes or dtypes."""
+    """Return the samples of all splits in order. Raises ValueError for columns that differ."""
     names = [tuple(split.columns) for split in splits]
     if len(set(names)) > 1:
         raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")
@@ -133,6 +132,5 @@ def _join(columns: Sequence[Column], name: str) -> Column:
 
 
 def _view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
-    """Return rows of columns."""
     view = RowView(columns, column_ids, rows)
     return RaggedRowView(view) if isinstance(columns[0], RaggedColumn) else view

@@ -7,7 +7,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
@@ -122,7 +123,7 @@ class Readable(Selection):
         for column in split.columns.values():
             if isinstance(column, LazyColumn | RaggedColumn):
                 with ThreadPoolExecutor(DECODING_THREADS) as pool:
-                    mask &= list(pool.map(_make_test(column), range(len(split))))
+                    mask &= list(pool.map(partial(_can_read, column), range(len(split))))
         return np.flatnonzero(mask)
 
 
@@ -150,18 +151,12 @@ class Unique(Selection):
         return np.array(rows, np.int64)
 
 
-def _make_test(column: Any) -> Any:
-    """Return a function of a row: whether a column can read it."""
-    read = column.value if isinstance(column, RaggedColumn) else column.sample
-
-    def test(row: int) -> bool:
-        try:
-            read(row)
-        except DataError:
-            return False
-        return True
-
-    return test
+def _can_read(column: LazyColumn | RaggedColumn, row: int) -> bool:
+    try:
+        _ = column.value(row) if isinstance(column, RaggedColumn) else column.sample(row)
+    except DataError:
+        return False
+    return True
 
 
 def _hash_samples(column: Column) -> Iterator[bytes]:

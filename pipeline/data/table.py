@@ -97,12 +97,10 @@ class FittedTable(Spec):
 
     @property
     def numeric(self) -> tuple[TableColumn, ...]:
-        """The columns of kind numeric."""
         return tuple(column for column in self.columns if column.kind == "numeric")
 
     @property
     def categories(self) -> tuple[TableColumn, ...]:
-        """The columns of kind category."""
         return tuple(column for column in self.columns if column.kind == "category")
 
     @property

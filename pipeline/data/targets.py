@@ -60,10 +60,7 @@ class Targets:
 def standardise_targets(
     train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
-    """Standardise numbers (n, K) of both splits by the training split: float32, and the targets.
-
-    Raises ValueError if a number isn't finite, or is the same in all training samples.
-    """
+    """Standardise numbers (n, K) by the training split: float32, and targets. Raises ValueError."""
     for split, values in (("training", train), ("evaluation", evaluated)):
         if not np.isfinite(values).all():
             column = names[int(np.flatnonzero(~np.isfinite(values).all(axis=0))[0])]

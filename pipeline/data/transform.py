@@ -20,8 +20,7 @@ CHOICE_OP = (1 << 30) + 1
 def compute_column_specs(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Return the specs of the columns after all ops. Raises ValueError that begins with the op's
-    position and name, such as `ops.2 (normalize): `."""
+    """Return the specs after all ops. Raises ValueError that begins with `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
@@ -47,7 +46,6 @@ def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
 
 
 def replace_targets(ops: Sequence[MapOp], targets: Targets) -> Targets:
-    """Return the targets after all ops."""
     for op in ops:
         targets = op.replace_targets(targets)
     return targets
@@ -59,13 +57,11 @@ def count_choices(ops: Sequence[MapOp]) -> int:
 
 
 def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
-    """Return variant `number` of a list of ops."""
     return tuple(op.chosen(number) for op in ops)
 
 
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
-    """Draw the variant of a step, int32 (), from 0 on. It is a pure function of (seed, step), the
-    same with numpy and jax.numpy."""
+    """Draw the variant of a step from (seed, step), int32 (), the same with numpy and jax.numpy."""
     draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
     return integers(xp, draws, choices)[0, 0]
 
@@ -110,16 +106,14 @@ class JointGeometricOp(WrappedOp):
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         images, labels = values
-        label_images = labels.reshape(*images.shape[:3], 1)
-        shifted = self.op.move_labels(xp, label_images, uniforms, self.fill)
+        shifted = self.op.move_labels(xp, labels.reshape(*images.shape[:3], 1), uniforms, self.fill)
         return self.op(xp, images, uniforms), shifted.reshape(shifted.shape[: labels.ndim])
 
 
 def make_joint_ops(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """Return ops that also move the labels of pixels, if pixels have labels. Raises ValueError that
-    begins with the op's position and name if labels can't be moved."""
+    """Return ops that also move labels of pixels. Raises ValueError with the op's position."""
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
         specs_before = compute_column_specs(result, specs)

@@ -385,7 +385,7 @@ class IteratorWindows:
         for number, column in enumerate(window.columns):
             if missing:
                 column = np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)])
-            columns[str(number)] = self._placement.put_batches(column)
+            columns[str(number)] = self._placement.put_batches(column, column.shape[1])
         numbers = np.zeros(self._steps, np.int32)
         batches = Batches(numbers[:, None], numbers, numbers + 1)
         return put_inputs(columns, batches, 0, self._placement, resident=False)

@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.schedule import is_due
+from pipeline.training.parallel.ranks import Agree, decide_alone
 
 if TYPE_CHECKING:
     from pipeline.training.state import TrainState
@@ -59,7 +60,7 @@ class Rollbacks(NoRollbacks):
     """The rollbacks of a run, and the checkpoints that it can go back to.
 
     `steps` lists the steps of the complete checkpoints; `read` returns the state of one of them in
-    the structure of a state.
+    the structure of a state. The first of several processes chooses the checkpoint; all read it.
     """
 
     needs_start = True
@@ -69,6 +70,7 @@ class Rollbacks(NoRollbacks):
     """Periods of checkpoints, in steps."""
     steps: Callable[[], Sequence[int]]
     read: Callable[[int, TrainState], TrainState]
+    agree: Agree = decide_alone
     done: list[RollbackRecord] = field(default_factory=list)
 
     def remember(self, rollbacks: Iterable[tuple[int, int]]) -> None:
@@ -87,18 +89,24 @@ class Rollbacks(NoRollbacks):
         """
         if len(self.done) == self.most:
             raise RunError(f"train.on_nan: went back {self.most} times already, as often as it may")
+        boundary = self.agree(lambda: self._find_boundary(step, state))
+        if boundary is None:
+            raise RunError("train.on_nan: there is no checkpoint left to go back to")
+        self.done.append(RollbackRecord(step, boundary))
+        return _advance_to(self.read(boundary, state), step)
+
+    def _find_boundary(self, step: int, state: TrainState) -> int | None:
+        """Return the newest unused boundary before `step` with finite weights; None without any."""
         used = {rollback.to for rollback in self.done}
         for boundary in sorted(self.steps(), reverse=True):
             if boundary >= step or boundary in used or not is_due(boundary, self.periods):
                 continue
             try:
-                restored = self.read(boundary, state)
+                if _is_finite(self.read(boundary, state)):
+                    return boundary
             except DataError:
                 continue  # The checkpoint is damaged: an older one may be readable.
-            if _is_finite(restored):
-                self.done.append(RollbackRecord(step, boundary))
-                return _advance_to(restored, step)
-        raise RunError("train.on_nan: there is no checkpoint left to go back to")
+        return None
 
 
 def _is_finite(state: TrainState) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
+from pydantic import TypeAdapter
 
 from pipeline.backends.planner.layouts import Mesh
 from pipeline.backends.planner.parallel_plan import ParallelPlan, ShardingRule, load_plan, save_plan
@@ -39,9 +40,22 @@ def plan_devices(
 ) -> Recipe:
     """Return the recipe with the mesh and the shardings of the fastest plan, as with `semi_auto`.
 
-    A plan in the run directory, or else the recipe's plan file, is read instead of searching.
-    Raises RecipeError if no plan fits, or if the file's plan doesn't fit.
+    A plan in the run directory, or else the recipe's plan file, is read instead of searching. The
+    first of several processes plans for all, since the rates of their machines differ. Raises
+    RecipeError if no plan fits, or if the file's plan doesn't fit.
     """
+    plans = TypeAdapter(ParallelPlan)
+
+    def plan_as_json() -> Any:
+        return plans.dump_python(_plan_run(recipe, dataset, built, folder, reporter), mode="json")
+
+    return with_plan(recipe, plans.validate_python(folder.ranks.agree(plan_as_json)))
+
+
+def _plan_run(
+    recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
+) -> ParallelPlan:
+    """Return the plan of a run, which is written into its directory."""
     devices = num_devices(recipe.parallel)
     run_file = folder.path / PLAN
     plan_file = run_file if run_file.exists() else recipe.parallel.plan
@@ -51,7 +65,7 @@ def plan_devices(
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
     if plan_file != run_file:
         folder.accepted.add(partial(save_plan, plan, run_file))
-    return with_plan(recipe, plan)
+    return plan
 
 
 def find_plan(

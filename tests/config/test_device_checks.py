@@ -153,7 +153,7 @@ def test_a_recipe_says_its_shards(devices: int, batch_size: int, shards: int) ->
         (16, [], "parallel.devices = 16: must divide parallel.shards = 8"),
         (2, ["train.batch_size=33"], "parallel.devices = 2: must divide parallel.shards = 1"),
         (3, ["parallel.reproducible=layout"], "train.batch_size = 32: must be a multiple of the 3"),
-        (2, ["train.on_nan=rollback", "checkpoint.every_steps=5"], "train.on_nan = rollback: must"),
+        (2, ["monitor.collect_every=5", "parallel.mode=fsdp"], "monitor.collect_every = 5: must"),
         (2, ["device=ascend910"], "device = ascend: is emulated by one process"),
         (20_000, [], "parallel.devices = 20000: must be less than or equal to 16384"),
     ],

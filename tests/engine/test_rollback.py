@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.checkpointer import Checkpoints, read_state
 from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.checkpoint.retention import Retention
 from pipeline.core.errors import RunError
@@ -88,5 +88,5 @@ def test_those_to_go_back_to_are_kept_whatever_else_is_saved(tmp_path: Path) -> 
         for step in (0, 5, 10, 11, 12, 13):
             checkpoints.save(step, state_at(step), {}, None)
         assert list(checkpoints.steps()) == [5, 10, 12, 13]
-        found = checkpoints.read(5, state_at(13))
+    found = read_state(tmp_path, 5, state_at(13))
     assert int(found.step) == 5

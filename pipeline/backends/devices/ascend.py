@@ -89,7 +89,6 @@ class Ascend(Chip, DeviceSpec):
         return None
 
     def rates(self) -> Rates:
-        """Return the rates of the chip."""
         return AscendRates(extract_hardware(self))
 
     def open(self, parallel: ParallelSpec) -> Backend:

@@ -53,10 +53,7 @@ class Gpu(DeviceSpec):
     """Whether to use only algorithms whose results repeat bit for bit; some are slower."""
 
     def open(self, parallel: ParallelSpec) -> Backend:
-        """Open XLA on one GPU or several, or a compiler for the absent `target`.
-
-        Raises RunError if JAX sees fewer GPUs than the run needs.
-        """
+        """Open GPUs, or a compiler for the absent `target`. Raises RunError if GPUs are missing."""
         from pipeline.backends.gpu.chip_target import read_target
         from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend, GpuBackend
         from pipeline.training.parallel.devices import leave_gpus_alone, place, place_host

@@ -92,15 +92,11 @@ class ChipTarget(Spec):
 
 
 def list_targets() -> tuple[str, ...]:
-    """Return the names of the shipped targets."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
 
 
 def read_target(name_or_path: str) -> ChipTarget:
-    """Return a shipped target by name, or the target of a YAML file of the same form.
-
-    Raises ValueError for an unknown name or an invalid file.
-    """
+    """Return a shipped target by name, or the target of a YAML file. Raises ValueError."""
     shipped = list_targets()
     if name_or_path not in shipped and not name_or_path.endswith((".yaml", ".yml")):
         problem = no_such("target", name_or_path, shipped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -80,16 +80,12 @@ class GpuExecutable(XlaExecutable):
 
     def _put_once(self, state: TrainState) -> TrainState:
         """Return a state on the device, copied if it is in the host's memory."""
-        on_device = state.step.devices() == {self.placement.device}
-        return state if on_device else self.put(state)
+        return state if state.step.devices() == {self.placement.device} else self.put(state)
 
     def _run_window(
         self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
     ) -> LoopCarry:
-        """Run the steps of a window. With the mechanism "loop" a dispatch runs several steps.
-
-        The host reads nothing before the last step of the window is dispatched.
-        """
+        """Run the steps of a window. The host reads nothing before the last one is dispatched."""
         step_carry = StepCarry(self.placement.put(np.int32(positions.start)), carry)
         last = self.placement.put(np.int32(positions.stop))
         for steps in self._split_steps(len(positions), mechanism):
@@ -101,10 +97,7 @@ class GpuExecutable(XlaExecutable):
         return step_carry.loop
 
     def _split_steps(self, count: int, mechanism: Mechanism) -> Iterator[int]:
-        """Yield the keys of the programs that run `count` steps, the longest program first.
-
-        A key is a number of steps, or 0 for the program that runs any number.
-        """
+        """Yield the keys in `GpuPrograms.train` that run `count` steps, the longest first."""
         for steps in self.programs.train if mechanism == "loop" else (1,):
             if steps == 0:
                 if count > 1:
@@ -134,7 +127,6 @@ class GpuBackend(XlaBackend):
         self.graphs = graphs
 
     def describe(self) -> Mapping[str, str]:
-        """Return the device, and the versions of JAX, the driver, CUDA and cuDNN."""
         return {**super().describe(), **cuda_versions()}
 
     def mechanism(
@@ -149,22 +141,17 @@ class GpuBackend(XlaBackend):
         )
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile initialisation, steps and evaluation. Raises RunError if XLA can't."""
         if len(self.placement.devices) > 1 or work.eager or work.sharding_rules is not None:
             return super().compile(work, watch)
         chip = Chip(self.device, _find_host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         rates = self.placement.put(pad_to_block(work.learning_rates))
         buffers = self.placement.put(make_buffers(work.train.window(0).inputs))
-        report = CompileReport(reports)
-        return GpuExecutable(work, self.placement, report, programs, rates, buffers)
+        return GpuExecutable(work, self.placement, CompileReport(reports), programs, rates, buffers)
 
 
 class AbsentGpuBackend(XlaBackend):
-    """An absent chip: programs are compiled for it, and can't run.
-
-    Data is on the host's processor.
-    """
+    """An absent chip: programs are compiled for it, and can't run. Data is on the host."""
 
     def __init__(
         self, target: ChipTarget, host: DevicePlacement, graphs: Graphs, *, deterministic: bool
@@ -175,14 +162,12 @@ class AbsentGpuBackend(XlaBackend):
         self.device = _open_absent_chip(target)
 
     def describe(self) -> Mapping[str, str]:
-        """Return the chip with a note that it is absent, and the versions of JAX."""
         name = f"{self.target.chip}, which is described and not there"
         return {**super().describe(), "device": name}
 
     def mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
-        """Return "none", as nothing can run."""
         return "none", f"{self.target.chip} is not there"
 
     def choose_lowerings(
@@ -192,10 +177,7 @@ class AbsentGpuBackend(XlaBackend):
         return LoweringChoice()
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        """Compile as for a present chip, and count the launches of the programs.
-
-        Raises RunError if XLA refuses a program.
-        """
+        """Compile as for a present chip, and count launches. Raises RunError if XLA refuses."""
         chip = Chip(self.device, self.placement.device, ("cuda",))
         compile_one = make_compiler(self.target)
         _, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch, compile_one)
@@ -225,10 +207,7 @@ def _find_host() -> jax.Device | None:
 
 
 def _open_absent_chip(target: ChipTarget) -> jax.Device:
-    """Return the device that programs are compiled for.
-
-    Raises RunError if the compiler for GPUs isn't installed, or refuses the figures.
-    """
+    """Return the device to compile for. Raises RunError if the compiler is missing or refuses."""
     if plugin() is None:
         raise RunError(
             "device.target: JAX's compiler for GPUs is missing; install the `gpu-compile` extra, "
@@ -240,11 +219,9 @@ def _open_absent_chip(target: ChipTarget) -> jax.Device:
         except NotImplementedError:
             # The plug-in was loaded before without the variable, and has found no driver.
             for name in PLUGINS:
-                try:
+                with suppress(ImportError):
                     importlib.import_module(name).initialize()
                     break
-                except ImportError:
-                    continue
             return _describe_topology(target)
 
 

@@ -70,7 +70,9 @@ def read_hlo(text: str) -> HloFacts:
     state_lines = [
         line
         for line in main.values()
-        if _is_move(line, moving_computations) and _moves_state(line, main, donated)
+        # The state is read from a donated argument, or written to a result or a loop's input.
+        if _is_move(line, moving_computations)
+        and (_is_output(line, main) or any(_is_donated(n, main, donated) for n in line.operands))
     ]
     trips = [trip[1] for line in main.values() if (trip := _TRIPS.search(line.arguments))]
     calls = (
@@ -104,13 +106,6 @@ def _is_move(line: HloLine, moving_computations: set[str]) -> bool:
     if rank < 2 and not (line.opcode == "fusion" and len(line.arrays) > 1):
         return False
     return line.opcode in MOVES or line.called_computation in moving_computations
-
-
-def _moves_state(line: HloLine, main: Mapping[str, HloLine], donated: set[int]) -> bool:
-    """Return whether a move reads a donated argument, or writes a result or a loop's input."""
-    return _is_output(line, main) or any(
-        _is_donated(operand, main, donated) for operand in line.operands
-    )
 
 
 def _is_output(line: HloLine, main: Mapping[str, HloLine]) -> bool:

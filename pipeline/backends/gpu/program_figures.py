@@ -62,10 +62,7 @@ class Thunk:
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches of a step, or of a program without a loop: kernels and calls of libraries.
-
-    `graphs` counts CUDA graphs, `alone` the launches outside of them.
-    """
+    """Launches by kind. `graphs` counts CUDA graphs, `alone` the launches outside of them."""
 
     kernels: int = 0
     cudnn: int = 0
@@ -99,10 +96,7 @@ def parse_thunks(text: str) -> tuple[Thunk, ...]:
 
 
 def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
-    """Count the launches of thunks, which are in a CUDA graph if `in_graph`.
-
-    The launches of a loop's iteration are counted once.
-    """
+    """Count launches, those of a loop once; `in_graph`: the thunks are in a CUDA graph."""
     counts: Counter[str] = Counter()
 
     def count(thunk: Thunk, in_graph: bool) -> None:
@@ -150,7 +144,6 @@ class ProgramFigures:
     memory_bytes: int
     """Bytes of arguments, of results that don't reuse an argument's memory, and of temporaries."""
     chip_bytes: int
-    """Bytes of the chip's memory."""
     loops: int
     loop_in_graph: bool
     step: Launches
@@ -163,11 +156,9 @@ class ProgramFigures:
         return self.loops > 0 and not self.loop_in_graph and self.hlo.known_steps is None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
         return {**asdict(self), "waits_for_host": self.waits_for_host}
 
     def format_lines(self, name: str) -> tuple[str, ...]:
-        """Return the figures as lines for the user."""
         unit = "a step" if self.loops else "each"
         in_body = _describe_bytes(self.hlo.body_moved_bytes)
         in_dispatch = _describe_bytes(self.hlo.state_moved_bytes)
@@ -219,18 +210,15 @@ def make_compiler(target: ChipTarget) -> Compile:
 def _compile_and_list(
     spec: ProgramSpec, watch: ProgressClock
 ) -> tuple[Any, ProgramReport, tuple[Thunk, ...]]:
-    """Compile a program. Return it with its report and its thunks."""
     with tempfile.TemporaryDirectory() as folder:
         dump: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program, report = compile_program(spec.with_options(dump), watch)
-        files = (file for pattern in THUNK_FILES for file in Path(folder).glob(pattern))
-        file = next(files, None)
+        file = next((file for pattern in THUNK_FILES for file in Path(folder).glob(pattern)), None)
         text = "" if file is None else file.read_text(encoding="utf-8")
         return program, report, parse_thunks(text)
 
 
 def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
-    """Return the figures of a compiled program, from its memory, its HLO and its thunks."""
     memory = program.memory_analysis()
     memory_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     memory_bytes += memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -60,10 +60,7 @@ def compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | 
 @register_dataclass
 @dataclass(frozen=True)
 class StepCarry:
-    """Position in the window, int32, and the values of the training loop.
-
-    A program returns them for the next program, so that a dispatch needs no data from the host.
-    """
+    """Position in the window, int32, and the training loop's values, for the next program."""
 
     position: Array
     loop: LoopCarry
@@ -103,7 +100,6 @@ class Chip:
 
     @property
     def sharding(self) -> SingleDeviceSharding:
-        """Sharding of arrays on the device."""
         return SingleDeviceSharding(self.device)
 
     def to_shapes(self, tree: Any) -> Any:
@@ -190,11 +186,23 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
     """Return a function of `steps` steps; 0: a loop up to a position, the last argument."""
 
     def train_step(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-        return _advance(step, carry, inputs, learning_rates)
+        """Return the carry after a step. After the end of the run only the position changes."""
+        position = carry.position
+        before = carry.loop
+        with jax.named_scope(DATA_SCOPE):
+            batch = batch_at(inputs, position)
+        state, record = step.step(before.state, batch, learning_rates)
+        with jax.named_scope(UPDATE):
+            runs = before.should_continue
+            rows = before.telemetry_buffer
+            state = jax.tree.map(lambda new, old: jnp.where(runs, new, old), state, before.state)
+            rows = rows.at[position].set(jnp.where(runs, jnp.stack(record), rows[position]))
+            after = LoopCarry(state, rows, runs & record.should_continue)
+        return StepCarry(position + 1, after)
 
     def train_steps(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
         def body(_: int, before: StepCarry) -> StepCarry:
-            return _advance(step, before, inputs, learning_rates)
+            return train_step(before, inputs, learning_rates)
 
         return jax.lax.fori_loop(0, steps, body, carry)
 
@@ -205,30 +213,13 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
             return (before.position < last) & before.loop.should_continue
 
         def body(before: StepCarry) -> StepCarry:
-            return _advance(step, before, inputs, learning_rates)
+            return train_step(before, inputs, learning_rates)
 
         return jax.lax.while_loop(condition, body, carry)
 
     if steps == 0:
         return train_loop
     return train_step if steps == 1 else train_steps
-
-
-def _advance(step: TrainStep, carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-    """Return the carry after a step. After the end of the run only the position changes."""
-    position = carry.position
-    before = carry.loop
-    with jax.named_scope(DATA_SCOPE):
-        batch = batch_at(inputs, position)
-    state, record = step.step(before.state, batch, learning_rates)
-    with jax.named_scope(UPDATE):
-        runs = before.should_continue
-        rows = before.telemetry_buffer
-        state = jax.tree.map(lambda new, old: jnp.where(runs, new, old), state, before.state)
-        row = jnp.where(runs, jnp.stack(record), rows[position])
-        rows = rows.at[position].set(row)
-        after = LoopCarry(state, rows, runs & record.should_continue)
-    return StepCarry(position + 1, after)
 
 
 def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bool]) -> ProgramSpec:

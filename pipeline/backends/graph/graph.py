@@ -27,7 +27,6 @@ class Value:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -95,8 +94,7 @@ def _find_constants(graph: Graph) -> None:
             if not constants.issuperset(node.inputs) or "random" in node.primitive:
                 continue
             for out in node.outputs:
-                is_carried = out in next_values
-                if not (is_carried and (out in varying or graph.values[out].size > 1)):
+                if not (out in next_values and (out in varying or graph.values[out].size > 1)):
                     constants.add(out)
         wrong = {
             before

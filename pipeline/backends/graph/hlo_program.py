@@ -92,11 +92,6 @@ class HloProgram:
             return "matrix products, by cuBLAS"
         return _name_kind(instruction.inside)
 
-    def count_bytes(self, name: str) -> int:
-        """Return the bytes of an operation's operands and results together."""
-        instruction = self.find(name)
-        return instruction.moved_bytes if instruction is not None else 0
-
 
 def _name_kind(inside: frozenset[str]) -> str:
     if inside & PRODUCTS:
@@ -122,7 +117,7 @@ def parse_program(text: str) -> HloProgram:
     for name, line in lines.items():
         called = line.called_computation
         inside = opcodes.get(called, frozenset()) if called else frozenset((line.opcode,))
-        read_bytes = [lines[name].nbytes if name in lines else 0 for name in line.operands]
+        read_bytes = [lines[operand].nbytes for operand in line.operands if operand in lines]
         scope = _SCOPE.search(line.arguments)
         instructions[name] = HloInstruction(
             line.opcode,
@@ -145,11 +140,8 @@ def parse_program(text: str) -> HloProgram:
 def _inherit_scopes(
     instructions: Mapping[str, HloInstruction], lines: Mapping[str, HloLine]
 ) -> dict[str, str]:
-    """Return scopes for instructions without one, such as copies that the compiler adds.
-
-    A scope is inherited from the nearest instruction that reads the result, else from the nearest
-    operand.
-    """
+    """Return scopes for instructions without one, such as copies that the compiler adds, from the
+    nearest instruction that reads the result, else from the nearest operand."""
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
         for operand in line.operands:

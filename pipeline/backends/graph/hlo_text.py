@@ -25,7 +25,6 @@ class HloArray:
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
         return math.prod(self.sizes)
 
     @property
@@ -47,12 +46,10 @@ class HloLine:
 
     @property
     def elements(self) -> int:
-        """The number of elements of its result."""
         return sum(array.elements for array in self.arrays)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its result."""
         return sum(array.nbytes for array in self.arrays)
 
     @cached_property
@@ -68,7 +65,6 @@ class HloLine:
 
     @property
     def target(self) -> str | None:
-        """The target of a custom call."""
         target = _TARGET.search(self.arguments)
         return target[1] if target else None
 
@@ -82,7 +78,6 @@ class HloText:
     entry: str
 
     def lines(self) -> Iterator[HloLine]:
-        """Yield the instructions of all computations."""
         for computation in self.computations.values():
             yield from computation.values()
 

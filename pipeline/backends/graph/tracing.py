@@ -40,10 +40,7 @@ class _Place:
 
 
 def make_graph(traced: jax.stages.Traced) -> Graph:
-    """Return the graph of a traced function, such as `jax.jit(function).trace(shape)`.
-
-    Raises UnboundedLoopError for a while loop without a constant number of iterations.
-    """
+    """Return the graph of a traced function. Raises UnboundedLoopError for unknown iterations."""
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
@@ -65,7 +62,6 @@ class _Tracer:
         return len(self.graph.values) - 1
 
     def add_constant(self, var: Any, _: Any = None) -> int:
-        """Add a constant value; return its index."""
         index = self.add_value(var)
         self.graph.constants.add(index)
         return index
@@ -73,7 +69,6 @@ class _Tracer:
     def inline(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[int], place: _Place
     ) -> tuple[int, ...]:
-        """Inline a jaxpr and return its outputs."""
         return tuple(walk(jaxpr, inputs, partial(self.add_equation, place), self.add_constant))
 
     def add_equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
@@ -153,7 +148,6 @@ class _Tracer:
         variables: Sequence[Any],
         place: _Place,
     ) -> list[int]:
-        """Add the final values of a loop's carry."""
         self.graph.carried += [
             (before, after)
             for before, after in zip(carried, returned, strict=True)
@@ -180,8 +174,7 @@ class _Tracer:
         loop = read_while(eqn)
         inside = self._enter_loop(place, count)
         _, consts, initial = loop.split_operands(inputs)
-        body = loop.body.jaxpr
-        carried = self._add_carries(body, len(consts), [*consts, *initial], inside)
+        carried = self._add_carries(loop.body.jaxpr, len(consts), [*consts, *initial], inside)
         outputs = self.inline(loop.body, [*consts, *carried], inside)
         return tuple(self._add_final_carries(carried, outputs, eqn.outvars, place))
 

@@ -51,10 +51,7 @@ class WindowSource(Protocol):
         """Return how many steps of the window that starts at `step` are ready."""
 
     def take(self, step: int) -> Prepared:
-        """Return the window that starts at `step`, once it is ready.
-
-        Raises DataError if a sample can't be read.
-        """
+        """Return the window that starts at `step`. Raises DataError if a sample can't be read."""
 
     def close(self) -> None:
         """Stop preparing ahead, until the next `take`."""
@@ -85,7 +82,6 @@ class ResidentWindows:
         return self._steps if ahead and ahead[0] == step and ahead[1].done() else 0
 
     def take(self, step: int) -> Prepared:
-        """Return the window from `step`, and start preparing the next one."""
         if self._ahead is not None and self._ahead[0] == step:
             prepared = self._ahead[1].result()
         else:
@@ -96,7 +92,6 @@ class ResidentWindows:
         return prepared
 
     def close(self) -> None:
-        """Drop the prepared window."""
         self._ahead = None
 
     def _prepare(self, step: int) -> Prepared:
@@ -124,10 +119,7 @@ class Loader:
         self._handed_at = 0.0
 
     def window(self, step: int) -> Window:
-        """Return the window that has the step after boundary `step`: the one in use, or a new one.
-
-        Raises DataError if one of its samples can't be read.
-        """
+        """Return the window that has the step after `step`, in use or new. Raises DataError."""
         last = self._window
         if last is not None and last.start <= step < last.stop:
             return last
@@ -148,10 +140,7 @@ class Loader:
         return window
 
     def close(self) -> None:
-        """Stop preparing ahead, so that no samples are read in vain.
-
-        The window in use is dropped too. A later request prepares it again.
-        """
+        """Stop preparing ahead, and drop the window in use. A later request prepares it again."""
         self._source.close()
         self._window = None
 

@@ -70,7 +70,6 @@ class WindowHandoff:
 
     @property
     def wait_share(self) -> float:
-        """Share of the time in which training waited."""
         return self.wait_s / max(self.wait_s + self.busy_s, 1e-9)
 
 
@@ -114,7 +113,6 @@ class LoaderStats:
         self._add_prepared(window_steps, prepare_time)
 
     def add(self, handoff: WindowHandoff) -> None:
-        """Record the handoff of the next window."""
         self._busy_s += handoff.busy_s
         self._wait_s += handoff.wait_s
         self._steps += handoff.steps
@@ -139,7 +137,6 @@ class LoaderStats:
         return self._first_wait_s + self._wait_s
 
     def report(self, kind: Literal["resident", "stream"]) -> LoaderReport:
-        """Return the statistics so far."""
         prepared = max(1, self._prepared_steps)
         measured = self._windows > 0
         time_s = max(self._busy_s + self._wait_s, 1e-9)

@@ -35,7 +35,6 @@ class ReadingThreads:
         self._begin_trial()
 
     def _begin_trial(self) -> None:
-        """Begin a trial: set its counts and times to 0."""
         self._reads = self._samples = 0
         self._read_s = self._busy_s = self._thread_s = 0.0
 

@@ -33,12 +33,10 @@ class StreamedWindows:
         self._reader: Reader | None = None
 
     def count_ready_steps(self, step: int) -> int:
-        """Return how many steps of the window that starts at `step` have been read."""
         reader = self._reader
         return reader.count_ready_steps() if reader is not None and reader.step == step else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """Return the window that starts at `step`. Raises DataError if a sample can't be read."""
         if self._reader is None or self._reader.step != step:
             self.close()
             self._reader = Reader(self._plan, step, self._threads)
@@ -49,7 +47,6 @@ class StreamedWindows:
             raise
 
     def close(self) -> None:
-        """Stop reading ahead."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -136,7 +133,6 @@ class PartSource:
         return self._parts_read - self._parts_claimed
 
     def claim(self, parts: int) -> None:
-        """Count `parts` more parts as taken."""
         with self._lock:
             self._parts_claimed += parts
 

@@ -70,7 +70,8 @@ def put_inputs(
     resident: bool,
 ) -> Inputs:
     """Make the inputs of a window from columns on the devices and the order of its samples."""
-    rows = placement.rows(batches.indices.shape[1])
-    indices = placement.put_batches(batches.indices[:, rows])
+    batch_size = batches.indices.shape[1]
+    rows = placement.rows(batch_size)
+    indices = placement.put_batches(batches.indices[:, rows], batch_size)
     epochs, counts, words = placement.put((batches.epochs, batches.counts, seed_words(seed)))
     return Inputs(columns, indices, epochs, counts, words, resident, batches.samples)

@@ -39,8 +39,7 @@ class LoaderSource:
     stop: int | None = None
     """The last step of the run: no sample after it is read."""
     short_first: bool = False
-    """Whether the first windows of a reader are short. Each is transferred in the shape of a full
-    window."""
+    """Whether a reader's first windows are short. Their arrays have the shape of full ones."""
     clock: Clock = time.perf_counter
 
 
@@ -75,7 +74,6 @@ class ReadPlan:
 
     @property
     def parts(self) -> int:
-        """Number of parts of a window."""
         return min(PARTS, self.window_steps * self.batch_rows)
 
     def list_steps(self, boundary: int, number: int) -> range:
@@ -133,7 +131,6 @@ class WindowBuffer:
         return PrepareTime.total([*times, PrepareTime(seconds)]), window
 
     def count_samples(self, part: int) -> int:
-        """Return the number of samples of a part."""
         rows = self._slice_rows(part)
         return int(rows.stop - rows.start)
 
@@ -154,8 +151,9 @@ class WindowBuffer:
     def _transfer(self) -> Window:
         source = self._plan.source
         shape = (self._plan.window_steps, self._plan.batch_rows)
+        batch_size = source.order.batch_size
         columns = {
-            name: source.placement.put_batches(values.reshape(shape + values.shape[1:]))
+            name: source.placement.put_batches(values.reshape(shape + values.shape[1:]), batch_size)
             for name, values in self._columns.items()
         }
         inputs = put_inputs(

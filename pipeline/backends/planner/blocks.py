@@ -153,7 +153,6 @@ class StepBlocks:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all parameters."""
         return sum(parameter.nbytes for parameter in self._all_parameters)
 
     @property

@@ -156,10 +156,7 @@ class ShardingPrices:
         return Price(collectives=forward + find_transfer(target, (), layout, nbytes, self.mesh))
 
     def to_us(self, price: Price) -> float:
-        """Return the microseconds of a price.
-
-        Gradients count with the share that the backward pass doesn't overlap.
-        """
+        """Return microseconds; of gradients, those that the backward pass doesn't overlap."""
         alone_us = (
             price.compute_us
             + sum(map(self._compute_collective_us, price.collectives))
@@ -193,8 +190,7 @@ class ShardingPrices:
         return gradient.nbytes * self._us_per_byte[axes]
 
     def _make_group(self, axes: tuple[int, ...]) -> DeviceGroup:
-        stride = 1 if 1 in axes else self.mesh.model
-        return DeviceGroup(self.mesh.count_along(axes), stride)
+        return DeviceGroup(self.mesh.count_along(axes), 1 if 1 in axes else self.mesh.model)
 
     def _divide_amount(self, amount: float, extent: Extent, layout: Layout) -> float:
         return amount / count_pieces(layout, self.mesh, *extent.groups)
@@ -237,10 +233,7 @@ def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
 
 
 class Decisions:
-    """Variables of one mesh: regions, then operators, then weights with several uses.
-
-    The states of a variable are layouts, or an operator's shardings.
-    """
+    """Variables of a mesh: regions, operators, shared weights. States are layouts or shardings."""
 
     def __init__(
         self,
@@ -270,7 +263,6 @@ class Decisions:
 
     @property
     def sizes(self) -> list[int]:
-        """The number of states of each variable."""
         return [len(states) for states in self.states]
 
     def list_factors(self) -> list[Factor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pipeline.backends.graph.graph import Graph, Node
@@ -32,13 +33,9 @@ class DimensionGroups:
 
     def __init__(self, graph: Graph, skipped: Collection[int]) -> None:
         self.shapes = [value.shape for value in graph.values]
-        self._first: list[int] = []
-        count = 0
-        for shape in self.shapes:
-            self._first.append(count)
-            count += len(shape)
-        self._parent = list(range(count))
-        self._indivisible = [False] * count
+        self._first = [0, *accumulate(map(len, self.shapes))]
+        self._parent = list(range(self._first[-1]))
+        self._indivisible = [False] * self._first[-1]
         for index, node in enumerate(graph.nodes):
             if index not in skipped:
                 _RULES.get(node.primitive, _tie_elementwise)(self, node)
@@ -52,7 +49,6 @@ class DimensionGroups:
         )
 
     def is_indivisible(self, group: int) -> bool:
-        """Return whether a group is never sharded."""
         return self._indivisible[self._find(group)]
 
     def tie(self, value: int, dim: int, other: int, other_dim: int) -> None:
@@ -66,11 +62,9 @@ class DimensionGroups:
         self._indivisible[low] = self._indivisible[low] or self._indivisible[high]
 
     def mark_indivisible(self, value: int, dim: int) -> None:
-        """Mark the group of a dimension as indivisible."""
         self._indivisible[self._find(self._first[value] + dim)] = True
 
     def mark_all_indivisible(self, values: Sequence[int]) -> None:
-        """Mark all groups of some values as indivisible."""
         for value in values:
             for dim in range(len(self.shapes[value])):
                 self.mark_indivisible(value, dim)
@@ -150,10 +144,7 @@ def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
 def pair_reshaped_dims(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Return pairs of source and target dimensions of a reshape that hold the same elements.
-
-    Pairs and dimensions are outermost first. Dimensions of size 1 are left out.
-    """
+    """Pair the dimensions of a reshape that hold the same elements, outermost first."""
     left = [dim for dim, size in enumerate(source) if size > 1]
     right = [dim for dim, size in enumerate(target) if size > 1]
     factors: list[tuple[list[int], list[int]]] = []
@@ -258,26 +249,13 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
         groups.tie(operand, dim, indices, index_dim)
 
 
-def _tie_scan_slice(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions of a scan's input to its slice for one iteration."""
-    groups.mark_indivisible(node.inputs[0], 0)
-    for dim in range(len(groups.shapes[node.outputs[0]])):
-        groups.tie(node.inputs[0], dim + 1, node.outputs[0], dim)
-
-
-def _tie_scan_stack(groups: DimensionGroups, node: Node) -> None:
-    """Tie the dimensions of one iteration's result to a scan's stacked results."""
-    groups.mark_indivisible(node.outputs[0], 0)
-    for dim in range(len(groups.shapes[node.inputs[0]])):
-        groups.tie(node.inputs[0], dim, node.outputs[0], dim + 1)
-
-
-def _mark_all(groups: DimensionGroups, node: Node) -> None:
-    groups.mark_all_indivisible((*node.inputs, *node.outputs))
-
-
-def _tie_nothing(groups: DimensionGroups, node: Node) -> None:
-    """Tie nothing: the result depends on no dimension of an operand."""
+def _tie_scanned(groups: DimensionGroups, node: Node) -> None:
+    """Tie an iteration's slice or result to the scan's array, whose first dimension it lacks."""
+    values = (node.inputs[0], node.outputs[0])
+    array, part = values if node.primitive == "scan_slice" else reversed(values)
+    groups.mark_indivisible(array, 0)
+    for dim in range(len(groups.shapes[part])):
+        groups.tie(array, dim + 1, part, dim)
 
 
 _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
@@ -291,15 +269,17 @@ _RULES: Mapping[str, Callable[[DimensionGroups, Node], Any]] = {
     **dict.fromkeys(
         ("slice", "pad", "dynamic_slice", "dynamic_update_slice", "concatenate"), _tie_slices
     ),
+    # The results of these depend on no dimension of an operand.
     **dict.fromkeys(
         ("random_bits", "random_fold_in", "random_wrap", "random_seed", "random_unwrap",
          "random_split", "random_clone", "iota"),
-        _tie_nothing,
+        lambda groups, node: None,
     ),
     "reshape": _tie_reshaped,
     "dot_general": _tie_product,
-    "conv_general_dilated": _mark_all,
+    "conv_general_dilated": lambda groups, node: groups.mark_all_indivisible(
+        (*node.inputs, *node.outputs)
+    ),
     "gather": _tie_gathered,
-    "scan_slice": _tie_scan_slice,
-    "scan_stack": _tie_scan_stack,
+    **dict.fromkeys(("scan_slice", "scan_stack"), _tie_scanned),
 }  # fmt: skip

@@ -27,6 +27,7 @@ TIE = 1e-9
 """Relative difference below which two times count as equal, and memory decides."""
 
 
+@dataclass(eq=False)
 class Table:
     """Time and memory for each state of some variables: arrays of shape (states..., points).
 
@@ -34,10 +35,9 @@ class Table:
     infinite. Tables are compared by identity: equal blocks share one table.
     """
 
-    def __init__(self, time: Floats, memory: Floats) -> None:
-        self.time = time
-        self.memory = memory
-        self.origin: _Added | _Eliminated | None = None
+    time: Floats
+    memory: Floats
+    origin: _Origin | None = None
 
     @classmethod
     def from_arrays(cls, time: Any, memory: Any = None) -> Table:
@@ -48,19 +48,12 @@ class Table:
 
 
 @dataclass(frozen=True)
-class _Added:
-    """Origin of a sum of two tables: for each point, the indices of the left and right points."""
+class _Origin:
+    """For each point of a sum, the indices of the points of both tables; for each point after an
+    elimination, the variable's state and the point of this state."""
 
-    left: NDArray[Any]
-    right: NDArray[Any]
-
-
-@dataclass(frozen=True)
-class _Eliminated:
-    """Origin of a table after an elimination: for each point, the variable's state and point."""
-
-    state: NDArray[Any]
-    point: NDArray[Any]
+    first: NDArray[Any]
+    second: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -101,19 +94,15 @@ class Eliminator:
     _cache: dict[Any, Table] = field(default_factory=dict)
 
     def find_best(self, factors: Sequence[Factor], sizes: Sequence[int]) -> Choice | None:
-        """Return the fastest choice within the bound; None if nothing fits.
-
-        `sizes` are the numbers of states of the variables. Of equally fast choices, the choice with
-        the first states is returned, so the result is always the same.
-        """
-        choices = self.find_frontier(factors, sizes)
-        return min(choices, key=lambda choice: choice.time, default=None)
+        """Return the fastest choice that fits, the first of equal ones; None if none fits."""
+        return min(self.find_frontier(factors, sizes), key=lambda choice: choice.time, default=None)
 
     def find_frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
         """Return the choices that no other beats in both time and memory, by ascending memory."""
         pending: dict[int, Factor] = dict(enumerate(factors))
         for variable, size in enumerate(sizes):
-            pending[len(pending)] = Factor((variable,), self._make_zeros(size))
+            zeros = self._cache.setdefault(("zeros", size), Table.from_arrays(np.zeros(size)))
+            pending[len(pending)] = Factor((variable,), zeros)
         adjacent: dict[int, set[int]] = {variable: {variable} for variable in range(len(sizes))}
         for factor in factors:
             for variable in factor.scope:
@@ -141,12 +130,6 @@ class Eliminator:
             if np.isfinite(time)
         )
 
-    def _make_zeros(self, size: int) -> Table:
-        key = ("zeros", size)
-        if key not in self._cache:
-            self._cache[key] = Table.from_arrays(np.zeros(size))
-        return self._cache[key]
-
     def _add_all(self, factors: Sequence[Factor]) -> Factor:
         """Add tables, small and equal scopes first, so that parallel branches become one."""
         ordered = sorted(factors, key=lambda factor: (len(factor.scope), factor.scope))
@@ -171,9 +154,7 @@ class Eliminator:
             )
             shape = (*time.shape[:-2], -1)
             time, memory, order = self._thin(time.reshape(shape), memory.reshape(shape))
-            table = Table(time, memory)
-            table.origin = _Added(order // points, order % points)
-            self._cache[key] = table
+            self._cache[key] = Table(time, memory, _Origin(order // points, order % points))
         return Factor(scope, self._cache[key], (left, right))
 
     def _eliminate(self, factor: Factor, variable: int) -> Factor:
@@ -189,9 +170,7 @@ class Eliminator:
                 for array in (factor.table.time, factor.table.memory)
             )
             time, memory, order = self._thin(time, memory)
-            table = Table(time, memory)
-            table.origin = _Eliminated(order // points, order % points)
-            self._cache[key] = table
+            self._cache[key] = Table(time, memory, _Origin(order // points, order % points))
         return Factor(scope, self._cache[key], (factor,), variable)
 
     def _compute_cost(self, time: Floats, memory: Floats) -> Floats:
@@ -323,11 +302,10 @@ def _trace_states(total: Factor, point: int) -> dict[int, int]:
         if not factor.parts or origin is None:
             continue
         place = (*(states[v] for v in factor.scope), index)
-        if isinstance(origin, _Added):
-            left, right = factor.parts
-            stack.append((left, int(origin.left[place])))
-            stack.append((right, int(origin.right[place])))
-        elif factor.eliminated is not None:
-            states[factor.eliminated] = int(origin.state[place])
-            stack.append((factor.parts[0], int(origin.point[place])))
+        indices = int(origin.first[place]), int(origin.second[place])
+        if factor.eliminated is None:
+            stack += zip(factor.parts, indices, strict=True)
+        else:
+            states[factor.eliminated] = indices[0]
+            stack.append((factor.parts[0], indices[1]))
     return states

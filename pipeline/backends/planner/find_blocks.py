@@ -39,7 +39,6 @@ Groups = tuple[int, ...]
 
 
 def find_blocks(step: LossToPlan) -> StepBlocks:
-    """Trace a loss and its gradients, and find the blocks."""
     loss = TracedLoss(step)
     return _Finder(loss, RegionGroups(loss), step.sync_batch_norm).find()
 
@@ -57,7 +56,6 @@ class _RegionItems:
     )
 
     def to_region(self, sizes: Sequence[int], samples: int | None) -> Region:
-        """Return the region with all amounts."""
         return Region(
             sizes=tuple(sizes),
             samples=samples,
@@ -152,10 +150,8 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension with its position in the parameter, which the weight may be a view of.
-
-        Returns None for a dimension that the parameter doesn't have, or that is indivisible.
-        """
+        """Return a dimension with its position in the parameter, which the weight may be a view of;
+        None if the parameter doesn't have it, or it is indivisible."""
         if dim.weight is None:
             return dim
         groups = self.regions.groups
@@ -260,18 +256,14 @@ class _Finder:
             out = node.outputs[0]
             if out in self.loss.varying and self.loss.get_shape(out):
                 last[find_layer(node.scope)] = out
-        layers = dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values())
-        for layer in layers:
+        for layer in dict.fromkeys(path.rpartition("/")[0] for path in self.loss.params.values()):
             region = self.regions.find_region(last[layer]) if layer and layer in last else None
             if region is not None:
                 yield LayerOutput(layer, region, self.regions.to_local(last[layer]))
 
 
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:
-    """Return whether a dimension of an operator can be sharded in the regions of its arrays.
-
-    If not, XLA would copy the arrays to all devices.
-    """
+    """Return whether a dimension can be sharded in its arrays' regions; else XLA copies them."""
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)
 

@@ -28,15 +28,12 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.data * self.model
 
     def count_along(self, axes: Sequence[int]) -> int:
-        """Return the number of devices along some axes together."""
         return prod(self.sizes[axis] for axis in axes)
 
     def num_pieces(self, layout: Layout) -> int:
-        """Return the number of pieces of an array in a layout."""
         return self.count_along([axis for axis, dim in enumerate(layout) if dim is not None])
 
     def __str__(self) -> str:
@@ -52,10 +49,7 @@ def list_meshes(devices: int) -> tuple[Mesh, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective along some axes.
-
-    `nbytes` is the size of a device's array after an all-gather, before a reduce-scatter.
-    """
+    """A collective of a device's array: `nbytes` after an all-gather, before a reduce-scatter."""
 
     kind: CollectiveKind
     nbytes: float
@@ -84,10 +78,7 @@ def count_pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
 
 
 def view_layout(layout: Layout, groups: Sequence[int | None]) -> Layout:
-    """Return the layout of an array with the given groups, from the layout of its region.
-
-    An axis that shards none of the array's groups makes copies.
-    """
+    """Return the layout of an array with these groups, from the layout of its region."""
     return tuple(
         groups.index(group) if group is not None and group in groups else None for group in layout
     )

@@ -240,12 +240,10 @@ class PlanFile(Spec):
 
 
 def save_plan(plan: ParallelPlan, path: Path) -> None:
-    """Write a plan as YAML."""
     write_whole(path, format_plan(plan))
 
 
 def format_plan(plan: ParallelPlan) -> str:
-    """Return a plan as YAML."""
     return HEAD + yaml_text(
         {
             "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
@@ -267,10 +265,7 @@ def _rule_to_dict(rule: ShardingRule) -> dict[str, Any]:
 
 
 def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]]) -> ParallelPlan:
-    """Read a plan and check it against a number of devices and the shapes of all parameters.
-
-    Raises RecipeError with all problems.
-    """
+    """Read a plan and check it for these devices and parameters. Raises RecipeError."""
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -16,13 +16,6 @@ from pipeline.backends.rates import CollectiveKind, DeviceGroup
 from pipeline.core.errors import RunError
 
 HOST_RATES_FILE = Path(__file__).with_name("host_rates.yaml")
-
-
-class Links(Protocol):
-    """Times of collectives between devices."""
-
-    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
-        """Return the microseconds of a collective over `size` devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +53,7 @@ class LinkCurves:
     """Times of all `nbytes` by kind and number of devices; ascending numbers."""
 
     def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
-        """Return the microseconds of a collective over `size` devices.
-
-        A reduce-scatter has the time of an all-reduce.
-        """
+        """Return the microseconds of a collective; a reduce-scatter's are an all-reduce's."""
         if size == 1:
             return 0.0
         rows = self.us_by_kind["all_reduce" if kind == "reduce_scatter" else kind]
@@ -73,6 +63,9 @@ class LinkCurves:
         sizes = list(rows)
         us = _interpolate(sizes, times, min(max(size, sizes[0]), sizes[-1]))
         return us * max(1.0, nbytes / most)
+
+
+Links = LinkRates | LinkCurves
 
 
 def _interpolate(places: Sequence[float], values: Sequence[float], place: float) -> float:
@@ -106,25 +99,19 @@ class MeasuredRates:
     memory_bytes: float = math.inf
 
     def slowdown(self, devices: int) -> float:
-        """Return the number of devices per core."""
         return 1.0 if self.cores is None else devices / self.cores
 
     def compute_us(self, flops: float, nbytes: float) -> float:
-        """Return the microseconds of one kernel."""
         return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        """Return the microseconds of a collective over the slowest links of its group."""
         near = group.size * group.stride <= self.per_server
         return (self.links if near else self.far_links).us(kind, nbytes, group.size)
 
 
 @cache
 def load_host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
-    """Return the measured rates of a host's devices. `links` is the file's key for their links.
-
-    Raises RunError for an invalid file.
-    """
+    """Read a host's rates; `links` is the key of its links. Raises RunError for an invalid file."""
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         device = tree["device"]

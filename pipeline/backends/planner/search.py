@@ -55,8 +55,7 @@ class SearchedPlans:
     runners_up: tuple[ParallelPlan, ...]
     """The next plans, the fastest first."""
     data_parallel: ParallelPlan | None
-    """The best data-parallel plan, also if it doesn't fit; None if the devices don't divide the
-    batch."""
+    """The best data-parallel plan, even if too large; None if devices don't divide the batch."""
     one_device: ParallelPlan
     """The step on one device, also if it doesn't fit."""
     memory_bytes: float
@@ -209,10 +208,9 @@ def _format_lines(plans: SearchedPlans) -> Iterator[str]:
     yield f"  collectives {format_moved(best)}"
     yield f"  {'mesh':>10} {'ms':>10} {'GiB':>8} {'MiB moved':>10}  plan"
     for plan, mark in _list_rows(plans):
-        moved = sum(plan.collective_bytes.values()) / MIB
         yield (
             f"  {plan.mesh!s:>10} {plan.step_ms:>10.3f} {plan.memory_bytes / GIB:>8.2f} "
-            f"{moved:>10.1f}  {plan.strategy}{mark}"
+            f"{sum(plan.collective_bytes.values()) / MIB:>10.1f}  {plan.strategy}{mark}"
         )
     rules = [(rule, "specs") for rule in best.specs]
     rules += [(rule, "constraints") for rule in best.constraints]

@@ -72,7 +72,6 @@ class TracedLoss:
             yield from (out for out in self.graph.nodes[index].outputs if out in self.varying)
 
     def get_shape(self, value: int) -> tuple[int, ...]:
-        """Return the shape of a value."""
         return self.graph.values[value].shape
 
     def count_bytes(self, value: int) -> int:
@@ -192,7 +191,5 @@ def make_loss(
         divisor = compute_divisor(config, labels, mask, count)
         return reduce_losses(config, losses, labels, mask, divisor).minimised
 
-    leaves = jax.tree.leaves(state.opt_state)
-    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    lowered = config.lower(loss)
-    return LossToPlan(name, lowered, state.params, batch, state_bytes, sync_batch_norm)
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state))
+    return LossToPlan(name, config.lower(loss), state.params, batch, state_bytes, sync_batch_norm)

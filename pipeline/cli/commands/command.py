@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import click
@@ -206,6 +207,19 @@ class RunCommand(LazyCommand):
     """A command about runs that are done."""
 
     folder = "runs."
+
+
+class ComparingCommand(LazyCommand):
+    """A command about two recipes: the overrides after `--` become the parameter `other`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments, except overrides after `--`; options may follow these."""
+        words = list(args)
+        end = words.index("--") if "--" in words else len(words)
+        other = tuple(takewhile(lambda word: not word.startswith("--"), words[end + 1 :]))
+        unparsed = super().parse_args(ctx, words[:end] + words[end + 1 + len(other) :])
+        ctx.params["other"] = other
+        return unparsed
 
 
 class CommandGroup(click.Group):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.cli.commands.command import Argument, LazyCommand, Option, flag
+from pipeline.cli.commands.command import Argument, ComparingCommand, LazyCommand, Option, flag
 from pipeline.cli.commands.parameters import (
     OneOf,
     WholeNumber,
@@ -81,6 +81,33 @@ RECIPE_COMMANDS = (
             out_option("FILE", "Write a page with the losses at each rate."),
         ],
         example="find-rate +recipe=lenet5_digits",
+    ),
+    ComparingCommand(
+        "better",
+        "is a change of a recipe better than its noise?",
+        """Train a recipe, side A, and the same with the keys after --, side B, over the same seeds,
+        until a sequential test finds one better, at 95 %, or the budget is used. Print the verdict
+        with its interval. Stopped, it continues as a sweep does.""",
+        [
+            overrides(
+                "[+recipe=NAME] [KEY=VALUE ...] -- KEY=VALUE ...",
+                "Recipe, lenet5_digits unless it is given, and its keys; after -- the keys and "
+                "components in which side B differs.",
+            ),
+            metric_option("What is compared; accuracy if the evaluation has it."),
+            Option(
+                "--pairs",
+                type=WholeNumber(6, 1000),
+                default=16,
+                help="Most pairs of runs; fewer than 6 can't decide.",
+            ),
+            Option(
+                "--minutes",
+                type=WholeNumber(1, MAX_COUNT),
+                help="Start no pair that would end later.",
+            ),
+        ],
+        example="better +recipe=lenet5_digits -- train.optimizer.lr=0.04",
     ),
     LazyCommand(
         "folds",

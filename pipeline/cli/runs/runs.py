@@ -20,7 +20,8 @@ from pipeline.core.files.strict_json import json_text
 from pipeline.study.runs.importance import importance_of_keys
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_larger_better, main_metric
-from pipeline.study.runs.recorded_run import RecordedRun, differing_keys, read_runs
+from pipeline.study.runs.recorded_run import MINOR, RecordedRun, differing_keys, read_runs
+from pipeline.study.runs.ties import find_ties
 
 PAGE = "runs.html"
 MOST_KEYS = 4
@@ -81,6 +82,15 @@ def main(
             print(json_text(_to_dict(run)))
     else:
         _print_table(_rank_runs(runs, ranked_by, larger_is_better), ranked_by, shows_all=shows_all)
+        varied = [key for key in differing_keys(runs) if not key.startswith(MINOR)]
+        repeated = [
+            ({key: run.keys.get(key) for key in varied}, run.figures[str(ranked_by)])
+            for run in runs
+            if ranked_by in run.figures
+        ]
+        ties = find_ties(repeated, larger_is_better=larger_is_better)
+        if ties is not None:
+            print(printable(str(ties)))
     return 0
 
 

@@ -17,6 +17,7 @@ from pipeline.core.registry import Expected, Seq, component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Range, list_steps, read_points, require_image
+from pipeline.data.order import draw_permutation
 from pipeline.data.random import integers
 
 Interpolation = Literal["linear", "nearest"]
@@ -281,7 +282,6 @@ class RandomAffine(_AffineOp):
 
 def _spread_evenly(column: int, bounds: Range) -> np.ndarray:
     """Return the middles of MAPS even steps of a range, in a random order for each column."""
-    words = np.random.Philox(key=np.array([_TABLE_KEY, column], np.uint64)).random_raw(MAPS)
-    places = (np.argsort(words, kind="stable") + 0.5) / MAPS
+    places = (draw_permutation(_TABLE_KEY, column, MAPS) + 0.5) / MAPS
     least, most = bounds
     return least + (most - least) * places

@@ -61,8 +61,7 @@ def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """Return some rows (axis 1) or columns (axis 2) of each image. `pixels` are their indices,
-    int32 (batch or 1, length), all within the image."""
+    """Return rows (axis 1) or columns (axis 2) of images; `pixels` int32 (batch or 1, length)."""
     if pixels.shape[0] == 1:
         # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")

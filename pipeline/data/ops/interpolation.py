@@ -76,8 +76,7 @@ def find_nearest_pixels(source: int, target: int) -> np.ndarray:
 def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
-    """Return the taps of two (linear) or four (cubic) neighbours of each target pixel's centre.
-    Neighbours are clamped to the image, and there is no antialiasing."""
+    """Return taps of two (linear) or four (cubic) neighbours, clamped, without antialiasing."""
     place = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
     first = np.floor(place)
     fraction = place - first

@@ -110,8 +110,7 @@ class AutoAugment(Policy):
         changes, rows, probabilities = _tabulate_policy(self.policy, self.convention, size)
         pair = integers(xp, uniforms[:, 0], len(rows))
         is_changed = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
-        side = integers(xp, uniforms[:, 3:5], 2)
-        numbers = xp.asarray(rows)[pair[:, None], np.arange(2), side]
+        numbers = xp.asarray(rows)[pair[:, None], np.arange(2), integers(xp, uniforms[:, 3:5], 2)]
         return self._change(xp, values, changes, xp.where(is_changed, numbers, 0))
 
 
@@ -165,8 +164,7 @@ def _tabulate_random_changes(
     for name in names:
         strengths = list_strengths(name, bins, convention, size, 255)
         changes.extend(_make_both_signs(name, float(strengths[magnitude])))
-    rows = np.arange(len(changes), dtype=np.int32).reshape(-1, 2)
-    return tabulate(changes, size), rows
+    return tabulate(changes, size), np.arange(len(changes), dtype=np.int32).reshape(-1, 2)
 
 
 @lru_cache

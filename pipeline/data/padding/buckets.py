@@ -76,11 +76,7 @@ class RaggedArray(Ragged):
 def make_ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
-    """Make a ragged column of values stored one after the other.
-
-    Takes `flat` (numbers of all values,) and `sizes` (samples, dimensions), whole numbers above 0.
-    Raises ValueError if the total of the sizes differs from the length of `flat`.
-    """
+    """Make a ragged column of `flat` (numbers,) and `sizes` (samples, d). Raises ValueError."""
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
     if sizes.min() < 1:
@@ -142,7 +138,6 @@ class PaddedColumn:
         return (len(self.values.sizes), *self.bucket, *self.values.trailing)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the values at an integer array of sample indices, or at a slice."""
         rows = resolve_indices(indices, len(self.values.sizes)).tolist()
         padded = np.full((len(rows), *self.shape[1:]), self.fill, self.dtype)
         for position, index in enumerate(rows):

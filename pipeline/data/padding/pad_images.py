@@ -22,8 +22,7 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.random import integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
-"""Column of the sizes of images before a crop, int32 (dimensions,). It exists if some images are
-larger than every bucket."""
+"""Column of sizes before a crop, int32 (dimensions,), if some images exceed every bucket."""
 
 CROP_OP = 1 << 30
 """Op number in the key of random crops, larger than any index of a map op."""
@@ -67,10 +66,7 @@ def _make_ragged(column: Column, dimensions: int) -> RaggedColumn:
 def _pad_labels(
     labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
-    """Pad labels of positions like the images; return labels of whole samples unchanged.
-
-    Raises ValueError if the labels don't fit the images or can't be padded.
-    """
+    """Pad labels of positions like the images; keep other labels. Raises ValueError."""
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels

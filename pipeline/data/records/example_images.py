@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from pipeline.data.image_file import (
     read_pixels,
     read_upright_size,
 )
-from pipeline.data.records.tf_example import Feature
+from pipeline.data.records.mindrecord_file import MindRecordFile
+from pipeline.data.records.tf_example import Feature, TFRecordFile
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw", "data")
 LABEL_KEYS = ("image/class/label", "label")
@@ -34,21 +35,9 @@ _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
 
 Shape = tuple[int, int, int]
 
-
-class ExampleFile(Protocol):
-    """A file of examples, each of which can be read alone."""
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-
-    def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the features of an example. Raises OSError and ValueError."""
-
-
+ExampleFile = MindRecordFile | TFRecordFile
 IndexFile = Callable[[Path, Callable[[int, Mapping[str, Feature]], None]], ExampleFile]
-"""Reads a file once, calls a function with the number and features of each example, and returns an
-object that reads single examples."""
+"""Calls a function for each example of a file, and returns a reader of single examples."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +74,9 @@ class ExampleImages:
         return (len(self.rows), *self.layout.shape)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the images at an integer array of indices or a slice, (n, H, W, C)."""
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one image, (H, W, C). Raises DataError that names a bad record."""
         file, record = self.rows[index].tolist()
         try:
             return self.layout.read_image(self.files[file].read_example(record))
@@ -97,7 +84,6 @@ class ExampleImages:
             raise DataError(f"{self.sample_name(index)}: {error}") from error
 
     def sample_name(self, index: int) -> str:
-        """Return the file and record of a sample, for messages."""
         file, record = self.rows[index].tolist()
         return f"{self.files[file].path}, record {record}"
 
@@ -116,7 +102,6 @@ class Examples:
     label_key: str
 
     def at(self, rows: np.ndarray) -> Examples:
-        """Return the examples of these rows."""
         images = replace(self.images, rows=self.images.rows[rows])
         return replace(self, images=images, labels=self.labels[rows])
 
@@ -254,8 +239,7 @@ def _find_image_layout(
         return ImageLayout(key, "pixels", (height, width, channels))
     if content.startswith(_SIGNATURES):
         height, width = settings.image_size or _read_encoded_size(content)
-        resized = settings.image_size is not None
-        return ImageLayout(key, "file", (height, width, 3), resized)
+        return ImageLayout(key, "file", (height, width, 3), settings.image_size is not None)
     return ImageLayout(key, "pixels", _find_plain_shape(features, key))
 
 
@@ -269,8 +253,7 @@ def _find_array_layout(key: str, values: Feature | None, moved_axis: int) -> Ima
     if not ((values >= -limit) & (values <= limit)).all():
         raise ValueError(f"{show_name(key)} has values that {dtype} can't hold")
     height, width, channels = _as_image(values, moved_axis).shape
-    shape = (height, width, channels)
-    return ImageLayout(key, "array", shape, dtype=dtype, moved_axis=moved_axis)
+    return ImageLayout(key, "array", (height, width, channels), dtype=dtype, moved_axis=moved_axis)
 
 
 def _as_image(values: np.ndarray, moved_axis: int) -> np.ndarray:

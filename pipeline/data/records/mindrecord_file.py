@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Self
+from typing import Annotated, BinaryIO, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -113,11 +113,7 @@ class MindRecordFile:
 def index_mindrecord(
     path: Path, visit: Callable[[int, Mapping[str, Feature]], None]
 ) -> MindRecordFile:
-    """Call `visit` with the number and fields of each sample, and return the opened file.
-
-    Raises OSError, and ValueError for a file that is damaged, encrypted, of another version, or
-    without its index or its other shards.
-    """
+    """Call `visit` for each sample, and return the opened file. Raises OSError and ValueError."""
     size = path.stat().st_size
     header = _read_header(path, size)
     for name in (Path(address).name for address in header.shard_addresses):
@@ -162,8 +158,7 @@ def _read_header(path: Path, size: int) -> Header:
 
 
 def _read_index(index: Path) -> np.ndarray:
-    """Return the rows of `_INDEX_QUERY` in the order of samples, int64 (samples, 7). Raises
-    ValueError if the file is missing or damaged."""
+    """Return the rows of `_INDEX_QUERY` by sample, int64 (samples, 7). Raises ValueError."""
     if not index.is_file():
         raise ValueError(f"needs its index {show_name(index.name)} in the same folder")
     # A hostile database may compute endless rows or huge values, so both are limited.
@@ -231,15 +226,11 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
             raise ValueError(f"{show_name(name)} isn't {field.type}")
         if isinstance(value, str):
             yield name, (value.encode(),)
-        else:
-            yield name, _make_scalar(value, field.type)
-
-
-def _make_scalar(value: Any, dtype: str) -> np.ndarray:
-    try:
-        return np.array([value], dtype)
-    except OverflowError as error:
-        raise ValueError(str(error)) from error
+            continue
+        try:
+            yield name, np.array([value], field.type)
+        except OverflowError as error:
+            raise ValueError(str(error)) from error
 
 
 def _parse_blobs(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Feature]]:

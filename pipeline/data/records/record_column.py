@@ -58,22 +58,18 @@ class RecordColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(samples, *shape of one value)."""
         return (self._spec.samples, *self._spec.trailing)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the values at an integer array of sample indices, or at a slice."""
         rows = resolve_indices(indices, self._spec.samples)
         values = np.empty((len(rows), *self._spec.trailing), self.dtype)
         self.read_into(rows, values)
         return values
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one value. Raises DataError that names the record."""
         return self.read(index)[0]
 
     def sample_name(self, index: int) -> str:
-        """Return the file and record of a sample, for messages."""
         number, position = self._locate(index)
         return f"{self._folder / self._spec.files[number].name}, record {position}"
 
@@ -86,15 +82,13 @@ class RecordColumn:
         sizes = () if self._sizes is None else self._sizes[record].tolist()
         shape = (samples, *sizes, *self._spec.trailing)
         try:
-            content = self._source[record]
-            return decode(content, self.dtype, shape, file.first_crc32, position)
+            return decode(self._source[record], self.dtype, shape, file.first_crc32, position)
         except UNREADABLE_RECORD as error:
             raise DataError(
                 f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
             ) from error
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at indices, int (n,), into `out`. Raises DataError with the record."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         firsts = np.array([0, *self._ends[:-1]], np.int64)
         checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
@@ -132,10 +126,7 @@ class RaggedRecordColumn(Ragged):
 
 
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
-    """Open a column of a folder: in memory if a record has many samples, else read on demand.
-
-    Raises DataError that names a missing, truncated or damaged file.
-    """
+    """Open a column: in memory if a record has many samples, else lazily. Raises DataError."""
     for file in spec.files:
         with name_file(folder / file.name):
             size_bytes = (folder / file.name).stat().st_size

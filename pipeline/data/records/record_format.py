@@ -61,7 +61,6 @@ class RecordColumnSpec(Spec):
 
     @property
     def samples(self) -> int:
-        """The number of samples in all files."""
         return sum(file.samples for file in self.files)
 
     @model_validator(mode="after")
@@ -87,7 +86,6 @@ class RecordColumnSpec(Spec):
         return self
 
     def records(self, file: RecordFile) -> int:
-        """Return the number of records of a file."""
         return -(-file.samples // self.samples_per_record)
 
 
@@ -196,17 +194,13 @@ def decode(
         body, first_crc32, number
     ):
         raise ValueError("its checksum is wrong")
-    values = np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape)
-    return values.astype(dtype, copy=False)
+    return np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
 
 
 def decode_batch(
     records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
 ) -> np.ndarray:
-    """Return the values (n, *shape) of records of one value each, as `decode` does for one.
-
-    `seeds` are the start values of the checksums. Raises ValueError for a wrong size or checksum.
-    """
+    """Decode records of one value, (n, *shape); `seeds` start checksums. Raises ValueError."""
     expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if any(len(record) != expected_bytes for record in records):
         raise ValueError("a record has a wrong size")

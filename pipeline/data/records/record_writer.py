@@ -65,8 +65,7 @@ def write_records(
         )
         unused_keys = {"task", "mean", "std"} if spec.task == "classification" else set()
         tree = spec.model_dump(mode="json", exclude_none=True, exclude=unused_keys)
-        text = json.dumps(tree, indent=1)
-        (scratch / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+        (scratch / DESCRIPTION).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
     return spec
 
 

@@ -51,15 +51,11 @@ class TFRecordFile(RecordSpans):
     """A TFRecord file of Examples."""
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the features of a record. Raises OSError, and ValueError if it has changed."""
         return parse_example(self.read(record))
 
 
 def index_tfrecord(path: Path, visit: Callable[[int, Mapping[str, Feature]], None]) -> TFRecordFile:
-    """Call `visit` with the number and features of each record, and return the opened file.
-
-    Raises OSError, and ValueError for a damaged file.
-    """
+    """Call `visit` for each record, and return the opened file. Raises OSError and ValueError."""
     starts = []
     lengths = []
     for record, (start, content) in enumerate(scan_records(path)):
@@ -93,23 +89,19 @@ class _Features(Mapping[str, Feature]):
     def __getitem__(self, name: str) -> Feature:
         if name not in self._features:
             raise KeyError(name)
-        return _convert_values(self._features[name])
+        feature = self._features[name]
+        kind = feature.WhichOneof("kind")
+        if kind == "bytes_list":
+            return tuple(feature.bytes_list.value)
+        if kind == "float_list":
+            return np.array(feature.float_list.value, np.float32)
+        return np.array(feature.int64_list.value, np.int64)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)
 
     def __len__(self) -> int:
         return len(self._features)
-
-
-def _convert_values(feature: Any) -> Feature:
-    """Return the values of a protobuf feature."""
-    kind = feature.WhichOneof("kind")
-    if kind == "bytes_list":
-        return tuple(feature.bytes_list.value)
-    if kind == "float_list":
-        return np.array(feature.float_list.value, np.float32)
-    return np.array(feature.int64_list.value, np.int64)
 
 
 @cache

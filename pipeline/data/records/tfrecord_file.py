@@ -48,11 +48,7 @@ class RecordSpans:
 
 
 def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each record's position in a file and its bytes, in order.
-
-    Raises OSError, and ValueError that names the record which is truncated, damaged or longer than
-    `MAX_RECORD_BYTES`.
-    """
+    """Yield positions and bytes of records, in order. Raises OSError and ValueError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         record = 0
@@ -86,8 +82,7 @@ def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def compute_masked_checksum(content: bytes) -> int:
-    """Return the masked CRC-32C of bytes, as in TFRecord files. Raises DataError if google-crc32c,
-    an extra of the package, isn't installed."""
+    """Return the masked CRC-32C of bytes. Raises DataError if google-crc32c isn't installed."""
     try:
         import google_crc32c
     except ImportError:

@@ -54,8 +54,7 @@ class Concat(CombinedSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return the samples of all sources; each source is a file for `train.interleave`, unless
-        all have files."""
+        """Return the samples of all sources; each source is a file, unless all have files."""
         parts = [source.load(cache) for source in self.sources]
         first = parts[0]
         for number, part in enumerate(parts):
@@ -103,7 +102,6 @@ class Zip(CombinedSpec):
 
 
 def _zip(images: Split, labels: Split) -> Split:
-    """Return a split with the image of one split and the label of the other."""
     rows = np.arange(min(len(images), len(labels)))
     images = select_samples(images, rows)
     label = select_samples(labels, rows).columns["label"]

@@ -33,7 +33,6 @@ class Digits(DatasetSpec):
         return root
 
     def facts(self) -> Facts:
-        """Return the sizes of an image and of both splits."""
         return Facts(image=(8, 8, 1), classes=10, train_size=1_438, eval_size=359)
 
     def read(self, cache: Path) -> RawData:

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pipeline.core.errors import DataError
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.records.example_images import (
@@ -42,7 +42,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
 
     suffix_left_out: ClassVar[str | None] = None
     """Suffix of files without examples, such as the index of another file."""
-    root: GivenRoot
+    root: RequiredRoot
     """The folder with the files."""
     train_files: Pattern = "train*"
     """The names of the training files; * matches any characters."""

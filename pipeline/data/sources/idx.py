@@ -103,10 +103,7 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_split(folder: Path, prefix: str, count: int) -> Split:
-    """Read `count` images and labels from the two files in `folder` that begin with `prefix`.
-
-    Raises DataError that names the file.
-    """
+    """Read `count` images and labels from the files with a prefix. Raises DataError."""
     images = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"), (count, _SIDE, _SIDE))
     path = find_idx(folder, f"{prefix}-labels-idx1-ubyte")
     labels = read_idx(path, (count,))

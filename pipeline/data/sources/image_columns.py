@@ -69,14 +69,12 @@ class ImageFiles:
     @property
     def shape(self) -> tuple[int, ...]:
         """(files, height, width, 3) for images, (files, height, width) for masks."""
-        return (len(self.paths), self.height, self.width, *_list_trailing(self.masks))
+        return (len(self.paths), self.height, self.width, *(() if self.masks else (3,)))
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the images at an integer array of indices or a slice, uint8 (n, H, W, ...)."""
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one value, uint8 (height, width, ...). Raises DataError that names a bad file."""
         return _decode(self.paths[index], self.height, self.width, self.masks)
 
     def sample_name(self, index: int) -> str:
@@ -96,7 +94,7 @@ class RaggedImageFiles(Ragged):
     @property
     def trailing(self) -> tuple[int, ...]:
         """(3,) for images, () for masks."""
-        return _list_trailing(self.masks)
+        return () if self.masks else (3,)
 
     def value(self, index: int) -> np.ndarray:
         height, width = self.sizes[index].tolist()
@@ -104,10 +102,6 @@ class RaggedImageFiles(Ragged):
 
     def sample_name(self, index: int) -> str:
         return self.paths[index]
-
-
-def _list_trailing(masks: MaskValues | None) -> tuple[int, ...]:
-    return (3,) if masks is None else ()
 
 
 def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.ndarray:

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import FilePath, Seq, component
 from pipeline.data.columns import Column, RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.image_file import KINDS, SUFFIXES
@@ -46,7 +46,7 @@ class ImageFolder(LocalDatasetSpec):
         "the images of dataset.labels_csv"
     )
     name: Literal["image_folder"] = "image_folder"
-    root: GivenRoot
+    root: RequiredRoot
     """The folder with train and eval, with the classes, or with the images of a table."""
     split: Share | None = None
     """The share of the images of each class for evaluation; null: they are in another folder."""
@@ -169,9 +169,8 @@ class ImageFolder(LocalDatasetSpec):
         if untrained:
             name = targets.names[min(untrained)]
             raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} lacks")
-        rows_by_split = (train_rows, eval_rows)
         train, evaluated = self._make_columns(
-            [[paths[row] for row in rows] for rows in rows_by_split]
+            [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
         )
         return RawData(
             train=Split({"image": train, "label": train_labels}),
@@ -205,10 +204,7 @@ class ImageFolder(LocalDatasetSpec):
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """Return the training and the evaluation folder of `root`; `content` is for the message.
-
-    Raises DataError if one is missing.
-    """
+    """Return the folders of both splits; `content` is for the message. Raises DataError."""
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder")
     train = root / "train"
@@ -241,8 +237,7 @@ class ClassImages:
 
 
 def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
-    """List the image files of each class in `folder`, including subfolders. Raises DataError for a
-    class without images, and for a link out of `within`."""
+    """List the images of each class. Raises DataError for an empty class, and for outside links."""
     listings = [list_images(folder / name, within) for name in classes]
     counts = [len(listing.images) for listing in listings]
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
@@ -272,8 +267,7 @@ class Listing:
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
-    """List a folder and its subfolders. Raises DataError if there is no image, for a link out of
-    `within`, and for an unreadable folder."""
+    """List a folder and its subfolders. Raises DataError without images, and for outside links."""
     require_within(folder, within)
     images = []
     left_out = []
@@ -328,9 +322,6 @@ def require_within(path: Path, folder: Path | None) -> None:
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
     """Return the visible entries of a folder, sorted by name. Raises DataError."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{folder}: can't be read: {error.strerror or error}") from error
+    with name_file(folder), os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
     return sorted(visible, key=lambda entry: entry.name)

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from pipeline.core.errors import DataError
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import DECODING_THREADS, Column, RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
 from pipeline.data.sources.image_columns import (
@@ -53,7 +53,7 @@ class ImageMasks(LocalDatasetSpec):
 
     root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
     name: Literal["image_masks"] = "image_masks"
-    root: GivenRoot
+    root: RequiredRoot
     """The folder with train and eval, or with images and masks."""
     images: FolderName = "images"
     masks: FolderName = "masks"

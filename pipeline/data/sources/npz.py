@@ -14,7 +14,7 @@ from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import open_archive
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import Column, RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.padding.buckets import SIZE, RaggedArray, RaggedColumn, make_ragged_array
 from pipeline.data.targets import Targets, Task, standardise_targets
@@ -48,7 +48,7 @@ class NumpyArchive(LocalDatasetSpec):
 
     root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
     name: Literal["numpy"] = "numpy"
-    root: GivenRoot
+    root: RequiredRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
     """The task of y. auto: classes if it has whole numbers, else numbers to predict (regression).
@@ -94,8 +94,7 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Read the arrays of an .npz file, also of further columns. Raises ValueError that names
-    a missing or damaged array."""
+    """Read the arrays of an .npz file, also of further columns. Raises ValueError with the name."""
     arrays = {}
     required = (*ARRAYS, *(f"{name}_{split}" for name in columns for split in ("train", "test")))
     with open_archive(path) as archive:
@@ -114,8 +113,7 @@ def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray
 def _read_columns(
     arrays: Mapping[str, np.ndarray], names: Sequence[str], split: str
 ) -> dict[str, np.ndarray]:
-    """Return further columns of a split, with at most 4 bytes a value. Raises ValueError that names
-    the array."""
+    """Return further columns, with at most 4 bytes a value. Raises ValueError with the name."""
     samples = len(arrays[f"x_{split}_sizes" if f"x_{split}_sizes" in arrays else f"x_{split}"])
     columns = {}
     for name in names:
@@ -159,11 +157,10 @@ def split_arrays(
         name: values.flat if isinstance(values, RaggedArray) else values.ravel()
         for name, values in labels.items()
     }
-    names = _name_classes(flat, classes, ignore_index)
     return RawData(
         train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
         eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
-        targets=Targets(names),
+        targets=Targets(_name_classes(flat, classes, ignore_index)),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.registry import component
 from pipeline.data.columns import RawData, Split
-from pipeline.data.dataset_spec import GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.records.record_column import open_column
 from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, read_description
 
@@ -22,7 +22,7 @@ class Records(LocalDatasetSpec):
 
     root_must_be = f"a folder with {DESCRIPTION}"
     name: Literal["records"] = "records"
-    root: GivenRoot
+    root: RequiredRoot
     """The folder with records.json."""
 
     def read(self, cache: Path) -> RawData:

@@ -47,7 +47,6 @@ class Synthetic(DatasetSpec):
         return like
 
     def facts(self) -> Facts:
-        """Return the sizes of `like`, with the recipe's numbers of samples."""
         source = require_facts(self.like)
         return replace(
             source,
@@ -56,10 +55,7 @@ class Synthetic(DatasetSpec):
         )
 
     def read(self, cache: Path) -> RawData:
-        """Return images, uint8 (n, H, W, C), and labels, int32 (n,), the same in every run.
-
-        Raises DataError if they don't fit into memory.
-        """
+        """Return images, uint8 (n, H, W, C), and labels, int32 (n,), the same in every run."""
         sizes = self.facts()
         samples = sizes.train_size + sizes.eval_size
         with name_file("dataset.train_size, dataset.eval_size"):
@@ -83,8 +79,7 @@ def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
 
 
 def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
-    """Draw `size` samples: the pattern of the class plus noise from 0 to 127, uint8. Numbers of
-    samples of classes differ by at most one."""
+    """Draw samples, uint8: patterns plus noise from 0 to 127. Classes are equally frequent."""
     rng = np.random.default_rng(seed)
     labels = (rng.permutation(size) % len(patterns)).astype(np.int32)
     shape = (size, *patterns.shape[1:])

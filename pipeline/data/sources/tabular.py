@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import FilePath, Location, Seq, component
 from pipeline.data.columns import RawData, SampleUnit, Split
-from pipeline.data.dataset_spec import DatasetSpec, GivenRoot, LocalDatasetSpec
+from pipeline.data.dataset_spec import DatasetSpec, LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import SIZED_BY_FILE, name_file
 from pipeline.data.held_out import split_rows
 from pipeline.data.table import Delimiter, Encoding, FittedTable, Kind, TableFormat
@@ -136,7 +136,6 @@ class TableDataset(DatasetSpec):
 
     @property
     def form(self) -> TableFormat:
-        """The format of the file."""
         return TableFormat()
 
     def read(self, cache: Path) -> RawData:
@@ -306,7 +305,7 @@ class ParquetTable(TableDataset, LocalDatasetSpec):
 
     root_must_be = "a Parquet file"
     name: Literal["parquet"] = "parquet"
-    root: GivenRoot
+    root: RequiredRoot
 
     @property
     def file(self) -> Path:

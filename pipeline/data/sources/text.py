@@ -66,10 +66,7 @@ class Text(DatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return tokens, (n, length, 1, 1), and the token after each, (n, length), uint8 or int32.
-
-        Raises DataError if files can't be read or encoded, or a split has no complete window.
-        """
+        """Return tokens, (n, length, 1, 1), and each next token, (n, length), uint8 or int32."""
         files = [SHIPPED] if self.root is None else list_text_files(self.root, self.pattern)
         contents = read_files(files)
         source = files[0] if len(files) == 1 else self.root

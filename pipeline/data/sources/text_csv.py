@@ -106,10 +106,7 @@ def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
-    """Return a mask of the rows for evaluation, bool (rows,), evenly spread over each class.
-
-    Raises ValueError if a split would be empty.
-    """
+    """Mark a share of each class evenly, bool (rows,). Raises ValueError for an empty split."""
     seen: Counter[str] = Counter()
     is_eval = np.zeros(len(names), bool)
     for row, name in enumerate(names):

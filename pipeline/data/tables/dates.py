@@ -89,8 +89,7 @@ def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
         return days % 1
     if cycle == "week":
         return (np.floor(days) + 3) % 7 / 7
-    filled = np.where(np.isnan(days), 0, days)
-    date = np.floor(filled).astype("datetime64[D]")
+    date = np.floor(np.where(np.isnan(days), 0, days)).astype("datetime64[D]")
     year = date.astype("datetime64[Y]")
     first = year.astype("datetime64[D]")
     following = (year + np.timedelta64(1, "Y")).astype("datetime64[D]")

@@ -52,10 +52,7 @@ class FitOptions:
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a Parquet or, with any other suffix, a CSV file.
-
-    Raises DataError that names the file and the problem.
-    """
+    """Read a Parquet or, with any other suffix, a CSV file. Raises DataError with its name."""
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
@@ -70,8 +67,7 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 def fit_table(
     raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
 ) -> FittedTable:
-    """Fit the columns `names` on the training rows, without empty columns. Raises ValueError for a
-    column with values of a wrong type, and if no column is left."""
+    """Fit columns on training rows. Raises ValueError for wrong values, and if all are empty."""
     columns = [column for name in names for column in _fit_column(raw, name, rows, options)]
     if not columns:
         raise ValueError("has no column with values besides the targets; a network needs one")
@@ -89,8 +85,7 @@ def fit_table(
 
 
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
-    """Encode rows by a fitted table, float32 (rows, width). Raises ValueError with the row of a
-    value that isn't a number or a date, or is too large."""
+    """Encode rows, float32 (rows, width). Raises ValueError with the row of a wrong value."""
     encoded = np.empty((raw.rows, table.width), np.float32)
     indicators = len(table.numeric)
     formats = {column.name: column.date.format for column in table.numeric if column.date}
@@ -173,8 +168,7 @@ def _fit_column(
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
         return _fit_category(name, to_texts(column), rows, options)
-    numbers = require_numbers(name, column, raw.place).values[rows]
-    return _fit_numbers(name, numbers, options)
+    return _fit_numbers(name, require_numbers(name, column, raw.place).values[rows], options)
 
 
 def _fit_numbers(
@@ -206,8 +200,7 @@ def _find_date_format(
     Raises ValueError for a column of `dates` with several formats or other values."""
     column = to_texts(raw.column(name))
     must_be = options.kind_of(name) == "date"
-    counts = column.counts(rows)
-    texts = [text for text, count in zip(column.texts, counts, strict=True) if count]
+    texts = [text for text, count in zip(column.texts, column.counts(rows), strict=True) if count]
     if options.date_format is not None:
         is_date = must_be or (texts and not np.isnan(parse_days(texts, options.date_format)).any())
         return options.date_format if is_date else None
@@ -224,8 +217,7 @@ def _find_date_format(
 
 
 def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray:
-    """Return the dates of a column as days since 1970, float64 (rows,), NaN if missing. Raises
-    ValueError with the row of a value that isn't a date in this format."""
+    """Return days since 1970, float64 (rows,), NaN if missing. Raises ValueError with the row."""
     column = to_texts(raw.column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
     wrong = np.flatnonzero(np.isnan(days) & (column.codes >= 0))

@@ -45,7 +45,6 @@ class _File:
         return [piece for column in columns for piece in column]
 
     def _open(self, path: Path) -> dict[str, Any]:
-        """Open a file and return its names and number of rows."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -109,8 +108,7 @@ def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memory
         raise ValueError(f"{show_name(name)} has a text that is not UTF-8") from error
     numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)
     numbers[used] = np.arange(len(used))
-    listed = json.dumps(names).encode()
-    return [b"t", *_add_length(numbers[codes]), *_add_length(listed)]
+    return [b"t", *_add_length(numbers[codes]), *_add_length(json.dumps(names).encode())]
 
 
 def _add_length(content: Any) -> list[bytes | memoryview]:

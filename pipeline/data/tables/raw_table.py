@@ -43,7 +43,6 @@ class RawTable:
     """The columns of a file by name, and the place of rows for messages."""
 
     columns: Mapping[str, Numbers | Texts]
-    """The columns that were read."""
     names: tuple[str, ...]
     """The names of all columns of the file."""
     rows: int

@@ -112,7 +112,6 @@ def _split_by_arrow(
 
 
 def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
-    """Read a file and convert it to UTF-8."""
     pieces = []
     with _open_text(path, form) as file:
         while piece := file.read(MAX_LINE):
@@ -122,8 +121,7 @@ def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
 
 
 def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
-    """Return the fields of each column, large_string (rows,), by Python's strict reader. Raises
-    ValueError for a file that isn't a table."""
+    """Return the columns, large_string (rows,), by Python's strict reader. Raises ValueError."""
     with _open_rows(path, form) as opened:
         chunk = max(1, min(CHUNK, CHUNK_VALUES // len(opened.names)))
         chunks: list[list[pa.Array]] = [[] for _ in opened.names]
@@ -220,7 +218,8 @@ def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
                     raise ValueError("has no rows")
                 names = tuple(f"column {n}" for n in range(1, len(first) + 1))
                 if form.header:
-                    names = _parse_column_names(first)
+                    names = tuple(text.strip() for text in first)
+                    require_unique(filter(None, names))
                 else:
                     rows = chain([first], rows)
                 yield _Rows(names, delimiter, rows, lambda: reader.line_num)
@@ -258,7 +257,6 @@ def _read_lines(file: IO[str]) -> Iterator[str]:
 
 
 def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
-    """Return a `csv.reader` of the lines."""
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
     # The reader skips spaces before a field, but spaces at the end would be one more field.
@@ -281,10 +279,3 @@ def _find_delimiter(lines: Iterator[str]) -> str:
             fields = {len(row) for row in islice(rows, SNIFFED_LINES) if row}
         return " " if len(fields) == 1 and max(fields) > 1 else ","
     return max(DELIMITERS, key=lambda delimiter: (first.count(delimiter), delimiter == ","))
-
-
-def _parse_column_names(header: list[str]) -> tuple[str, ...]:
-    """Return the names of the columns, which may be empty. Raises ValueError for repeated names."""
-    names = tuple(text.strip() for text in header)
-    require_unique(filter(None, names))
-    return names

@@ -39,10 +39,7 @@ _VALUES_PER_CPU_S = 200_000
 
 
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file: numbers as float64; texts, booleans and dictionaries as texts.
-
-    Raises OSError, and ValueError with the problem of the file.
-    """
+    """Read numbers as float64, others as texts. Raises OSError, and ValueError for a bad file."""
 
     def place(row: int) -> str:
         return f"row {row + 1:,}"

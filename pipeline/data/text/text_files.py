@@ -21,8 +21,7 @@ MAX_FIELD = 2**20
 
 
 def list_text_files(root: Path, pattern: str) -> list[Path]:
-    """List the file `root`, or the matching files of the folder, sorted by path. Raises DataError
-    if there is none, and for a link out of the folder."""
+    """List `root`, or its matching files by path. Raises DataError for none, or links out of it."""
     if root.is_file():
         return [root]
     if not root.is_dir():
@@ -62,8 +61,7 @@ def read_text_lines(file: Path) -> list[str]:
 
 
 def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Read two columns of a CSV, row by row. The first line has their names. Raises DataError for a
-    file that isn't a CSV, lacks a column or a field, or has no rows."""
+    """Read two columns of a CSV with names in its first line. Raises DataError."""
     with name_file(file):
         # Excel writes a byte order mark.
         text = decode_utf8(_read_file(file)).removeprefix("\ufeff")

@@ -79,10 +79,7 @@ class TextFormat:
         return samples[..., np.newaxis, np.newaxis]
 
     def encode_prompt(self, prompt: str) -> np.ndarray:
-        """Return the tokens of a text to be continued, int32 (n,).
-
-        Raises DataError for a text without tokens, and for one that the vocabulary lacks.
-        """
+        """Return the tokens of a prompt, int32 (n,). Raises DataError if one is unknown."""
         if not prompt:
             raise DataError("the prompt is empty; must have at least one token")
         try:
@@ -116,8 +113,7 @@ def write_tokenizer(folder: Path, text: TextFormat) -> None:
 def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
     """Read a tokenizer.json. Raises DataError if it can't be read or isn't one."""
     try:
-        content = read_bytes(path, MAX_TOKENIZER_BYTES)
-        return parse_tokenizer(content, special_tokens=special_tokens)
+        return parse_tokenizer(read_bytes(path, MAX_TOKENIZER_BYTES), special_tokens=special_tokens)
     except OSError as error:
         raise DataError(f"{path}: can't be read as a tokenizer: {error.strerror}") from error
     except ValueError as error:
@@ -149,7 +145,6 @@ def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | Non
         case None:
             return None
         case {"predicts": ("next_token" | "class") as predicts}:
-            path = folder / TOKENIZER
-            tokenizer = read_tokenizer(path, special_tokens=predicts == "class")
+            tokenizer = read_tokenizer(folder / TOKENIZER, special_tokens=predicts == "class")
             return TextFormat(tokenizer, cast(Predicts, predicts))
     raise ValueError("text is not described as a run describes it")

@@ -31,7 +31,6 @@ class Tokenizer(ABC):
 
     @property
     def vocabulary(self) -> int:
-        """The number of different tokens."""
         return len(self.names)
 
     @property
@@ -126,8 +125,7 @@ class WordTokenizer(Tokenizer):
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, text: str) -> np.ndarray:
-        numbers = [self._numbers.get(word, UNKNOWN) for word in split_words(text)]
-        return np.array(numbers, np.int32)
+        return np.array([self._numbers.get(word, UNKNOWN) for word in split_words(text)], np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
         return " ".join(self.words[token] for token in tokens)
@@ -223,7 +221,6 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
 
 
 def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
-    """Make a tokenizer of all characters in some texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 

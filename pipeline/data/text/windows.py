@@ -10,13 +10,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """A column of windows of consecutive tokens. Window n begins at token `first + n * stride`.
-    Windows share the memory of one text."""
+    """Windows of consecutive tokens of one text. Window n begins at token `first + n * stride`."""
 
     tokens: np.ndarray
     """The whole text, uint8 or int32 (tokens,)."""
     count: int
-    """Number of windows."""
     length: int
     """Tokens of a window."""
     stride: int
@@ -43,11 +41,7 @@ class TokenWindows:
 
 
 def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
-    """Return the columns of a language model: `image` (n, length, 1, 1), `label` (n, length).
-
-    Inputs have the rank of images; labels are the next tokens. `length` and `stride` are in tokens.
-    Raises ValueError if the text has no complete window.
-    """
+    """Return `image` (n, length, 1, 1) and next tokens, `label` (n, length). Raises ValueError."""
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
         raise ValueError(

@@ -58,10 +58,7 @@ _INPUTS = {
 def examine(
     step_config: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
 ) -> Autopsy:
-    """Compute a step again and find the first value that is not finite.
-
-    `state` is the state before the step. The default device is JAX's.
-    """
+    """Compute a step again from the state before it, and find the first non-finite value."""
     step = int(state.step) + 1
     state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
     with jax.default_device(device):

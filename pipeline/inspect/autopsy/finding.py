@@ -36,8 +36,7 @@ class Tensor:
         return f"{self.kind} {self.name}: {self.range}".replace(" :", ":")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tensor for JSON."""
-        return {"kind": self.kind, "name": self.name, **self.range.to_dict()}
+        return {"kind": self.kind, "name": self.name, **asdict(self.range)}
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,7 @@ class NonFiniteSamples:
 
 @dataclass(frozen=True)
 class Finding:
-    """The origin of a value that is not finite.
-
-    `layer` is the path of a layer, as in the names of parameters; "" outside of all layers.
-    """
+    """The origin of a non-finite value; `layer` is the path of a layer, or "" outside of all."""
 
     phase: Phase
     layer: str
@@ -69,17 +65,13 @@ class Finding:
     """Name of the JAX primitive; "" if an input of the step isn't finite."""
     tensor: Tensor
     operands: tuple[Tensor, ...] = ()
-    """Operands of the operation."""
     inputs: tuple[Tensor, ...] = ()
-    """Inputs of the layer."""
     parameters: tuple[Tensor, ...] = ()
-    """Parameters of the layer."""
     samples: NonFiniteSamples | None = None
     """Samples whose part isn't finite; None if the tensor isn't divided by samples."""
 
     @property
     def headline(self) -> str:
-        """The finding in one line."""
         layer = f", {self.layer}" if self.layer else ""
         operation = f" ({self.operation})" if self.operation else ""
         return f"{_PHASE_TEXTS[self.phase]}{layer}{operation}: {self.tensor}"
@@ -99,7 +91,6 @@ class Finding:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding for JSON."""
         samples = self.samples
         return {
             "phase": self.phase,
@@ -123,7 +114,6 @@ class Autopsy:
     """Gradient norm of the replay; NaN if the loss is not finite, since the replay ends there."""
     finding: Finding | None
     reason: str = ""
-    """Reason for the missing finding."""
     is_fault_of_machine: bool = False
     """Whether the compiled step returned another result the second time."""
 
@@ -134,11 +124,9 @@ class Autopsy:
 
     @property
     def headline(self) -> str:
-        """The result in one line."""
         return str(self).splitlines()[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result for JSON."""
         return {
             "step": self.step,
             "reproduced": self.finding is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
@@ -24,45 +25,55 @@ from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.inspect.autopsy.reproducer import write_reproducer
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.freezing import select_phase
+from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.state import TrainState
+
+EXAMINATION_TIMEOUT_S = 3_600.0
+"""Seconds that other processes wait while the first one examines a step."""
 
 
 def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> Examined:
     """Examine `step`, which ended a run, and write the finding; `state` is the state before it.
 
-    Raises nothing. If the autopsy fails or a signal interrupts it, this warns, and the run ends
-    because of the non-finite step.
+    All processes repeat the step, and the first one examines it. If the autopsy fails or a signal
+    interrupts it, this warns, and the run ends because of the non-finite step. Raises PeerGoneError
+    if the first process has ended.
     """
-    run_dir = run.context.run_dir
-    reporter = run.context.reporter
+    context = run.context
+    reporter = context.reporter
     reporter.stage("autopsy", f"replaying step {step}, one operation at a time")
+    state = gather_arrays(state)
     weights = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
     # NaN if a weight is NaN.
     largest_weight = float(np.max([largest(np.asarray(leaf)) for leaf in weights], initial=0.0))
+    examined = Examined(largest_weight=largest_weight)
     try:
         # A signal may interrupt this: the state is saved already.
-        with run.context.options.signals.interruptible(), reporter.clock(f"examining step {step}"):
+        with context.options.signals.interruptible(), reporter.clock(f"examining step {step}"):
             autopsy = _repeat_or_examine(run, state, step)
-        reporter.stage("autopsy", str(autopsy))
-        flags = to_flags([plugin.source for plugin in loaded_plugins()])
-        command = shlex.join(["python", "-m", "pipeline", *flags, "autopsy", str(run_dir)])
-        reporter.stage("autopsy", f"again: {command}")
+        if autopsy is not None:
+            reporter.stage("autopsy", str(autopsy))
+            flags = to_flags([plugin.source for plugin in loaded_plugins()])
+            command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
+            reporter.stage("autopsy", f"again: {shlex.join(command)}")
+            finding = autopsy.finding
+            is_in_data = finding is not None and finding.phase == "data"
+            examined = Examined(not autopsy.is_fault_of_machine, is_in_data, largest_weight)
     except Interrupted as signal:
         reporter.warn(f"no autopsy of step {step}: {signal}")
-        return Examined(largest_weight=largest_weight)
     except Exception as error:  # the non-finite step matters more than any error here
         reporter.warn(f"no autopsy of step {step}: {type(error).__name__}: {error}")
-        return Examined(largest_weight=largest_weight)
-    finding = autopsy.finding
-    is_in_data = finding is not None and finding.phase == "data"
-    return Examined(not autopsy.is_fault_of_machine, is_in_data, largest_weight)
+    return Examined(**context.ranks.agree(lambda: asdict(examined), EXAMINATION_TIMEOUT_S))
 
 
-def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy:
-    batch = batch_of(run.executable.loader, step)
+def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autopsy | None:
+    """Repeat a step in all processes; return the autopsy of the first one, None in the others."""
+    batch = jax.tree.map(np.array, batch_of(run.executable.loader, step))
     before = jax.tree.map(np.array, state)
     step_config = select_phase(run.built.step_config, step - 1)
     autopsy = repeat_step(run.executable, before, step)
+    if not run.context.ranks.is_first:
+        return None
     if autopsy is None:
         autopsy = examine(step_config, before, batch, run.backend.device)
     write_reproducer(run.context.run_dir, step_config, before, batch, autopsy)
@@ -85,6 +96,9 @@ def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy
 
 
 def batch_of(loader: Loader, step: int) -> Batch:
-    """Return the batch of a step, counted from 1, before the map ops."""
+    """Return the batch of a step, counted from 1, before the map ops.
+
+    All processes of a run must call it.
+    """
     window = loader.window(step - 1)
-    return batch_at(window.inputs, jnp.int32(step - 1 - window.start))
+    return batch_at(gather_arrays(window.inputs), jnp.int32(step - 1 - window.start))

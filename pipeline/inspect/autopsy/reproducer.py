@@ -51,7 +51,7 @@ from pipeline.training.state import FreezePhase, StepConfig, TrainState
 
 ARRAYS = "arrays.npz"
 STEP = "step.json"
-_STATE = ("params", "batch_stats")
+_STATE = ("params", "batch_stats", "loss_scale", "step")
 _BATCH = {
     "columns": "columns",
     "seed": "seed",
@@ -89,7 +89,12 @@ def write_reproducer(
     for name in (RECIPE, LOWERINGS):
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
-    write_weights(folder / ARRAYS, _collect_arrays(state, batch))
+    tree = {
+        "state": {name: getattr(state, name) for name in _STATE},
+        "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
+    }
+    arrays = {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
+    write_weights(folder / ARRAYS, arrays)
     first = next(iter(step_config.train_ops), None)
     document = {
         "image": asdict(step_config.image),
@@ -105,20 +110,8 @@ def write_reproducer(
     return folder
 
 
-def _collect_arrays(state: TrainState, batch: Batch) -> dict[str, np.ndarray]:
-    tree = {
-        "state": {name: getattr(state, name) for name in (*_STATE, "loss_scale", "step")},
-        "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
-    }
-    return {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
-
-
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read a reproducer from its folder or from the run directory.
-
-    Raises DataError if it is missing or damaged, RecipeError if its recipe is outdated, and
-    RunError if its choice of lowerings can't be read.
-    """
+    """Read a reproducer, from its folder or its run's. Raises DataError, RecipeError, RunError."""
     source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
     if source is None:
         raise DataError(

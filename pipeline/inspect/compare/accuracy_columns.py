@@ -93,10 +93,7 @@ def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
 
 
 def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the cosine of the angle between flat float64 arrays.
-
-    It is 1 for scalars and if both are all 0, NaN if only one is all 0.
-    """
+    """Return x.y / (|x| |y|): 1 for scalars and if both are all 0, NaN if only one is."""
     norms = norm(x), norm(y)
     if x.size == 1 or max(norms) <= TINY:
         return 1.0
@@ -107,10 +104,7 @@ def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the Kullback-Leibler divergence of x and y.
-
-    NaN if only one is all 0; infinite if y is 0 at an element at which x isn't.
-    """
+    """Return the divergence: NaN if only one is all 0, infinite if y alone is 0 at an element."""
     zeros = norm(x) <= TINY, norm(y) <= TINY
     if all(zeros):
         return 0.0

@@ -23,10 +23,7 @@ MAX_NAMED_LAYERS = 3
 def cause_hints(
     rows: Sequence[TensorRow], forced: ForcedComparison | None, types: Sequence[str] = ()
 ) -> list[str]:
-    """Return a line for every likely cause, from the rows and the errors of single layers.
-
-    `types` are the types in which the tensors of either side were stored.
-    """
+    """Return a line for every likely cause; `types` are the types of the stored tensors."""
     hints = []
     unpaired = [row for row in rows if row.left is None or row.right is None]
     if unpaired:
@@ -50,10 +47,7 @@ def cause_hints(
 
 
 def amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
-    """Return layers whose relative output error is many times their input error.
-
-    Each has its factor, and the largest comes first.
-    """
+    """Return layers that amplify the error of their input and the factor, the largest first."""
     errors: Mapping[tuple[str, str], float] = {
         (row.left.layer, row.left.role): row.columns.relative_euclidean
         for row in rows

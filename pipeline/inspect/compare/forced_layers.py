@@ -61,10 +61,7 @@ class ReferenceStep:
         return self._wide
 
     def expected_in(self, network: Any, loss_scale: Any = None) -> LayerTensors:
-        """Return the layers' results in the types of another network.
-
-        They are computed once for each combination of types and loss scale.
-        """
+        """Return the results in another network's types, computed once for each combination."""
         key = network.dtype, network.rules, None if loss_scale is None else float(loss_scale)
         if key not in self._expected:
             compute = self.programs.with_types_of(network).compute_forced

@@ -67,7 +67,6 @@ class LayerError:
 
     @property
     def ratio(self) -> float:
-        """Error over expected error."""
         if self.misshapen:
             return inf
         return self.error / self.expected if self.expected > 0 else (inf if self.error else 0.0)

@@ -92,8 +92,7 @@ def _move_channels_last(side: TensorSide) -> TensorSide:
         is_image = array is not None and array.ndim == 4 and name.role != "gradient"
         return np.moveaxis(array, 1, -1) if array is not None and is_image else array
 
-    about = f"{side.about}, channels first"
-    return replace(side, about=about, read=read)
+    return replace(side, about=f"{side.about}, channels first", read=read)
 
 
 class _Head(NamedTuple):

@@ -38,11 +38,7 @@ _NAMES = (
 
 
 def read_reference(folder: Path) -> TensorSide:
-    """List the tensors in a folder and the folders below it; links and pipes are left out.
-
-    Raises DataError for a folder without tensors, for a name of another form, and if there are
-    several files of one tensor.
-    """
+    """List a folder's tensors, without links and pipes. Raises DataError for a wrong name."""
     paths = [p for p in sorted(folder.rglob("*.npy")) if p.is_file() and not p.is_symlink()]
     if not paths or len(paths) > MAX_FILES:
         problem = f"must hold 1 to {MAX_FILES:,} .npy files of one step, it has {len(paths):,}"
@@ -81,10 +77,7 @@ def read_reference(folder: Path) -> TensorSide:
 
 
 def _read_order(folder: Path) -> dict[str, int]:
-    """Return the place of each operator by full name and by its last part; {} without a file.
-
-    Raises DataError for several files, and for a file that can't be read.
-    """
+    """Return the places of operators by full and last name, {} without a file."""
     files = sorted(path for path in folder.glob(ORDER) if not path.is_symlink())
     if len(files) > 1:
         names = join_first([file.name for file in files], 4)

@@ -72,10 +72,7 @@ def side_of_recipe(overrides: Sequence[str]) -> Side:
 
 
 def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -> Side:
-    """Open the recipe of a side with changes; `overrides` are those that composed the side.
-
-    The run's recorded lowerings are used unless a key changed on which they depend.
-    """
+    """Open a side with changes, with the run's lowerings unless they depend on a changed key."""
     if side.run_dir is not None:
         recipe = read_run_recipe(side.run_dir, changes)
     else:
@@ -119,11 +116,7 @@ class CompareRequest:
 def compare_step(
     left: Side, right: Side, request: CompareRequest, reporter: Reporter
 ) -> StepComparison:
-    """Compute a step on both sides from the state of the right side, the reference, and compare.
-
-    Raises DataError if the sides have different networks or the run has no checkpoints, and
-    RecipeError for a pattern that no layer matches.
-    """
+    """Compute and compare a step from the right side's state. Raises DataError and RecipeError."""
     _require_same_network(left, right)
     layers = layer_kinds(right.opened.built.step_config, right.opened.built.seed)
     require_layers(request.layers, list(layers), "--layers")
@@ -234,10 +227,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
 
 
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
-    """Return the reference's weights with the left side's loss scale.
-
-    If the left side changes `checkpoint.restore`, its own weights are returned.
-    """
+    """Return the reference's weights with the left loss scale, or those the left side restores."""
     if any(key_of(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.step_config.loss_scale, right.opened.built.step_config.loss_scale

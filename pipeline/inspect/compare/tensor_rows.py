@@ -19,20 +19,10 @@ from pipeline.inspect.dumps.tensor_names import DATA, LOSS, TensorName
 NO_COUNTERPART = "*"
 """Cell for an operator that one side lacks."""
 HEADER = (
-    "Index",
-    "LeftOp",
-    "RightOp",
-    "TensorIndex",
-    "CosineSimilarity",
-    "MaxAbsoluteError",
-    "AccumulatedRelativeError",
-    "RelativeEuclideanDistance",
-    "KullbackLeiblerDivergence",
-    "StandardDeviation",
-    "MeanAbsoluteError",
-    "RootMeanSquareError",
-    "MaxRelativeError",
-    "MeanRelativeError",
+    *("Index", "LeftOp", "RightOp", "TensorIndex", "CosineSimilarity", "MaxAbsoluteError"),
+    *("AccumulatedRelativeError", "RelativeEuclideanDistance", "KullbackLeiblerDivergence"),
+    *("StandardDeviation", "MeanAbsoluteError", "RootMeanSquareError"),
+    *("MaxRelativeError", "MeanRelativeError"),
 )
 Mapped = Mapping[str, Sequence[str]]
 """The right side's layers that correspond to each layer of the left side, by path."""
@@ -96,10 +86,8 @@ class TensorRow:
             *map(_format_number, (c.cosine, c.max_absolute, c.accumulated_relative)),
             *map(_format_number, (c.relative_euclidean, c.divergence)),
             f"{c.left},{c.right}",
-            *map(
-                _format_number,
-                (c.mean_absolute, c.root_mean_square, c.max_relative, c.mean_relative),
-            ),
+            *map(_format_number, (c.mean_absolute, c.root_mean_square)),
+            *map(_format_number, (c.max_relative, c.mean_relative)),
         )
 
 
@@ -110,11 +98,7 @@ def _format_number(value: float) -> str:
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair the tensors of two sides by name, or by `mapped`, with a pair for each right layer.
-
-    A tensor without a counterpart is paired with None. Such tensors of the right side come last, in
-    their order.
-    """
+    """Pair tensors by name or by `mapped`; None without a counterpart, the right side's last."""
     right_names = dict.fromkeys(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()
     used = set()
@@ -163,9 +147,7 @@ def compare_tensors(
 
 
 def to_csv(rows: Sequence[TensorRow]) -> str:
-    """Return the rows as CSV with a header."""
-    lines = [format_line(HEADER), *(format_line(row.cells) for row in rows)]
-    return "".join(lines)
+    return "".join([format_line(HEADER), *(format_line(row.cells) for row in rows)])
 
 
 def to_text(rows: Sequence[TensorRow], thresholds: Thresholds) -> list[str]:

@@ -43,10 +43,12 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
         program = _trace_step(lowered, prepared.state, opened.loader.window(0).inputs)
         looped = not has_slow_loop(prepared.step, prepared.spec, device)
         device_time = time_parts(program, device, looped=looped)
+        dtypes = {leaf.dtype for leaf in jax.tree.leaves(prepared.spec)}
+        float_types = sorted(d.name for d in dtypes if jnp.issubdtype(d, jnp.floating))
         return HostForecast(
             recipe=opened.name,
             device=opened.device_text,
-            precision=_list_float_types(prepared.spec),
+            precision=", ".join(float_types) or "no floating point",
             host_ms=_measure_host_ms(opened),
             **vars(device_time),
         )
@@ -62,13 +64,6 @@ def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJax
         return after, tuple(row)
 
     return jax.make_jaxpr(compute)(state, inputs, np.int32(0))
-
-
-def _list_float_types(state: Any) -> str:
-    """Return the floating point types of a state, as text."""
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(state)}
-    names = sorted(dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
-    return ", ".join(names) or "no floating point"
 
 
 def _measure_host_ms(opened: OpenStep) -> float:

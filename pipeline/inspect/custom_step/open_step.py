@@ -36,7 +36,6 @@ class OpenStep:
 
     @property
     def name(self) -> str:
-        """The name of the step function."""
         function = self.prepared.step.function
         return str(getattr(function, "__name__", type(function).__name__))
 
@@ -83,9 +82,6 @@ def run_steps(executable: object, state: CustomState, schedule: RunSchedule) -> 
 
 
 def time_sinks(program: SinkProgram, state: CustomState, sink_steps: int, steps: int) -> Timing:
-    """Time `steps` steps in sinks of `sink_steps`; the first sink isn't counted.
-
-    Raises RunError if a loss isn't finite.
-    """
+    """Time steps in sinks, without the first sink. Raises RunError if a loss isn't finite."""
     schedule = RunSchedule(steps, steps, sink_steps)
     return run_steps(program, program.put(state), schedule).make_timing(sink_steps)

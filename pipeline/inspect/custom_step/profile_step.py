@@ -120,7 +120,6 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
     if not profiled.traced:
         raise RunError(f"profile: the trace of {opened.device_text} has no operations")
     dispatches = profiled.dispatches
-    compilations = tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s)
     run = record_run(
         profiled,
         name=opened.name,
@@ -128,7 +127,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         spec=SPEC,
         device=opened.device_text,
         state_bytes={"state": bytes_of_tree(prepared.state.state)},
-        compilations=compilations,
+        compilations=tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s),
         memory=program_memory(program.program),
         program=hlo,
     )
@@ -142,7 +141,6 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
 def _collect_evidence(
     opened: OpenStep, program: SinkProgram, profile: StepProfile, size: int
 ) -> Evidence:
-    """Return the input of the verdict's rules."""
     host = profile.host
     assert host is not None, "it was measured"
     report = opened.loader.report()
@@ -169,18 +167,15 @@ def _collect_evidence(
 def _measure_sink_gain(
     opened: OpenStep, program: SinkProgram, host: HostTime, size: int
 ) -> SinkGain | None:
-    """Compare sinks of `size` with the sinks of "auto", in alternating trials.
-
-    Returns None if the latter aren't longer. Trials of long sinks are short, since the size hardly
-    matters above a few hundred steps.
-    """
+    """Compare sinks of `size` with those of "auto", in turns; None if the latter aren't longer."""
     prepared = opened.prepared
     state = copy_state(prepared.state, opened.placement)
     settings = replace(prepared.settings, size="auto")
     longer = choose_size(settings, None, program, state, opened.loader)
     if longer <= size:
         return None
-    # The first sink, a third of the steps, isn't counted.
+    # The first sink, a third of the steps, isn't counted. Trials of long sinks are short, since the
+    # size hardly matters above a few hundred steps.
     trial_steps = max(size + 1, min(longer, int(TRIAL_MS / host.step)))
     current_ms = []
     longer_ms = []

@@ -31,7 +31,6 @@ class CapturedStep:
 
     @property
     def passes(self) -> tuple[StepPass, ...]:
-        """All passes in their order."""
         return tuple(step_pass for microbatches in self.shards for step_pass in microbatches)
 
     @property
@@ -40,11 +39,7 @@ class CapturedStep:
         return np.concatenate([np.asarray(step_pass.portion.images) for step_pass in self.passes])
 
     def merge_passes(self) -> LayerTensors:
-        """Return the tensors of the whole batch.
-
-        Portions are concatenated, gradients of parameters and losses added, and batch statistics
-        averaged over shards.
-        """
+        """Join portions, add gradients and losses, and average the shards' statistics."""
         tensors = [step_pass.tensors for step_pass in self.passes]
         last = [microbatches[-1].tensors.statistics for microbatches in self.shards]
         return join(tensors, last)
@@ -75,7 +70,6 @@ def join(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> L
 def _merge_arrays(
     combine: Callable[[list[np.ndarray]], Any], parts: Sequence[NumpyArrays]
 ) -> NumpyArrays:
-    """Combine the arrays of each path."""
     return {path: combine([part[path] for part in parts]) for path in parts[0]}
 
 

@@ -73,7 +73,6 @@ class DumpReport:
     loss: float
     """Loss that the dump's program computed."""
     num_tensors: int
-    """Number of tensors."""
     nbytes: int
     left_out: tuple[str, ...] = ()
     """Tensors beyond the size limit, which have only statistics."""
@@ -98,11 +97,7 @@ def write_dump(
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
-    """Write a dump, up to the first file that can't be written.
-
-    Raises nothing. The report has the place and the reason of an early end, and so has dump.json
-    if it can be written.
-    """
+    """Write a dump until a file can't be written. Raises nothing: the report has the reason."""
     num_written = 0
     nbytes = 0
     left_out = list[str]()
@@ -159,11 +154,9 @@ def _compute_statistics(array: np.ndarray) -> dict[str, float | int]:
     figures = [float("nan")] * 5
     if finite.size:
         norm = np.sqrt(np.square(finite).sum())
-        extremes = (finite.min(), finite.max(), finite.mean(), finite.std(), norm)
-        figures = list(map(float, extremes))
+        figures = list(map(float, (finite.min(), finite.max(), finite.mean(), finite.std(), norm)))
     zeros = float(np.mean(values == 0)) if values.size else float("nan")
-    not_finite = int(values.size - finite.size)
-    return dict(zip(STATISTICS, (*figures, zeros, not_finite), strict=True))
+    return dict(zip(STATISTICS, (*figures, zeros, int(values.size - finite.size)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -198,10 +191,7 @@ class DumpRecord:
         return {str(path): str(kind) for path, kind, _ in self.about.get("layers", ())}
 
     def read(self, name: TensorName) -> np.ndarray | None:
-        """Read an array; None if the dump has only its statistics.
-
-        Raises DataError if the file is missing or differs from the dump's checksum.
-        """
+        """Read an array; None if it has only statistics. Raises DataError for a changed file."""
         entry = self.entries[name]
         if entry.file is None:
             return None
@@ -223,10 +213,7 @@ class DumpRecord:
 
 
 def find_dump(path: Path) -> Path | None:
-    """Return the folder of the dump at a path or below it; None without a dump.
-
-    Raises DataError if there are several.
-    """
+    """Return the dump at or below a path; None without one. Raises DataError for several."""
     if (path / ABOUT).is_file() or (path / TENSORS).is_file():
         return path
     if not path.is_dir():

@@ -81,10 +81,7 @@ def dump_step(
     inputs: StepInputs,
     run: DumpedRun,
 ) -> DumpReport:
-    """Compute a step and write its tensors.
-
-    Raises nothing if a file can't be written: the report has the reason.
-    """
+    """Compute a step and write its tensors. Raises nothing for a full disk: the report has it."""
     weights = inputs.weights
     step = inputs.step
     portions = portions_of(programs.config, inputs.batch, step)
@@ -149,16 +146,11 @@ class RunDumps(Dumps):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Numbers of steps done before each dump."""
         steps = self.run.context.recipe.dump.steps
         return parse_steps(steps) if steps else ()
 
     def require_possible(self) -> None:
-        """Raise RecipeError if the run can't write its dumps.
-
-        Reasons: a pattern that no layer matches, a step after the end of training, and a network
-        that isn't a list of layers.
-        """
+        """Raise RecipeError for an unknown layer, a late step, or a network without layers."""
         built = self.run.built
         spec = self.run.context.recipe.dump
         total = built.run_schedule.total

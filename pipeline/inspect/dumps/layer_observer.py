@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 import jax
@@ -65,8 +66,10 @@ class LayerObserver:
         x: Array,
         context: LayerContext,
     ) -> Array:
-        """Compute a layer and record its input and output."""
-        path = self._name_application("/".join(context.path))
+        path = "/".join(context.path)
+        # From the second application of a layer on, the path has a number.
+        names = chain([path], (f"{path}#{number}" for number in count(2)))
+        path = next(name for name in names if name not in self.inputs)
         self.inputs[path] = x
         if path in self.input_slots:
             if self.forced is not None and path in self.forced.input_gradients:
@@ -82,15 +85,6 @@ class LayerObserver:
             return jnp.asarray(form.from_logical(self.forced.outputs[path]), y.dtype)
         return tap(y, self.output_slots[path]) if path in self.output_slots else y
 
-    def _name_application(self, path: str) -> str:
-        """Return the path, with a number from the second application of a layer on."""
-        number = 1
-        name = path
-        while name in self.inputs:
-            number += 1
-            name = f"{path}#{number}"
-        return name
-
 
 def is_inexact(x: Any) -> bool:
     """Whether an array is of floating-point numbers."""
@@ -103,12 +97,7 @@ def _replace_gradient(x: Array, gradient: Array) -> Array:
     return x
 
 
-def _replace_forward(x: Array, gradient: Array) -> tuple[Array, Array]:
-    return x, gradient
-
-
-def _replace_backward(gradient: Array, cotangent: Array) -> tuple[Array, Array]:
-    return gradient.astype(cotangent.dtype), jnp.zeros_like(gradient)
-
-
-_replace_gradient.defvjp(_replace_forward, _replace_backward)
+_replace_gradient.defvjp(
+    lambda x, gradient: (x, gradient),
+    lambda gradient, cotangent: (gradient.astype(cotangent.dtype), jnp.zeros_like(gradient)),
+)

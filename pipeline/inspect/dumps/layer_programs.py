@@ -299,10 +299,8 @@ def _collect_results(
 
 def _make_cotangent(y: Array, form: LayerForm, gradient: Any, scale: Any) -> Array:
     """Return a result's cotangent; zeros if its gradient is missing or has another shape."""
-    if gradient is None:
-        return jnp.zeros_like(y)
-    cotangent = form.from_logical(gradient)
-    if cotangent.shape != y.shape:
+    cotangent = None if gradient is None else form.from_logical(gradient)
+    if cotangent is None or cotangent.shape != y.shape:
         return jnp.zeros_like(y)
     return (cotangent * scale).astype(y.dtype)
 

@@ -35,7 +35,6 @@ from pipeline.training.state import TrainState, restart_average
 
 
 def make_silent_reporter() -> Reporter:
-    """Return a reporter without output."""
     return Reporter(console=Console(file=io.StringIO()))
 
 
@@ -50,12 +49,10 @@ class OpenedRecipe:
 
     @property
     def device_name(self) -> str:
-        """Description of the device."""
         return self.backend.describe()["device"]
 
     def programs(self, step: int) -> LayerPrograms:
-        """Return the programs of the step after `step` steps. Raises RecipeError if the network
-        isn't a list of layers."""
+        """Return the programs after `step` steps. Raises RecipeError if no layers are listed."""
         try:
             return LayerPrograms(select_phase(self.built.step_config, step), self.backend.device)
         except ValueError as error:
@@ -64,8 +61,7 @@ class OpenedRecipe:
     def batch(self, step: int) -> Batch:
         """Read the batch of the step after `step` steps, in numpy."""
         order = self.dataset.train_order
-        placement = self.backend.placement
-        source = LoaderSource(self.dataset.train, order, placement, step + 1)
+        source = LoaderSource(self.dataset.train, order, self.backend.placement, step + 1)
         loader = make_loader(source, self.recipe.train.feed)
         try:
             batch: Batch = jax.tree.map(np.array, batch_of(loader, step + 1))
@@ -81,8 +77,7 @@ class OpenedRecipe:
         # Imported here, since few recipes start from weights and the import takes time.
         from pipeline.stages.warm_start import restore_weights_of
 
-        template = self.built.state
-        weights = restore_weights_of(self.recipe, self.dataset, template, lambda _: None)
+        weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
         warm = weights.replace_weights(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
 

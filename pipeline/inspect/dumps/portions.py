@@ -37,7 +37,6 @@ class Portion:
     mask: Array
     """bool (B,): true for valid samples, false for padding."""
     dropout: Array
-    """Random key."""
     divisor: Array
     """float32 (): divisor of a mean over the whole batch."""
 
@@ -51,10 +50,7 @@ the state's statistics, and the statistics of the shards are averaged.
 
 
 def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
-    """Return the portions of a batch in the step after `step` steps.
-
-    `config` is the configuration in the step's phase. Ops and buckets are drawn as in this step.
-    """
+    """Return the portions of the batch after `step` steps; `config` is of that step's phase."""
     dropout = make_dropout_key(batch, step)
     shards = config.shards
     if shards is None:

@@ -29,7 +29,6 @@ class RunInspection(Inspection):
     """Inspection of runs from the command line and from Python."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
-        """Return the run, shortened to its profile with `profile.mode = only`."""
         if context.recipe.profile.mode == "off":
             return built
         from pipeline.inspect.profiler.run_profile import shorten_to_profile
@@ -37,7 +36,6 @@ class RunInspection(Inspection):
         return shorten_to_profile(context, built, backend)
 
     def open_profile(self, run: CompiledRun, total_steps: int, done: int) -> Profile:
-        """Choose the steps to trace after the first `done` steps."""
         recipe = run.context.recipe
         if recipe.profile.mode == "off" or "train" not in recipe.stages:
             return Profile(run)
@@ -62,9 +60,9 @@ class RunInspection(Inspection):
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the function for non-finite steps. It does nothing with several processes, and in
-        private runs, whose samples it would write."""
-        if run.context.ranks.size > 1 or run.built.privacy is not None:
+        """Return the function for non-finite steps. It does nothing in private runs, whose samples
+        it would write."""
+        if run.built.privacy is not None:
             return examine_nothing
 
         def examine(state: TrainState, step: int) -> Examined:
@@ -75,5 +73,4 @@ class RunInspection(Inspection):
         return examine
 
     def archive(self, run_dir: Path) -> Path | None:
-        """Move the autopsy of an earlier run aside and return its folder; None without one."""
         return set_aside_autopsy(run_dir)

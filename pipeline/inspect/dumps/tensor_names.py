@@ -65,10 +65,7 @@ def parse_name(text: str) -> TensorName:
 def named_tensors(
     tensors: LayerTensors, images: np.ndarray
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
-    """Yield every tensor of a step with its name, in the order of the forward pass.
-
-    `images` is the batch after the map ops.
-    """
+    """Yield tensors by name, in forward order; `images` is the batch after the map ops."""
     yield TensorName(DATA, "output"), images
     gradients = _group_by_layer(tensors.parameters, tensors.forms)
     statistics = _group_by_layer(tensors.statistics, tensors.forms)

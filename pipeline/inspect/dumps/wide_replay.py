@@ -32,15 +32,8 @@ _BIT_PRIMITIVES = ("bitcast_convert_type", "nextafter")
 
 
 def widen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes `function` in float64 on the CPU, compiled.
-
-    It accepts arrays of any types. Its floating-point results are float64.
-    """
-
-    def compute(*arguments: Any) -> Any:
-        return run_traced(function, arguments, _run_compiled)
-
-    return compute
+    """Return a function that computes `function` in float64 on the CPU, compiled."""
+    return lambda *arguments: run_traced(function, arguments, _run_compiled)
 
 
 def _run_compiled(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:

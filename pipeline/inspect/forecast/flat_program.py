@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +41,7 @@ def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
     most values is used, or the platform's branch if the platform decides.
     """
     flattening = _Flattening(platform)
-    inputs = [Var(v.aval) for v in program.jaxpr.invars]
-    results = flattening.add(program, inputs)
+    results = flattening.add(program, [Var(v.aval) for v in program.jaxpr.invars])
     return FlatProgram(
         tuple(flattening.equations),
         tuple(flattening.functions),
@@ -82,8 +80,14 @@ class _Flattening:
         if name == "cond":
             return self.add(self._choose_branch(equation, inputs[0]), inputs[1:])
         if called is not None:
-            with self._open_function(equation):
-                return self.add(called, inputs)
+            outer = self._function
+            # The equations of a call that must not be inlined are a function.
+            if (equation.ctx.xla_metadata or {}).get("inlineable") == "false":
+                self._last_function += 1
+                self._function = self._last_function
+            outputs = self.add(called, inputs)
+            self._function = outer
+            return outputs
         results: list[Atom] = [Var(v.aval) for v in equation.outvars]
         if name == "platform_index":
             platforms = equation.params["platforms"]
@@ -94,18 +98,6 @@ class _Flattening:
         self.equations.append(equation.replace(invars=inputs, outvars=results))
         self.functions.append(self._function)
         return results
-
-    @contextmanager
-    def _open_function(self, call: JaxprEqn) -> Iterator[None]:
-        """Number the equations of the body as a function if the call must not be inlined."""
-        if (call.ctx.xla_metadata or {}).get("inlineable") != "false":
-            yield
-            return
-        outer = self._function
-        self._last_function = self._last_function + 1
-        self._function = self._last_function
-        yield
-        self._function = outer
 
     def _choose_branch(self, equation: JaxprEqn, selector: Atom) -> ClosedJaxpr:
         branches: tuple[ClosedJaxpr, ...] = equation.params["branches"]

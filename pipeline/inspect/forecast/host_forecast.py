@@ -59,7 +59,6 @@ class HostForecast:
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds of one step."""
         return self.products_ms + self.rest_ms + self.host_ms
 
     def __str__(self) -> str:
@@ -114,8 +113,7 @@ class DeviceTime:
 def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> DeviceTime:
     """Return the time of a traced step on a device; `looped` is whether a loop runs it."""
     # XLA's name of the platform: "cuda" for the platform that jax calls "gpu".
-    platform = platform_of(device.platform).lowering_name or device.platform
-    parts = parts_of(program, platform)
+    parts = parts_of(program, platform_of(device.platform).lowering_name or device.platform)
     times = _measure_times_us(parts, device, looped=looped)
     measured_us = sum(parts[part] * us for part, us in times.items())
     by_kind = _sum_by_kind(parts, times)
@@ -160,11 +158,7 @@ def _measure_times_us(
 
 
 def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return the microseconds of each kind of parts.
-
-    The rough count of other parts is scaled by the ratio of the measured parts of their kind, or of
-    all kinds.
-    """
+    """Return microseconds by kind. Rough counts are scaled like the measured parts of the kind."""
     overall = _compute_ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:
@@ -216,7 +210,6 @@ def _measure_host_ms(
 
 
 def measured_line(forecast: HostForecast, measured_ms: float) -> str:
-    """Return a line that compares a forecast with a measured step."""
     error = forecast.step_ms / measured_ms - 1
     return (
         f"  measured  {measured_ms:10.2f} ms, so the forecast is {abs(error):.0%} too "

@@ -44,7 +44,6 @@ class StepPart:
 
     @cached_property
     def equations(self) -> Sequence[JaxprEqn]:
-        """The equations of the part."""
         return self.program.jaxpr.eqns
 
 
@@ -167,5 +166,4 @@ def _make_part(
         debug_info=DebugInfo("jit", "a part of a step", None, None),
     )
     kind = PRODUCTS.get(equations[0].primitive.name, "rest")
-    program = ClosedJaxpr(jaxpr, [flat.constants[v] for v in constants])
-    return StepPart(kind, str(jaxpr), program)
+    return StepPart(kind, str(jaxpr), ClosedJaxpr(jaxpr, [flat.constants[v] for v in constants]))

@@ -44,10 +44,7 @@ class TrialRun:
 
 
 def run_trial(overrides: Sequence[str]) -> TrialRun:
-    """Start a run in a temporary folder, and stop it after its first steps.
-
-    Its errors are printed on stderr. Raises RunError if it fails.
-    """
+    """Start a run in a temporary folder, and stop it after its first steps. Raises RunError."""
     flags = to_flags([plugin.source for plugin in loaded_plugins()])
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         changes = [*WITHOUT_EFFECTS, f"hydra.run.dir={folder}"]

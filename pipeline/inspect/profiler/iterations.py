@@ -95,10 +95,7 @@ class Traced:
 
 
 def phase_of(scope: str) -> StepPhase:
-    """Return the phase of a step from the scope of an operation.
-
-    The scopes of data and update decide first, since an optimizer may compute gradients.
-    """
+    """Return a scope's phase: data and update first, as optimizers may compute gradients."""
     parts = scope.split("/")
     if UPDATE in parts:
         return "update"

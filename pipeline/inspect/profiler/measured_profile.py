@@ -60,9 +60,7 @@ class ProfiledRun:
     """Begin and end of each evaluation."""
     loader: LoaderReport
     data_bytes: int
-    """Bytes of the data on the device."""
     state_bytes: Mapping[str, int]
-    """Bytes of the parts of the state."""
     compilations: tuple[Compilation, ...]
     memory: Mapping[str, int]
     """Bytes of the parts of the compiled program, as `program_memory` returns them."""
@@ -70,7 +68,6 @@ class ProfiledRun:
     process_bytes: int = field(
         default_factory=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
     )
-    """Most memory of the process."""
     processors: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Processors that the process may use."""
 
@@ -178,7 +175,6 @@ def host_time(run: ProfiledRun) -> HostTime:
     wait = 1000 * sum(dispatch.wait_s for dispatch in untraced) / max(1, steps)
     between = _compute_between_ms(untraced, run)
     first = run.dispatches[0].end_s if run.dispatches else 0.0
-    compiled = sum((c.seconds for c in run.compilations if c.ended_s > first), start=0.0)
     return HostTime(
         step=device + wait + between,
         device=device,
@@ -186,7 +182,7 @@ def host_time(run: ProfiledRun) -> HostTime:
         between=between,
         dispatches=len(untraced),
         steps=steps,
-        compile_s=compiled,
+        compile_s=sum((c.seconds for c in run.compilations if c.ended_s > first), start=0.0),
     )
 
 
@@ -201,18 +197,14 @@ def _compute_median_ms(dispatches: Sequence[tuple[float, int]]) -> float:
 
 def _compute_between_ms(untraced: Sequence[TimedDispatch], run: ProfiledRun) -> float:
     """Return the mean ms per step between two untraced dispatches, without evaluations."""
-    gaps = 0.0
-    steps = 0
-    for before, after in pairwise(untraced):
-        if after.start != before.stop:
-            # The traced steps ran between them.
-            continue
-        if _has_evaluation_between(before, after, run):
-            # The reports of an evaluation count as its time.
-            continue
-        gaps += after.begin_s - before.end_s
-        steps += after.steps
-    return 1000 * gaps / steps if steps else 0.0
+    # Without the gap of the traced steps. The reports of an evaluation count as its time.
+    pairs = [
+        (before, after)
+        for before, after in pairwise(untraced)
+        if after.start == before.stop and not _has_evaluation_between(before, after, run)
+    ]
+    steps = sum(after.steps for _, after in pairs)
+    return 1000 * sum(after.begin_s - before.end_s for before, after in pairs) / max(1, steps)
 
 
 def _list_operators(
@@ -282,7 +274,6 @@ def _list_layers(
 
 
 def bytes_of_tree(tree: Any) -> int:
-    """Return the bytes of the arrays of a tree."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -302,10 +293,7 @@ def program_memory(program: Any) -> dict[str, int]:
 def profile_with_peaks(
     run: ProfiledRun, events: Sequence[TracedOp], device: jax.Device, folder: Path | None
 ) -> tuple[StepProfile, Traced]:
-    """Return the profile of a run and its traced operations, with the peaks of its device.
-
-    The peaks are cached in `folder`. They are measured again if an operator exceeds them.
-    """
+    """Return the profile with the device's peaks, measured again if an operator exceeds them."""
     profile, traced = measured_profile(run, peaks_of(device, folder), events)
     if exceeds_peaks(profile):
         # The machine was busy when the peaks were measured.

@@ -51,8 +51,13 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     file = None if folder is None else folder / FILE
     key = f"{device.platform} {device.device_kind}, {read_limits().cores:g} cores"
     key += f", jax {version('jax')}"
-    entries = _read_entries(file)
-    cached = _read_peaks(entries.get(key))
+    entries: dict[str, Any] = {}
+    cached = None
+    # An unreadable file, or an entry that isn't valid, is replaced.
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        entries = dict(read_json(file)) if file is not None else {}
+        entry = Peaks(**entries[key])
+        cached = entry if all(value > 0 for value in astuple(entry)) else None
     if cached is not None and not again:
         return cached
     measured = measure_peaks(device)
@@ -64,22 +69,6 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, json_text({**entries, key: asdict(measured)}, indent=2) + "\n")
     return measured
-
-
-def _read_peaks(entry: Any) -> Peaks | None:
-    """Return the peaks of an entry of the file; None if the entry isn't valid."""
-    try:
-        peaks = Peaks(**entry)
-        return peaks if all(value > 0 for value in astuple(peaks)) else None
-    except TypeError:
-        return None
-
-
-def _read_entries(file: Path | None) -> dict[str, Any]:
-    try:
-        return dict(read_json(file)) if file is not None else {}
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def measure_peaks(device: jax.Device) -> Peaks:

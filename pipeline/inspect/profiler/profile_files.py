@@ -52,10 +52,7 @@ class ProfileReport:
 
 
 def write_profile(report: ProfileReport, folder: Path) -> Path:
-    """Write the files of a profile into a folder, which is created if needed, and return it.
-
-    Raises OSError.
-    """
+    """Write a profile's files into a folder, which is created if needed. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / JSON, json_text(report.to_dict(), indent=1) + "\n")
     write_whole(folder / TABLE, profile_table(report.profiles, report.verdict, rows=None) + "\n")
@@ -74,8 +71,7 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
         row = TraceRow(PID, tid)
         return row.span(name, category, (begin_ns - zero) / 1e3, (end_ns - zero) / 1e3)
 
-    process = f"{profile.recipe} on {profile.device}, measured"
-    yield TraceRow(PID, 0).name("process_name", process)
+    yield TraceRow(PID, 0).name("process_name", f"{profile.recipe} on {profile.device}, measured")
     yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
     for place, thread in enumerate(sorted({event.thread for event in traced.events}), 1):
         yield TraceRow(PID, thread).name("thread_name", f"Thread {place}")

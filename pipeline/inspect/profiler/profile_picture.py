@@ -84,8 +84,7 @@ def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> 
 def _draw_profile(profile: StepProfile) -> Iterator[Drawing]:
     """Draw a profile's phases as a bar and its layers as rows."""
     source = "measured" if profile.source == "measured" else "modelled, not measured"
-    title = f"{profile.device}, {source}: {profile.step_ms:.4g} ms a step"
-    yield _draw_lines("title", [title])
+    yield _draw_lines("title", [f"{profile.device}, {source}: {profile.step_ms:.4g} ms a step"])
     phases = [
         (
             COLOURS.get(phase.phase, COLOURS["other"]),

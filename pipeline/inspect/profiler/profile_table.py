@@ -17,10 +17,7 @@ GIGA = 1e9
 def profile_table(
     profiles: Sequence[StepProfile], verdict: StepVerdict, rows: int | None = ROWS
 ) -> str:
-    """Return profiles and their verdict as text.
-
-    At most `rows` layers, and at most `rows` operators of each profile, are listed; None lists all.
-    """
+    """Return profiles and verdict as text, with at most `rows` layers and operators; None: all."""
     lines: list[str] = []
     for profile in profiles:
         lines += [*_format_head(profile), ""]
@@ -95,8 +92,7 @@ def _format_preparation(feed: Mapping[str, object]) -> Iterator[str]:
 
 def _format_phases(profiles: Sequence[StepProfile]) -> Iterator[str]:
     yield _format_row("phase", [head for profile in profiles for head in _name_columns(profile)])
-    names = dict.fromkeys(phase.phase for profile in profiles for phase in profile.phases)
-    for name in names:
+    for name in dict.fromkeys(phase.phase for profile in profiles for phase in profile.phases):
         cells = []
         for profile in profiles:
             match = next((phase for phase in profile.phases if phase.phase == name), None)

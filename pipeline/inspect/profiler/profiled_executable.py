@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -32,12 +33,10 @@ class TimedDispatch:
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
         return self.stop - self.start
 
     @property
     def seconds(self) -> float:
-        """Seconds of the call."""
         return self.end_s - self.begin_s
 
 
@@ -67,24 +66,19 @@ class ProfiledExecutable:
 
     @property
     def program_text(self) -> str:
-        """The compiled training loop as text."""
         return self._executable.program_text
 
     @property
     def loader(self) -> Loader:
-        """The loader of the training batches."""
         return self._executable.loader
 
     def init(self) -> TrainState:
-        """Return the state at step 0."""
         return self._executable.init()
 
     def put(self, state: TrainState) -> TrainState:
-        """Return a copy of a state on the device."""
         return self._executable.put(state)
 
     def set_learning_rates(self, rates: np.ndarray) -> None:
-        """Replace the learning rates."""
         self._executable.set_learning_rates(rates)
 
     def run(
@@ -92,7 +86,8 @@ class ProfiledExecutable:
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop` in up to three parts: before, in and after the trace."""
         joined: Telemetry | None = None
-        for begin, end in self._split_steps(start, stop):
+        bounds = [end for end in (self.first, self.last) if start < end < stop]
+        for begin, end in pairwise([start, *bounds, stop]):
             if begin == self.first and self.traced is None and not self._tracer.is_running:
                 self._tracer.start()
             traced = self._tracer.is_running
@@ -134,10 +129,3 @@ class ProfiledExecutable:
             self.raw = self._tracer.stop()
             self.traced = read_operations(self.raw)
             self._notify()
-
-    def _split_steps(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the begin and end of each part of steps `start + 1 .. stop`."""
-        ends = [end for end in (self.first, self.last) if start < end < stop]
-        for end in (*ends, stop):
-            yield start, end
-            start = end

@@ -46,6 +46,7 @@ from pipeline.stages.autosink.dispatch_costs import (
     time_single_step,
 )
 from pipeline.stages.build import Built
+from pipeline.stages.record.run_directory import PROFILE, RANKS
 from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
@@ -71,13 +72,11 @@ EVALUATED_S = 1.0
 """Least duration of the measurement of an evaluation, if it has enough batches."""
 
 
-def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
+def require_profilable(recipe: Recipe, platform: str) -> None:
     """Raise RecipeError if a run can't be profiled."""
     problems = []
     if not platform_of(platform).is_traceable:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
-    if processes > 1:
-        problems.append(f"profile: must be off in a run of {processes} processes")
     if recipe.profile.mode == "only" and recipe.train.resume is not None:
         problems.append(
             f"train.resume = {recipe.train.resume}: must be null with profile.mode=only, which "
@@ -90,11 +89,8 @@ def require_profilable(recipe: Recipe, platform: str, processes: int) -> None:
 
 
 def shorten_to_profile(context: RunContext, built: Built, backend: Backend) -> Built:
-    """Return the run, shortened to its profile with `profile.mode = only`.
-
-    Raises RecipeError if it can't be profiled.
-    """
-    require_profilable(context.recipe, backend.device.platform, context.ranks.size)
+    """Shorten a run with `profile.mode = only`. Raises RecipeError if it can't be profiled."""
+    require_profilable(context.recipe, backend.device.platform)
     if context.recipe.profile.mode != "only":
         return built
     schedule = built.run_schedule
@@ -140,28 +136,25 @@ class RunProfiler(Profile):
     """The `Profile` of a running run; its `run` has the traced executable and the schedule."""
 
     def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
-        """Choose the steps to trace after the first `done` steps.
-
-        `schedule` is the run's schedule before it was shortened. Raises RecipeError if the run has
-        too few steps.
-        """
+        """Choose the steps to trace; `schedule` is the run's before it was shortened."""
         self._recipe = run.context.recipe
         self._schedule = schedule
         self._reporter = run.context.reporter
         self._plain = run.executable  # without tracing
+        self._ranks = run.context.ranks
         self._program: HloProgram = parse_program(self._plain.program_text)
         spec = self._recipe.profile
         step_s = None
         if spec.mode == "only":
-            step_s = time_dispatched_step(self._plain, self._plain.init(), "none")
+            measured_s = time_dispatched_step(self._plain, self._plain.init(), "none")
+            step_s = self._ranks.agree(lambda: measured_s)
         window = choose_window(spec, run.built.run_schedule, self._program, step_s, done)
         self._window = window
         self._watch: Compilations | None = None
         text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
         notify = partial(self._reporter.stage, "profile", text)
         self.executable = ProfiledExecutable(self._plain, window.first, window.steps, notify)
-        shortened = replace(run.built.run_schedule, total=window.total)
-        built = replace(run.built, run_schedule=shortened)
+        built = replace(run.built, run_schedule=replace(run.built.run_schedule, total=window.total))
         super().__init__(replace(run, built=built, executable=self.executable))
 
     @contextmanager
@@ -182,11 +175,7 @@ class RunProfiler(Profile):
             self._reporter.warn(f"no profile: {first_line(error)}")
 
     def _write_report(self, estimate: Estimate | None, state: TrainState) -> None:
-        """Print the profile and write its files.
-
-        Raises RecipeError if the trace has no operation, RunError if the run ended early or a file
-        can't be written.
-        """
+        """Print the profile and write its files. Raises RecipeError and RunError."""
         dataset = self.run.dataset
         backend = self.run.backend
         dispatches = tuple(dispatch for dispatch in self.executable.dispatches if dispatch.traced)
@@ -207,7 +196,6 @@ class RunProfiler(Profile):
             # Compilations between the ends of the first and the last dispatch.
             ends_s = [dispatch.end_s for dispatch in self.executable.dispatches]
             compilations = self._watch.compilations if self._watch is not None else []
-            later = tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1])
             run = record_run(
                 self.executable,
                 name=recipe.name,
@@ -218,7 +206,7 @@ class RunProfiler(Profile):
                     "parameters": bytes_of_tree(state.params),
                     "optimizer": bytes_of_tree(state.opt_state),
                 },
-                compilations=later,
+                compilations=tuple(c for c in compilations if ends_s[0] < c.ended_s < ends_s[-1]),
                 memory=memory,
                 program=self._program,
             )
@@ -226,10 +214,14 @@ class RunProfiler(Profile):
             events = self.executable.traced
             profile, operations = profile_with_peaks(run, events, backend.device, folder)
             evidence = self._collect_evidence(run, profile, state)
-            verdict = try_change(decide(evidence), recipe, dataset, backend, self._plain, evidence)
+            verdict = decide(evidence)
+            if self._ranks.size == 1:
+                verdict = try_change(verdict, recipe, dataset, backend, self._plain, evidence)
         record = ProfileRecord(run, evidence, verdict, modelled_profile(recipe, estimate))
         report = make_report(record, evidence, operations)
-        folder = recipe.profile.output or self.run.context.run_dir / "profile"
+        folder = recipe.profile.output or self.run.context.run_dir / PROFILE
+        if not self._ranks.is_first:
+            folder = folder / RANKS / str(self._ranks.rank)
         with convert_write_errors(folder):
             write_profile(report, folder)
             write_record(record, self.executable.raw, folder)
@@ -246,7 +238,8 @@ class RunProfiler(Profile):
         dispatches = self.executable.dispatches
         loader = self._plain.loader
         reported = loader.report()
-        if loader.kind == "stream" and reported.wait_ms_per_step is None:
+        is_alone = self._ranks.size == 1
+        if is_alone and loader.kind == "stream" and reported.wait_ms_per_step is None:
             # The run read only short first windows, and read ahead for steps that it did not run.
             host = replace(host, wait=self._measure_starved_ms(host.device))
             host = replace(host, step=host.device + host.wait + host.between)
@@ -271,6 +264,9 @@ class RunProfiler(Profile):
         )
         if recipe.train.feed == "stream" and fits_on_device:
             evidence = replace(evidence, faster_data=RESIDENT)
+        if not is_alone:
+            # Each process would measure another number of steps, and they wait for each other.
+            return evidence
         if loader.kind == "resident" and host.device < SHORT_MS:
             evidence = replace(evidence, sink=self._measure_sink_gain())
         events = self._measure_event_cost(dataset, state)
@@ -281,11 +277,8 @@ class RunProfiler(Profile):
         return replace(evidence, profile=profile, host=host, events=events)
 
     def _measure_starved_ms(self, device_ms: float) -> float:
-        """Return the ms that a step waits for data: the reader's time less the device's.
-
-        The first window is read again, since its first reading was slowed by imports and
-        compilations.
-        """
+        """Return the ms that a step waits for data: the reader's time less the device's."""
+        # The first window is read again: imports and compilations slowed its first reading.
         loader = self._plain.loader
         loader.close()
         waited_s = loader.waited_s

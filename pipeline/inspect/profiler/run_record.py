@@ -44,15 +44,11 @@ def write_record(record: ProfileRecord, raw: bytes, folder: Path) -> None:
     """Write a record and the profiler's file into the folder of a profile. Raises OSError."""
     (folder / RAW).mkdir(exist_ok=True)
     write_whole(folder / RAW / XSPACE, raw)
-    text = TypeAdapter(ProfileRecord).dump_json(record).decode()
-    write_whole(folder / RAW / RECORD, text)
+    write_whole(folder / RAW / RECORD, TypeAdapter(ProfileRecord).dump_json(record).decode())
 
 
 def find_profile(where: Path) -> Path:
-    """Return the folder of the recorded profile of a run; `where` may be the folder itself.
-
-    Raises DataError if there is none.
-    """
+    """Return the folder of a run's recorded profile, or `where` itself. Raises DataError."""
     folder = where if (where / RAW).is_dir() else where / PROFILE
     if not (folder / RAW).is_dir():
         raise DataError(

@@ -65,7 +65,6 @@ class HostTime:
     device: float
     """Calls of the program, without waits for data."""
     wait: float
-    """Waits for data."""
     between: float
     """Work of the host between two dispatches: telemetry, monitors, callbacks."""
     events: float = 0.0
@@ -77,7 +76,6 @@ class HostTime:
     """Seconds of compilations after the first dispatch."""
 
     def share(self, ms: float) -> float:
-        """Return a time as a share of the step."""
         return ms / self.step if self.step else 0.0
 
 
@@ -100,9 +98,7 @@ class PredictedChange:
     what: str
     """An override, or a description."""
     step_ms: float
-    """Predicted milliseconds of a step."""
     gain: float
-    """Predicted speed-up."""
     basis: str
     """Origin of the prediction: tried, measured, or counted from the trace."""
 
@@ -117,9 +113,7 @@ class StepVerdict:
     name: str
     """Limit, such as `data-bound`."""
     share: float
-    """Share of the step."""
     why: str
-    """Evidence, as text."""
     change: PredictedChange | None = None
     tried: tuple[PredictedChange, ...] = ()
     """Changes that were tried and don't help."""
@@ -160,7 +154,6 @@ class StepProfile:
     """The loader's report."""
     coverage: Coverage | None = None
     flops: float = 0.0
-    """FLOP of a step."""
     nbytes: float = 0.0
     """Bytes that the operators of a step read and write, including cache accesses."""
     shares: Mapping[str, float] = field(default_factory=dict)

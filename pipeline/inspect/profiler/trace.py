@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from pipeline.core.errors import RunError, first_line
 
 DEVICE = "/device:"
 """Prefix of the planes of all devices except the host's processor."""
-FIRST_DEVICE = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ class TracedOp:
 
     @property
     def ns(self) -> float:
-        """Duration in nanoseconds."""
         return self.end_ns - self.begin_ns
 
 
@@ -43,7 +41,6 @@ class Tracer:
 
     @property
     def is_running(self) -> bool:
-        """Whether a trace is running."""
         return self._folder is not None
 
     def start(self) -> None:
@@ -74,10 +71,7 @@ class Tracer:
 
 
 def read_operations(raw: bytes) -> tuple[TracedOp, ...]:
-    """Return the operations in a file of JAX's profiler, in the order of their begins.
-
-    Raises ValueError if it isn't such a file.
-    """
+    """Return the first device's operations in a profiler's file, by begin. Raises ValueError."""
     if not raw:
         return ()
     try:
@@ -89,16 +83,32 @@ def read_operations(raw: bytes) -> tuple[TracedOp, ...]:
     return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
 
 
-def _list_operations(planes: Iterable[Any]) -> Iterator[TracedOp]:
+def _list_operations(planes: Sequence[Any]) -> Iterator[TracedOp]:
     thread = 0
+    device = _find_first_device(planes)
     for plane in planes:
         for line in plane.lines:
             thread += 1
             for event in line.events:
                 stats = dict(event.stats)
                 name = stats.get("hlo_op")
-                if name is None or stats.get("device_ordinal", FIRST_DEVICE) != FIRST_DEVICE:
+                if name is None or stats.get("device_ordinal", device) != device:
                     continue
                 module = str(stats.get("hlo_module", ""))
                 program = int(stats.get("program_id", 0))
                 yield TracedOp(str(name), module, thread, event.start_ns, event.end_ns, program)
+
+
+def _find_first_device(planes: Sequence[Any]) -> int:
+    """Return the least number of a device; those of later processes don't begin at 0."""
+    return min(
+        (
+            int(ordinal)
+            for plane in planes
+            for line in plane.lines
+            for event in line.events
+            for name, ordinal in event.stats
+            if name == "device_ordinal"
+        ),
+        default=0,
+    )

@@ -108,10 +108,7 @@ def _choose_trial(
 
 @contextmanager
 def _leave_out_layer(path: str) -> Iterator[list[bool]]:
-    """Leave out one layer of networks that are traced in the body.
-
-    Yields a list that stays empty if the layer changes the shape or type of its input.
-    """
+    """Leave out a layer of networks traced in the body; the list stays empty if it can't be."""
     left_out: list[bool] = []
 
     def skip_layer(layer: Any, compute: Any, x: Any, context: Any) -> Any:

@@ -66,7 +66,6 @@ class SinkGain:
     now_ms: float
     """Milliseconds a step in the recipe's sinks, by the same measurement."""
     error: float = 0.0
-    """Relative error of the gain."""
 
     @property
     def gain(self) -> float:
@@ -92,7 +91,6 @@ class Evidence:
     sink_steps: int | None
     """Steps per sink in the recipe; None without sinks."""
     callbacks: tuple[str, ...] = ()
-    """Names of the recipe's callbacks."""
     compilations: tuple[Compilation, ...] = ()
     """Compilations during the timed steps."""
     compiled_steps: int = 0
@@ -186,8 +184,7 @@ def _find_callback_bound(evidence: Evidence) -> StepVerdict | None:
     place = f"layer {slowest.layer}" if slowest.layer else f"the {slowest.phase} phase"
     count = sum(call.calls for call in calls)
     reason = f"{share:.0%} of a step is {count:g} calls of Python from the program, in {place}"
-    advice = f"compute {place} in JAX instead of the callback"
-    change = _predict_saving(evidence, ms, advice)
+    change = _predict_saving(evidence, ms, f"compute {place} in JAX instead of the callback")
     return StepVerdict("callback-bound", share, reason, change, layer=slowest.layer or None)
 
 
@@ -309,8 +306,7 @@ def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
 
 
 def _name_operators(evidence: Evidence) -> StepVerdict:
-    ops = evidence.profile.operators
-    top = sorted(ops, key=lambda op: -op.ms)[:MAX_NAMED]
+    top = sorted(evidence.profile.operators, key=lambda op: -op.ms)[:MAX_NAMED]
     share = evidence.host.share(sum(op.ms for op in top))
     reason = f"no limit holds for most of the step; slowest are {_list_places(top)}"
     return StepVerdict("operators", share, reason)

@@ -98,15 +98,12 @@ class ImportedNetwork(nn.Module):
         parameters = flatten_dict(dict(variables.get(PARAMS, {})), sep="/")
         if not parameters:
             raise ValueError(f"{self.reference}: has no parameters to train")
-        other_dtypes = [
-            (path, leaf) for path, leaf in parameters.items() if leaf.dtype != jnp.float32
-        ]
-        if other_dtypes:
-            path, leaf = other_dtypes[0]
-            raise ValueError(
-                f"{self.reference}: parameter {path} is {leaf.dtype}; must be float32, "
-                "which layers cast to the type that they compute in"
-            )
+        for path, leaf in parameters.items():
+            if leaf.dtype != jnp.float32:
+                raise ValueError(
+                    f"{self.reference}: parameter {path} is {leaf.dtype}; must be float32, "
+                    "which layers cast to the type that they compute in"
+                )
         return variables
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
@@ -13,6 +13,7 @@ from pipeline.models.layers.model_spec import InitializerSpec
 
 Init = Callable[..., Any]
 """(key, shape, dtype) -> array."""
+Distribution = Literal["normal", "uniform"]
 
 
 @component("initializer")
@@ -23,9 +24,7 @@ class TruncatedNormal(InitializerSpec):
     sigma: PositiveFloat = 0.01
 
     def build(self) -> Init:
-        from jax.nn import initializers
-
-        return initializers.truncated_normal(self.sigma)
+        return _import_initializers().truncated_normal(self.sigma)
 
 
 @component("initializer")
@@ -37,9 +36,7 @@ class Normal(InitializerSpec):
     mean: float = 0.0
 
     def build(self) -> Init:
-        from jax.nn import initializers
-
-        centred = initializers.normal(self.sigma)
+        centred = _import_initializers().normal(self.sigma)
         return lambda key, shape, dtype: centred(key, shape, dtype) + self.mean
 
 
@@ -59,36 +56,31 @@ class Uniform(InitializerSpec):
 class _He(InitializerSpec):
     """Variance `gain**2 / fan`, gain**2 = 2 / (1 + negative_slope**2) (He et al. 2015, eq. 14)."""
 
+    distribution: ClassVar[Distribution]
     mode: Literal["fan_in", "fan_out"] = "fan_in"
+    negative_slope: NonNegativeFloat
 
-    def _build_scaled(
-        self, negative_slope: float, distribution: Literal["normal", "uniform"]
-    ) -> Init:
-        return _make_variance_scaling(
-            self.name, 2 / (1 + negative_slope**2), self.mode, distribution
-        )
+    def build(self) -> Init:
+        squared_gain = 2 / (1 + self.negative_slope**2)
+        return _make_variance_scaling(self.name, squared_gain, self.mode, self.distribution)
 
 
 @component("initializer")
 class HeNormal(_He):
     """Normal of deviation gain / sqrt(fan), not truncated; slope 0 is for ReLU."""
 
+    distribution: ClassVar[Distribution] = "normal"
     name: Literal["he_normal"] = "he_normal"
     negative_slope: NonNegativeFloat = 0.0
-
-    def build(self) -> Init:
-        return self._build_scaled(self.negative_slope, "normal")
 
 
 @component("initializer")
 class HeUniform(_He):
     """Uniform within gain * sqrt(3 / fan), which is 1 / sqrt(fan) for slope sqrt(5)."""
 
+    distribution: ClassVar[Distribution] = "uniform"
     name: Literal["he_uniform"] = "he_uniform"
     negative_slope: NonNegativeFloat = sqrt(5)
-
-    def build(self) -> Init:
-        return self._build_scaled(self.negative_slope, "uniform")
 
 
 @component("initializer")
@@ -121,9 +113,7 @@ class Constant(InitializerSpec):
     value: float
 
     def build(self) -> Init:
-        from jax.nn import initializers
-
-        return initializers.constant(self.value)
+        return _import_initializers().constant(self.value)
 
 
 @component("initializer")
@@ -133,9 +123,7 @@ class Zeros(InitializerSpec):
     name: Literal["zeros"] = "zeros"
 
     def build(self) -> Init:
-        from jax.nn import initializers
-
-        return initializers.zeros
+        return _import_initializers().zeros
 
 
 @component("initializer")
@@ -145,20 +133,22 @@ class Ones(InitializerSpec):
     name: Literal["ones"] = "ones"
 
     def build(self) -> Init:
-        from jax.nn import initializers
+        return _import_initializers().ones
 
-        return initializers.ones
+
+def _import_initializers() -> Any:
+    from jax.nn import initializers
+
+    return initializers
 
 
 def _make_variance_scaling(
     name: str,
     scale: float,
     mode: Literal["fan_in", "fan_out", "fan_avg"],
-    distribution: Literal["normal", "uniform"],
+    distribution: Distribution,
 ) -> Init:
-    from jax.nn import initializers
-
-    draw_scaled = initializers.variance_scaling(scale, mode, distribution)
+    draw_scaled = _import_initializers().variance_scaling(scale, mode, distribution)
 
     def draw(key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         if len(shape) < 2:

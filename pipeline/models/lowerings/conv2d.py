@@ -50,42 +50,41 @@ def conv2d(
     return _conv2d(plan, images, kernel)
 
 
-_Plan = LayerPlan[ConvolutionProblem]
+Plan = LayerPlan[ConvolutionProblem]
+"""Choices for a convolution and its gradients."""
+_Operands = tuple[Array, Array]
 
 
-def _convolve(plan: _Plan, images: Array, kernel: Array) -> Array:
+def convolve(plan: Plan, images: Array, kernel: Array) -> Array:
+    """Convolve as the plan has it, by default by XLA."""
     if plan.forward.is_default:
         window = plan.forward.problem.window
         return conv2d_forward.convolution(window, XLA_CONVOLUTION, images, kernel)
     return plan.forward(images, kernel)
 
 
-_conv2d = jax.custom_vjp(_convolve, nondiff_argnums=(0,))
+_conv2d = jax.custom_vjp(convolve, nondiff_argnums=(0,))
 
 
-def _forward(plan: _Plan, images: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve(plan, images, kernel), (images, kernel)
-
-
-def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    images, kernel = operands
+def _backward(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     if plan.input_grad.is_default and plan.weight_grad.is_default:
         return lax.platform_dependent(
-            images,
-            kernel,
+            operands,
             cotangent,
             cpu=functools.partial(_compute_gradients, plan),
             default=functools.partial(_derive_gradients, plan),
         )
-    return _compute_gradients(plan, images, kernel, cotangent)
+    return _compute_gradients(plan, operands, cotangent)
 
 
-_conv2d.defvjp(_forward, _backward)
+_conv2d.defvjp(
+    lambda plan, images, kernel: (convolve(plan, images, kernel), (images, kernel)),
+    _backward,
+)
 
 
-def _compute_gradients(
-    plan: _Plan, images: Array, kernel: Array, cotangent: Array
-) -> tuple[Array, Array]:
+def _compute_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
+    images, kernel = operands
     # Without a separate call, XLA would fuse the computation of the images, up to a stage of
     # residual blocks, into their transpose, and repeat it for every strided element.
     with set_xla_metadata(inlineable="false"):
@@ -93,22 +92,21 @@ def _compute_gradients(
     return _compute_input_grad(plan, kernel, cotangent), kernel_grad
 
 
-def _derive_gradients(
-    plan: _Plan, images: Array, kernel: Array, cotangent: Array
-) -> tuple[Array, Array]:
-    pull_images = jax.linear_transpose(lambda images: _convolve(plan, images, kernel), images)
-    pull_kernel = jax.linear_transpose(lambda kernel: _convolve(plan, images, kernel), kernel)
+def _derive_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
+    images, kernel = operands
+    pull_images = jax.linear_transpose(lambda images: convolve(plan, images, kernel), images)
+    pull_kernel = jax.linear_transpose(lambda kernel: convolve(plan, images, kernel), kernel)
     return *pull_images(cotangent), *pull_kernel(cotangent)
 
 
-def _compute_input_grad(plan: _Plan, kernel: Array, cotangent: Array) -> Array:
+def _compute_input_grad(plan: Plan, kernel: Array, cotangent: Array) -> Array:
     if not plan.input_grad.is_default:
         return plan.input_grad(kernel, cotangent)
     window = plan.forward.problem.window
     return conv2d_input_grad.convolution(window, XLA_CONVOLUTION, kernel, cotangent)
 
 
-def _compute_weight_grad(plan: _Plan, images: Array, cotangent: Array) -> Array:
+def _compute_weight_grad(plan: Plan, images: Array, cotangent: Array) -> Array:
     if not plan.weight_grad.is_default:
         return plan.weight_grad(images, cotangent)
     window = plan.forward.problem.window

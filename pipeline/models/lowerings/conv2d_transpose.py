@@ -14,16 +14,15 @@ from typing import Literal
 import jax
 from jax import Array, lax
 
-from pipeline.models.lowerings.candidates import LayerPlan, plan_layer
-from pipeline.models.lowerings.conv2d import XLA_CONVOLUTION
-from pipeline.models.lowerings.formulas import conv2d_forward, conv2d_input_grad, conv2d_weight_grad
+from pipeline.models.lowerings.candidates import plan_layer
+from pipeline.models.lowerings.conv2d import XLA_CONVOLUTION, Plan, convolve
+from pipeline.models.lowerings.formulas import conv2d_input_grad, conv2d_weight_grad
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 Padding = Literal["SAME", "VALID"]
-_Plan = LayerPlan[ConvolutionProblem]
 _Operands = tuple[Array, Array]
 
 
@@ -69,26 +68,22 @@ def transpose_window(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _transpose(plan: _Plan, x: Array, kernel: Array) -> Array:
+def _transpose(plan: Plan, x: Array, kernel: Array) -> Array:
     if plan.input_grad.is_default:
         return _slide_kernel(plan, x, kernel)
     return plan.input_grad(rotate_and_swap(kernel, _read_window(plan).groups), x)
 
 
-def _slide_kernel(plan: _Plan, x: Array, kernel: Array) -> Array:
+def _slide_kernel(plan: Plan, x: Array, kernel: Array) -> Array:
     window = _read_window(plan)
     return conv2d_input_grad.slide(window, kernel, x, window.input_grad_pads)
 
 
-def _read_window(plan: _Plan) -> ConvWindow:
+def _read_window(plan: Plan) -> ConvWindow:
     return plan.forward.problem.window
 
 
-def _forward(plan: _Plan, x: Array, kernel: Array) -> tuple[Array, _Operands]:
-    return _transpose(plan, x, kernel), (x, kernel)
-
-
-def _backward(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
+def _backward(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     if plan.forward.is_default and plan.weight_grad.is_default:
         return lax.platform_dependent(
             operands,
@@ -99,17 +94,17 @@ def _backward(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
     return _compute_gradients(plan, operands, cotangent)
 
 
-_transpose.defvjp(_forward, _backward)
+_transpose.defvjp(
+    lambda plan, x, kernel: (_transpose(plan, x, kernel), (x, kernel)),
+    _backward,
+)
 
 
-def _compute_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
+def _compute_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
     window = _read_window(plan)
     rotated = rotate_and_swap(kernel, window.groups)
-    if plan.forward.is_default:
-        x_grad = conv2d_forward.convolution(window, XLA_CONVOLUTION, cotangent, rotated)
-    else:
-        x_grad = plan.forward(cotangent, rotated)
+    x_grad = convolve(plan, cotangent, rotated)
     if plan.weight_grad.is_default:
         rotated_grad = conv2d_weight_grad.convolution(window, XLA_CONVOLUTION, cotangent, x)
     else:
@@ -117,7 +112,7 @@ def _compute_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _O
     return x_grad, rotate_and_swap(rotated_grad, window.groups)
 
 
-def _derive_gradients(plan: _Plan, operands: _Operands, cotangent: Array) -> _Operands:
+def _derive_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
     pull_x = jax.linear_transpose(lambda x: _slide_kernel(plan, x, kernel), x)
     pull_kernel = jax.linear_transpose(lambda kernel: _slide_kernel(plan, x, kernel), kernel)

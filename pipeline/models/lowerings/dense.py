@@ -50,9 +50,7 @@ _Plan = LayerPlan[DenseProblem]
 
 
 def _multiply(plan: _Plan, inputs: Array, kernel: Array) -> Array:
-    if not plan.forward.is_default:
-        return plan.forward(inputs, kernel)
-    return _dot(inputs, kernel)
+    return _dot(inputs, kernel) if plan.forward.is_default else plan.forward(inputs, kernel)
 
 
 def _dot(inputs: Array, kernel: Array) -> Array:
@@ -60,10 +58,6 @@ def _dot(inputs: Array, kernel: Array) -> Array:
 
 
 _differentiable_product = jax.custom_vjp(_multiply, nondiff_argnums=(0,))
-
-
-def _forward(plan: _Plan, inputs: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _multiply(plan, inputs, kernel), (inputs, kernel)
 
 
 def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
@@ -82,7 +76,10 @@ def _backward(plan: _Plan, operands: tuple[Array, Array], cotangent: Array) -> t
     return inputs_grad, kernel_grad
 
 
-_differentiable_product.defvjp(_forward, _backward)
+_differentiable_product.defvjp(
+    lambda plan, inputs, kernel: (_multiply(plan, inputs, kernel), (inputs, kernel)),
+    _backward,
+)
 
 
 def _derive_gradient(shape: tuple[int, ...], inputs: Array, cotangent: Array) -> Array:

@@ -62,12 +62,7 @@ def _pool(plan: _Plan, images: Array) -> Array:
     return plan[0](images)
 
 
-def _forward(plan: _Plan, images: Array) -> tuple[Array, Array]:
-    return _pool(plan, images), images
-
-
-def _backward(plan: _Plan, images: Array, cotangent: Array) -> tuple[Array]:
-    return (plan[1](images, cotangent),)
-
-
-_pool.defvjp(_forward, _backward)
+_pool.defvjp(
+    lambda plan, images: (_pool(plan, images), images),
+    lambda plan, images, cotangent: (plan[1](images, cotangent),),
+)

@@ -52,13 +52,12 @@ def _add(axis: int, rounds_bias: bool, x: Array, bias: Array) -> Array:
     return (x + _spread(addend, x.ndim, axis)).astype(x.dtype)
 
 
-def _forward(axis: int, rounds_bias: bool, x: Array, bias: Array) -> tuple[Array, None]:
-    return _add(axis, rounds_bias, x, bias), None
-
-
 def _backward(axis: int, rounds_bias: bool, _: None, cotangent: Array) -> tuple[Array, Array]:
     axes = tuple(position for position in range(cotangent.ndim) if position != axis)
     return cotangent, cotangent.astype(jnp.float32).sum(axes)
 
 
-_add.defvjp(_forward, _backward)
+_add.defvjp(
+    lambda axis, rounds_bias, x, bias: (_add(axis, rounds_bias, x, bias), None),
+    _backward,
+)

@@ -29,8 +29,8 @@ class OnnxNetwork(ModelSpec):
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the network; the file is read when images first reach it."""
+        from pipeline.models.torch_graph.computation.sources import OnnxFile
         from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
-        from pipeline.models.torch_graph.onnx.onnx_source import OnnxFile
 
         if self.file is None:
             raise ValueError("file = null: must name the file, as model.file=net.onnx")

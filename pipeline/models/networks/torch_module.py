@@ -64,8 +64,8 @@ class TorchModule(_Imported):
 
     def build(self, classes: int, dtype: str) -> nn.Module:
         """Return the network. A module is made and exported when images first reach it."""
+        from pipeline.models.torch_graph.computation.sources import GraphFile, ImportedModule
         from pipeline.models.torch_graph.computation.torch_network import GraphSource, TorchNetwork
-        from pipeline.models.torch_graph.conversion.sources import GraphFile, ImportedModule
 
         imported = getattr(self, "import")
         source: GraphSource

@@ -20,6 +20,10 @@ the program."""
 Order = Literal["torch", "hwio", "io"]
 """Order of an array's axes. torch: PyTorch's. hwio: a convolution's kernel, OIHW in PyTorch. io: a
 dense kernel, OI in PyTorch."""
+HWIO = (2, 3, 1, 0)
+IO = (1, 0)
+KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
+"""PyTorch's numbers of the axes of a kernel, in its order."""
 
 
 @dataclass(frozen=True)

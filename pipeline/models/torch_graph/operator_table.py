@@ -9,7 +9,7 @@ dataclass of the arguments after the tensors.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -33,6 +33,14 @@ TYPES: Mapping[str, str] = {
     "int64": "int32",
 }
 """JAX's dtypes by the other dtypes of a graph."""
+
+
+# fmt: off
+ARGUMENT_ERRORS = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
+)
+# fmt: on
+"""Errors that operators raise for arguments that don't fit."""
 
 
 @dataclass(frozen=True)
@@ -125,13 +133,6 @@ OPERATORS: dict[str, AtenOperator] = {}
 """Every operator by name: `aten.relu.default`, or `sym.mul` for sizes."""
 
 
-def register(names: Sequence[str], operator: AtenOperator) -> None:
-    """Register an operator under ATen's names, such as `relu.default`."""
-    for name in names:
-        assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
-        OPERATORS[f"aten.{name}"] = operator
-
-
 def aten(
     *names: str,
     kind: str = "",
@@ -142,7 +143,10 @@ def aten(
     """Return a decorator that registers a function for ATen operators such as `relu.default`."""
 
     def decorate(function: Function) -> Function:
-        register(names, AtenOperator(function, kind, draws, full_weights, settings))
+        operator = AtenOperator(function, kind, draws, full_weights, settings)
+        for name in names:
+            assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
+            OPERATORS[f"aten.{name}"] = operator
         return function
 
     return decorate

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints
+from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints, read_state
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import EarlyStopSpec, Recipe
@@ -95,7 +95,7 @@ def open_training(
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
         # Processes have parts of the state.
-        is_shared = recipe.parallel.mode == "fsdp" and context.ranks.size > 1
+        is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
             monitors=monitors,
             evaluate=evaluations.evaluate_unless_stopped,
@@ -103,7 +103,7 @@ def open_training(
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=prune,
-            rollbacks=_make_rollbacks(recipe, save_periods, checkpoints),
+            rollbacks=_make_rollbacks(context, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
             examine=options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
@@ -268,12 +268,15 @@ def _open_copies(evaluations: Evaluations) -> Copies | None:
 
 
 def _make_rollbacks(
-    recipe: Recipe, save_periods: tuple[int, ...], checkpoints: Checkpoints | NoCheckpoints | None
+    context: RunContext,
+    save_periods: tuple[int, ...],
+    checkpoints: Checkpoints | NoCheckpoints | None,
 ) -> NoRollbacks:
-    policy = recipe.train.on_nan
-    if not isinstance(checkpoints, Checkpoints) or not isinstance(policy, Rollback):
+    policy = context.recipe.train.on_nan
+    if checkpoints is None or not isinstance(policy, Rollback):
         return NoRollbacks()
-    return Rollbacks(policy.most, save_periods, checkpoints.steps, checkpoints.read)
+    read = partial(read_state, context.run_dir)
+    return Rollbacks(policy.most, save_periods, checkpoints.steps, read, context.ranks.agree)
 
 
 def record_overflows(context: RunContext, state: TrainState) -> None:

@@ -95,11 +95,21 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
         )
 
 
+def can_be_members(recipes: Iterable[Recipe]) -> bool:
+    """Return whether runs of all recipes can be members of a population."""
+    return not _list_member_problems(recipes)
+
+
 def require_members(recipes: Iterable[Recipe]) -> None:
     """Raise RecipeError if a run of a recipe can't be a member of a population."""
+    if problems := _list_member_problems(recipes):
+        raise RecipeError(list(dict.fromkeys(problems)))
+
+
+def _list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
     specs: Mapping[str, Any] = components("device")
     devices = tuple(name for name, device in specs.items() if device.runs_populations)
-    problems = [
+    return [
         f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"
         for recipe in recipes
         for key, value, allowed in (
@@ -112,8 +122,6 @@ def require_members(recipes: Iterable[Recipe]) -> None:
         )
         if value not in allowed
     ]
-    if problems:
-        raise RecipeError(list(dict.fromkeys(problems)))
 
 
 def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:

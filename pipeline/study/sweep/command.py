@@ -24,6 +24,7 @@ VARIABLE_SETTINGS = frozenset(
         *("_target_", "_recursive_", "trial"),
         *("n_trials", "n_jobs", "max_batch_size", "heartbeat_s", "max_retry"),
         *("storage", "history", "vectorize"),
+        *("pairs", "minutes"),
     }
 )
 """Settings in which the commands of one sweep may differ; `storage` may have a password."""

@@ -33,6 +33,7 @@ from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
 from pipeline.study.population.groups import FOLD
 from pipeline.study.runs.ranking import is_larger_better, main_metric
+from pipeline.study.runs.ties import find_ties
 from pipeline.study.sweep.command import read_command
 from pipeline.study.sweep.directory import (
     JobSummary,
@@ -42,6 +43,8 @@ from pipeline.study.sweep.directory import (
     read_state,
     read_summary,
 )
+from pipeline.study.sweep.verdict import SWEEPER as PAIRS
+from pipeline.study.sweep.verdict import Verdict, read_verdict
 from pipeline.training.target_metrics import LABEL_METRICS, NUMBER_METRICS
 
 TABLE = "sweep.csv"
@@ -102,10 +105,19 @@ def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
     for picture in write_pictures(sweep_dir, rows):
         print(printable(f"modelled gain of longer sinks: {picture}"))
     command = read_command(sweep_dir)
-    if command is None or command.sweeper.name != STUDY:
+    sweeper = None if command is None else command.sweeper
+    if sweeper is not None and sweeper.name == PAIRS:
+        _print_verdict(read_verdict(sweep_dir, (sweeper.model_extra or {}).get("metric")))
+    elif sweeper is None or sweeper.name != STUDY:
         _print_best(rows)
     counted = [row for row in rows if not (is_shared and row.summary.status == "running")]
     return max((row.summary.exits_with for row in counted), default=0)
+
+
+def _print_verdict(verdict: Verdict | str) -> None:
+    print(f"\n{verdict}")
+    if isinstance(verdict, Verdict) and (line := verdict.describe_split()):
+        print(line)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
@@ -122,6 +134,10 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     choose = max if is_larger_better(metric) else min
     value, best = choose(rated_rows, key=lambda pair: pair[0])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {changed_text(best.changed)}"))
+    runs = [(row.changed, value) for value, row in rated_rows]
+    ties = find_ties(runs, larger_is_better=is_larger_better(metric))
+    if ties is not None:
+        print(printable(str(ties)))
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:

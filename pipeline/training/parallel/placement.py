@@ -84,12 +84,13 @@ class DevicePlacement:
         return NamedSharding(self.mesh, spec)
 
     def rows(self, batch: int) -> slice:
-        """Return the rows of a batch that belong to the devices of this process."""
-        is_local = [d.process_index == jax.process_index() for d in self.devices]
-        if all(is_local):
+        """Return the rows of a batch that the devices of this process need."""
+        sharding = self.make_sharding(PartitionSpec(self.batch_axes))
+        if sharding.is_fully_addressable:
             return slice(0, batch)
-        size = batch // self.parts
-        return slice(is_local.index(True) * size, (is_local.index(True) + sum(is_local)) * size)
+        slices = sharding.addressable_devices_indices_map((batch,)).values()
+        ranges = [index[0].indices(batch) for index in slices if index is not None]
+        return slice(min(start for start, _, _ in ranges), max(stop for _, stop, _ in ranges))
 
     def put(self, tree: Any, shardings: Any = None) -> Any:
         """Copy arrays that all processes have to every device, or by a tree of shardings."""
@@ -106,11 +107,21 @@ class DevicePlacement:
             shardings = jax.tree.map(lambda _: self.replicated, tree)
         return jax.tree.map(put, tree, shardings)
 
-    def put_batches(self, rows: np.ndarray) -> jax.Array:
-        """Copy this process's rows of batches, (steps, rows, ...), to the devices."""
+    def put_batches(self, rows: np.ndarray, batch: int) -> jax.Array:
+        """Copy this process's rows of batches of size `batch`, (steps, rows, ...), to the devices.
+
+        Devices along the axis `model` have the same rows, also if they belong to two processes.
+        """
         if self.mesh is None:
             return jax.device_put(rows, self.devices[0])
-        return jax.make_array_from_process_local_data(self.batch_sharding, rows)
+        first = self.rows(batch).start
+
+        def read(index: Any) -> np.ndarray:
+            start, stop, _ = index[1].indices(batch)
+            return rows[:, start - first : stop - first]
+
+        shape = (len(rows), batch, *rows.shape[2:])
+        return jax.make_array_from_callback(shape, self.batch_sharding, read)
 
     def shapes(self, tree: Any, shardings: Any = None) -> Any:
         """Return the shapes and dtypes of a tree, replicated or with a tree of shardings."""

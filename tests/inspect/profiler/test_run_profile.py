@@ -198,7 +198,7 @@ def test_a_profile_that_fails_does_not_end_its_run(
 
 def test_a_run_to_resume_is_not_ended_by_its_profile(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match="must be null with profile"):
-        run_profile.require_profilable(tiny("profile.mode=only", "train.resume=auto"), "cpu", 1)
+        run_profile.require_profilable(tiny("profile.mode=only", "train.resume=auto"), "cpu")
 
 
 @pytest.mark.slow
@@ -214,6 +214,4 @@ def test_a_trace_without_operations_is_refused(
 
 def test_devices_that_cant_be_traced_are_refused(tiny: Compose) -> None:
     with pytest.raises(run_profile.RecipeError, match="metal can't be traced"):
-        run_profile.require_profilable(tiny(), "metal", 1)
-    with pytest.raises(run_profile.RecipeError, match="2 processes"):
-        run_profile.require_profilable(tiny(), "cpu", 2)
+        run_profile.require_profilable(tiny(), "metal")

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.models.torch_graph.computation.sources import OnnxFile
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
-from pipeline.models.torch_graph.onnx.onnx_source import OnnxFile
 from tests.models.build import conf_model
 from tests.models.torch_graph.onnx.golden_onnx import encode, model, node, signature, tensor
 from tests.training.optimizers.thor.same_bits import require_same_bits

@@ -14,8 +14,8 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.models.layers.fields import replace_classes
+from pipeline.models.torch_graph.computation.sources import ImportedModule
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
-from pipeline.models.torch_graph.conversion.sources import ImportedModule
 from tests.models.build import conf_model
 from tests.models.torch_graph.golden_graphs import FOLDER, golden_graph
 from tests.training.optimizers.thor.same_bits import require_same_bits

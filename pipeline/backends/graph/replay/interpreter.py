@@ -60,19 +60,7 @@ def is_finite(value: ReplayValue) -> bool:
     return not is_float(value.array) or bool(np.isfinite(largest(value.array)))
 
 
-def _is_padding(array: Any) -> bool:
-    """Whether all non-finite values are minus infinity, the padding of a maximum."""
-    values = np.asarray(array)
-    return not np.isnan(values).any() and not np.isposinf(values).any()
-
-
-def make_constant(array: Any) -> ReplayValue:
-    """Return a number or an array of the program as a constant value."""
-    return ReplayValue(array if hasattr(array, "dtype") else np.asarray(array), constant=True)
-
-
 def slice_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
-    """Return the slice of a value that one iteration of a scan reads."""
     part = replace(value, array=value.array[iteration])
     return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
 
@@ -114,7 +102,6 @@ class Interpreter:
     def run(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
     ) -> list[ReplayValue]:
-        """Compute the outputs of a jaxpr for its inputs."""
 
         def compute(eqn: Any, operands: list[ReplayValue]) -> list[ReplayValue]:
             outputs = self._run_equation(eqn, operands, scope_of(eqn, scope))
@@ -123,7 +110,11 @@ class Interpreter:
                 for var, output in zip(eqn.outvars, outputs, strict=True)
             ]
 
-        return walk(jaxpr, inputs, compute, lambda _, constant: make_constant(constant))
+        def read_constant(_: Any, value: Any) -> ReplayValue:
+            array = value if hasattr(value, "dtype") else np.asarray(value)
+            return ReplayValue(array, constant=True)
+
+        return walk(jaxpr, inputs, compute, read_constant)
 
     def _run_equation(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         match eqn.primitive.name:
@@ -206,7 +197,9 @@ class Interpreter:
         infinite_constants = [
             value for value in operands if value.constant and not is_finite(value)
         ]
-        intended = bool(infinite_constants) and primitive in MOVES and _is_padding(array)
+        # The padding of a maximum is minus infinity.
+        may_pad = bool(infinite_constants) and primitive in MOVES
+        intended = may_pad and not (np.isnan(array) | np.isposinf(array)).any()
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not intended:
             # An infinite constant is a cause if its origin is known.

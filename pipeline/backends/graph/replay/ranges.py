@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,10 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Statistics of a tensor: minimum, maximum and mean of its finite values, None without any.
-
-    `nan` and `inf` are counts.
-    """
+    """Statistics of a tensor's finite values, None without any, and counts of `nan` and `inf`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,13 +35,8 @@ class Range:
             return f"{text}{lead} {self.min:.4g}"
         return f"{text}{lead} {self.min:.4g} to {self.max:.4g}, mean {self.mean:.4g}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return asdict(self)
-
 
 def find_range(array: Any) -> Range:
-    """Return the range of an array of numbers."""
     values = np.asarray(array)
     dtype = str(values.dtype)
     shape = tuple(values.shape)

@@ -93,7 +93,8 @@ def weight_grad(
 
     products = sum_chunks(sum_products, lowering.images, images, cotangent)
     grid = products.reshape(tile + 2, tile + 2, *products.shape[1:])
-    return _transform_axes(_transpose(_KERNEL[tile]), grid).astype(images.dtype)
+    transposed = tuple(zip(*_KERNEL[tile], strict=True))
+    return _transform_axes(transposed, grid).astype(images.dtype)
 
 
 def _convolve(
@@ -138,7 +139,8 @@ def _spread_results(tile: int, cotangent: Array) -> Array:
     zero = jnp.zeros((), cotangent.dtype)
     padded = lax.pad(cotangent, zero, ((0, 0, 0), *config, (0, 0, 0)))
     tiles = padded.shape[1] // tile, padded.shape[2] // tile
-    return _transform_tiles(_transpose(_RESULTS[tile]), padded, tile, tiles)
+    transposed = tuple(zip(*_RESULTS[tile], strict=True))
+    return _transform_tiles(transposed, padded, tile, tiles)
 
 
 def _transform_tiles(matrix: Matrix, images: Array, tile: int, tiles: tuple[int, int]) -> Array:
@@ -173,10 +175,6 @@ def _transform_axes(matrix: Matrix, grid: Array) -> Array:
     """Compute M X M^T over the first two axes of X."""
     rows = _combine(matrix, grid, axis=0)
     return _combine(matrix, (rows[:, column] for column in range(grid.shape[1])), axis=1)
-
-
-def _transpose(matrix: Matrix) -> Matrix:
-    return tuple(tuple(row[n] for row in matrix) for n in range(len(matrix[0])))
 
 
 def _combine(matrix: Matrix, arrays: Iterable[Array], axis: int) -> Array:

@@ -24,12 +24,9 @@ def itemsize(dtype: str) -> int:
 def _list_operand_shapes(
     role: Role, inputs: Shape, kernel: Shape, cotangent: Shape
 ) -> tuple[Shape, ...]:
-    shapes = {
-        "forward": (inputs, kernel),
-        "input_grad": (kernel, cotangent),
-        "weight_grad": (inputs, cotangent),
-    }
-    return shapes[role]
+    if role == "forward":
+        return inputs, kernel
+    return (kernel if role == "input_grad" else inputs), cotangent
 
 
 def _format_pads(pads: tuple[Pair, Pair]) -> str:

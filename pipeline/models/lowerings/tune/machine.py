@@ -7,7 +7,9 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 import jaxlib
@@ -42,14 +44,11 @@ def list_scopes(device: jax.Device) -> tuple[str, ...]:
 
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
     """Find the engines: XLA, and oneDNN if it passes its probe, whose result is in `folder`."""
-    is_host = platform_of(device.platform).is_host
-    if is_host and _may_have_onednn() and _passes_probe(WIDENED.get(dtype, dtype), folder):
+    may_have_onednn = sys.platform == "linux" and platform.machine() == "x86_64"
+    may_have_onednn &= platform_of(device.platform).is_host
+    if may_have_onednn and _passes_probe(WIDENED.get(dtype, dtype), folder):
         return frozenset(("xla", "onednn"))
     return frozenset(("xla",))
-
-
-def _may_have_onednn() -> bool:
-    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def _passes_probe(dtype: str, folder: Path) -> bool:
@@ -61,10 +60,9 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
     key = f"jaxlib {jaxlib.__version__}, {describe_device(jax.devices('cpu')[0])}, {dtype}"
     key += f", at most {limit}" if limit else ""
     file = folder / "engines.json"
-    try:
+    results: Any = None
+    with suppress(OSError, ValueError):
         results = read_json(file)
-    except (OSError, ValueError):
-        results = None
     if not isinstance(results, dict):
         results = {}
     if key in results:
@@ -80,12 +78,10 @@ def _passes_probe(dtype: str, folder: Path) -> bool:
         results[key] = probe.returncode == 0
     except subprocess.TimeoutExpired:
         results[key] = False
-    try:
+    # Without the file the next run probes again.
+    with suppress(OSError):
         make_private(folder)
         write_whole(file, json.dumps(results, indent=1) + "\n")
-    except OSError:
-        # The next run probes again.
-        pass
     return bool(results[key])
 
 

@@ -14,27 +14,33 @@ from jax import Array
 
 from pipeline.core.errors import first_line
 from pipeline.models.layers.precision import find_type_rule
+from pipeline.models.lowerings.problem.conv_window import make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.modules.layer_capture import is_observing
-from pipeline.models.torch_graph.computation.observed_nodes import OBSERVED, observe_node
+from pipeline.models.modules.layer_capture import is_observing, observe_layer
 from pipeline.models.torch_graph.graph import (
     INPUT,
+    KERNEL_AXES,
     ArrayOf,
     Form,
     GraphNode,
-    Order,
     TensorSpec,
     TorchGraph,
     ValueOf,
 )
-from pipeline.models.torch_graph.operator_table import AtenOperator, OperatorContext, is_float
-from pipeline.models.torch_graph.operators.convolution_ops import HWIO, IO
+from pipeline.models.torch_graph.operator_table import (
+    ARGUMENT_ERRORS,
+    AtenOperator,
+    OperatorContext,
+    is_float,
+)
+from pipeline.models.torch_graph.operators.convolution_ops import Convolution, as_pair, conv_pads
 from pipeline.models.torch_graph.operators.known_operators import operator_of
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
-_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""Errors that operators raise for arguments that don't fit."""
+DENSE = "aten.linear.default"
+OBSERVED = frozenset((DENSE, "aten.conv2d.default", "aten.conv2d.padding"))
+"""Operators whose nodes may be layers, for optimizers that read the inputs of layers."""
 
 
 def apply_form(
@@ -90,12 +96,13 @@ def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchT
 
 def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, TorchTensor]:
     """Return the arrays of the network as tensors by name; 64-bit constants become 32-bit."""
-    orders: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
     arrays = {}
     for spec in graph.arrays:
         values = graph.values if spec.role == "constant" else weights
         array = jnp.asarray(values[spec.name])
-        arrays[spec.name] = TorchTensor(array, orders.get(spec.order, tuple(range(array.ndim))))
+        arrays[spec.name] = TorchTensor(
+            array, KERNEL_AXES.get(spec.order, tuple(range(array.ndim)))
+        )
     return arrays
 
 
@@ -119,7 +126,7 @@ class _Run:
             with jax.named_scope(scope) if scope else nullcontext():
                 result = self._apply(number, node, operator)
             _require_shapes(node, result)
-        except _ERRORS as error:
+        except ARGUMENT_ERRORS as error:
             raise ValueError(f"{node.op} of {node.where()}: {first_line(error)}") from error
         self.values[node.name] = result
 
@@ -137,8 +144,6 @@ class _Run:
         context = replace(self.context, dtype=dtype, key=node_key)
 
         def read(argument: Any) -> Any:
-            if isinstance(argument, tuple):
-                return tuple(map(read, argument))
             if isinstance(argument, ArrayOf):
                 array = self.arrays[argument.name]
                 return array if operator.full_weights else _cast(array, dtype)
@@ -148,13 +153,15 @@ class _Run:
                 return _cast(value, dtype) if rules and isinstance(value, TorchTensor) else value
             return argument
 
-        kwargs = {name: read(value) for name, value in node.kwargs}
-        args = tuple(map(read, node.args))
+        args, kwargs = jax.tree.map(read, (node.args, dict(node.kwargs)))
         result = operator(context, *args, **kwargs)
         if is_observing() and node.op in OBSERVED and self._has_batch(args[0]):
-            result = observe_node(self.graph, node, args[0], result, context.layout)
+            result = _observe_node(self.graph, node, args[0], result, context.layout)
         if isinstance(result, NormResult):
-            self._keep_statistics(node, result)
+            for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
+                if isinstance(argument, ArrayOf):
+                    self.arrays[argument.name] = to_tensor(array)
+                    self.changed[argument.name] = array
             result = result.y
         if rule is not None and rule.casts_back:
             result = _cast(result, self.context.dtype)
@@ -165,11 +172,41 @@ class _Run:
         batch_size = self.values[INPUT].shape[0]
         return isinstance(x, TorchTensor) and x.ndim > 1 and x.shape[0] == batch_size
 
-    def _keep_statistics(self, node: GraphNode, result: NormResult) -> None:
-        for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
-            if isinstance(argument, ArrayOf):
-                self.arrays[argument.name] = to_tensor(array)
-                self.changed[argument.name] = array
+
+def _observe_node(
+    graph: TorchGraph, node: GraphNode, x: TorchTensor, result: TorchTensor, layout: Layout
+) -> TorchTensor:
+    """Return the result of a node, observed if it is a layer without groups of a kernel.
+
+    `x` is the node's input, with the batch as its first axis. Raises ValueError if the kernel is
+    used twice.
+    """
+    weight = node.args[1]
+    if not isinstance(weight, ArrayOf) or graph.spec(weight.name).role != "parameter":
+        return result
+    layer, _, name = graph.spec(weight.name).path.rpartition("/")
+    if name != "kernel":
+        return result
+    if node.op == DENSE:
+        outputs = observe_layer(layer, x.plain(), result.plain(), None)
+        return to_tensor(outputs)
+    settings = Convolution(*node.args[3:], **dict(node.kwargs))
+    if settings.groups != 1:
+        return result
+    order = IMAGE_ORDERS[layout]
+    images = x.transpose(order)
+    height, width, *_ = graph.spec(weight.name).shape
+    dilation = as_pair(settings.dilation)
+    window = make_window(
+        (images.shape[1], images.shape[2]),
+        (height, width),
+        as_pair(settings.stride),
+        conv_pads(settings.padding, (height, width), dilation),
+        dilation,
+        groups=1,
+    )
+    outputs = observe_layer(layer, images, result.transpose(order), window, layout)
+    return TorchTensor(outputs, order)
 
 
 def _cast(value: Any, dtype: str) -> Any:

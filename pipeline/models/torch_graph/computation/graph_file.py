@@ -25,6 +25,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,6 +37,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.error_text import show_name
 from pipeline.models.torch_graph.graph import (
     INPUT,
+    KERNEL_AXES,
     ArrayOf,
     ArraySpec,
     Form,
@@ -62,7 +64,6 @@ MAX_ELEMENTS = 2**31
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
 _DTYPES = frozenset((*TYPES, *FLOAT_TYPES))
-_AXES: Mapping[str, int] = {"hwio": 4, "io": 2}
 
 
 def weights_beside(path: Path) -> Path:
@@ -96,16 +97,13 @@ def read_graph(path: Path) -> TorchGraph:
 
 def graph_to_text(graph: TorchGraph) -> str:
     """Return a graph as JSON, a line for each node and each array."""
-    arrays = {
-        spec.name: [spec.path, spec.role, spec.order, list(spec.shape), spec.dtype]
-        for spec in graph.arrays
-    }
+    arrays = {spec.name: astuple(spec)[1:] for spec in graph.arrays}
     head = {
         "format": FORMAT,
         "version": VERSION,
         "origin": graph.origin,
         "torch": str(graph.torch),
-        "input": _tensor_to_json(graph.input),
+        "input": astuple(graph.input),
     }
     parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
     rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in arrays.items()]
@@ -124,7 +122,7 @@ def _form_to_text(form: Form) -> str:
             node.op,
             _to_json(node.args),
             {key: _to_json(value) for key, value in node.kwargs},
-            list(map(_tensor_to_json, node.results)),
+            list(map(astuple, node.results)),
             node.module,
             node.kind,
             node.line,
@@ -135,10 +133,6 @@ def _form_to_text(form: Form) -> str:
     output = json.dumps(_to_json(form.output))
     updates = json.dumps({name: _to_json(value) for name, value in form.updates})
     return f'{{"nodes": [\n{nodes}\n], "output": {output}, "updates": {updates}}}'
-
-
-def _tensor_to_json(spec: TensorSpec) -> list[Any]:
-    return [list(spec.shape), spec.dtype]
 
 
 def _to_json(value: Any) -> Any:
@@ -200,7 +194,7 @@ def _read_array(name: str, row: Any) -> ArraySpec:
             f"array {show_name(name)}: role {show_name(str(role))}, order {show_name(str(order))}"
         )
     sizes = _read_shape(shape)
-    if any(size is None for size in sizes) or len(sizes) != _AXES.get(order, len(sizes)):
+    if any(size is None for size in sizes) or len(sizes) != len(KERNEL_AXES.get(order, sizes)):
         raise ValueError(f"array {show_name(name)}: shape {shape} of order {order}")
     if _read_dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
         raise ValueError(f"array {show_name(name)}: dtype {show_name(str(dtype))} of a {role}")

@@ -19,6 +19,7 @@ from pipeline.core.errors import first_line
 from pipeline.core.plugins.loading import INSTALL
 from pipeline.models.torch_graph.conversion.functional_form import Draft, ProgramReader
 from pipeline.models.torch_graph.graph import (
+    KERNEL_AXES,
     ArraySpec,
     Order,
     Role,
@@ -31,8 +32,6 @@ MAX_BATCH = 1 << 20
 """Largest batch size for torch.export."""
 CONSTANT_BYTES = 1 << 20
 """Size above which constant buffers are stored with the weights, not in programs."""
-KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": (2, 3, 1, 0), "io": (1, 0)}
-"""Permutations of PyTorch's axes."""
 _KERNEL_ORDERS: Mapping[str, Order] = {"aten.conv2d": "hwio", "aten.linear": "io"}
 """Order of the axes of the kernel, the second argument, by operator."""
 _PACKED = re.compile(r"in_proj_(weight|bias)$")

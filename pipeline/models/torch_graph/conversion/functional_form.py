@@ -179,7 +179,9 @@ class ProgramReader:
         outputs = []
         for result in node.args[0]:
             if result is not None and result.name in mutated:
-                self._update(mutated[result.name], self._find_value(result))
+                value = self._find_value(result)
+                if isinstance(value, ValueOf):
+                    self.updates[mutated[result.name]] = value
             elif result is not None and result.name not in signature.user_inputs_to_mutate:
                 # Changes of the batch in place aren't outputs.
                 outputs.append(result)
@@ -192,19 +194,15 @@ class ProgramReader:
             raise ValueError("the network's output must depend on its input")
         return value
 
-    def _update(self, name: str, value: Any) -> None:
-        if isinstance(value, ValueOf):
-            self.updates[name] = value
-
     def _read_call(self, node: Any) -> bool:
         """Read a call; return False if it changes memory that other values share."""
         target = node.target
         if target is operator.getitem:
             self._read_item(node)
             return True
-        if target in _SIZES or getattr(target, "__name__", "") in ("sym_max", "sym_min"):
-            name = _SIZES.get(target) or target.__name__
-            self._append(node, f"sym.{name}", node.args, {})
+        size_op = _SIZES.get(target) or getattr(target, "__name__", "")
+        if target in _SIZES or size_op in ("sym_max", "sym_min"):
+            self._append(node, f"sym.{size_op}", node.args, {})
             return True
         full_op = str(target)
         if _IGNORED_OPS.search(full_op):
@@ -242,7 +240,7 @@ class ProgramReader:
         self.roots[node.name] = root
         self.aliases[node.name] = changed
         if root in self.buffers:
-            self._update(self.buffers[root], self.current[changed])
+            self.updates[self.buffers[root]] = self.current[changed]
         return True
 
     def _is_shared_later(self, root: str, changed: str, node: Any) -> bool:

@@ -192,7 +192,7 @@ def _read_conv(reader: NodeReader) -> Layers:
         features=features,
         kernel=_simplify((rows, columns)),
         stride=_simplify(stride),
-        padding=pads[0][0] if pads[0] == pads[1] else pads,
+        padding=pads[0][0] if pads[0] == pads[1] else (pads[0], pads[1]),
         dilation=_simplify(dilation),
         groups=groups,
         bias=has_bias,

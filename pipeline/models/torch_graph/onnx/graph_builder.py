@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,13 +20,7 @@ import numpy as np
 from jax import Array
 
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
-from pipeline.models.torch_graph.graph import (
-    INPUT,
-    ArrayOf,
-    GraphNode,
-    TensorSpec,
-    ValueOf,
-)
+from pipeline.models.torch_graph.graph import INPUT, ArrayOf, GraphNode, TensorSpec, ValueOf
 from pipeline.models.torch_graph.operator_table import OperatorContext
 from pipeline.models.torch_graph.operators.known_operators import operator_of
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
@@ -206,22 +200,18 @@ class TorchGraphBuilder:
 
     def call(self, op: str, *args: Argument, **kwargs: Argument) -> OnnxValue:
         """Add a node such as `relu.default`, and return its first result."""
-        return self._add_node(op, args, kwargs)[0]
+        return self.call_all(op, *args, **kwargs)[0]
 
     def call_all(self, op: str, *args: Argument, **kwargs: Argument) -> tuple[OnnxValue, ...]:
-        """Add a node, and return all its results."""
-        return self._add_node(op, args, kwargs)
-
-    def _add_node(
-        self, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]
-    ) -> tuple[OnnxValue, ...]:
-        """Add a node, and return its results; a node that reads only constants is computed."""
-        values = _list_values((args, tuple(kwargs.values())))
+        """Add a node, and return all its results; a node that reads only constants is computed."""
+        leaves = jax.tree.leaves((args, kwargs))
+        values = [leaf for leaf in leaves if isinstance(leaf, OnnxValue)]
+        has_size = any(isinstance(leaf, BatchSize) for leaf in leaves)
         number = len(self.nodes) + 1
         name = f"{re.sub(r'[^a-z0-9]', '_', self.kind.lower())}_{number}"
         named = tuple(kwargs.items())
         node = GraphNode(name, f"aten.{op}", args, named, (), self.module, self.kind, self.line)
-        if all(value.is_constant for value in values) and not _has_size(args):
+        if all(value.is_constant for value in values) and not has_size:
             return self._fold(node, is_fixed=all(map(OnnxValue.is_fixed, values)))
         first = self._compute(node, 0)
         second = self._compute(node, 1)
@@ -229,8 +219,8 @@ class TorchGraphBuilder:
         results = list(zip(first, second, strict=True)) if has_several else [(first, second)]
         node = replace(
             node,
-            args=tuple(map(self._refer, args)),
-            kwargs=tuple((key, self._refer(value)) for key, value in named),
+            args=jax.tree.map(self._refer, args),
+            kwargs=jax.tree.map(self._refer, named),
             results=tuple(_make_spec(first, second) for first, second in results),
         )
         self.nodes.append(node)
@@ -255,12 +245,10 @@ class TorchGraphBuilder:
                     return argument.per_sample * self.batches[at] + argument.constant
                 case TrainingFlag():
                     return False
-                case tuple():
-                    return tuple(map(read, argument))
             return argument
 
-        kwargs = {name: read(value) for name, value in node.kwargs}
-        return operator_of(node)(context, *map(read, node.args), **kwargs)
+        args, kwargs = jax.tree.map(read, (node.args, dict(node.kwargs)))
+        return operator_of(node)(context, *args, **kwargs)
 
     def _fold(self, node: GraphNode, is_fixed: bool) -> tuple[OnnxValue, ...]:
         """Compute a node of constants."""
@@ -290,8 +278,6 @@ class TorchGraphBuilder:
                 return argument.reference
             case BatchSize():
                 return self._size_node(argument)
-            case tuple():
-                return tuple(map(self._refer, argument))
         return argument
 
     def _store(self, value: OnnxValue) -> ArrayOf:
@@ -329,20 +315,6 @@ def _make_spec(first: TorchTensor, second: TorchTensor) -> TensorSpec:
         raise ValueError(f"its result has more than {MAX_ELEMENTS:,} values")
     sizes = zip(first.shape, second.shape, strict=True)
     return TensorSpec(tuple(a if a == b else None for a, b in sizes), str(first.dtype))
-
-
-def _list_values(argument: Argument) -> list[OnnxValue]:
-    if isinstance(argument, OnnxValue):
-        return [argument]
-    if isinstance(argument, tuple):
-        return [value for item in argument for value in _list_values(item)]
-    return []
-
-
-def _has_size(argument: Argument) -> bool:
-    if isinstance(argument, tuple):
-        return any(map(_has_size, argument))
-    return isinstance(argument, BatchSize)
 
 
 def _with_32_bits(array: np.ndarray) -> Array | np.ndarray:

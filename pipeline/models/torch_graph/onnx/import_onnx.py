@@ -16,12 +16,12 @@ from pipeline.core.errors import first_line
 from pipeline.core.files.error_text import show_name
 from pipeline.models.torch_graph.conversion.export_module import (
     CONSTANT_BYTES,
-    KERNEL_AXES,
     choose_order,
     choose_path,
 )
 from pipeline.models.torch_graph.conversion.functional_form import Draft, prune_form
 from pipeline.models.torch_graph.graph import (
+    KERNEL_AXES,
     ArraySpec,
     Form,
     GraphNode,
@@ -38,12 +38,11 @@ from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue, 
 from pipeline.models.torch_graph.onnx.network_weights import NetworkWeights, make_names_distinct
 from pipeline.models.torch_graph.onnx.node_reader import ONNX_OPERATORS, OnnxNodeReader
 from pipeline.models.torch_graph.onnx.onnx_file import OnnxModel, OnnxNode, OnnxTensor, read_onnx
+from pipeline.models.torch_graph.operator_table import ARGUMENT_ERRORS
 from pipeline.models.torch_graph.operators.known_operators import require_computable
 
 BATCHES = (2, 3)
 """Batch sizes at which shapes are followed."""
-_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
-"""Errors of operators for arguments that don't fit."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +271,7 @@ class _Network:
             reader = OnnxNodeReader(node, inputs, builder, self.model.opset, weights.transposable)
             try:
                 result = ONNX_OPERATORS[node.op](reader)
-            except _ERRORS as error:
+            except ARGUMENT_ERRORS as error:
                 raise ValueError(f"{builder.line}: {first_line(error)}") from error
             outputs = result if isinstance(result, tuple) else (result,)
             values.update(zip(node.outputs, outputs, strict=False))

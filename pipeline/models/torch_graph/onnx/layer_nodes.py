@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from pipeline.models.torch_graph.onnx.node_reader import (
     OnnxNodeReader,
     Results,
     onnx_operator,
-    onnx_operators,
 )
 
 Pads = tuple[tuple[int, int], ...]
@@ -72,7 +71,7 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
         pads = [_split_pads(total, mode) for total in totals]
     elif mode != "VALID":
         raise ValueError(f"auto_pad = {mode!r}")
-    return OnnxWindow(window.kernel, window.strides, window.dilations, tuple(pads))
+    return replace(window, pads=tuple(pads))
 
 
 def _split_pads(total: int, mode: str) -> tuple[int, int]:
@@ -98,7 +97,7 @@ def read_conv(reader: OnnxNodeReader) -> Results:
     window = _read_padded_window(reader, kernel)
     if not window.is_symmetric:
         x = _add_pads(reader, x, window.pads)
-        window = OnnxWindow(kernel, window.strides, window.dilations, ((0, 0),) * len(kernel))
+        window = replace(window, pads=((0, 0),) * len(kernel))
     return reader.graph.call(
         f"conv{len(kernel)}d.default",
         x,
@@ -252,7 +251,7 @@ def _add_group_norm(
     return reader.graph.call("group_norm.default", reader.value(0), groups, scale, bias, epsilon)
 
 
-@onnx_operators(("MaxPool", "AveragePool"))
+@onnx_operator("MaxPool", "AveragePool")
 def read_pool(reader: OnnxNodeReader) -> Results:
     """Read pooling of images, of volumes, or of sequences as images of height 1."""
     graph = reader.graph
@@ -302,7 +301,7 @@ def _add_pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxV
     return graph.call("div.Tensor", sum_windows(padded), counts)
 
 
-@onnx_operators(("GlobalAveragePool", "GlobalMaxPool"))
+@onnx_operator("GlobalAveragePool", "GlobalMaxPool")
 def read_global_pool(reader: OnnxNodeReader) -> Results:
     """Read the mean or the largest value over all positions."""
     op = "mean.dim" if reader.node.op == "GlobalAveragePool" else "amax.default"

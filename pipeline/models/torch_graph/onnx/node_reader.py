@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +35,10 @@ class OnnxNodeReader:
     def optional(self, place: int) -> OnnxValue | None:
         """Return an input, or None if the node leaves it out."""
         return self.inputs[place] if place < len(self.inputs) else None
+
+    def values(self) -> tuple[OnnxValue, ...]:
+        """Return all inputs. Raises ValueError if the node leaves one out."""
+        return tuple(map(self.value, range(len(self.inputs))))
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute. Raises ValueError if it is of another type than the default."""
@@ -100,12 +104,7 @@ ONNX_OPERATORS: dict[str, ReadNode] = {}
 Function = TypeVar("Function", bound=ReadNode)
 
 
-def onnx_operator(name: str) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function, which reads nodes of an operator."""
-    return onnx_operators((name,))
-
-
-def onnx_operators(names: Iterable[str]) -> Callable[[Function], Function]:
+def onnx_operator(*names: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function, which reads nodes of these operators."""
 
     def register(function: Function) -> Function:

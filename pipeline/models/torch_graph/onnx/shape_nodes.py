@@ -90,7 +90,7 @@ def read_unsqueeze(reader: OnnxNodeReader) -> Results:
 def read_concat(reader: OnnxNodeReader) -> Results:
     """Read tensors joined along an axis."""
     graph = reader.graph
-    values = tuple(reader.value(place) for place in range(len(reader.inputs)))
+    values = reader.values()
     axis = reader.axis(0)
     if axis and any(graph.shape(value)[0] == BATCH for value in values):
         values = tuple(map(graph.repeat_for_batch, values))
@@ -135,10 +135,9 @@ def read_gather(reader: OnnxNodeReader) -> Results:
     places = reader.value(1)
     axis = reader.axis(0)
     if not places.is_constant:
-        op = "embedding.default" if axis == 0 and x.ndim == 2 else ""
-        return (
-            graph.call(op, x, places) if op else graph.call("index_select.default", x, axis, places)
-        )
+        if axis == 0 and x.ndim == 2:
+            return graph.call("embedding.default", x, places)
+        return graph.call("index_select.default", x, axis, places)
     if places.ndim == 0 and not x.is_constant:
         return graph.call("select.int", x, axis, graph.fixed_integers(places)[0])
     sizes = [array.shape[axis] for array in x.arrays]

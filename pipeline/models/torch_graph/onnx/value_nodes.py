@@ -14,7 +14,6 @@ from pipeline.models.torch_graph.onnx.node_reader import (
     OnnxNodeReader,
     Results,
     onnx_operator,
-    onnx_operators,
     require_axis,
 )
 from pipeline.models.torch_graph.onnx.onnx_file import DTYPE_NAMES
@@ -26,37 +25,35 @@ _SAME_NAMES = (
     "Sqrt", "Tan", "Tanh",
 )
 # fmt: on
-_UNARY: Mapping[str, str] = {
-    **{name: name.lower() for name in _SAME_NAMES},
-    "Not": "logical_not",
-    "BitwiseNot": "bitwise_not",
+_PLAIN: Mapping[str, tuple[str, int]] = {
+    **{name: (f"{name.lower()}.default", 1) for name in _SAME_NAMES},
+    "Not": ("logical_not.default", 1),
+    "BitwiseNot": ("bitwise_not.default", 1),
     # Nothing is changed in place, so a copy is the same value.
-    "Identity": "alias",
+    "Identity": ("alias.default", 1),
+    "Add": ("add.Tensor", 2),
+    "Sub": ("sub.Tensor", 2),
+    "Mul": ("mul.Tensor", 2),
+    "Pow": ("pow.Tensor_Tensor", 2),
+    "And": ("logical_and.default", 2),
+    "Or": ("logical_or.default", 2),
+    "Xor": ("logical_xor.default", 2),
+    "Equal": ("eq.Tensor", 2),
+    "Less": ("lt.Tensor", 2),
+    "LessOrEqual": ("le.Tensor", 2),
+    "Greater": ("gt.Tensor", 2),
+    "GreaterOrEqual": ("ge.Tensor", 2),
+    "BitwiseAnd": ("bitwise_and.Tensor", 2),
+    "BitwiseOr": ("bitwise_or.Tensor", 2),
+    "Where": ("where.self", 3),
 }
-"""Operators of one tensor without attributes, and ATen's names."""
+"""Operators without attributes: ATen's names, and the numbers of tensors."""
 _WITH_NUMBERS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "LeakyRelu": ("leaky_relu", {"alpha": 0.01}),
     "Elu": ("elu", {"alpha": 1.0}),
     "Selu": ("elu", {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
 }
 """Operators of one tensor, ATen's names, and the attributes with defaults in ATen's order."""
-_BINARY: Mapping[str, str] = {
-    "Add": "add.Tensor",
-    "Sub": "sub.Tensor",
-    "Mul": "mul.Tensor",
-    "Pow": "pow.Tensor_Tensor",
-    "And": "logical_and.default",
-    "Or": "logical_or.default",
-    "Xor": "logical_xor.default",
-    "Equal": "eq.Tensor",
-    "Less": "lt.Tensor",
-    "LessOrEqual": "le.Tensor",
-    "Greater": "gt.Tensor",
-    "GreaterOrEqual": "ge.Tensor",
-    "BitwiseAnd": "bitwise_and.Tensor",
-    "BitwiseOr": "bitwise_or.Tensor",
-}
-"""Operators of two tensors that broadcast."""
 _VARIADIC: Mapping[str, str] = {
     "Max": "maximum.default",
     "Min": "minimum.default",
@@ -74,13 +71,14 @@ _REDUCTIONS: Mapping[str, str] = {
 }
 
 
-@onnx_operators(_UNARY)
-def read_unary(reader: OnnxNodeReader) -> Results:
-    """Read a function of one tensor."""
-    return reader.graph.call(f"{_UNARY[reader.node.op]}.default", reader.value())
+@onnx_operator(*_PLAIN)
+def read_plain(reader: OnnxNodeReader) -> Results:
+    """Read a function of tensors alone."""
+    op, num_tensors = _PLAIN[reader.node.op]
+    return reader.graph.call(op, *map(reader.value, range(num_tensors)))
 
 
-@onnx_operators(_WITH_NUMBERS)
+@onnx_operator(*_WITH_NUMBERS)
 def read_with_numbers(reader: OnnxNodeReader) -> Results:
     """Read a function of one tensor and some numbers."""
     name, defaults = _WITH_NUMBERS[reader.node.op]
@@ -95,17 +93,11 @@ def read_gelu(reader: OnnxNodeReader) -> Results:
     return reader.graph.call("gelu.default", reader.value(), approximate=how)
 
 
-@onnx_operators(_BINARY)
-def read_binary(reader: OnnxNodeReader) -> Results:
-    """Read arithmetic or a comparison."""
-    return reader.graph.call(_BINARY[reader.node.op], reader.value(0), reader.value(1))
-
-
-@onnx_operators(_VARIADIC)
+@onnx_operator(*_VARIADIC)
 def read_variadic(reader: OnnxNodeReader) -> Results:
     """Read an extreme, sum or mean of tensors."""
     op = _VARIADIC[reader.node.op]
-    values = [reader.value(place) for place in range(len(reader.inputs))]
+    values = reader.values()
     if not values:
         raise ValueError("input 0 is missing")
     result = reduce(lambda x, other: reader.graph.call(op, x, other), values)
@@ -130,12 +122,6 @@ def read_remainder(reader: OnnxNodeReader) -> Results:
     """Read a remainder, with the sign of the divisor, or of x with `fmod`."""
     op = "fmod.Tensor" if reader.attribute("fmod", 0) else "remainder.Tensor"
     return reader.graph.call(op, reader.value(0), reader.value(1))
-
-
-@onnx_operator("Where")
-def read_where(reader: OnnxNodeReader) -> Results:
-    """Read a choice between two tensors."""
-    return reader.graph.call("where.self", reader.value(0), reader.value(1), reader.value(2))
 
 
 @onnx_operator("Cast")
@@ -184,7 +170,7 @@ def read_clip(reader: OnnxNodeReader) -> Results:
     return reader.graph.call("clamp.default", reader.value(), low, high)
 
 
-@onnx_operators(("Softmax", "LogSoftmax"))
+@onnx_operator("Softmax", "LogSoftmax")
 def read_softmax(reader: OnnxNodeReader) -> Results:
     """Read softmax over an axis; before opset 13 over all axes from one on."""
     graph = reader.graph
@@ -206,21 +192,22 @@ def _read_reduced_axes(reader: OnnxNodeReader) -> tuple[int, ...]:
     return tuple(require_axis(axis, ndim) for axis in axes)
 
 
-@onnx_operators(_REDUCTIONS)
+def _keeps_axes(reader: OnnxNodeReader) -> bool:
+    return bool(reader.attribute("keepdims", 1))
+
+
+def _reduce(reader: OnnxNodeReader, op: str, x: OnnxValue) -> OnnxValue:
+    axes = _read_reduced_axes(reader)
+    return reader.graph.call(op, x, axes, _keeps_axes(reader)) if axes else x
+
+
+@onnx_operator(*_REDUCTIONS)
 def read_reduction(reader: OnnxNodeReader) -> Results:
     """Read a mean, sum, product or extreme over axes."""
-    axes = _read_reduced_axes(reader)
-    keeps_axes = bool(reader.attribute("keepdims", 1))
-    return _reduce(reader, _REDUCTIONS[reader.node.op], reader.value(), axes, keeps_axes)
+    return _reduce(reader, _REDUCTIONS[reader.node.op], reader.value())
 
 
-def _reduce(
-    reader: OnnxNodeReader, op: str, x: OnnxValue, axes: tuple[int, ...], keeps_axes: bool
-) -> OnnxValue:
-    return reader.graph.call(op, x, axes, keeps_axes) if axes else x
-
-
-@onnx_operators(("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum"))
+@onnx_operator("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum")
 def read_norm(reader: OnnxNodeReader) -> Results:
     """Read a norm, the sum of squares, or the logarithm of a sum, over axes."""
     graph = reader.graph
@@ -228,25 +215,23 @@ def read_norm(reader: OnnxNodeReader) -> Results:
     x = reader.value()
     if op != "ReduceLogSum":
         x = graph.call("abs.default" if op == "ReduceL1" else "square.default", x)
-    axes = _read_reduced_axes(reader)
-    x = _reduce(reader, "sum.dim_IntList", x, axes, bool(reader.attribute("keepdims", 1)))
+    x = _reduce(reader, "sum.dim_IntList", x)
     ends = {"ReduceL2": "sqrt.default", "ReduceLogSum": "log.default"}
     return graph.call(ends[op], x) if op in ends else x
 
 
-@onnx_operators(("ArgMax", "ArgMin"))
+@onnx_operator("ArgMax", "ArgMin")
 def read_arg_extreme(reader: OnnxNodeReader) -> Results:
     """Read the place of the largest or the smallest value of an axis."""
     op = f"{reader.node.op.lower()}.default"
-    keeps_axes = bool(reader.attribute("keepdims", 1))
-    return reader.graph.call(op, reader.value(), reader.axis(0), keeps_axes)
+    return reader.graph.call(op, reader.value(), reader.axis(0), _keeps_axes(reader))
 
 
 @onnx_operator("Einsum")
 def read_einsum(reader: OnnxNodeReader) -> Results:
     """Read a sum of products by Einstein's convention."""
-    operands = tuple(reader.value(place) for place in range(len(reader.inputs)))
-    return reader.graph.call("einsum.default", reader.attribute("equation", ""), operands)
+    equation = reader.attribute("equation", "")
+    return reader.graph.call("einsum.default", equation, reader.values())
 
 
 @onnx_operator("ai.onnx.ml.Scaler")

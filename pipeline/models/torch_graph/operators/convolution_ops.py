@@ -16,13 +16,9 @@ from pipeline.models.lowerings.dense import dense_product
 from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
 from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair
 from pipeline.models.modules.dense import add_bias
+from pipeline.models.torch_graph.graph import HWIO, IO
 from pipeline.models.torch_graph.operator_table import OperatorContext, aten
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
-
-HWIO = (2, 3, 1, 0)
-"""Transposition of a convolution's kernel from PyTorch's OIHW to HWIO."""
-IO = (1, 0)
-"""Transposition of a dense layer's kernel from PyTorch's OI to IO."""
 
 
 def as_pair(sizes: int | Sequence[int]) -> Pair:
@@ -97,16 +93,14 @@ def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchT
 
 
 def conv_pads(
-    padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Pair
-) -> tuple[Pair, Pair]:
-    """Return the pads (before, after) of height and width; an odd pad of `same` is after."""
+    padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[Pair, ...]:
+    """Return the pads (before, after) of each axis of a kernel; an odd pad of `same` is after."""
     if padding == "same":
         totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
-        rows, columns = ((total // 2, total - total // 2) for total in totals)
-    else:
-        sizes = as_pair(0 if isinstance(padding, str) else padding)
-        rows, columns = ((size, size) for size in sizes)
-    return rows, columns
+        return tuple((total // 2, total - total // 2) for total in totals)
+    as_sizes = as_pair if len(kernel) == 2 else as_triple
+    return tuple((size, size) for size in as_sizes(0 if isinstance(padding, str) else padding))
 
 
 @aten("conv1d.default", "conv1d.padding", kind="conv", full_weights=True, settings=Convolution)
@@ -143,17 +137,11 @@ def conv3d(
         raise ValueError(f"a convolution of shape {x.shape} with a kernel of {weight.shape}")
     kernel = weight.plain().astype(x.dtype)
     dilation = as_triple(settings.dilation)
-    if settings.padding == "same":
-        totals = [(n - 1) * step for n, step in zip(kernel.shape[2:], dilation, strict=True)]
-        pads = [(total // 2, total - total // 2) for total in totals]
-    else:
-        sizes = as_triple(0 if isinstance(settings.padding, str) else settings.padding)
-        pads = [(size, size) for size in sizes]
     y = lax.conv_general_dilated(
         x.plain(),
         kernel,
         as_triple(settings.stride),
-        pads,
+        conv_pads(settings.padding, kernel.shape[2:], dilation),
         rhs_dilation=dilation,
         feature_group_count=settings.groups,
     )

@@ -11,11 +11,9 @@ from jax import Array, lax
 
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.operator_table import (
-    AtenOperator,
     OperatorContext,
     aten,
     broadcasting,
-    register,
     valuewise,
 )
 from pipeline.models.torch_graph.tensor import TorchTensor, align
@@ -49,6 +47,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "rsqrt": lambda x: lax.rsqrt(x),
     "reciprocal": lambda x: 1 / x,
     "neg": lambda x: -x,
+    "nan_to_num": lambda x, nan=None, posinf=None, neginf=None: jnp.nan_to_num(
+        x, nan=nan or 0.0, posinf=posinf, neginf=neginf
+    ),
     "atan": jnp.arctan,
     "erf": jax.scipy.special.erf,
     "zero": lambda x: jnp.zeros_like(x),
@@ -81,15 +82,6 @@ def softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
     return jnp.where(scaled > threshold, x, jax.nn.softplus(scaled) / beta)
 
 
-@aten("nan_to_num.default")
-@valuewise
-def nan_to_num(
-    x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
-) -> Array:
-    """Return x with other values for NaN and infinities."""
-    return jnp.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
-
-
 @aten("prelu.default")
 def prelu(x: TorchTensor, weight: TorchTensor) -> TorchTensor:
     """Return x if x > 0, else x times the slope of its channel (axis 1)."""
@@ -110,7 +102,7 @@ def glu(x: TorchTensor, dim: int = -1) -> TorchTensor:
 
 def _register(function: Callable[[Any, Any], Array], *names: str) -> None:
     """Register a function of two operands that broadcast."""
-    register(names, AtenOperator(broadcasting(lambda x, other: function(x, other))))
+    aten(*names)(broadcasting(lambda x, other: function(x, other)))
 
 
 _register(jnp.multiply, "mul.Tensor", "mul.Scalar")
@@ -142,25 +134,19 @@ def power(x: Any, exponent: Any) -> Array:
     return jnp.power(x, exponent)
 
 
-@aten("add.Tensor", "add.Scalar")
-@broadcasting
-def add(x: Any, other: Any, *, alpha: float = 1) -> Array:
-    """Return x + alpha * other."""
-    return jnp.add(x, other if alpha == 1 else alpha * other)
+def _scale(x: Any, alpha: float) -> Any:
+    return x if alpha == 1 else alpha * x
 
 
-@aten("sub.Tensor", "sub.Scalar")
-@broadcasting
-def subtract(x: Any, other: Any, *, alpha: float = 1) -> Array:
-    """Return x - alpha * other."""
-    return jnp.subtract(x, other if alpha == 1 else alpha * other)
-
-
-@aten("rsub.Scalar", "rsub.Tensor")
-@broadcasting
-def reverse_subtract(x: Any, other: Any, alpha: float = 1) -> Array:
-    """Return other - alpha * x."""
-    return jnp.subtract(other, x if alpha == 1 else alpha * x)
+aten("add.Tensor", "add.Scalar")(
+    broadcasting(lambda x, other, *, alpha=1: jnp.add(x, _scale(other, alpha)))
+)
+aten("sub.Tensor", "sub.Scalar")(
+    broadcasting(lambda x, other, *, alpha=1: jnp.subtract(x, _scale(other, alpha)))
+)
+aten("rsub.Scalar", "rsub.Tensor")(
+    broadcasting(lambda x, other, alpha=1: jnp.subtract(other, _scale(x, alpha)))
+)
 
 
 @aten("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")

@@ -18,7 +18,6 @@ from pipeline.models.torch_graph.operator_table import (
     OperatorContext,
     aten,
     plain,
-    register,
 )
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
@@ -88,10 +87,9 @@ def full_like(
 def _register_constant(name: str, value: int, *overloads: str) -> None:
     """Register `zeros`, `new_zeros` and `zeros_like`, or the operators of another number."""
 
+    @aten(f"{name}.default", *overloads)
     def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:
         return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype)))
-
-    register((f"{name}.default", *overloads), AtenOperator(make))
 
     @aten(f"new_{name}.default")
     def make_new(

@@ -65,16 +65,9 @@ def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     rows, columns = _compute_pads(images.shape[1:3], window, dilation, settings)
     if dilation == (1, 1):
         y = pool_max(images, window, strides, (rows, columns), context.policy)
-        return TorchTensor(y, order)
-    y = lax.reduce_window(
-        images,
-        -jnp.inf,
-        lax.max,
-        (1, *window, 1),
-        (1, *strides, 1),
-        ((0, 0), rows, columns, (0, 0)),
-        window_dilation=(1, *dilation, 1),
-    )
+    else:
+        sides = (1, *window, 1), (1, *strides, 1), ((0, 0), rows, columns, (0, 0))
+        y = lax.reduce_window(images, -jnp.inf, lax.max, *sides, window_dilation=(1, *dilation, 1))
     return TorchTensor(y, order)
 
 
@@ -199,81 +192,71 @@ def upsample_nearest2d(
     return TorchTensor(images, order)
 
 
-@aten("upsample_bilinear2d.vec", "upsample_bilinear2d.default")
-def upsample_bilinear2d(
-    x: TorchTensor,
-    output_size: Sequence[int] | None,
-    align_corners: bool,
-    scales: object = None,
-    *_: object,
-) -> TorchTensor:
-    """Resize images by interpolation between the nearest pixels."""
-
-    def weigh(size: int, target: int) -> np.ndarray:
-        places = np.maximum(_find_places(size, target, align_corners=align_corners), 0)
-        low = np.minimum(places.astype(int), size - 1)
-        weights = np.zeros((target, size), np.float32)
-        weights[np.arange(target), low] += 1 - (places - low)
-        weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
-        return weights
-
-    return _resize(x, _choose_target_size(x, output_size, scales), weigh)
+Weigh = Callable[[int, int, bool], np.ndarray]
+"""(size, target size, align_corners) -> a matrix (target size, size), float32."""
 
 
-def _find_places(size: int, target: int, *, align_corners: bool) -> np.ndarray:
-    """Return the places among `size` pixels of the centres of `target` pixels."""
-    if align_corners:
-        return np.arange(target) * ((size - 1) / max(target - 1, 1))
-    return (np.arange(target) + 0.5) * (size / target) - 0.5
-
-
-@aten("upsample_bicubic2d.vec", "upsample_bicubic2d.default")
-def upsample_bicubic2d(
-    x: TorchTensor,
-    output_size: Sequence[int] | None,
-    align_corners: bool,
-    scales: object = None,
-    *_: object,
-) -> TorchTensor:
-    """Resize images by cubic interpolation between four pixels (Keys 1981, a = -0.75)."""
-
-    def weigh(size: int, target: int) -> np.ndarray:
-        places = _find_places(size, target, align_corners=align_corners)
-        weights = np.zeros((target, size), np.float32)
-        for offset in (-1, 0, 1, 2):
-            pixels = np.floor(places).astype(int) + offset
-            columns = np.clip(pixels, 0, size - 1)
-            np.add.at(weights, (np.arange(target), columns), _weigh_cubic(places - pixels, -0.75))
-        return weights
-
-    return _resize(x, _choose_target_size(x, output_size, scales), weigh)
-
-
-def _register_antialiased(
-    name: str, reach: int, kernel: Callable[[np.ndarray], np.ndarray]
-) -> None:
-    """Register a resize whose kernel, from -reach to reach, widens if images become smaller."""
+def _register_resize(name: str, weigh: Weigh) -> None:
+    """Register a resize that multiplies height and width by matrices."""
 
     @aten(f"{name}.vec", f"{name}.default")
-    def apply(
+    def resize(
         x: TorchTensor,
         output_size: Sequence[int] | None,
         align_corners: bool,
         scales: object = None,
         *_: object,
     ) -> TorchTensor:
-        def weigh(size: int, target: int) -> np.ndarray:
-            step = (size - 1) / max(target - 1, 1) if align_corners else size / target
-            width = max(step, 1.0)
-            centres = step * (np.arange(target) + 0.5)[:, None]
-            pixels = np.arange(size)
-            first = np.maximum((centres - reach * width + 0.5).astype(int), 0)
-            end = np.minimum((centres + reach * width + 0.5).astype(int), size)
-            weights = kernel((pixels - centres + 0.5) / width)
-            weights = np.where((pixels >= first) & (pixels < end), weights, 0)
-            return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+        order = choose_image_order(x)
+        images = x.transpose(order)
+        for axis, size in zip((1, 2), _choose_target_size(x, output_size, scales), strict=True):
+            weights = weigh(images.shape[axis], size, align_corners)
+            images = multiply_axis(images, axis, weights)
+        return TorchTensor(images, order)
 
-        return _resize(x, _choose_target_size(x, output_size, scales), weigh)
+
+def _find_places(size: int, target: int, align_corners: bool) -> np.ndarray:
+    """Return the places among `size` pixels of the centres of `target` pixels."""
+    if align_corners:
+        return np.arange(target) * ((size - 1) / max(target - 1, 1))
+    return (np.arange(target) + 0.5) * (size / target) - 0.5
+
+
+def _weigh_bilinear(size: int, target: int, align_corners: bool) -> np.ndarray:
+    places = np.maximum(_find_places(size, target, align_corners), 0)
+    low = np.minimum(places.astype(int), size - 1)
+    weights = np.zeros((target, size), np.float32)
+    weights[np.arange(target), low] += 1 - (places - low)
+    weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
+    return weights
+
+
+def _weigh_bicubic(size: int, target: int, align_corners: bool) -> np.ndarray:
+    """Weigh four pixels (Keys 1981, a = -0.75)."""
+    places = _find_places(size, target, align_corners)
+    weights = np.zeros((target, size), np.float32)
+    for offset in (-1, 0, 1, 2):
+        pixels = np.floor(places).astype(int) + offset
+        columns = np.clip(pixels, 0, size - 1)
+        np.add.at(weights, (np.arange(target), columns), _weigh_cubic(places - pixels, -0.75))
+    return weights
+
+
+def _antialias(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
+    """Weigh by a kernel, from -reach to reach, that widens if images become smaller."""
+
+    def weigh(size: int, target: int, align_corners: bool) -> np.ndarray:
+        step = (size - 1) / max(target - 1, 1) if align_corners else size / target
+        width = max(step, 1.0)
+        centres = step * (np.arange(target) + 0.5)[:, None]
+        pixels = np.arange(size)
+        first = np.maximum((centres - reach * width + 0.5).astype(int), 0)
+        end = np.minimum((centres + reach * width + 0.5).astype(int), size)
+        weights = kernel((pixels - centres + 0.5) / width)
+        weights = np.where((pixels >= first) & (pixels < end), weights, 0)
+        return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+
+    return weigh
 
 
 def _weigh_cubic(distance: np.ndarray, a: float) -> np.ndarray:
@@ -284,17 +267,10 @@ def _weigh_cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(d <= 1, near, np.where(d < 2, far, 0))
 
 
-_register_antialiased("_upsample_bilinear2d_aa", 1, lambda d: np.maximum(1 - np.abs(d), 0))
-_register_antialiased("_upsample_bicubic2d_aa", 2, lambda d: _weigh_cubic(d, -0.5))
-
-
-def _resize(x: TorchTensor, target: Pair, weigh: Callable[[int, int], np.ndarray]) -> TorchTensor:
-    """Multiply height and width by matrices (new size, old size)."""
-    order = choose_image_order(x)
-    images = x.transpose(order)
-    for axis, size in zip((1, 2), target, strict=True):
-        images = multiply_axis(images, axis, weigh(images.shape[axis], size))
-    return TorchTensor(images, order)
+_register_resize("upsample_bilinear2d", _weigh_bilinear)
+_register_resize("upsample_bicubic2d", _weigh_bicubic)
+_register_resize("_upsample_bilinear2d_aa", _antialias(1, lambda d: np.maximum(1 - np.abs(d), 0)))
+_register_resize("_upsample_bicubic2d_aa", _antialias(2, lambda d: _weigh_cubic(d, -0.5)))
 
 
 def _choose_target_size(x: TorchTensor, output_size: Sequence[int] | None, scales: object) -> Pair:

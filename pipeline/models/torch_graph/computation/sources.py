@@ -1,4 +1,4 @@
-"""Sources of graphs: a file, or a PyTorch module that a plug-in defines."""
+"""Sources of graphs: a file, an ONNX file, or a PyTorch module that a plug-in defines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,20 @@ class GraphFile:
 
     def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
         """Return the graph of the file, for images of any size."""
-        return _read(self.path, file_version(self.path))
+        return _read(self.path, _file_version(self.path))
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """The network of an ONNX file, which is imported when the size of images is known."""
+
+    path: Path
+    output: str | None
+    """Name of the tensor of logits; None: the file's output."""
+
+    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+        """Import the file for images (height, width, channels). Raises ValueError."""
+        return _import(self, image, _file_version(self.path))
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class ImportedModule:
         return _export(self, self.shape or (channels, height, width))
 
 
-def file_version(path: Path) -> tuple[int, int] | None:
+def _file_version(path: Path) -> tuple[int, int] | None:
     """Return when a file was changed, in nanoseconds, and its size in bytes; None without it."""
     stat = path.stat() if path.exists() else None
     return (stat.st_mtime_ns, stat.st_size) if stat else None
@@ -62,15 +75,20 @@ def _read(path: Path, version: tuple[int, int] | None) -> TorchGraph:
 
 
 @lru_cache(maxsize=2)
+def _import(
+    source: OnnxFile, image: tuple[int, ...], version: tuple[int, int] | None
+) -> TorchGraph:
+    from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx
+
+    return import_onnx(source.path, ImportSettings(image, source.output))
+
+
+@lru_cache(maxsize=2)
 def _export(source: ImportedModule, shape: tuple[int, ...]) -> TorchGraph:
     from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 
     maker = find_object(source.reference)
     module = make_module(source.reference, maker, json.loads(source.arguments), source.seed)
     return export_module(
-        module,
-        shape,
-        origin=source.reference,
-        dtype=source.input_dtype,
-        batch=source.batch,
+        module, shape, origin=source.reference, dtype=source.input_dtype, batch=source.batch
     )

@@ -1,0 +1,97 @@
+"""`python -m pipeline better +recipe=NAME ... -- KEY=VALUE ...`: is side B better than side A?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.cli.train import RESUME_KEYS, TrainArguments, run_sweep
+from pipeline.config.compose import compose_and_check
+from pipeline.config.hydra_options import DEFAULT_COMPONENTS, DEFAULT_RECIPE, resolve_recipe
+from pipeline.config.hydra_versions import store_option, stored_option
+from pipeline.config.overrides import key_of, quote_value, require_hydra_keys, sets_key, value_of
+from pipeline.core.errors import UsageError
+from pipeline.core.files.error_text import no_such
+from pipeline.study.runs.ranking import directions
+from pipeline.study.sweep.comparable_sides import require_comparable
+from pipeline.study.sweep.verdict import Verdict, read_verdict
+
+SIDE_B = "-side_b"
+"""End of the name under which Hydra has the recipe of side B: choosing a component drops a section
+of the recipe, which side A keeps."""
+
+
+def main(
+    overrides: Sequence[str],
+    metric: str | None,
+    pairs: int,
+    minutes: float | None,
+    other: Sequence[str] = (),
+) -> CommandResult:
+    """Run pairs until one side is better or the budget is used, and print the verdict.
+
+    `overrides` are those of side A; side B also has `other`.
+
+    Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
+    wrong or can't be compared, RunError if the metric is missing.
+    """
+    if not other:
+        rule = "must be followed by -- and the keys of side B, as in -- train.optimizer.lr=0.02"
+        raise UsageError(["better", *overrides], rule)
+    misplaced = [item for item in other if _is_of_sweep(item)]
+    if misplaced:
+        raise UsageError(misplaced, "is about both sides; must be typed before --")
+    if metric is not None and metric not in directions():
+        raise UsageError([f"--metric {metric}"], no_such("metric", metric, directions()))
+    require_hydra_keys(overrides)
+    components = {"recipe", *DEFAULT_COMPONENTS}
+    if not components & set(map(key_of, overrides)):
+        overrides = [f"+recipe={DEFAULT_RECIPE}", *overrides]
+    recipe_a = [item for item in overrides if not _is_of_sweep(item)]
+    chosen_groups = {key_of(item) for item in other if not sets_key(item)}
+    recipe_b = [*(item for item in recipe_a if key_of(item) not in chosen_groups), *other]
+    checked_b = compose_and_check(recipe_b)
+    side_b = _register_side_b(recipe_b)
+    require_comparable(compose_and_check(recipe_a), checked_b, metric)
+    settings = [
+        "hydra/sweeper=pairs",
+        f"hydra.sweeper.other=[{','.join(map(_quote_literally, side_b))}]",
+        f"hydra.sweeper.metric={metric or 'null'}",
+        f"hydra.sweeper.pairs={pairs}",
+        f"hydra.sweeper.minutes={minutes or 'null'}",
+    ]
+    options = {"--metric": metric, "--pairs": pairs, "--minutes": minutes}
+    words = [f"{name}={value}" for name, value in options.items() if value is not None]
+    end = run_sweep(
+        TrainArguments(
+            words=["better", *overrides, *words, "--", *other],
+            flags=["-m"],
+            typed=[*overrides, *settings],
+            overrides=[*resolve_recipe(overrides), *settings],
+        )
+    )
+    verdict = read_verdict(end.sweep_dir, metric)
+    facts = verdict.to_dict() if isinstance(verdict, Verdict) else {"verdict": verdict}
+    return CommandResult({**facts, "sweep": str(end.sweep_dir)}, end.exit_status)
+
+
+def _is_of_sweep(override: str) -> bool:
+    """Return whether an override is about the sweep, not about the recipe of a side."""
+    key = key_of(override)
+    return key in RESUME_KEYS or key.partition(".")[0].partition("/")[0] == "hydra"
+
+
+def _quote_literally(override: str) -> str:
+    """Return an override in quotes; its interpolations are those of side B, not of the sweep."""
+    return quote_value(override.replace("${", r"\${"))
+
+
+def _register_side_b(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of side B for Hydra, with its recipe registered by a separate name."""
+    resolved = resolve_recipe(overrides)
+    name = value_of(resolved, "recipe")
+    if name is None:
+        return resolved
+    node = stored_option("recipe", name)
+    store_option(group="recipe", name=f"{name}{SIDE_B}", package="_global_", node=node)
+    return [f"+recipe={name}{SIDE_B}" if key_of(o) == "recipe" else o for o in resolved]

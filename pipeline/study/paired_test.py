@@ -1,0 +1,93 @@
+"""Sequential test of paired differences: valid after every pair, so it may stop at any of them.
+
+Differences d_1, d_2, ... that scatter symmetrically around m have d_i - m of random sign, whatever
+their sizes. The evidence against m is the capital of bets on these signs:
+
+    product over i of 1 + tanh(b (d_i - m) / r_i),  r_i: root mean square of d_j - m for j <= i
+
+This is the e-test of symmetry by likelihood ratio (Vovk and Wang 2024, "Nonparametric E-tests of
+Symmetry") against normal differences whose mean is b standard deviations, averaged over `BETS`.
+By Ville's inequality it ever reaches 1 / `ERROR` with a probability of at most `ERROR`. The means
+that it doesn't reject are a confidence sequence (Howard et al. 2021, "Time-uniform, nonparametric,
+nonasymptotic confidence sequences"). Differences of equal sides are symmetric around 0 exactly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+ERROR = 0.05
+"""Probability of at most this size that any interval of a sequence misses the mean."""
+BETS = {0.5: 0.2, 1.5: 0.4, 4.0: 0.4}
+"""Mean in standard deviations that a bet expects, and the share of the capital on it."""
+MIN_PAIRS = 6
+"""Fewest pairs that can reject a mean: with fewer, random signs are too often equal."""
+GRID_POINTS = 2001
+"""Means that are tested to find an interval."""
+GRID_RANGES = 4
+"""Distance of the outermost means from the differences, in ranges of the differences."""
+
+
+def compute_evidence(differences: np.ndarray, mean: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return the evidence against each mean after each pair, float64 (*mean.shape, pairs).
+
+    `differences` are float64 (pairs,). A difference that equals the mean changes nothing.
+    """
+    errors = differences - np.asarray(mean, np.float64)[..., None]
+    counts = np.arange(1, len(differences) + 1)
+    scales = np.sqrt(np.cumsum(errors**2, axis=-1) / counts)
+    ratios = np.divide(errors, scales, out=np.zeros_like(errors), where=scales > 0)
+    evidence = np.zeros_like(errors)
+    for bet, share in BETS.items():
+        for sign in (1, -1):
+            # log(1 + tanh(x)), also where tanh(x) is rounded to -1
+            gains = math.log(2) - np.logaddexp(0, -2 * sign * bet * ratios)
+            evidence += share / 2 * np.exp(np.cumsum(gains, axis=-1))
+    return evidence
+
+
+def compute_interval(differences: np.ndarray) -> tuple[float, float]:
+    """Return the least and the greatest mean that all differences together don't reject.
+
+    Infinite with fewer than `MIN_PAIRS` differences.
+    """
+    low = float(differences.min(initial=math.inf))
+    high = float(differences.max(initial=-math.inf))
+    if len(differences) < MIN_PAIRS:
+        return -math.inf, math.inf
+    margin = GRID_RANGES * (high - low)
+    means = np.linspace(low - margin, high + margin, GRID_POINTS)
+    is_kept = compute_evidence(differences, means)[:, -1] < 1 / ERROR
+    if low == high or not is_kept.any():
+        return low, high
+    first = int(is_kept.argmax())
+    last = GRID_POINTS - 1 - int(is_kept[::-1].argmax())
+    # The next mean outside is rejected; the end of the interval is between them.
+    return float(means[max(first - 1, 0)]), float(means[min(last + 1, GRID_POINTS - 1)])
+
+
+def count_pairs_to_decide(differences: np.ndarray) -> int | None:
+    """Return the fewest first differences whose interval excludes 0; None if none does."""
+    if len(differences) < MIN_PAIRS:
+        return None
+    evidence = compute_evidence(differences)
+    for index in np.flatnonzero(evidence >= 1 / ERROR):
+        low, high = compute_interval(differences[: index + 1])
+        if low > 0 or high < 0:
+            return int(index) + 1
+    return None
+
+
+def count_unpaired_runs(values: np.ndarray, other_values: np.ndarray) -> int | None:
+    """Return the runs of a comparison with separate seeds whose mean has the same variance.
+
+    `values` and `other_values` are float64 (pairs,), the sides of each pair. None if all
+    differences are equal.
+    """
+    paired = float((other_values - values).var())
+    if paired == 0:
+        return None
+    unpaired = float(values.var() + other_values.var())
+    return 2 * math.ceil(len(values) * unpaired / paired)

@@ -1,0 +1,48 @@
+"""Keys in which two recipes can't differ if their runs are to be compared by a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.tree_diff import Difference, Where, differences
+from pipeline.study.runs.ranking import TRAIN_LOSS
+
+TRAINING_DATA = ("dataset", "train")
+"""The only section of data in which sides may differ: they are evaluated on the same samples."""
+EVALUATION = (("stages",), ("eval", "samples"), ("eval", "metrics"))
+"""Keys and sections that decide what is measured."""
+LOSSES = ("loss", TRAIN_LOSS)
+
+
+def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> None:
+    """Raise RecipeError for keys of side B that make its metric another one than side A's."""
+    changes = differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    if not changes:
+        raise RecipeError("side B: has the recipe of side A; must differ in a key")
+    problems = [
+        f"{change} on side A; {reason}"
+        for change in changes
+        if (reason := _explain_refusal(change, metric)) is not None
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _explain_refusal(change: Difference, metric: str | None) -> str | None:
+    """Return the reason why sides can't differ in a key; None if they can."""
+    where = change.where
+    if where[-1] == "seed":
+        return "must be equal: each pair has the same seed on both sides"
+    if where[0] == "dataset" and not _is_below(where, (TRAINING_DATA,)):
+        return "must be equal: both sides are evaluated on the same samples"
+    if _is_below(where, EVALUATION):
+        return "must be equal: both sides are measured in the same way"
+    if metric in LOSSES and _is_below(where, (("train", "loss"),)):
+        return f"must be equal with --metric {metric}, which would be two different losses"
+    return None
+
+
+def _is_below(where: Where, sections: Sequence[Where]) -> bool:
+    return any(where[: len(section)] == section for section in sections)

@@ -1,0 +1,170 @@
+"""Sweep of pairs: two sides over the same seeds, until one is better or the budget is used.
+
+Pair i has the seed of the recipe plus i, so both sides start with the same weights if their shapes
+agree, and have the same order of samples, crops and dropout. What varies with the seed is common to
+both sides of a pair, and cancels in their difference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pipeline.config.hydra_versions import BasicSweeper
+from pipeline.config.overrides import key_of, list_swept_keys
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.error_text import no_such
+from pipeline.study.paired_test import MIN_PAIRS
+from pipeline.study.population.groups import can_be_members, require_members
+from pipeline.study.runs.ranking import directions
+from pipeline.study.sweep.command import command_of
+from pipeline.study.sweep.comparable_sides import require_comparable
+from pipeline.study.sweep.jobs import Job
+from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_jobs
+from pipeline.study.sweep.run_pending import Launch, launch, run_all
+from pipeline.study.sweep.threads import jobs_at_once, processors
+from pipeline.study.sweep.vectorized import Places, Populations, read_places
+from pipeline.study.sweep.verdict import SIDES, Verdict, read_verdict
+
+SEED = "seed"
+MAX_PAIRS = 1_000
+
+
+@dataclass(frozen=True)
+class PairsSettings:
+    """Settings of a sweep of pairs."""
+
+    other: tuple[str, ...]
+    """All overrides of side B."""
+    metric: str | None
+    """The metric to compare; None for the main metric of the runs."""
+    pairs: int
+    """Most pairs."""
+    minutes: float | None
+    """Minutes after which no further pair starts; None for no limit."""
+
+
+def read_settings(sweeper: Mapping[str, Any]) -> PairsSettings:
+    """Read the settings from a configuration. Raises RecipeError with every problem."""
+    other = tuple(map(str, sweeper["other"]))
+    metric = sweeper["metric"]
+    pairs = sweeper["pairs"]
+    minutes = sweeper["minutes"]
+    problems = []
+    if not other:
+        problems.append(
+            "hydra.sweeper.other = []: must have all overrides of side B; the command `better` "
+            "makes them"
+        )
+    problems += [
+        f"{key}: has several values on side B; must have one" for key in list_swept_keys(other)
+    ]
+    if metric is not None and metric not in directions():
+        problem = no_such("metric", str(metric), directions())
+        problems.append(f"hydra.sweeper.metric = {metric}: {problem}")
+    if not isinstance(pairs, int) or not MIN_PAIRS <= pairs <= MAX_PAIRS:
+        rule = f"must be a whole number from {MIN_PAIRS}, the fewest that decide, to {MAX_PAIRS:,}"
+        problems.append(f"hydra.sweeper.pairs = {pairs}: {rule}")
+    if minutes is not None and not (isinstance(minutes, int | float) and minutes > 0):
+        problems.append(f"hydra.sweeper.minutes = {minutes}: must be a number above 0, or null")
+    if problems:
+        raise RecipeError(problems)
+    return PairsSettings(other, metric, pairs, minutes)
+
+
+def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
+    """Run pairs in waves, until one decides or the budget is used.
+
+    Raises RecipeError for wrong settings, RunError if the directory has another sweep.
+    """
+    started_at = time.monotonic()
+    assert sweeper.config is not None
+    section = OmegaConf.to_container(sweeper.config.hydra.sweeper, resolve=True)
+    assert isinstance(section, dict)
+    settings = read_settings({str(key): value for key, value in section.items()})
+    command = command_of(sweeper.config.hydra, overrides)
+    sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
+    jobs = plan_pairs(sweeper, command.arguments, settings)
+    # A job without a valid recipe fails, so that there is no verdict.
+    recipes = [job.recipe for job in jobs[: len(SIDES)] if job.recipe is not None]
+    start, count_at_once = _choose_start(sweeper, task, recipes)
+    pairs_at_once = max(1, count_at_once // len(SIDES))
+    # No verdict comes before `MIN_PAIRS`, so these may run together, unless time is short.
+    end = pairs_at_once if settings.minutes else max(MIN_PAIRS, pairs_at_once)
+    begin = 0
+    longest_s = 0.0
+    while begin < settings.pairs:
+        wave_started_at = time.monotonic()
+        left_s = (settings.minutes or float("inf")) * 60 - (wave_started_at - started_at)
+        if begin and left_s < longest_s:
+            print(f"pairs      no time for another pair: {left_s:.0f} s are left", flush=True)
+            return
+        wave = jobs[len(SIDES) * begin : len(SIDES) * min(end, settings.pairs)]
+        enter(sweep_dir, wave, command, grows=False)
+        run_all(wave, task.failures, start)
+        longest_s = max(longest_s, time.monotonic() - wave_started_at)
+        verdict = read_verdict(sweep_dir, settings.metric)
+        if not isinstance(verdict, Verdict):
+            return
+        require_comparable(*recipes, verdict.metric)
+        if verdict.is_final:
+            return
+        print(
+            f"pairs      {verdict.pairs} of {settings.pairs}: B - A is {verdict.low:.2g} to "
+            f"{verdict.high:.2g} in {verdict.metric}",
+            flush=True,
+        )
+        begin = end
+        end += pairs_at_once
+
+
+def plan_pairs(
+    sweeper: BasicSweeper, arguments: Sequence[str], settings: PairsSettings
+) -> list[PlannedJob]:
+    """Plan all pairs: jobs 2 i and 2 i + 1 are sides A and B of pair i.
+
+    Raises RecipeError if a key has several values.
+    """
+    if swept := list_swept_keys(arguments):
+        raise RecipeError([f"{key}: has several values; must have one" for key in swept])
+    first_seed = int(compose(sweeper, arguments)[SEED])
+    sides = [
+        [item for item in side if key_of(item) != SEED] for side in (arguments, settings.other)
+    ]
+    combinations = [
+        [*side, f"{SEED}={seed}"]
+        for seed in range(first_seed, first_seed + settings.pairs)
+        for side in sides
+    ]
+    jobs = plan_jobs(sweeper, combinations, [SEED], with_recipes=True)
+    return [
+        replace(job, changed={"side": SIDES[job.number % len(SIDES)], **job.changed})
+        for job in jobs
+    ]
+
+
+def _choose_start(
+    sweeper: BasicSweeper, task: Job, recipes: Sequence[Recipe]
+) -> tuple[Launch, int]:
+    """Return the start of jobs, by one program if they can share it, and how many run at once."""
+    assert sweeper.config is not None
+    assert sweeper.launcher is not None
+    start: Launch = partial(launch, sweeper.launcher, sweeper.max_batch_size)
+    hydra_config = sweeper.config.hydra
+    if hydra_config.sweeper.vectorize == "auto":
+        is_basic = hydra_config.runtime.choices.get("hydra/launcher") == "basic"
+        places = Places(processors()) if is_basic and can_be_members(recipes) else None
+    else:
+        places = read_places(sweeper)
+        if places is not None:
+            require_members(recipes)
+    if places is None:
+        return start, jobs_at_once(hydra_config.launcher, len(SIDES))
+    return Populations(sweeper, task, places, start), places.count

@@ -1,0 +1,181 @@
+"""Verdict on the two sides of a sweep of pairs, by the results of its jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pipeline.core.errors import RunError, printable
+from pipeline.core.files.error_text import no_such
+from pipeline.study.paired_test import (
+    MIN_PAIRS,
+    compute_interval,
+    count_pairs_to_decide,
+    count_unpaired_runs,
+)
+from pipeline.study.runs.ranking import is_larger_better, main_metric
+from pipeline.study.sweep.directory import JobSummary, find_jobs, read_overrides, read_summary
+
+Side = Literal["A", "B"]
+SIDES: tuple[Side, Side] = ("A", "B")
+SWEEPER = "pairs"
+"""The sweeper whose directories have a verdict: name of the choice `hydra/sweeper`."""
+SHARES = ("accuracy", "top5")
+"""Metrics that are the share of the samples that are predicted right."""
+TWO_SIDED_95 = 1.96
+"""Standard errors on each side of a normal mean that hold 95 %."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The comparison of side B with side A, over pairs of runs with the same seed."""
+
+    metric: str
+    pairs: int
+    """Pairs in seed order that the verdict is about; later ones don't count."""
+    better: Side | None
+    """The better side; None if no difference is found."""
+    difference: float
+    """Mean of B - A."""
+    low: float
+    high: float
+    """Ends of the interval of the mean; infinite with fewer than `MIN_PAIRS` pairs."""
+    is_identical: bool
+    """Whether all metrics of both sides are equal in all pairs."""
+    unpaired_runs: int | None
+    """Runs of a comparison with separate seeds that is as precise; None for equal differences."""
+    samples: int | None
+    """Predictions of the evaluation split; None if the metric isn't a share of them."""
+    split_error: float | None
+    """Half of the 95 % interval of the metric on other samples like these, binomial."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no further pair is needed."""
+        return self.better is not None or (self.is_identical and self.pairs >= MIN_PAIRS)
+
+    @property
+    def largest(self) -> float:
+        """The largest difference that isn't excluded; of a share, at least one sample."""
+        return max(abs(self.low), abs(self.high), 1 / self.samples if self.samples else 0.0)
+
+    @property
+    def is_limited_by_split(self) -> bool:
+        """Whether the evaluation split is too small for a difference of this size."""
+        size = self.largest if self.better is None else abs(self.difference)
+        return self.split_error is not None and size < self.split_error
+
+    def __str__(self) -> str:
+        pairs = f"{self.pairs} pair{'s' * (self.pairs != 1)}"
+        if self.is_identical and self.pairs:
+            return f"the difference is exactly 0 in all metrics after {pairs}: keep A"
+        if math.isinf(self.largest):
+            return f"no verdict after {pairs}: it takes at least {MIN_PAIRS}"
+        unpaired = f"; unpaired it would have taken {self.unpaired_runs} runs"
+        unpaired = "" if self.unpaired_runs is None else unpaired
+        if self.better is None:
+            head = f"no difference above {self.largest:.2g} in {self.metric} after {pairs}"
+            return f"{head}: keep A{unpaired}"
+        ends = sorted((abs(self.low), abs(self.high)))
+        head = f"{self.better} is better by {abs(self.difference):.2g} in {self.metric}"
+        keep = ": keep A" if self.better == "A" else ""
+        return f"{head} (95 %: {ends[0]:.2g} to {ends[1]:.2g}) after {pairs}{keep}{unpaired}"
+
+    def describe_split(self) -> str | None:
+        """Return a line if the evaluation split, not the number of pairs, limits the verdict."""
+        if self.is_identical or not self.is_limited_by_split:
+            return None
+        return (
+            f"the evaluation split is the limit: its {self.samples:,} samples leave {self.metric} "
+            f"uncertain by {self.split_error:.2g} (95 %, binomial), which more pairs don't change"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts for JSON; an infinite end of the interval is null."""
+        ends = {"low": self.low, "high": self.high}
+        finite = {name: end if math.isfinite(end) else None for name, end in ends.items()}
+        return {
+            "verdict": str(self),
+            **vars(self),
+            **finite,
+            "is_limited_by_split": self.is_limited_by_split,
+        }
+
+
+def read_verdict(sweep_dir: Path, metric: str | None) -> Verdict | str:
+    """Return the verdict of a sweep's finished pairs, or the reason why there is none.
+
+    `metric` is compared; None stands for the main metric of the first pair. Raises RunError if a
+    job lacks the metric, DataError if a job's files can't be read.
+    """
+    jobs: dict[tuple[int, Side], Path] = {}
+    for folder in find_jobs(sweep_dir):
+        changed = read_overrides(folder) or {}
+        seed = changed.get("seed")
+        side = changed.get("side")
+        if isinstance(seed, int) and side in SIDES:
+            jobs[seed, side] = folder
+    pairs: list[tuple[JobSummary, JobSummary]] = []
+    for seed in sorted({seed for seed, _ in jobs}):
+        sides = [jobs.get((seed, side)) for side in SIDES]
+        summaries = [None if folder is None else read_summary(folder) for folder in sides]
+        for side, folder, summary in zip(SIDES, sides, summaries, strict=True):
+            if folder is not None and summary is not None and summary.status == "failed":
+                job = f"job {printable(folder.name)} (side {side}, seed {seed})"
+                return f"no verdict: {job} failed: {printable(str(summary.reason))}"
+        done = [summary for summary in summaries if summary and summary.status == "done"]
+        if len(done) < len(SIDES):
+            break
+        pairs.append((done[0], done[1]))
+    if not pairs:
+        return "no verdict: no pair is done"
+    metric = metric or main_metric([pairs[0][0].numbers()])
+    if metric is None:
+        raise RunError(f"{sweep_dir}: its jobs have no metric; the stages train and eval have some")
+    for summary in (summary for pair in pairs for summary in pair):
+        numbers = summary.numbers()
+        if metric not in numbers:
+            problem = no_such("metric of these runs", metric, numbers)
+            raise RunError(f"--metric {metric}: {problem}")
+    return judge(pairs, metric)
+
+
+def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> Verdict:
+    """Return the verdict on the first pairs that decide, or on all pairs if none do."""
+    sides = np.array([[summary.numbers()[metric] for summary in pair] for pair in pairs])
+    differences = sides[:, 1] - sides[:, 0]
+    num_deciding = count_pairs_to_decide(differences)
+    count = num_deciding or len(pairs)
+    low, high = compute_interval(differences[:count])
+    better: Side | None = None
+    if num_deciding is not None:
+        better = "B" if (low > 0) == is_larger_better(metric) else "A"
+    samples, split_error = _compute_split_error(pairs[0][0].numbers(), metric, sides[:count])
+    return Verdict(
+        metric=metric,
+        pairs=count,
+        better=better,
+        difference=float(differences[:count].mean()),
+        low=low,
+        high=high,
+        is_identical=all(a.metrics == b.metrics for a, b in pairs[:count]),
+        unpaired_runs=count_unpaired_runs(sides[:count, 0], sides[:count, 1]),
+        samples=samples,
+        split_error=split_error,
+    )
+
+
+def _compute_split_error(
+    numbers: Mapping[str, float], metric: str, values: np.ndarray
+) -> tuple[int | None, float | None]:
+    """Return the number of predictions and the binomial error; None for other metrics."""
+    if metric not in SHARES or "count" not in numbers:
+        return None, None
+    samples = int(numbers["count"])
+    share = float(values.mean())
+    return samples, TWO_SIDED_95 * math.sqrt(share * (1 - share) / samples)

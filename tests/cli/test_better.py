@@ -1,0 +1,198 @@
+"""Comparisons of two sides, from the command to the verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.cli.better import main as compare_sides
+from pipeline.cli.commands.root import ROOT
+from pipeline.core.errors import UsageError
+from pipeline.core.files.safe_yaml import read_yaml
+from tests import outcome
+from tests.conftest import MLP, TINY
+
+Better = Callable[..., int]
+LENGTH = ("train.steps=12", "eval.every_passes=null")
+
+
+@pytest.fixture
+def better(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Better:
+    """Call the command in a folder, with words before and after `--`."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> int:
+        keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
+        return main(["better", *keys, *words])
+
+    return run
+
+
+def summaries(sweep: Path) -> dict[str, bytes]:
+    return {file.parent.name: file.read_bytes() for file in sweep.glob("*/summary.json")}
+
+
+@pytest.mark.slow
+def test_a_side_that_learns_is_better_than_one_that_does_not(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]", "train.passes=1"]
+    words += ["eval.every_passes=null", "monitor.tensorboard=false", f"cache.root={cache}"]
+    words += ["train.optimizer.lr=0.000001", "hydra.sweep.dir=mine", "--metric", "train_loss"]
+
+    def compare(rate: float) -> int:
+        return main(["better", *words, "--json", "--", f"train.optimizer.lr={rate}"])
+
+    assert compare(0.04) == 0
+    output = capsys.readouterr()
+    facts = json.loads(output.out)
+    assert facts["better"] == "B"
+    assert facts["low"] <= facts["difference"] <= facts["high"] < 0
+    assert f"B is better by {-facts['difference']:.2g} in train_loss (95 %:" in output.err
+    assert "12 jobs by one program" in output.err
+    assert facts["sweep"] == "mine"
+
+    sweep = tmp_path / "mine"
+    differences = []
+    for pair in range(facts["pairs"]):
+        sides = [outcome.read_summary(sweep / str(2 * pair + side)) for side in (0, 1)]
+        assert {summary["seed"] for summary in sides} == {1 + pair}
+        losses = [summary["metrics"]["train_loss"] for summary in sides]
+        differences.append(losses[1] - losses[0])
+    assert facts["difference"] == pytest.approx(sum(differences) / len(differences))
+
+    before = summaries(sweep)
+    assert compare(0.04) == 0
+    assert json.loads(capsys.readouterr().out) == facts, "the command again runs nothing"
+    assert summaries(sweep) == before
+    assert compare(0.05) == 1
+    assert "mine: has another sweep: job 1: train.optimizer.lr" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["train.sink_size=5", "device=ascend910"])
+def test_what_changes_no_bit_differs_by_exactly_zero(
+    better: Better, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert better("hydra.sweep.dir=mine", "--", change) == 0
+    assert "the difference is exactly 0 in all metrics after 6 pairs: keep A" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.slow
+def test_a_component_of_side_b_leaves_the_recipe_of_side_a(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that the command names drops the recipe's section, on side B alone."""
+    monkeypatch.chdir(tmp_path)
+    recipe = "defaults: [lenet5_digits]\nmodel: {init: {dense: zeros}}\n"
+    (tmp_path / "mine.yaml").write_text(f"# @package _global_\n{recipe}")
+    keys = ["+recipe=mine.yaml", *TINY, *LENGTH, f"cache.root={cache}"]
+    words = ["--pairs", "6", "hydra.sweep.dir=mine", "--", "model=mlp", "model.hidden=[4]"]
+    words.append("name=${model.name}_b")
+    assert main(["better", *keys, *words]) == 0
+    recipes = [read_yaml(tmp_path / "mine" / str(job) / "recipe.yaml") for job in (0, 1)]
+    assert [recipe["name"] for recipe in recipes] == ["mine", "mlp_b"]
+    assert [recipe["model"]["name"] for recipe in recipes] == ["lenet5", "mlp"]
+    rules = [recipe["model"]["init"]["dense"]["name"] for recipe in recipes]
+    assert rules == ["zeros", "he_uniform"]
+
+
+@pytest.mark.slow
+def test_a_side_that_fails_has_no_verdict(
+    better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert better("hydra.sweep.dir=mine", "--", "train.optimizer.lr=1e38") == 1
+    output = capsys.readouterr()
+    assert "no verdict: job 1 (side B, seed 1) failed: " in output.out
+    assert "better" in output.out.splitlines()[-1], "the command that resumes it"
+    assert "hydra.sweep.dir=./mine -- train.optimizer.lr=1e38" in output.out
+
+
+@pytest.mark.slow
+def test_little_time_stops_before_a_pair_that_would_not_end(
+    better: Better, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
+    keys.append("hydra.sweep.dir=mine")
+    result = compare_sides(keys, None, 16, 0.001, ["train.batch_size=8"])
+    output = capsys.readouterr().out
+    assert result.exit_status == 0
+    assert "no time for another pair" in output
+    assert f"{result.facts['verdict']}\n" in output
+    assert "it takes at least 6" in result.facts["verdict"]
+    assert better("hydra.sweep.dir=mine", "--pairs", "6", "--", "train.batch_size=8") == 0
+    assert "after 6 pairs" in capsys.readouterr().out, "without a limit it goes on"
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_goes_on_and_two_share_one(
+    better: Better, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--json", "--", "train.optimizer.momentum=0.5", "--pairs", "8"]
+    assert better("hydra.sweep.dir=whole", *words) == 0
+    expected = json.loads(capsys.readouterr().out)
+    for pair in range(8):
+        logs = [tmp_path / "whole" / str(2 * pair + side) / "metrics.jsonl" for side in (0, 1)]
+        first = [json.loads(log.read_text().splitlines()[0])["loss"] for log in logs]
+        assert first[0] == first[1], "the same weights and batch"
+    keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
+    command = [sys.executable, "-m", "pipeline", "better", *keys, "hydra.sweep.dir=mine", *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+
+    killed = start()
+    while killed.poll() is None and not summaries(tmp_path / "mine"):
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    both = [start(), start()]
+    results = [json.loads(process.communicate(timeout=100)[0]) for process in both]
+    for facts in results:
+        assert {**facts, "sweep": "whole"} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ([], "must be followed by -- and the keys of side B"),
+        (["--"], "must be followed by -- and the keys of side B"),
+        (["--", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: is about both sides; must be typed be"),
+        (["--", "train.resume=auto"], "train.resume=auto: is about both sides"),
+        (["--metric", "acuracy", "--", "train.steps=3"], "--metric acuracy"),
+        (["--pairs", "5", "--", "train.steps=3"], "--pairs 5: must be a whole number from 6"),
+        (
+            ["--minutes", "0", "--", "train.steps=3"],
+            "--minutes 0: must be a whole number from 1",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(words: list[str], rule: str) -> None:
+    with pytest.raises(UsageError) as error:
+        ROOT(["better", "+recipe=lenet5_digits", *words])
+    assert rule in str(error.value)
+
+
+def test_a_wrong_side_starts_nothing(
+    better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert better("--", "seed=2") == 2
+    assert "seed = 2: was 1 on side A; must be equal" in capsys.readouterr().err
+    assert better("--", "train.optimiser.lr=1") == 2
+    assert "train.optimiser" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,119 @@
+"""Features of a run in several processes: the bits of one process, and the same decisions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.checkpoint.restore import read_saved
+from pipeline.core.errors import PipelineError
+from tests import outcome
+from tests.whole_run import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs")]
+
+TINY = (
+    "model=mlp",
+    "model.hidden=[12]",
+    "schedule=constant",
+    "train.optimizer.lr=0.001",
+    "train.batch_size=24",
+    "train.sink_size=10",
+    "train.steps=40",
+    "monitor.tensorboard=false",
+    "eval.every_passes=null",
+    "checkpoint.every_steps=5",
+)
+SHARED = (
+    "parallel.mode=semi_auto",
+    "parallel.mesh={data: 1, model: 2}",
+    "parallel.specs=[{pattern: dense_0/kernel, axes: [null, model]}]",
+)
+BAD_SAMPLE = 17
+
+
+def train(cache: Path, run_dir: Path, *overrides: str, processes: int = 1) -> Path:
+    """Train in a number of processes; return the run directory."""
+    keys = [*TINY, f"cache.root={cache}", *overrides]
+    if processes > 1:
+        keys += ["launch=local", f"launch.processes={processes}"]
+    run(load_recipe("lenet5_digits", keys), run_dir)
+    return run_dir
+
+
+def require_same(one: Path, other: Path) -> None:
+    """Raise AssertionError unless metrics and weights are equal, bit for bit."""
+    assert outcome.metrics(one) == outcome.metrics(other)
+    arrays = read_saved(one).arrays
+    others = read_saved(other).arrays
+    assert {path: array.tobytes() for path, array in arrays.items()} == {
+        path: others[path].tobytes() for path in arrays
+    }
+
+
+@pytest.fixture(scope="module")
+def bad_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Keys of a dataset with one value whose products overflow."""
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(240, 8, 8, 1)).astype(np.float32)
+    y = draws.integers(0, 10, 240)
+    bad = x.copy()
+    bad[BAD_SAMPLE, 3, 3, 0] = 3e38
+    file = tmp_path_factory.mktemp("data") / "bad.npz"
+    np.savez(file, x_train=bad, y_train=y, x_test=x[:48], y_test=y[:48])
+    return ("dataset=numpy", f"dataset.root={file}", "parallel.mode=data")
+
+
+def test_processes_share_parameters(cache: Path, tmp_path: Path) -> None:
+    """A done run of two processes continues in one."""
+    two = train(cache, tmp_path / "two", *SHARED, "train.steps=20", processes=2)
+    one = train(cache, tmp_path / "one", *SHARED)
+    train(cache, two, *SHARED, f"train.resume={two}")
+    require_same(two, one)
+
+
+def test_the_first_process_plans_for_all(cache: Path, tmp_path: Path) -> None:
+    auto = "parallel.mode=auto"
+    two = train(cache, tmp_path / "two", auto, processes=2)
+    one = train(
+        cache, tmp_path / "one", auto, "parallel.devices=2", f"parallel.plan={two}/plan.yaml"
+    )
+    require_same(two, one)
+
+
+def test_processes_go_back_together(cache: Path, tmp_path: Path, bad_data: tuple[str, ...]) -> None:
+    back = (*bad_data, "train.on_nan={name: rollback, most: 9}")
+    one = train(cache, tmp_path / "one", *back)
+    two = train(cache, tmp_path / "two", *back, processes=2)
+    require_same(two, one)
+    went_back = [outcome.read_summary(run_dir)["bad_steps"] for run_dir in (one, two)]
+    assert went_back[0]["rollbacks"]
+    assert went_back[0] == went_back[1]
+
+
+def test_the_first_process_examines_a_non_finite_step(
+    cache: Path, tmp_path: Path, bad_data: tuple[str, ...]
+) -> None:
+    for name, processes in (("one", 1), ("two", 2)):
+        with pytest.raises(PipelineError, match="Invalid loss"):
+            train(cache, tmp_path / name, *bad_data, processes=processes)
+    findings = [
+        json.loads((tmp_path / name / "autopsy.json").read_text()) for name in ("one", "two")
+    ]
+    assert findings[0] == findings[1]
+    assert "dense_0" in json.dumps(findings[0]["finding"])
+
+
+def test_each_process_writes_its_profile(cache: Path, tmp_path: Path) -> None:
+    keys = ("parallel.mode=data", "train.steps=90", "profile.mode=on")
+    two = train(cache, tmp_path / "two", *keys, processes=2)
+    one = train(cache, tmp_path / "one", "parallel.mode=data", "train.steps=90")
+    require_same(two, one)
+    for folder in (two / "profile", two / "profile/ranks/1"):
+        (profile,) = json.loads((folder / "profile.json").read_text())["profiles"]
+        assert "dense_0" in {row["layer"] for row in profile["layers"]}
+        assert (folder / "raw/trace.xplane.pb").stat().st_size > 0

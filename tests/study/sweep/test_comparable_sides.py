@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.study.sweep.comparable_sides import require_comparable
+
+Tiny = Callable[..., Recipe]
+
+
+@pytest.mark.parametrize(
+    ("override", "rule"),
+    [
+        ("seed=2", "seed = 2: was 1 on side A; must be equal: each pair has the same seed"),
+        ("dataset.eval.batch_size=8", "evaluated on the same samples"),
+        ("++dataset.eval_size=20", "dataset.eval_size = 20: was 40 on side A"),
+        ("eval.samples=10", "eval.samples = 10: was all on side A; must be equal: both sides are"),
+    ],
+)
+def test_what_changes_the_measurement_is_refused(tiny: Tiny, override: str, rule: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        require_comparable(tiny(), tiny(override), None)
+    assert rule in str(error.value)
+
+
+def test_all_problems_are_in_one_message(tiny: Tiny) -> None:
+    with pytest.raises(RecipeError) as error:
+        require_comparable(tiny(), tiny("seed=2", "eval.samples=10"), None)
+    assert len(error.value.problems) == 2
+
+
+def test_another_loss_can_be_compared_by_other_metrics_only(tiny: Tiny) -> None:
+    smoothed = tiny("train.loss.smoothing=0.1")
+    require_comparable(tiny(), smoothed, "accuracy")
+    for metric in ("loss", "train_loss"):
+        with pytest.raises(RecipeError, match="two different losses"):
+            require_comparable(tiny(), smoothed, metric)
+
+
+def test_equal_sides_are_refused(tiny: Tiny) -> None:
+    with pytest.raises(RecipeError, match="side B: has the recipe of side A"):
+        require_comparable(tiny(), tiny(), None)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["train.sink_size=7", "model=mlp", "dataset.train.buffer_size=10", "eval.every_steps=3"],
+)
+def test_sides_may_differ_in_training(tiny: Tiny, override: str) -> None:
+    require_comparable(tiny(), tiny(override), "loss")

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import RecipeError
+from pipeline.study.sweep.pairs import read_settings
+
+DEFAULTS = {"other": ["train.steps=3"], "metric": None, "pairs": 16, "minutes": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"other": []}, "hydra.sweeper.other = []: must have all overrides of side B"),
+        ({"other": ["train.steps=3,4"]}, "train.steps: has several values on side B"),
+        ({"metric": "acuracy"}, "hydra.sweeper.metric = acuracy"),
+        ({"pairs": 5}, "hydra.sweeper.pairs = 5: must be a whole number from 6, the fewest"),
+        ({"pairs": 10**9}, "to 1,000"),
+        ({"pairs": 6.5}, "hydra.sweeper.pairs = 6.5"),
+        ({"minutes": 0}, "hydra.sweeper.minutes = 0: must be a number above 0"),
+        ({"minutes": "soon"}, "hydra.sweeper.minutes = soon"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        read_settings({**DEFAULTS, **settings})
+    assert rule in str(error.value)
+
+
+def test_settings_are_read_as_they_are() -> None:
+    settings = read_settings({**DEFAULTS, "minutes": 2, "metric": "loss"})
+    assert settings.other == ("train.steps=3",)
+    assert (settings.metric, settings.pairs, settings.minutes) == ("loss", 16, 2)
