@@ -124,6 +124,7 @@ ELSEWHERE = {
     "compiled.json", "status.json",
     "confusion.csv",
     "dump.json", "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json",
+    "folds.csv", "out_of_fold.csv",
     "mine/sweep.csv", "model.json", "numbers.csv", "peaks.json", "predict.py",
     "predictions.csv", "price.json", "profile.json", "provenance.json", "recipe.yaml", "sink.json",
     "ckpt.json", "recipe.schema.json", "records.json", "summary.json", "sweep.csv", "sweep.yaml",

@@ -18,6 +18,7 @@ from pydantic import (
 from pipeline.core.files.address import Address
 from pipeline.core.registry import ComponentOf, Location, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
+from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
 from pipeline.data.remote_copy import copy_once
 from pipeline.data.selections import Selection
@@ -280,6 +281,9 @@ class DatasetSpec(Spec):
     metrics ignore it, and padding gets it; null: every label is a class."""
     train: TrainSplitSpec
     eval: EvalSplitSpec
+    folds: FoldsSpec | None = None
+    """Cross-validation: train on all folds of the training split but one, and evaluate that one;
+    null: the splits as they are. `python -m pipeline folds` evaluates each fold once."""
 
     @model_validator(mode="after")
     def _require_valid_buckets(self) -> Self:
@@ -315,7 +319,8 @@ class DatasetSpec(Spec):
         """Whether samples are selected or mapped as they are read, so that sizes and shapes are
         only known then."""
         splits: tuple[TrainSplitSpec | EvalSplitSpec, ...] = (self.train, self.eval)
-        return any(split.select or split.host_ops for split in splits)
+        is_split_anew = self.folds is not None
+        return is_split_anew or any(split.select or split.host_ops for split in splits)
 
     def facts(self) -> Facts | None:
         """Return the sizes if they are known without reading files, else None."""

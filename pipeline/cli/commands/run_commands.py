@@ -20,6 +20,15 @@ from pipeline.cli.commands.parameters import (
 )
 
 SAVED_RUN = "A run that has saved a checkpoint, or one of its checkpoints."
+RUN_DIRS = Argument(
+    "run_dirs",
+    nargs=-1,
+    required=True,
+    type=FilePath(is_folder=True),
+    metavar="RUN_DIR ...",
+    text=f"{SAVED_RUN} Several runs, or the folder of a sweep or of folds, are an ensemble: their "
+    "probabilities are averaged, or the numbers of a regression.",
+)
 MAX_TOKENS = 1_000_000
 MAX_COUNT = 999_999_999
 
@@ -32,11 +41,11 @@ RUN_COMMANDS = (
         of classes, the confusion matrix, the worst mistakes, the curves of training. The page ends
         with the lineage of the run, and with its profile and dumps where it has any.""",
         [
-            run_dir(text=SAVED_RUN),
+            RUN_DIRS,
             out_option(
                 "FOLDER",
-                "Where to write; RUN_DIR/report without it. Files of an earlier report are "
-                "replaced.",
+                "Where to write; RUN_DIR/report without it. Several runs need it. Files of an "
+                "earlier report are replaced.",
             ),
         ],
         example="report outputs/2026-11-21/14-46-29_lenet5_digits",
@@ -48,7 +57,7 @@ RUN_COMMANDS = (
         model.bin and model.mlir (StableHLO, for any batch size), weights.safetensors and
         model.json.""",
         [
-            run_dir(text=SAVED_RUN),
+            RUN_DIRS,
             path_argument(
                 "folder",
                 "The folder to write; one that holds something else is left alone.",
@@ -96,7 +105,7 @@ RUN_COMMANDS = (
                 "source",
                 metavar="RUN_DIR|FOLDER",
                 text="A run that has saved a checkpoint, one of its checkpoints, or what `export` "
-                "wrote.",
+                "wrote; or an ensemble: the folder of a sweep, or several runs before the files.",
             ),
             Argument(
                 "files",

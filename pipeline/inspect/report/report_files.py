@@ -30,7 +30,7 @@ MAX_CONFUSIONS = 10
 def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
     """Return the texts of an evaluation's CSV files by file name."""
     names = targets.names
-    files = {PREDICTIONS: csv_text(_list_predictions(predictions, names))}
+    files = {PREDICTIONS: csv_text(list_predictions(predictions, names))}
     if isinstance(predictions, NumberPredictions):
         return {**files, NUMBERS: csv_text(number_rows(predictions, names))}
     if isinstance(predictions, LabelPredictions):
@@ -81,7 +81,8 @@ def number_rows(predictions: NumberPredictions, names: Sequence[str]) -> list[di
     ]
 
 
-def _list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+def list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+    """Yield the row of each sample in a file of predictions; `index` is its place in the split."""
     match predictions:
         case ClassPredictions():
             rows = zip(

@@ -42,6 +42,7 @@ from pipeline.inspect.report.evaluated import (
     PositionPredictions,
     Predictions,
     evaluate_samples,
+    open_members,
 )
 from pipeline.inspect.report.origin import origin_sections
 from pipeline.inspect.report.pictures import can_picture, picture, png, sheet
@@ -57,9 +58,11 @@ from pipeline.inspect.report.report_files import (
     number_rows,
 )
 from pipeline.stages.data import load_data
-from pipeline.stages.export.trained_run import read_trained_run
+from pipeline.stages.export.ensemble import read_network
+from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.stages.record.compare_steps import read_arrays
-from pipeline.stages.record.run_directory import RECIPE, REPORT, find_run_dir
+from pipeline.stages.record.run_directory import REPORT, require_run_dir
+from pipeline.study.sweep.directory import list_members
 
 PAGE = "index.html"
 MISTAKES = "mistakes.png"
@@ -92,22 +95,24 @@ class WorstSample:
     label: str
 
 
-def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[str, str]]:
+def write_report(
+    sources: Sequence[Path], out: Path | None = None
+) -> tuple[Path, Mapping[str, str]]:
     """Write the report of a run into `out`, by default into `report` of its directory.
 
-    `source` is a run directory or one of its checkpoints. Returns the path of the page and the main
-    figures. Files of an earlier report are replaced. Raises DataError if the run or its data can't
-    be read, RecipeError if its recipe is outdated, and RunError if a file can't be written.
+    A source is a run directory, one of its checkpoints or a sweep; several runs are an ensemble.
+    Returns the path of the page and the main figures. Files of an earlier report are replaced.
+    Raises DataError if a run or its data can't be read, RecipeError if its recipe is outdated, and
+    RunError if a file can't be written.
     """
-    run_dir = find_run_dir(source)
-    if run_dir is None:
-        raise DataError(f"{source}: isn't a run directory; it has no {RECIPE}")
+    members = list_members(sources)
+    run = read_network(members)
+    run_dir = sources[0] if run.members else require_run_dir(members[0])
     if out is None:
         require_real_trees(run_dir, (REPORT,))
     elif _holds_other_files(out):
         raise DataError(f"{out}: must be an empty folder or an earlier report")
     folder = run_dir / REPORT if out is None else out
-    run = read_trained_run(source)
     steps = read_arrays(run_dir / METRICS)
     evaluations = read_arrays(run_dir / EVALS)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
@@ -116,15 +121,18 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
     figures = _format_figures(predictions, len(dataset.eval))
     recipe = run.recipe
+    sections = _make_sections(predictions, dataset.targets.names, charts, worst)
+    if run.members:
+        subject = f"{run} on {recipe.dataset.name}"
+        sections = [_compare_members(run, dataset, members, figures), *sections]
+    else:
+        subject = f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps"
+        sections = [*sections, *origin_sections(run_dir)]
     page = Page(
         KIND,
         f"{recipe.name}: report",
-        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
-        f"{len(dataset.eval):,} samples of its evaluation split.",
-        [
-            *_make_sections(predictions, dataset.targets.names, charts, worst),
-            *origin_sections(run_dir),
-        ],
+        f"{subject}; evaluated on the {len(dataset.eval):,} samples of its evaluation split.",
+        sections,
         figures,
         f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
     )
@@ -136,6 +144,18 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
         )
     _replace_files(folder, {**files, PAGE: render_page(page)})
     return folder / PAGE, figures
+
+
+def _compare_members(
+    run: TrainedRun, dataset: Dataset, folders: Sequence[Path], figures: Mapping[str, str]
+) -> Section:
+    """Return the table of an ensemble's figures and those of each member, on the same samples."""
+    rows = [{"run": "ensemble", **figures}]
+    for folder, (member, data) in zip(folders, open_members(run, dataset), strict=True):
+        predictions = evaluate_samples(member, data)
+        rows.append({"run": str(folder), **_format_figures(predictions, len(data.eval))})
+    caption = "The ensemble averages the predictions of these runs."
+    return Section("Members", caption, [RowTable(rows)])
 
 
 def _holds_other_files(folder: Path) -> bool:

@@ -47,12 +47,24 @@ class Samples:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run with a checkpoint: its recipe, newest weights and sample format."""
+    """A run with a checkpoint: its recipe, newest weights and sample format.
+
+    An ensemble is one too. Its recipe is the first member's without folds, its step the greatest.
+    """
 
     recipe: Recipe
     arrays: Arrays
+    """Of an ensemble, with the member's number before each name: `0/params/conv_0/kernel`."""
     step: int
     samples: Samples
+    members: tuple[TrainedRun, ...] = ()
+    """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
+
+    def __str__(self) -> str:
+        if not self.members:
+            return f"{self.recipe.model.name} of step {self.step}"
+        names = dict.fromkeys(member.recipe.model.name for member in self.members)
+        return f"ensemble of {len(self.members)} runs of {', '.join(names)}"
 
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -31,6 +31,7 @@ from pipeline.core.pages.charts import (
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
+from pipeline.study.population.groups import FOLD
 from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.runs.ties import find_ties
 from pipeline.study.sweep.command import read_command
@@ -120,7 +121,9 @@ def _print_verdict(verdict: PairedVerdict | str) -> None:
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
-    """Print the best job that is done, if any has a metric."""
+    """Print the best job that is done, if any has a metric, unless jobs are folds."""
+    if all(set(row.changed) == {FOLD} for row in rows):
+        return
     done = [row for row in rows if row.summary.status == "done"]
     metric = main_metric([row.summary.numbers() for row in done])
     if metric is None:
