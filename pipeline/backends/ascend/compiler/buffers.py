@@ -252,7 +252,7 @@ class InsertedOps:
         **details: object,
     ) -> None:
         """Add a task of the vector unit, or of another engine, for a kernel."""
-        fields = {"engine": "vector", "repeat": kernel.repeat, **details}
+        fields = {"engine": "vector", "repeat": kernel.repeat, "loop": kernel.loop, **details}
         task = Task(
             type=type_, scope=kernel.scope, phase=kernel.phase, cost_class=cost_class,
             reads=reads, writes=writes, **fields,  # type: ignore[arg-type]
@@ -376,7 +376,10 @@ class InsertedOps:
 
         `repeat` is how often a step computes their input.
         """
-        added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
+        added = [
+            replace(task, repeat=repeat, loop=0) if task.repeat > repeat else task
+            for task in self.tasks[first:]
+        ]
         place = first
         if any(task.repeat > repeat for task in self.tasks[first:]):
             while place and self.tasks[place - 1].repeat > repeat:

@@ -44,6 +44,7 @@ from pipeline.backends.ascend.compiler.primitives import (
     load_patterns,
     match_pattern,
 )
+from pipeline.backends.ascend.compiler.recurrent_cells import find_cells, fuse_cells
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
 from pipeline.core.host.item_sizes import stored_bytes
@@ -150,6 +151,8 @@ class _Lowering:
                 self.inserted.flush()
             self._lower_kernel(kernel)
         self.inserted.flush()
+        cells = find_cells(self.graph, self.dataflow, by_op=self.options.by_op)
+        self.inserted.tasks = fuse_cells(self.inserted.tasks, cells, self.buffers)
         outputs = tuple(map(self.buffers.get, sorted(self.buffers.outputs)))
         return TaskGraph(
             buffers=tuple(self.buffers.all),

@@ -71,7 +71,7 @@ def sum_by_norm(*parts_us: float, power: float) -> float:
 def price_vector_work(task: Task, traffic: Traffic, context: CostContext) -> Work:
     """Return the work of a task of the vector unit that isn't a product."""
     vector_us, cores = RULES.get(task.cost_class, _price_stream)(task, traffic, context)
-    return _join_traffic(vector_us, traffic, context, cores)
+    return price_transfer(vector_us, traffic, context, cores)
 
 
 def price_vector_product(work: CubeWork, hw: Hardware) -> Work:
@@ -92,10 +92,10 @@ def price_depthwise(work: CubeWork, traffic: Traffic, context: CostContext) -> W
     """
     lane_bytes = work.macs * item_bytes(work.dtype)
     lanes_us = lane_bytes / (context.hw.vector_bytes_per_us * context.constants.vector_rate)
-    return _join_traffic(lanes_us, traffic, context, context.hw.vector_cores_count)
+    return price_transfer(lanes_us, traffic, context, context.hw.vector_cores_count)
 
 
-def _join_traffic(vector_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
+def price_transfer(vector_us: float, traffic: Traffic, context: CostContext, cores: float) -> Work:
     """Return the work of traffic and of `vector_us` of the vector unit, which overlap."""
     hw = context.hw
     constants = context.constants
