@@ -23,6 +23,7 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
+from pipeline.backends.ascend.compiler.map_moves import find_first_part, keeps_positions
 from pipeline.backends.ascend.compiler.phases import Phases, Signature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
@@ -182,10 +183,16 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
             if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
                 axes.setdefault(inputs[0], numbers.lhs_spec[1])
                 axes[node.outputs[0]] = numbers.out_spec[1]
+        elif node.primitive == "transpose" and inputs[0] in axes:
+            source = graph.values[inputs[0]].shape
+            channels = source[axes[inputs[0]]] if axes[inputs[0]] < len(source) else 0
+            first = find_first_part(graph.values[node.inputs[0]].shape, channels)
+            if first is not None and keeps_positions(node.params["permutation"], first):
+                axes[node.outputs[0]] = first
         elif dataflow.kinds[position] in CHANNEL_CARRIERS and node.primitive != "transpose":
             rank = len(graph.values[node.outputs[0]].shape)
-            for index in inputs:
-                if index in axes and len(graph.values[index].shape) == rank:
+            for index, place in zip(inputs, node.inputs, strict=True):
+                if index in axes and len(graph.values[place].shape) == rank:
                     axes.update(dict.fromkeys(node.outputs, axes[index]))
                     break
     # A reshape has the value of its source, which may have fewer axes.
@@ -193,8 +200,14 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
 
-def is_aligned(shape: Sequence[int]) -> bool:
-    """Return whether both edges of a matrix are multiples of 16, so that it fills its fractals."""
+def is_aligned(shape: Sequence[int], batch: int = 1) -> bool:
+    """Return whether both edges of a matrix are multiples of 16, so that it fills its fractals.
+
+    The tokens of an image in rows and columns, which a product without a `batch` reads, are the
+    rows of one matrix, as vendors' networks flatten them.
+    """
+    if batch == 1 and len(shape) > 3:
+        shape = (math.prod(shape[1:-1]), shape[-1])
     edges = shape[-2:]
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
@@ -329,13 +342,28 @@ class InsertedOps:
             self._prepared[key] = source
         return self._prepared[key]
 
+    def write_plain(self, value: int) -> int:
+        """Return the plain buffer that a move writes a map to. The map's readers share it."""
+        part = self.buffers.get(value)
+        if self.buffers.all[part].layout == "NC1HWC0":
+            part = self.buffers.add_copy(value, self.buffers.dtypes[value], "ND")
+        self._prepared[value, "ND"] = part
+        return part
+
+    def put_in_blocks(self, value: int, part: int, kernel: Kernel) -> None:
+        """Convert a map that a move has written plain to blocks of channels."""
+        blocked = (self.buffers.get(value),)
+        work = VectorWork(self.graph.values[value].size, self.buffers.all[part].dtype)
+        self.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work, launched=False)
+
     def put_channels_last(self, value: int, kernel: Kernel) -> int:
         """Return a feature map in the plain layout with its channels last."""
         plain = self.prepare_plain(value, kernel)
         images, positions, channels = self._measure_map(value)
-        return self.permute(
-            value, plain, simplify_permutation((images, channels, positions), (0, 2, 1)), kernel
-        )
+        moved = simplify_permutation((images, channels, positions), (0, 2, 1))
+        copy = self.permute(value, plain, moved, kernel)
+        self.buffers.change(copy, shape=(images, positions, channels))
+        return copy
 
     def put_channels_first(self, value: int, kernel: Kernel) -> int:
         """Return a copy of a channels-last map in blocks of channels, as convolutions read it.
