@@ -23,14 +23,11 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
-from pipeline.backends.ascend.compiler.map_moves import find_first_part, keeps_positions
+from pipeline.backends.ascend.compiler.map_moves import find_channel_axes
 from pipeline.backends.ascend.compiler.phases import Phases, Signature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
-
-CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
-"""Kinds of nodes whose results keep the channels of their operands."""
 
 
 class Buffers:
@@ -168,36 +165,6 @@ def _find_sliced_arrays(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
         elif node.primitive in ("scan_slice", "scan_carry"):
             within[node.outputs[0]] = dataflow.alias[node.inputs[0]]
     return within
-
-
-def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return the channel axis of each feature map.
-
-    Feature maps are inputs and outputs of convolutions, and results of element-wise work on them.
-    """
-    axes: dict[int, int] = {}
-    for position, node in enumerate(graph.nodes):
-        inputs = [dataflow.alias[index] for index in node.inputs]
-        if node.primitive == "conv_general_dilated":
-            numbers = node.params["dimension_numbers"]
-            if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
-                axes.setdefault(inputs[0], numbers.lhs_spec[1])
-                axes[node.outputs[0]] = numbers.out_spec[1]
-        elif node.primitive == "transpose" and inputs[0] in axes:
-            source = graph.values[inputs[0]].shape
-            channels = source[axes[inputs[0]]] if axes[inputs[0]] < len(source) else 0
-            first = find_first_part(graph.values[node.inputs[0]].shape, channels)
-            if first is not None and keeps_positions(node.params["permutation"], first):
-                axes[node.outputs[0]] = first
-        elif dataflow.kinds[position] in CHANNEL_CARRIERS and node.primitive != "transpose":
-            rank = len(graph.values[node.outputs[0]].shape)
-            for index, place in zip(inputs, node.inputs, strict=True):
-                if index in axes and len(graph.values[place].shape) == rank:
-                    axes.update(dict.fromkeys(node.outputs, axes[index]))
-                    break
-    # A reshape has the value of its source, which may have fewer axes.
-    ranks = {index: len(graph.values[index].shape) for index in axes}
-    return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
 
 def is_aligned(shape: Sequence[int], batch: int = 1) -> bool:

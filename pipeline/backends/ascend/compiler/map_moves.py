@@ -1,4 +1,4 @@
-"""Moves of feature maps: which of them CANN runs in blocks of channels, and which on plain tensors.
+"""Channels of feature maps, and moves of maps: in blocks of channels, or on plain tensors.
 
 `op_select_format` of CANN's split_d, concat_v2_d and strided_slice_d offers NC1HWC0 along the
 channels only if every part is whole blocks of 16. Other parts, reshapes of the channels, their
@@ -16,6 +16,38 @@ from pipeline.backends.graph.graph import Graph, Node
 
 SLICES = ("slice", "split")
 MAP_MOVES = (*SLICES, "concatenate", "pad", "transpose")
+CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
+"""Kinds of nodes whose results keep the channels of their operands."""
+
+
+def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
+    """Return the channel axis of each feature map.
+
+    Feature maps are inputs and outputs of convolutions, and results of element-wise work on them.
+    """
+    axes: dict[int, int] = {}
+    for position, node in enumerate(graph.nodes):
+        inputs = [dataflow.alias[index] for index in node.inputs]
+        if node.primitive == "conv_general_dilated":
+            numbers = node.params["dimension_numbers"]
+            if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
+                axes.setdefault(inputs[0], numbers.lhs_spec[1])
+                axes[node.outputs[0]] = numbers.out_spec[1]
+        elif node.primitive == "transpose" and inputs[0] in axes:
+            source = graph.values[inputs[0]].shape
+            channels = source[axes[inputs[0]]] if axes[inputs[0]] < len(source) else 0
+            first = find_first_part(graph.values[node.inputs[0]].shape, channels)
+            if first is not None and keeps_positions(node.params["permutation"], first):
+                axes[node.outputs[0]] = first
+        elif dataflow.kinds[position] in CHANNEL_CARRIERS and node.primitive != "transpose":
+            rank = len(graph.values[node.outputs[0]].shape)
+            for index, place in zip(inputs, node.inputs, strict=True):
+                if index in axes and len(graph.values[place].shape) == rank:
+                    axes.update(dict.fromkeys(node.outputs, axes[index]))
+                    break
+    # A reshape has the value of its source, which may have fewer axes.
+    ranks = {index: len(graph.values[index].shape) for index in axes}
+    return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
 
 def has_broken_blocks(

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from jax import Array
 
 from pipeline.backends.ascend.chip.tasks import Permutation, TaskGraph
-from pipeline.backends.ascend.compiler.map_moves import find_map_permutation
+from pipeline.backends.ascend.compiler.kernels import Kernels
+from pipeline.backends.ascend.compiler.map_moves import find_channel_axes, find_map_permutation
+from pipeline.backends.ascend.compiler.phases import find_phases
 from pipeline.backends.ascend.cost.task_time import price_tasks
+from pipeline.backends.graph.tracing import make_graph
 from tests.backends.ascend.made_up import HW
 from tests.backends.ascend.steps import find_round_trips, gradient_step, of, only
 
@@ -123,3 +126,32 @@ def test_parts_of_volumes_are_as_those_of_images(part: int, conversions: int) ->
     graph = gradient_step(forward, parameters, of(2, 8, 8, 8, 16)).tasks("O2")
     sources = [graph.buffers[task.reads[0]] for task in only(graph, "trans_data", "forward")]
     assert sum(len(buffer.shape) == 5 for buffer in sources) - 1 == conversions
+
+
+def test_channels_follow_element_wise_work() -> None:
+    def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NCHW", "OIHW", "NCHW")
+        made = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return jnp.tanh(made + 1.0)
+
+    graph = make_graph(jax.jit(network).trace(of(2, 3, 8, 8), of(4, 3, 3, 3)))
+    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
+    axes = find_channel_axes(graph, kernels.dataflow)
+    assert axes[graph.outputs[0]] == 1
+
+
+def test_a_reshaped_volume_has_an_axis_only_with_its_rank() -> None:
+    """The reshape's source, with fewer axes, is the same value."""
+
+    def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        numbers = ("NDHWC", "DHWIO", "NDHWC")
+        volumes = x.reshape(2, 4, 4, 2, 3)
+        return jax.lax.conv_general_dilated(
+            volumes, kernel, (1, 1, 1), "SAME", dimension_numbers=numbers
+        )
+
+    graph = make_graph(jax.jit(network).trace(of(2, 8, 12), of(3, 3, 2, 3, 5)))
+    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
+    axes = find_channel_axes(graph, kernels.dataflow)
+    assert axes[graph.outputs[0]] == 4
+    assert all(axis < len(graph.values[index].shape) for index, axis in axes.items())
