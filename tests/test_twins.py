@@ -107,6 +107,10 @@ COVERED = {
         "backends/ascend/compiler/test_kernels.py",
         "part of every graph's kernels",
     ),
+    "pipeline.backends.ascend.compiler.map_layouts": (
+        "backends/ascend/compiler/test_map_moves.py",
+        "conversions of maps",
+    ),
     "pipeline.backends.ascend.cost.vector_work": (
         "backends/ascend/cost/test_task_time_laws.py",
         "laws of prices, and hand-worked ones in test_task_time.py",
