@@ -289,6 +289,7 @@ COVERED = {
         "training/optimizers/thor/test_thor_transform.py",
         "sums over made-up layers",
     ),
+    "pipeline.training.microbatch_gradients": ("training/test_step.py", "gradients of steps"),
     "pipeline.training.metric_names": ("engine/test_early_stop.py", "a list"),
     "pipeline.training.parallel.*": (
         "training/parallel/test_layouts.py",
