@@ -13,6 +13,7 @@ from pipeline.training.curvature import sum_layers
 from pipeline.training.losses import reduce_losses, sample_losses
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.privacy.private_gradients import clip_microbatch
+from pipeline.training.robustness.adversarial_rule import compute_divergence
 from pipeline.training.state import (
     Gradients,
     MappedBatch,
@@ -42,12 +43,12 @@ def compute_gradients(
     """
     if config.accumulate == 1:
         return _differentiate_microbatch(config, state, state.batch_stats, batch, divisor, scale)
-    samples = batch.images, batch.labels, batch.mask
+    samples = batch.images, batch.labels, batch.mask, batch.draws
     microbatches, keys = stack_microbatches(samples, batch.dropout_key, config.accumulate)
 
     def compute(batch_stats: Any, microbatch: tuple[Any, Array]) -> Gradients:
-        (images, labels, mask), key = microbatch
-        mapped = MappedBatch(images, labels, mask, key)
+        (images, labels, mask, draws), key = microbatch
+        mapped = MappedBatch(images, labels, mask, key, draws)
         return _differentiate_microbatch(config, state, batch_stats, mapped, divisor, scale)
 
     def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
@@ -76,18 +77,29 @@ def _differentiate_microbatch(
     """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
     `divisor`, the number of samples or labels of the whole batch."""
     trained, frozen = split_params(state.params, config.frozen)
+    beta = None if config.adversarial is None else config.adversarial.beta
+    attacked = _attack_images(config, state, batch_stats, batch)
+    if beta is None:
+        batch = batch._replace(images=attacked)
 
-    def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
+    def apply(trained: Any, batch_stats: Any, images: Array) -> tuple[Array, Any]:
         logits, changed = config.network.apply(
             {"params": merge_params(trained, frozen), "batch_stats": batch_stats},
-            batch.images,
+            images,
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": batch.dropout_key},
         )
+        return logits, changed.get("batch_stats", {})
+
+    def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
+        logits, changed = apply(trained, batch_stats, batch.images)
         losses = sample_losses(config, logits, batch.labels)
+        if beta is not None:
+            attacked_logits, changed = apply(trained, changed, attacked)
+            losses = losses + beta * compute_divergence(logits, attacked_logits)
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
-        return loss.minimised * scale, (loss.reported, changed.get("batch_stats", {}))
+        return loss.minimised * scale, (loss.reported, changed)
 
     if config.privacy is not None:
         return clip_microbatch(config, state, batch, divisor)
@@ -104,3 +116,31 @@ def _differentiate_microbatch(
         key = jax.random.fold_in(batch.dropout_key, GRADIENTS_DRAW)
         values, (loss, batch_stats) = config.gradients(backward, trained, key)
     return Gradients(values, loss, batch_stats, {})
+
+
+def _attack_images(
+    config: StepConfig, state: TrainState, batch_stats: Any, batch: MappedBatch
+) -> Array:
+    """Return the images of a microbatch, attacked in adversarial training.
+
+    The attack sees the network as an evaluation does: without dropout, and with the running
+    statistics of batch norm. So samples don't depend on each other.
+    """
+    if config.adversarial is None:
+        return batch.images
+    variables = {"params": state.params, "batch_stats": batch_stats}
+
+    def apply(images: Array) -> Array:
+        logits: Any = config.network.apply(variables, images, train=False)
+        return logits
+
+    apply = config.lower(apply)
+    clean = apply(batch.images) if config.adversarial.beta is not None else None
+
+    def compute(images: Array) -> Array:
+        logits = apply(images)
+        if clean is not None:
+            return compute_divergence(clean, logits)
+        return sample_losses(config, logits, batch.labels)
+
+    return config.adversarial.attack(compute, batch.images, batch.draws, state.step)

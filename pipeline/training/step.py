@@ -165,9 +165,8 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
         return _sum_shard_gradients(config, config.shards, state, batch, dropout_key)
 
     def compute(ops: Ops) -> Gradients:
-        images, labels = map_batch(config, ops, batch)
-        mapped = mask_batch(images, labels, batch.count, dropout_key)
-        divisor = compute_divisor(config, labels, mapped.mask, batch.count)
+        mapped = map_training_batch(config, ops, batch, dropout_key)
+        divisor = compute_divisor(config, mapped.labels, mapped.mask, batch.count)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
     return _apply_drawn_ops(config, batch, state.step, compute)
@@ -210,9 +209,8 @@ def _sum_shard_gradients(
         return count
 
     def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
-        images, labels = map_batch(config, ops, cropped)
         key = jax.random.fold_in(dropout_key, number)
-        mapped = mask_batch(images, labels, cropped.count, key)
+        mapped = map_training_batch(config, ops, cropped, key)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
     def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
@@ -262,6 +260,17 @@ def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Arra
     return images if sizes is None else add_padding_mask(images, sizes)
 
 
+def map_training_batch(
+    config: StepConfig, ops: Ops, batch: Batch, dropout_key: Array
+) -> MappedBatch:
+    """Return a batch after its map ops, with the random numbers of the attack on it."""
+    images, labels = map_batch(config, ops, batch)
+    mapped = mask_batch(images, labels, batch.count, dropout_key)
+    if config.adversarial is None:
+        return mapped
+    return mapped._replace(draws=config.adversarial.draw(batch, images.shape))
+
+
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Array) -> MappedBatch:
     """Return a mapped batch whose first `count` samples are valid.
 
@@ -307,13 +316,18 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
     return zero_sums(config.classes, config.metrics, has_classes=has_classes)
 
 
-def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-    """Add a batch, cropped to its bucket, to the sums of an evaluation."""
-    images, labels = map_batch(config, config.eval_ops, batch)
+def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
+    """Return the network's variables in an evaluation, with the average of the weights if any."""
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)
-    weights = {"params": params, "batch_stats": state.batch_stats}
+    return {"params": params, "batch_stats": state.batch_stats}
+
+
+def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+    """Add a batch, cropped to its bucket, to the sums of an evaluation."""
+    images, labels = map_batch(config, config.eval_ops, batch)
+    weights = get_evaluated_weights(config, state)
     logits: Any = config.lower(partial(config.network.apply, train=False))(weights, images)
     mask = jnp.arange(images.shape[0]) < batch.count
     losses = sample_losses(config, logits, labels)
