@@ -225,22 +225,24 @@ class RobustnessMeasure:
         return row
 
     def _corrupt(self, attack: CorruptionAttack, chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
-        seed = jnp.asarray(seed_words(self.seed))
+        """Return the rows of all corruptions."""
         rows = []
         for name in CORRUPTIONS:
-            for severity in attack.severities:
-                change = partial(corrupt, name, severity)
-
-                def predict(
-                    attacked: Attacked, chunk: _Chunk, change: Callable[..., Array] = change
-                ) -> Array:
-                    return attacked.is_fooled(change(chunk.pixels, seed, chunk.sample))
-
-                program = self._compile(predict)
-                self.check()
-                fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
-                accuracy = self._compute_accuracy(chunks, fooled)
-                rows.append(CorruptionRow(name, severity, accuracy))
-            accuracies = ", ".join(f"{r.accuracy:.4f}" for r in rows if r.corruption == name)
-            self.reporter.stage("attack", f"{name}: accuracy {accuracies}")
+            row = CorruptionRow(
+                name, {n: self._measure_corruption(name, n, chunks) for n in attack.severities}
+            )
+            self.reporter.stage("attack", str(row))
+            rows.append(row)
         return rows
+
+    def _measure_corruption(self, name: str, severity: int, chunks: Sequence[_Chunk]) -> float:
+        """Return the accuracy under a corruption of a severity."""
+        seed = jnp.asarray(seed_words(self.seed))
+
+        def predict(attacked: Attacked, chunk: _Chunk) -> Array:
+            return attacked.is_fooled(corrupt(name, severity, chunk.pixels, seed, chunk.sample))
+
+        self.check()
+        program = self._compile(predict)
+        fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
+        return self._compute_accuracy(chunks, fooled)

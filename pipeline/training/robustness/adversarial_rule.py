@@ -31,7 +31,7 @@ class AdversarialRule:
         return self.spec.beta if self.spec.attack == "trades" else None
 
     def draw(self, batch: Batch, shape: tuple[int, ...]) -> Array:
-        """Return the random numbers of a batch, float32 (B, H * W * C + 1), for images (B, H, W, C).
+        """Return random numbers for a batch of images (B, H, W, C), float32 (B, H * W * C + 1).
 
         They are a pure function of (seed, epoch, sample), so they don't depend on sinks, shards and
         microbatches.

@@ -95,9 +95,8 @@ def search(
             fooled=at.fooled | fooled,
             increases=at.increases + (losses > at.losses),
         )
-        return jax.lax.cond(
-            windows[number] > 0, _halve_slow, lambda m, _: m, moved, windows[number]
-        )
+        window = windows[number]
+        return jax.lax.cond(window > 0, _halve_slow, lambda at, _: at, moved, window)
 
     end = jax.lax.fori_loop(0, steps, move, first)
     return _choose(end.fooled, end.fooling, end.best), end.fooled

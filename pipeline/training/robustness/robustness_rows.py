@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,11 +40,15 @@ class AttackRow:
 
 @dataclass(frozen=True)
 class CorruptionRow:
-    """The accuracy under a corruption of a severity."""
+    """The accuracy under a corruption, by severity."""
 
     corruption: str
-    severity: int
-    accuracy: float
+    accuracies: Mapping[int, float]
+
+    def __str__(self) -> str:
+        """Describe the corruption and the accuracies in a line."""
+        parts = [f"{value:.4f} at severity {n}" for n, value in self.accuracies.items()]
+        return f"{self.corruption}: accuracy {', '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,13 @@ class RobustnessReport:
         """Return the report as JSON."""
         return {
             **asdict(self),
+            "corruptions": [
+                {
+                    "corruption": row.corruption,
+                    **{f"severity_{n}": value for n, value in row.accuracies.items()},
+                }
+                for row in self.corruptions
+            ],
             "robust_accuracy": self.robust_accuracy,
             "masked_gradients": self.masked_gradients,
         }
