@@ -30,11 +30,11 @@ class Ball:
     images: Array
 
     def project(self, points: Array) -> Array:
-        """Return the nearest images in the ball, and then those with pixels from 0 to 1."""
-        changes = points - self.images
+        """Return the nearest images with pixels from 0 to 1, and then the nearest in the ball."""
         if self.norm == "linf":
-            changes = jnp.clip(changes, -self.radius, self.radius)
+            changes = jnp.clip(points - self.images, -self.radius, self.radius)
         else:
+            changes = jnp.clip(points, 0.0, 1.0) - self.images
             length = compute_l2(changes)
             changes = changes * jnp.minimum(1.0, self.radius / jnp.maximum(length, TINY))
         return jnp.clip(self.images + changes, 0.0, 1.0)

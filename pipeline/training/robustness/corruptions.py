@@ -92,9 +92,9 @@ def _rotate(pixels: Array, draws: Array, level: int) -> Array:
 
 
 def _shift(pixels: Array, draws: Array, level: int) -> Array:
-    share = SHIFT[level]
-    both = {"translate_x": (share, share), "translate_y": (share, share)}
-    return _apply_op(RandomAffine(**both, interpolation="linear"), pixels)
+    share = SHIFT[level], SHIFT[level]
+    op = RandomAffine(translate_x=share, translate_y=share, interpolation="linear")
+    return _apply_op(op, pixels)
 
 
 def _apply_op(op: Op, pixels: Array) -> Array:

@@ -15,7 +15,7 @@ from pipeline.training.robustness.ball import Ball, draw_uniforms
 
 FIRST_SHARE = 0.8
 """Share of the pixels in the first squares."""
-HALVINGS = (10, 50, 200, 1000, 2000, 4000, 6000, 8000)
+HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """Steps, of 10,000, after which the share is halved."""
 STRIPES_DRAW = 1
 SQUARES_DRAW = 2
