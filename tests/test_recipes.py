@@ -25,6 +25,7 @@ TRAINED = {
     "lenet5_digits": "digits",
     "lenet5_digits_finetune": "digits",
     "lenet5_mnist": "mnist",
+    "lenet5_mnist_robust": "mnist",
     "lenet5_mnist_thor": "mnist",
     "mlp_mnist": "mnist",
     "mlp_quickstart": "mnist",

@@ -21,13 +21,14 @@ from pipeline.training.step import get_evaluated_weights
 
 
 def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
-    """Measure the robustness of the final state in the first process, and record it."""
+    """Measure the robustness of the final state, and record it.
+
+    All processes measure, so that none waits for another; the first one writes.
+    """
     context = run.context
     recipe = context.recipe
     config = run.built.step_config
     weights = jax.tree.map(jnp.asarray, gather_arrays(get_evaluated_weights(config, state)))
-    if not context.ranks.is_first:
-        return
     attacks = complete_attacks(recipe.eval.robustness, recipe.train.adversarial)
     plan = plan_attacks(recipe, run.dataset, attacks)
     check = context.options.signals.check
@@ -35,7 +36,8 @@ def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
         config, weights, run.dataset, plan, recipe.seed, context.reporter, check
     )
     report = measure.measure(int(state.step))
-    write_robustness(context.run_dir, report)
+    if context.ranks.is_first:
+        write_robustness(context.run_dir, report)
     if report.robust_accuracy is not None:
         context.summary.metrics["robust_accuracy"] = report.robust_accuracy
 
