@@ -98,9 +98,9 @@ def test_a_run_ends_with_its_robustness(attacked_run: Path) -> None:
 
 
 def test_the_command_and_the_report(attacked_run: Path, tmp_path: Path) -> None:
-    result = attack.main(attacked_run, "l2", 0.5, 3, attacks=["noise", "pgd"], samples=50)
+    result = attack.main(attacked_run, "l2", 0.5, 3, attacks=["noise", "pgd"], samples=30)
     assert json.loads((attacked_run / "robustness.json").read_text()) == result.facts
-    assert result.facts["samples"] == 50
+    assert result.facts["samples"] == 30
     assert [row["norm"] for row in result.facts["attacks"]] == ["l2"] * 3
     page, _ = write_report(attacked_run, tmp_path / "report")
     text = page.read_text()

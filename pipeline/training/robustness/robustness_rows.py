@@ -66,6 +66,7 @@ class RobustnessReport:
         """Return the report as JSON."""
         return {
             **asdict(self),
+            "attacks": [asdict(row) for row in self.attacks],
             "corruptions": [
                 {
                     "corruption": row.corruption,
