@@ -9,6 +9,7 @@ from pipeline.config.adapter_words import find_loop_problems
 from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.privacy_checks import check_privacy
 from pipeline.config.recipe import STAGES, Recipe
+from pipeline.config.robustness_checks import check_robustness
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
@@ -27,7 +28,7 @@ from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 RESULTS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
-CHECKS: list[Check] = [*device_checks.RULES, check_privacy]
+CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness]
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:

@@ -46,6 +46,7 @@ from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import choose_num_shards
 from pipeline.training.privacy.privacy_spec import PrivacySpec
+from pipeline.training.robustness.attack_specs import AdversarialSpec, AttackSpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
@@ -124,6 +125,8 @@ class TrainSpec(AdapterWords):
     memory."""
     gradients: Annotated[GradientSpec, ComponentOf("gradients")]
     """How gradients are computed: plain, by one backward pass, or by a custom component."""
+    adversarial: AdversarialSpec | None = None
+    """Training on attacked images; null: on the images."""
     ema: AverageSpec
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
@@ -223,6 +226,8 @@ class EvalSpec(Spec):
     """Epochs between two evaluations."""
     metrics: Seq[Annotated[MetricSpec, ComponentOf("metric")]]
     """Metrics beside the standard ones."""
+    robustness: Seq[AttackSpec] = ()
+    """Attacks and corruptions, under which the accuracy is measured once after training."""
     on_train: bool
     """Also evaluate as many training samples, spread evenly over their split, with the map ops of
     evaluation. Their metrics have the prefix `train_`, as in `train_accuracy`."""

@@ -261,6 +261,8 @@ RequiredRoot = Annotated[
 class DatasetSpec(Spec):
     """Base of every source: the component of kind "dataset" that a recipe names."""
 
+    brightest: ClassVar[int] = 255
+    """The value of a white pixel, if images are whole numbers."""
     name: str
     root: Location | None
     """A local folder or archive, or the address of one, which is copied into the cache; null: the

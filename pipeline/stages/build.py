@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -38,6 +38,7 @@ from pipeline.stages.build_checks import (
     check_metrics,
     check_outputs,
     require_all,
+    require_attackable,
 )
 from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.training.component_specs import ScheduleSpec
@@ -46,6 +47,8 @@ from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.rate_table import RateFile, TableSchedule
+from pipeline.training.robustness.adversarial_rule import AdversarialRule
+from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
 from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import TrainStep, init_state, init_variables, make_train_step
 from pipeline.training.target_metrics import list_metrics
@@ -107,6 +110,11 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     privacy = plan_privacy(recipe, dataset, schedule.total, reporter)
     if privacy is not None:
         step_config = replace(step_config, privacy=privacy.rule)
+    if recipe.eval.robustness:
+        require_attackable(recipe, dataset)
+    if recipe.train.adversarial is not None:
+        rule = AdversarialRule(recipe.train.adversarial, make_pixel_scale(recipe, dataset, "train"))
+        step_config = replace(step_config, adversarial=rule)
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: init_variables(step_config, words), seed)
@@ -158,6 +166,19 @@ def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporte
         line = str(budget)
     reporter.stage("privacy", line)
     return budget
+
+
+def make_pixel_scale(
+    recipe: Recipe, dataset: Dataset, split: Literal["train", "eval"]
+) -> PixelScale:
+    """Return the scale of pixels after the map ops of a split.
+
+    Raises RecipeError if attacks need other samples than images with one class each.
+    """
+    require_attackable(recipe, dataset)
+    ops = dataset.train_ops if split == "train" else dataset.eval_ops
+    with blaming_key(f"dataset.{split}"):
+        return find_pixel_scale(ops, find_white(dataset.raw_image, recipe.dataset.brightest))
 
 
 def make_step_config(

@@ -98,6 +98,21 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
         raise RecipeError(problems)
 
 
+def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise RecipeError unless samples are images with one class each, as attacks need them."""
+    problem = None
+    if dataset.text is not None or dataset.raw_image.dtype not in ("uint8", "float32"):
+        problem = "has tokens, which have no pixels to change"
+    elif dataset.table is not None:
+        problem = "has the columns of a table, which have no pixels to change"
+    elif dataset.targets.task != "classification" or dataset.label_positions:
+        problem = f"has {dataset.targets}, not one class for each image"
+    if problem is not None:
+        raise RecipeError(
+            f"dataset = {recipe.dataset.name}: {problem}; attacks need images with one class each"
+        )
+
+
 def check_outputs(draft: StepDraft) -> None:
     """Require the shape (classes,) of a sample's logits, or (..., classes) for several labels."""
     outputs = draft.outputs

@@ -167,6 +167,10 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
             from pipeline.stages.audit_canaries import audit
 
             summary.privacy["audit"] = audit(run, state)
+        if evaluates and recipe.eval.robustness and history.status == "done":
+            from pipeline.stages.robust_evaluation import conclude_robustness
+
+            conclude_robustness(run, state)
 
 
 def lower_and_compile(

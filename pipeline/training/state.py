@@ -29,6 +29,7 @@ from pipeline.training.non_finite_steps import STOP, NonFinitePolicy
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.add_noise import PrivacyRule, PrivacyState
+from pipeline.training.robustness.adversarial_rule import AdversarialRule
 
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
@@ -100,6 +101,8 @@ class StepConfig:
     """How devices share the state; None if each has all of it."""
     privacy: PrivacyRule | None = None
     """How gradients are made private; None: they aren't."""
+    adversarial: AdversarialRule | None = None
+    """How training images are attacked; None: they aren't."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 
@@ -172,6 +175,8 @@ class MappedBatch(NamedTuple):
     """bool (B,): True for samples, False for padding."""
     dropout_key: Array
     """A JAX key."""
+    draws: Array | None = None
+    """Random numbers of the attack on the images, float32 (B, n), in adversarial training."""
 
 
 class Gradients(NamedTuple):

@@ -14,6 +14,7 @@ outputs/<date>/<time>_<recipe>/
     earlier_autopsy/              both of these, after a resume
     price.json, trace.json, timeline.html, result of AutoTune      on an emulated device
     compiled.json                 for a device.target
+    robustness.json               accuracy under attacks
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ LOWERINGS = "lowerings.json"
 """The lowerings of the run's layers."""
 COMPILED = "compiled.json"
 """Figures of programs for an absent chip."""
+ROBUSTNESS = "robustness.json"
+"""Accuracy under attacks, of `eval.robustness` or the command `attack`."""
 OVERRIDES = "overrides.yaml"
 """Overrides of a job of a sweep."""
 CLAIM = ".claim"
@@ -60,7 +63,10 @@ CHECKPOINT_NAMES = "ckpt.json"
 BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
-JSON_FILES = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS)
+JSON_FILES = (
+    *(SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS),
+    ROBUSTNESS,
+)
 REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *JSON_FILES)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
