@@ -192,6 +192,8 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
         )
     if recipe.train.on_nan.name == "rollback":
         yield f"train.on_nan = rollback: must be stop or skip {reason}"
+    if recipe.train.deadline is not None:
+        yield f"train.{recipe.train.deadline}: must be train.steps or another length {reason}"
     collect_every = recipe.monitor.collect_every
     if parallel.mode == "fsdp" and collect_every is not None:
         yield f"monitor.collect_every = {collect_every}: must be null {reason} and fsdp"

@@ -27,6 +27,7 @@ from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.engine.schedule import RunSchedule, Schedule
+from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
 
@@ -78,6 +79,11 @@ class TimedRuns:
         self._state = exhaust(training)
         observers.monitor.flush()
         return watch.make_timing(variant.sink_steps or 1)
+
+    @property
+    def state(self) -> TrainState:
+        """The state after the trials so far."""
+        return self._state
 
     def _open_observers(self, variant: Variant) -> Observers:
         """Return the observers for a sink size, which the first call opens."""
@@ -142,6 +148,8 @@ SINGLES = 4
 
 OFF = Variant(None, "none")
 """Training without sinks."""
+EVALUATED_S = 1.0
+"""Least duration of the measurement of an evaluation, if it has enough batches."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +198,20 @@ def measure(
     ]
     single_dispatches = np.concatenate([timings[OFF].dispatch_ms for timings in rounds])
     return Measurement(fit_costs(rounds, mechanisms, long_steps), single_dispatches, long_steps)
+
+
+def time_evaluation(executable: Executable, state: TrainState, batches: int) -> float:
+    """Time a part of an evaluation of `batches` batches; return the seconds of all of it.
+
+    The program must have run before.
+    """
+    started_at = time.perf_counter()
+    done = 0
+    while done < batches and time.perf_counter() - started_at < EVALUATED_S:
+        stop = min(batches, max(1, 2 * done))
+        executable.evaluate(state, done, stop)
+        done = stop
+    return (time.perf_counter() - started_at) * batches / done
 
 
 def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:
