@@ -59,8 +59,10 @@ def _list_times(time_: time_of_day, now_s: float) -> Iterator[float]:
     today = datetime.fromtimestamp(now_s).date()
     for days in (0, 1):
         moment = datetime.combine(today + timedelta(days=days), time_)
-        for fold in (0, 1):
-            yield moment.replace(fold=fold).timestamp()
+        first_s = moment.timestamp()
+        yield first_s
+        # Later than the first one if the clock shows the time twice, earlier if it leaves it out.
+        yield max(first_s, moment.replace(fold=1).timestamp())
 
 
 def find_deadline(train: TrainSpec, started_at: float) -> float | None:

@@ -6,6 +6,7 @@ into the run's recipe: a run with that `train.steps` has the same numbers.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -23,12 +24,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.engine.deadline import Deadline, count_steps
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
-from pipeline.stages.autosink.dispatch_costs import (
-    OFF,
-    TimedRuns,
-    Variant,
-    time_evaluation,
-)
+from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant, time_evaluation
 from pipeline.stages.build import make_learning_rates
 from pipeline.stages.record.recorded_recipe import write_recipe
 from pipeline.stages.runner.context import CompiledRun, OpenPrograms, RunContext
@@ -39,8 +35,10 @@ LATE_SHARE = 0.02
 """Share of the time by which a run may be late before its steps are cut."""
 TIMED_SHARE = 0.03
 """Share of the time for measuring steps, within `LEAST_TIMED_S` and `MOST_TIMED_S`."""
-LEAST_TIMED_S = 0.5
+LEAST_TIMED_S = 1.0
 MOST_TIMED_S = 10.0
+ROUNDS = 10
+"""Rounds of measuring steps."""
 CLOSING_S = 0.4
 """Seconds from the last evaluation to the end of the process: logs, pictures, the summary."""
 
@@ -127,10 +125,7 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
     evaluation_s = compile_s = 0.0
     is_terminal = run.context.reporter.console.is_terminal
     with TimedRuns(recipe, run.built.run_schedule, executable, is_terminal=is_terminal) as trials:
-        single_s = trials.time(OFF, 3).step_ms / 1e3
-        num_steps = min(max(4, int(timed_s / single_s)), UNPLANNED_STEPS)
-        size = None if sink.size is None else min(sink.size, max(1, num_steps // 4))
-        step_s = trials.time(Variant(size, sink.mechanism), num_steps).step_ms / 1e3
+        step_s = time_steps(trials, sink, timed_s)
         if "eval" in recipe.stages:
             started_at = time.perf_counter()
             executable.evaluate(trials.state, 0, 1)
@@ -145,6 +140,21 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
     predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
     closing_s = CLOSING_S + (compile_s if predicts else 0.0)
     return Pace(step_s, evaluation_s, save_s, closing_s)
+
+
+def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
+    """Time a step of the run's sinks for about `timed_s` seconds; return the seconds of one.
+
+    The first half of the time isn't counted, since a process has slower steps at first.
+    """
+    started_at = time.perf_counter()
+    round_steps = 2
+    rounds: list[float] = []
+    while not rounds or time.perf_counter() - started_at < timed_s:
+        size = None if sink.size is None else min(sink.size, max(1, round_steps // 4))
+        rounds.append(trials.time(Variant(size, sink.mechanism), round_steps).step_ms / 1e3)
+        round_steps = max(2, int(timed_s / ROUNDS / rounds[-1]))
+    return statistics.median(rounds[len(rounds) // 2 :])
 
 
 def _time_save(run: CompiledRun, trials: TimedRuns) -> float:

@@ -26,6 +26,7 @@ INIT_KEYS = ("model.init",)
 """Keys on which only the small program of the initialization depends."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
+COUNTED = "a length in steps"
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
     " numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
@@ -105,6 +106,7 @@ def require_members(recipes: Iterable[Recipe]) -> None:
             ("launch", recipe.launch.name, ("none", "auto")),
             ("train.mode", recipe.train.mode, ("graph",)),
             ("profile.mode", recipe.profile.mode, ("off",)),
+            ("train", recipe.train.deadline or COUNTED, (COUNTED,)),
             ("train.remat", recipe.train.remat, ("none", "blocks")),
         )
         if value not in allowed
