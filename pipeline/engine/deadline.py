@@ -25,20 +25,27 @@ class Deadline:
     def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
         """Return the schedule from boundary `step` on, with fewer steps if the last would be late.
 
-        The decision is made as late as possible, since steps may get faster again. At least one
-        step follows.
+        The decision is made as late as possible, since steps may get faster again: when the next
+        dispatch with its events leaves no time for another one. At least one step follows.
         """
         step_s = dispatch_size.step_s
         if self.stop_at is None or step_s is None:
             return schedule
         left_s = self.stop_at - time.perf_counter()
-        if left_s > sum(self.event_s.values()) + 3 * dispatch_size.dispatch_s:
+        near = _end_at(schedule, step + dispatch_size.max_steps + 1)
+        later_s = left_s - dispatch_size.dispatch_s
+        if count_steps(near, step, later_s, step_s, self.event_s) >= near.run.total:
             return schedule
         end = max(step + 1, count_steps(schedule, step, left_s, step_s, self.event_s))
         if end >= schedule.run.total:
             return schedule
         self.note_end(end)
-        return replace(schedule, run=replace(schedule.run, total=end))
+        return _end_at(schedule, end)
+
+
+def _end_at(schedule: Schedule, step: int) -> Schedule:
+    """Return the schedule up to a step."""
+    return replace(schedule, run=replace(schedule.run, total=min(step, schedule.run.total)))
 
 
 def count_steps(

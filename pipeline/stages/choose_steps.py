@@ -6,7 +6,6 @@ into the run's recipe: a run with that `train.steps` has the same numbers.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -24,8 +23,14 @@ from pipeline.core.errors import RecipeError
 from pipeline.engine.deadline import Deadline, count_steps
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
-from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant, time_evaluation
+from pipeline.stages.autosink.dispatch_costs import (
+    EVALUATED_S,
+    TimedRuns,
+    Variant,
+    time_evaluation,
+)
 from pipeline.stages.build import make_learning_rates
+from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.record.recorded_recipe import write_recipe
 from pipeline.stages.runner.context import CompiledRun, OpenPrograms, RunContext
 
@@ -37,8 +42,8 @@ TIMED_SHARE = 0.03
 """Share of the time for measuring steps, within `LEAST_TIMED_S` and `MOST_TIMED_S`."""
 LEAST_TIMED_S = 1.0
 MOST_TIMED_S = 10.0
-ROUNDS = 10
-"""Rounds of measuring steps."""
+LONG_ROUND = 8
+"""Short rounds of measuring steps in the whole time; the long round takes half of it."""
 CLOSING_S = 0.4
 """Seconds from the last evaluation to the end of the process: logs, pictures, the summary."""
 
@@ -130,9 +135,7 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
             started_at = time.perf_counter()
             executable.evaluate(trials.state, 0, 1)
             compile_s = time.perf_counter() - started_at
-            batches = run.dataset.eval_order.steps_per_epoch
-            evaluation_s = time_evaluation(executable, trials.state, batches)
-            evaluation_s *= 2 if recipe.eval.on_train else 1
+            evaluation_s = _time_whole_evaluation(run, trials)
         save_s = _time_save(run, trials) if "checkpoint" in recipe.stages else 0.0
     executable.set_learning_rates(run.built.learning_rates)
     executable.loader.close()
@@ -145,16 +148,48 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
 def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
     """Time a step of the run's sinks for about `timed_s` seconds; return the seconds of one.
 
-    The first half of the time isn't counted, since a process has slower steps at first.
+    The difference of a long and a short round counts, each until its logs are written: in a long
+    run, training waits for logs that are written more slowly than steps are done. Steps before
+    these rounds are slower, since the process has just begun.
     """
+
+    def time_round(steps: int, size: int) -> float:
+        began_at = time.perf_counter()
+        trials.time(Variant(None if sink.size is None else size, sink.mechanism), steps)
+        return time.perf_counter() - began_at
+
     started_at = time.perf_counter()
-    round_steps = 2
-    rounds: list[float] = []
-    while not rounds or time.perf_counter() - started_at < timed_s:
-        size = None if sink.size is None else min(sink.size, max(1, round_steps // 4))
-        rounds.append(trials.time(Variant(size, sink.mechanism), round_steps).step_ms / 1e3)
-        round_steps = max(2, int(timed_s / ROUNDS / rounds[-1]))
-    return statistics.median(rounds[len(rounds) // 2 :])
+    one = Variant(None if sink.size is None else 1, sink.mechanism)
+    step_s = trials.time(one, 2).step_ms / 1e3
+    while True:
+        if LONG_ROUND * step_s > timed_s:
+            # Such steps are slower than anything else.
+            return trials.time(one, max(2, int(timed_s / step_s))).step_ms / 1e3
+        steps = max(4, int(timed_s / LONG_ROUND / step_s))
+        if time.perf_counter() - started_at > timed_s / 2:
+            break
+        step_s = time_round(steps, 1) / steps
+    size = min(sink.size or 1, steps // 4)
+    time_round(steps, size)
+    short_s = time_round(steps, size)
+    long_s = time_round(LONG_ROUND // 2 * steps, size)
+    step_s = (long_s - short_s) / (LONG_ROUND // 2 - 1) / steps
+    # Other work on the machine may have slowed down the short round alone.
+    return max(step_s, long_s / LONG_ROUND / steps)
+
+
+def _time_whole_evaluation(run: CompiledRun, trials: TimedRuns) -> float:
+    """Time an evaluation in seconds: a part of a long one, or all of it with its metrics."""
+    recipe = run.context.recipe
+    batches = run.dataset.eval_order.steps_per_epoch
+    evaluation_s = time_evaluation(run.executable, trials.state, batches)
+    if evaluation_s > EVALUATED_S:
+        return 2 * evaluation_s if recipe.eval.on_train else evaluation_s
+    started_at = time.perf_counter()
+    metrics = run.built.step_config.metrics
+    options = EvalOptions(recipe.train.dispatch_seconds, metrics, on_train=recipe.eval.on_train)
+    evaluate(run.executable, trials.state, run.dataset, options)
+    return time.perf_counter() - started_at
 
 
 def _time_save(run: CompiledRun, trials: TimedRuns) -> float:

@@ -12,6 +12,8 @@ from pipeline.engine import deadline as deadline_module
 from pipeline.engine.deadline import Deadline, count_steps
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule
 
+Patch = pytest.MonkeyPatch
+
 
 def schedule_of(total: int, evals: int | None = None, saves: int | None = None) -> Schedule:
     every = {Event.EVALUATE: (evals,) if evals else (), Event.CHECKPOINT: (saves,) if saves else ()}
@@ -43,24 +45,25 @@ def test_steps_and_events_between_them_fit(
 
 
 @pytest.mark.parametrize(
-    ("now", "step", "step_s", "end"),
+    ("now", "step", "step_s", "evals", "end"),
     [
-        (0.0, 10, 1.0, 100),  # late by now, but there is time for steps to get faster
-        (94.0, 50, 0.07, 100),
-        (94.0, 50, 0.5, 60),  # 2 s for an evaluation after step 60 are too long
-        (94.0, 50, 0.4, 65),
-        (99.9, 50, 1.0, 51),  # one step follows
-        (200.0, 99, 1.0, 100),
+        (0.0, 10, 2.0, None, 100),  # late by now, but there is time for steps to get faster
+        (94.0, 50, 0.5, None, 100),  # another dispatch follows the next one
+        (98.0, 50, 0.5, None, 54),
+        (97.0, 50, 0.5, 52, 52),  # there is no time for the 2 s of an evaluation after step 52
+        (97.0, 97, 0.5, 99, 99),
+        (97.0, 97, 0.5, 100, 100),  # the last evaluation isn't in this time
+        (99.9, 50, 1.0, None, 51),  # one step follows
+        (200.0, 99, 1.0, None, 100),
     ],
 )
 def test_training_ends_early_at_the_last_moment(
-    now: float, step: int, step_s: float, end: int, monkeypatch: pytest.MonkeyPatch
+    now: float, step: int, step_s: float, evals: int | None, end: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: now))
     ends: list[int] = []
-    deadline = Deadline(100.0, {Event.EVALUATE: 0.0 if step_s == 0.4 else 2.0}, ends.append)
-    schedule = schedule_of(100, evals=60 if step_s != 0.4 else None)
-    shortened = deadline.shorten(schedule, step, DispatchSize(2.0, step_s))
+    deadline = Deadline(100.0, {Event.EVALUATE: 2.0}, ends.append)
+    shortened = deadline.shorten(schedule_of(100, evals), step, DispatchSize(2.0, step_s))
     assert shortened.run.total == end
     assert ends == ([end] if end < 100 else [])
 
