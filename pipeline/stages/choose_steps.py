@@ -21,10 +21,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
 from pipeline.engine.deadline import Deadline, count_steps
+from pipeline.engine.hooks import evaluate_nothing
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.autosink.dispatch_costs import (
-    EVALUATED_S,
+    Evaluate,
     TimedRuns,
     Variant,
     time_evaluation,
@@ -44,6 +45,8 @@ LEAST_TIMED_S = 1.0
 MOST_TIMED_S = 10.0
 LONG_ROUND = 8
 """Short rounds of measuring steps in the whole time; the long round takes half of it."""
+MOST_EVALUATIONS = 20
+"""Most evaluations that are timed between steps."""
 CLOSING_S = 0.4
 """Seconds from the last evaluation to the end of the process: logs, pictures, the summary."""
 
@@ -135,7 +138,7 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
             started_at = time.perf_counter()
             executable.evaluate(trials.state, 0, 1)
             compile_s = time.perf_counter() - started_at
-            evaluation_s = _time_whole_evaluation(run, trials)
+            evaluation_s = _time_whole_evaluation(run, sink, trials, step_s, timed_s)
         save_s = _time_save(run, trials) if "checkpoint" in recipe.stages else 0.0
     executable.set_learning_rates(run.built.learning_rates)
     executable.loader.close()
@@ -178,18 +181,33 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
     return max(step_s, long_s / LONG_ROUND / steps)
 
 
-def _time_whole_evaluation(run: CompiledRun, trials: TimedRuns) -> float:
-    """Time an evaluation in seconds: a part of a long one, or all of it with its metrics."""
+def _time_whole_evaluation(
+    run: CompiledRun, sink: SinkPlan, trials: TimedRuns, step_s: float, timed_s: float
+) -> float:
+    """Time an evaluation in seconds: a part of a long one, or several short ones between steps.
+
+    Between steps it is slower, as the thread that writes logs has work.
+    """
     recipe = run.context.recipe
     batches = run.dataset.eval_order.steps_per_epoch
     evaluation_s = time_evaluation(run.executable, trials.state, batches)
-    if evaluation_s > EVALUATED_S:
-        return 2 * evaluation_s if recipe.eval.on_train else evaluation_s
-    started_at = time.perf_counter()
+    evaluation_s *= 2 if recipe.eval.on_train else 1
+    count = min(int(timed_s / 4 / evaluation_s), MOST_EVALUATIONS)
+    if count < 3:
+        return evaluation_s
     metrics = run.built.step_config.metrics
     options = EvalOptions(recipe.train.dispatch_seconds, metrics, on_train=recipe.eval.on_train)
-    evaluate(run.executable, trials.state, run.dataset, options)
-    return time.perf_counter() - started_at
+    size = max(1, int(timed_s / LONG_ROUND / step_s / count))
+
+    def time_round(evaluate_state: Evaluate) -> float:
+        began_at = time.perf_counter()
+        trials.time(Variant(size, sink.mechanism), size * count, evaluate_state)
+        return time.perf_counter() - began_at
+
+    time_round(evaluate_nothing)  # opens the logs
+    steps_s = time_round(evaluate_nothing)
+    both_s = time_round(lambda state: evaluate(run.executable, state, run.dataset, options))
+    return max(evaluation_s, (both_s - steps_s) / count)
 
 
 def _time_save(run: CompiledRun, trials: TimedRuns) -> float:

@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,14 +21,17 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import Monitor
+from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks
+from pipeline.engine.hooks import Hooks, evaluate_nothing
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.observers import Observers, open_observers
-from pipeline.engine.schedule import RunSchedule, Schedule
+from pipeline.engine.schedule import Event, RunSchedule, Schedule
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
+
+Evaluate = Callable[[TrainState], Evaluation | None]
+"""(state) -> metrics."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,20 @@ class TimedRuns:
         self._open = ExitStack()
         self._observers: dict[int | None, Observers] = {}
 
-    def time(self, variant: Variant, steps: int) -> Timing:
+    def time(self, variant: Variant, steps: int, evaluate: Evaluate = evaluate_nothing) -> Timing:
         """Time a variant over `steps` steps, which must be at least three sinks.
 
-        Raises RunError if a step isn't finite.
+        With `evaluate` there is an evaluation after each sink. Raises RunError if a step isn't
+        finite.
         """
         watch = DispatchClock()
         observers = self._open_observers(variant)
         run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
-        schedule = Schedule(run, dispatch_seconds=self._recipe.train.dispatch_seconds)
+        periods = () if evaluate is evaluate_nothing else (variant.sink_steps or 1,)
+        every = {Event.EVALUATE: periods}
+        schedule = Schedule(run, every, dispatch_seconds=self._recipe.train.dispatch_seconds)
         program = Program(self._executable, variant.mechanism)
-        hooks = Hooks(monitors=[observers.monitor, watch])
+        hooks = Hooks(monitors=[observers.monitor, watch], evaluate=evaluate)
         training = train(program, self._state, schedule, hooks, HostState(), History(0))
         self._state = exhaust(training)
         observers.monitor.flush()
