@@ -19,6 +19,7 @@ from pydantic import (
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.config.adapter_words import AdapterWords
+from pipeline.config.deadline import ClockTime
 from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
@@ -71,6 +72,15 @@ class TrainSpec(AdapterWords):
     """The length in epochs: passes over the training split."""
     steps: PositiveInt | None
     """The length in steps."""
+    minutes: Annotated[float, Field(gt=0, le=366 * 24 * 60)] | None = None
+    """The length as a time, from the start of the process to its end. The run measures its pace,
+    and writes the number of steps that it chose into its recipe."""
+    until: ClockTime | None = None
+    """The length as the time of the end: HH:MM of the local clock, or ISO 8601."""
+    end_step: PositiveInt | None = None
+    """The step after which training ends before its schedule does; null: at the schedule's end."""
+    planned_for: str | None = None
+    """The deadline that a run chose `steps` for, by which `train.resume=auto` finds the run."""
     sink: bool
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
     """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size that
@@ -153,6 +163,13 @@ class TrainSpec(AdapterWords):
         if optimizer == self.optimizer and rules == self.optimizers:
             return self
         return self.model_copy(update={"optimizer": optimizer, "optimizers": rules})
+
+    @property
+    def deadline(self) -> str | None:
+        """The deadline that decides the length, as key and value; None if the length is known."""
+        if self.minutes is not None:
+            return f"minutes = {self.minutes:g}"
+        return None if self.until is None else f"until = {self.until}"
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:

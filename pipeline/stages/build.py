@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve_precision
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import schedule_run
+from pipeline.config.run_length import schedule_run, total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
@@ -99,6 +99,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     Raises RecipeError if components don't fit.
     """
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
+    planned = replace(schedule, total=total_steps(recipe.train, schedule.steps_per_epoch))
     step_config = make_step_config(
         recipe,
         dataset.targets,
@@ -107,7 +108,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         dataset.eval_ops,
         dataset.train_images,
     )
-    privacy = plan_privacy(recipe, dataset, schedule.total, reporter)
+    privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if privacy is not None:
         step_config = replace(step_config, privacy=privacy.rule)
     if recipe.eval.robustness:
@@ -132,7 +133,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     built = Built(
         step_config=step_config,
         run_schedule=schedule,
-        learning_rates=make_learning_rates(recipe.train, schedule),
+        learning_rates=make_learning_rates(recipe.train, planned),
         seed=seed,
         state=state,
         parameters=sum(leaf.size for leaf in leaves),
@@ -287,10 +288,12 @@ def _format_line(recipe: Recipe, built: Built) -> str:
         starts = [phase.start for phase in built.step_config.phases]
         counts = [f"{count_trained(start):,} from step {start + 1}" for start in starts]
         frozen = ", ".join(["", f"{count_trained(0):,} of them trained", *counts])
+    length = f"{run.total:,} steps, {sink}, {run.total / run.steps_per_epoch:,.2f} epochs"
+    if recipe.train.deadline is not None:
+        length = f"steps to be chosen for {recipe.train.deadline}, {sink}"
     return (
         f"{recipe.model.name}: {built.parameters:,} parameters{frozen}, "
-        f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "
-        f"{run.total / run.steps_per_epoch:,.2f} epochs"
+        f"{built.parameter_bytes / 1e6:,.1f} MB; {length}"
     )
 
 

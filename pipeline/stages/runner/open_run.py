@@ -202,6 +202,9 @@ def _place_run(
         return str(run_dir), True
 
     path, resuming = ranks.agree(choose, timeout_s=RESTORE_S if recipe.checkpoint.mirror else None)
+    if resuming and recipe.train.deadline is not None:
+        recorded = recorded_recipe.read_recorded_recipe(Path(path))
+        recipe = recorded_recipe.keep_length(recipe, recorded, path)
     return recipe, open_folder(Path(path), ranks, resuming=resuming)
 
 

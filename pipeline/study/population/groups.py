@@ -28,6 +28,7 @@ FOLD = "dataset.folds.index"
 """Key of the evaluated fold: an argument as long as folds need the same constants."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
+COUNTED = "a length in steps"
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
     " dataset.folds.index, numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
@@ -118,6 +119,7 @@ def _list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
             ("launch", recipe.launch.name, ("none", "auto")),
             ("train.mode", recipe.train.mode, ("graph",)),
             ("profile.mode", recipe.profile.mode, ("off",)),
+            ("train", recipe.train.deadline or COUNTED, (COUNTED,)),
             ("train.remat", recipe.train.remat, ("none", "blocks")),
         )
         if value not in allowed
