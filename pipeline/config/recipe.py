@@ -125,6 +125,9 @@ class TrainSpec(AdapterWords):
     gradients: Annotated[GradientSpec, ComponentOf("gradients")]
     """How gradients are computed: plain, by one backward pass, or by a custom component."""
     ema: AverageSpec
+    ledger: bool = False
+    """Whether the run keeps the last loss, the margins and how often each training sample was
+    learnt and forgotten. Its report then lists suspicious labels."""
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]

@@ -99,6 +99,8 @@ class Split:
     columns: Mapping[str, Column]
     files: tuple[int, ...] = ()
     """Number of samples in each file, in the order of samples; empty if unknown."""
+    numbers: np.ndarray | None = None
+    """Numbers of the samples in the split as it was read, int64 (n,), if some were left out."""
 
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())

@@ -107,6 +107,8 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     privacy = plan_privacy(recipe, dataset, schedule.total, reporter)
     if privacy is not None:
         step_config = replace(step_config, privacy=privacy.rule)
+    if recipe.train.ledger:
+        step_config = replace(step_config, ledger_samples=len(dataset.train))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: init_variables(step_config, words), seed)
