@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.csv_file import csv_text
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.pages.charts import Curve, curve_chart, histogram, scatter_chart
 from pipeline.core.pages.drawing import Drawing
@@ -56,6 +57,13 @@ from pipeline.inspect.report.report_files import (
     csv_files,
     number_rows,
 )
+from pipeline.inspect.report.suspicious_labels import (
+    DUPLICATES,
+    SUSPICIOUS,
+    find_suspicious_labels,
+    make_ledger_sections,
+    read_ledger,
+)
 from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_trained_run
 from pipeline.stages.record.compare_steps import read_arrays
@@ -64,7 +72,8 @@ from pipeline.stages.record.run_directory import RECIPE, REPORT, find_run_dir
 PAGE = "index.html"
 MISTAKES = "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
-REPORT_FILES = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
+TABLES = (PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, SUSPICIOUS, DUPLICATES)
+REPORT_FILES = (PAGE, MISTAKES, *TABLES, *CHARTS)
 KIND = "report"
 """Kind of the page, which marks it as a report."""
 MAX_MISTAKES = 36
@@ -116,6 +125,15 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
     figures = _format_figures(predictions, len(dataset.eval))
     recipe = run.recipe
+    ledger = read_ledger(run, run_dir, dataset)
+    ledger_sections: list[Section] = []
+    files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
+    if ledger is not None:
+        findings = find_suspicious_labels(ledger, dataset)
+        ledger_sections = make_ledger_sections(findings, dataset)
+        figures |= findings.figures
+        files |= {SUSPICIOUS: csv_text(findings.suspicious)}
+        files |= {DUPLICATES: csv_text(findings.duplicates)} if findings.duplicates else {}
     page = Page(
         KIND,
         f"{recipe.name}: report",
@@ -123,12 +141,12 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
         f"{len(dataset.eval):,} samples of its evaluation split.",
         [
             *_make_sections(predictions, dataset.targets.names, charts, worst),
+            *ledger_sections,
             *origin_sections(run_dir),
         ],
         figures,
         f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
     )
-    files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     files |= {name: chart.file_text() for name, chart in charts.items()}
     if worst:
         files[MISTAKES] = png(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -53,6 +53,8 @@ class TrainedRun:
     arrays: Arrays
     step: int
     samples: Samples
+    ledger: Arrays = field(default_factory=dict)
+    """The arrays of the ledger of training samples by name; empty if the run kept none."""
 
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -84,7 +86,8 @@ def read_trained_run(folder: Path) -> TrainedRun:
         raise DataError(
             f"{saved.where}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
-    return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
+    samples = _read_samples(run_dir / SUMMARY, recipe)
+    return TrainedRun(recipe, saved.weights(), saved.step, samples, saved.ledger())
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:
