@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
 
@@ -30,8 +30,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.columns import RawData
 from pipeline.data.row_views import select_samples
 from pipeline.inspect.report import evaluated
+from pipeline.inspect.report.suspicious_labels import score_labels
 from pipeline.stages import data
 from pipeline.stages.export.trained_run import read_trained_run
+from pipeline.training.ledger import SampleLedger
 
 FOLDS = 5
 MNIST_SHARES = (0.05,)
@@ -99,11 +101,11 @@ def rank_by_ledger(name: str, keys: Sequence[str], flipped: FlippedData) -> tupl
     with tempfile.TemporaryDirectory() as folder, changed_data(flipped):
         run(load_recipe(name, [*keys, *QUIET, "train.ledger=true"]), Path(folder) / "run")
         arrays = read_saved(Path(folder) / "run").arrays
-    readings = arrays["ledger/readings"]
-    margins = arrays["ledger/margin_sum"] / np.maximum(readings, 1)
+    names = [field.name for field in fields(SampleLedger)]
+    ledger = SampleLedger(**{name: arrays[f"ledger/{name}"] for name in names})
     wrong = flipped.true != flipped.labels
     right = arrays["ledger/rival"][wrong] == flipped.true[wrong]
-    return flipped.rate(np.where(readings > 0, -margins, -np.inf)), float(right.mean())
+    return flipped.rate(score_labels(ledger)), float(right.mean())
 
 
 def rank_by_cleanlab(name: str, keys: Sequence[str], flipped: FlippedData) -> float:

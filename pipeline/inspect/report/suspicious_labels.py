@@ -46,13 +46,11 @@ class LedgerRows:
     @property
     def figures(self) -> dict[str, str]:
         """The main figures by name, as text."""
-        suspicious = sum(
-            row["margin"] != "" and float(row["margin"]) < 0 for row in self.suspicious
-        )
+        negative = sum(row["margin"].startswith("-") for row in self.suspicious)
         never = sum(row["readings"] > 0 and not row["learnt"] for row in self.suspicious)
         shared = sum(row["split"] == "eval" for row in self.duplicates)
         return {
-            "suspicious labels": f"{suspicious:,}",
+            "margin below 0": f"{negative:,}",
             "never learnt": f"{never:,}",
             "in both splits": f"{shared:,}",
         }
@@ -81,14 +79,40 @@ def read_ledger(run: TrainedRun, run_dir: Path, dataset: Dataset) -> SampleLedge
     return SampleLedger(**{name: run.ledger[name] for name in names})
 
 
+def compute_margins(ledger: SampleLedger) -> np.ndarray:
+    """Return the mean margin of each sample, float64 (n,); 0 if no step has read it."""
+    readings = np.maximum(np.asarray(ledger.readings), 1)
+    margins: np.ndarray = np.asarray(ledger.margin_sum, np.float64) / readings
+    return margins
+
+
+def compute_early_norms(ledger: SampleLedger) -> np.ndarray:
+    """Return the mean of the early norms of p - y of each sample, float64 (n,), 0 to sqrt(2)."""
+    readings = np.clip(np.asarray(ledger.readings), 1, EARLY_READINGS)
+    norms: np.ndarray = np.asarray(ledger.early_gradient_sum, np.float64) / readings
+    return norms
+
+
+def score_labels(ledger: SampleLedger) -> np.ndarray:
+    """Return how suspicious each label is, float64 (n,), 0 to 1; -1 if no step has read it.
+
+    The mean of the sigmoid of the negative margin and of the early norm over its largest value.
+    The margin of a network that keeps learning is the better one; of a network that learns wrong
+    labels by heart, only the early norm shows them.
+    """
+    doubt = (1 - np.tanh(compute_margins(ledger) / 2)) / 2
+    scores = (doubt + compute_early_norms(ledger) / np.sqrt(2)) / 2
+    return np.where(np.asarray(ledger.readings) > 0, scores, -1.0)
+
+
 def find_suspicious_labels(ledger: SampleLedger, dataset: Dataset) -> LedgerRows:
-    """Rank the training samples by their mean margin, the smallest first; those that no step has
-    read are last."""
+    """Rank the training samples by `score_labels`, the most suspicious first."""
     columns = {name: np.asarray(array) for name, array in vars(ledger).items()}
     readings = columns["readings"]
-    margins = columns["margin_sum"].astype(np.float64) / np.maximum(readings, 1)
-    norms = columns["early_gradient_sum"] / np.clip(readings, 1, EARLY_READINGS)
-    order = np.argsort(np.where(readings > 0, margins, np.inf), kind="stable")
+    margins = compute_margins(ledger)
+    norms = compute_early_norms(ledger)
+    scores = score_labels(ledger)
+    order = np.argsort(-scores, kind="stable")
     numbers = _number_samples(dataset.train)
     labels = _format_labels(dataset, dataset.train)
     rivals = columns["rival"]
@@ -97,6 +121,7 @@ def find_suspicious_labels(ledger: SampleLedger, dataset: Dataset) -> LedgerRows
             "index": int(numbers[row]),
             "label": labels[row],
             "suggested_label": dataset.targets.names[rivals[row]] if readings[row] else "",
+            "suspicion": f"{scores[row]:.6f}" if readings[row] else "",
             "margin": f"{margins[row]:.6g}" if readings[row] else "",
             "last_loss": f"{columns['loss'][row]:.6g}" if readings[row] else "",
             "early_norm_of_p_minus_y": f"{norms[row]:.6g}" if readings[row] else "",
@@ -113,10 +138,10 @@ def make_ledger_sections(rows: LedgerRows, dataset: Dataset) -> list[Section]:
     """Return the sections of a page about suspicious labels, unlearnt and repeated samples."""
     suspicious = rows.suspicious[:MAX_SHOWN]
     about = (
-        f"The {len(suspicious)} labels with the smallest margin, which is the logit of the label "
-        "minus the largest other one, on average over training. A wrong label has a margin below "
-        f"0. Each has its suggested label, in colour, and its number in the training split; all "
-        f"are in {SUSPICIOUS}, which dataset.exclude reads once it holds only those to leave out."
+        f"The {len(suspicious)} training labels that fit least. Each has its suggested label, in "
+        "colour, and its margin: the logit of the label minus the largest other one, on average "
+        f"over training. All are in {SUSPICIOUS}. dataset.exclude reads a copy of this file that "
+        "holds only the samples to leave out."
     )
     never: dict[str, list[int]] = {}
     for row in rows.suspicious:
