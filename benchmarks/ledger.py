@@ -12,6 +12,7 @@ recipe predicts for a fifth of the samples, trained on the other four.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import tempfile
 import time
@@ -22,11 +23,13 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from rich.console import Console
 
 from benchmarks.measure import add_save, heading, publish, table
 from pipeline import load_recipe, run
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.recipe import Recipe
+from pipeline.core.reporter import Reporter
 from pipeline.data.columns import RawData
 from pipeline.data.row_views import select_samples
 from pipeline.inspect.report import evaluated
@@ -126,7 +129,7 @@ def rank_by_cleanlab(name: str, keys: Sequence[str], flipped: FlippedData) -> fl
             recipe = load_recipe(name, [*keys, *QUIET])
             run(recipe, Path(folder) / "run")
             trained = read_trained_run(Path(folder) / "run")
-            dataset = data.load_data(recipe, _silent())
+            dataset = data.load_data(recipe, Reporter(console=Console(file=io.StringIO())))
             held = np.sort(
                 np.random.default_rng(1).permutation(len(flipped.labels))[
                     np.arange(len(flipped.labels)) % FOLDS == fold
@@ -138,16 +141,6 @@ def rank_by_cleanlab(name: str, keys: Sequence[str], flipped: FlippedData) -> fl
                 powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
                 probabilities[held[rows]] = powers / powers.sum(axis=-1, keepdims=True)
     return flipped.rate(-get_label_quality_scores(flipped.labels, probabilities))
-
-
-def _silent() -> object:
-    import io
-
-    from rich.console import Console
-
-    from pipeline.core.reporter import Reporter
-
-    return Reporter(console=Console(file=io.StringIO()))
 
 
 def measure_cost(name: str, keys: Sequence[str], steps: int, rounds: int) -> float:

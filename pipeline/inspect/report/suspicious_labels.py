@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pipeline.stages.record.continuity import find_changed_data
 from pipeline.stages.record.environment import fingerprint_columns
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.sample_pictures import format_label
-from pipeline.training.ledger import EARLY_READINGS, SampleLedger
+from pipeline.training.ledger import EARLY_READINGS, SampleLedger, make_ledger
 
 SUSPICIOUS = "suspicious_labels.csv"
 DUPLICATES = "duplicates.csv"
@@ -63,9 +63,11 @@ def read_ledger(run: TrainedRun, run_dir: Path, dataset: Dataset) -> SampleLedge
     """
     if not run.ledger:
         return None
-    names = [field.name for field in fields(SampleLedger)]
     samples = len(dataset.train)
-    if {*run.ledger} != {*names} or any(a.shape != (samples,) for a in run.ledger.values()):
+    expected = vars(make_ledger(samples))
+    types = {name: (array.shape, array.dtype) for name, array in run.ledger.items()}
+    is_of_data = types == {name: (array.shape, array.dtype) for name, array in expected.items()}
+    if not is_of_data or not np.isin(run.ledger["rival"], range(len(dataset.targets))).all():
         raise DataError(f"{run_dir}: its ledger isn't of the {samples:,} training samples")
     recorded = [
         {"data": {"train": data["train"]}}
@@ -76,7 +78,8 @@ def read_ledger(run: TrainedRun, run_dir: Path, dataset: Dataset) -> SampleLedge
     if changes := find_changed_data(recorded, {"train": train}):
         lines = "; ".join(changes)
         raise DataError(f"{run_dir}: its ledger is of other training data: {lines}")
-    return SampleLedger(**{name: run.ledger[name] for name in names})
+    arrays: dict[str, Any] = dict(run.ledger)
+    return SampleLedger(**arrays)
 
 
 def compute_margins(ledger: SampleLedger) -> np.ndarray:
@@ -205,7 +208,7 @@ def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def _hash_split(split: Split) -> Iterator[bytes]:
-    column = split.columns["image"]
+    column: Any = split.columns["image"]
     return hash_samples(column.values if isinstance(column, PaddedColumn) else column)
 
 
@@ -238,7 +241,7 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
             for value, length in zip(values, lengths, strict=True)
         ]
     elif dataset.table is not None:
-        names = [column.name for column in dataset.table.numeric[:MAX_CELLS]]
+        names = [number.name for number in dataset.table.numeric[:MAX_CELLS]]
         contents = [
             {
                 f"{name} (column)": f"{number:.4g}"
