@@ -47,8 +47,8 @@ def test_readings_are_numpys(scale: float) -> None:
     log_p = wide - top - np.log(np.exp(wide - top).sum(axis=1, keepdims=True))
     others = np.where(one_hot > 0, -np.inf, wide)
     rows = np.arange(50)
-    for given_labels in (labels, one_hot):
-        readings = read_samples(jnp.asarray(logits), jnp.asarray(given_labels), jnp.asarray(mask))
+    for form in (labels, one_hot):
+        readings = read_samples(jnp.asarray(logits), jnp.asarray(form), jnp.asarray(mask))
         np.testing.assert_allclose(readings.loss, -log_p[rows, labels], rtol=2e-5, atol=1e-6)
         margin = wide[rows, labels] - others.max(axis=1)
         np.testing.assert_allclose(readings.margin, margin, rtol=2e-5, atol=1e-5)
