@@ -19,7 +19,7 @@ EARLY_READINGS = 5
 
 
 class Readings(NamedTuple):
-    """What a step's outputs show about the labels of its samples; arrays are (B,)."""
+    """Facts about the labels of a step's samples, from its outputs; arrays are (B,)."""
 
     loss: Array
     """-log p of the label, float32, whatever the loss that is minimised."""
