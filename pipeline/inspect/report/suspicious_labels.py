@@ -140,7 +140,7 @@ def find_suspicious_labels(ledger: SampleLedger, dataset: Dataset) -> LedgerRows
 def make_ledger_sections(rows: LedgerRows, dataset: Dataset) -> list[Section]:
     """Return the sections of a page about suspicious labels, unlearnt and repeated samples."""
     suspicious = rows.suspicious[:MAX_SHOWN]
-    about = (
+    caption = (
         f"The {len(suspicious)} training labels that fit least. Each has its suggested label, in "
         "colour, and its margin: the logit of the label minus the largest other one, on average "
         f"over training. All are in {SUSPICIOUS}. dataset.exclude reads a copy of this file that "
@@ -155,7 +155,7 @@ def make_ledger_sections(rows: LedgerRows, dataset: Dataset) -> list[Section]:
         if any(flags)
     ]
     return [
-        Section("Suspicious labels", about, [_show_samples(suspicious, dataset)]),
+        Section("Suspicious labels", caption, [_show_samples(suspicious, dataset)]),
         Section(
             "Never learnt",
             "Training samples that were predicted wrongly whenever a step read them.",
@@ -231,7 +231,7 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
                 for row, value in zip(rows, values, strict=True)
             ]
         )
-    shown = ("index", "label", "suggested_label", "margin", "learnt", "forgotten")
+    keys = ("index", "label", "suggested_label", "margin", "learnt", "forgotten")
     contents: list[Mapping[str, Any]] = [{} for _ in rows]
     if dataset.text is not None:
         sizes = np.asarray(split.columns[SIZE])[samples] if SIZE in split.columns else None
@@ -251,7 +251,7 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
         ]
     return RowTable(
         [
-            {**{key: row[key] for key in shown}, **content}
+            {**{key: row[key] for key in keys}, **content}
             for row, content in zip(rows, contents, strict=True)
         ]
     )
