@@ -138,6 +138,9 @@ class TrainSpec(AdapterWords):
     adversarial: AdversarialSpec | None = None
     """Training on attacked images; null: on the images."""
     ema: AverageSpec
+    ledger: bool = False
+    """Whether the run keeps the last loss, the margins and how often each training sample was
+    learnt and forgotten. Its report then lists suspicious labels."""
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]

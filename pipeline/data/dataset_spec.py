@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from pipeline.core.files.address import Address
-from pipeline.core.registry import ComponentOf, Location, Seq, Spec
+from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
 from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
@@ -281,6 +281,9 @@ class DatasetSpec(Spec):
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
     """The label of entries without a class, such as 255 in masks or -100 in texts. Losses and
     metrics ignore it, and padding gets it; null: every label is a class."""
+    exclude: FilePath | None = None
+    """A CSV file with a column `index`, or with a number a line: training samples to leave out, by
+    their number in the training split. A report writes such numbers."""
     train: TrainSplitSpec
     eval: EvalSplitSpec
     folds: FoldsSpec | None = None
@@ -321,7 +324,7 @@ class DatasetSpec(Spec):
         """Whether samples are selected or mapped as they are read, so that sizes and shapes are
         only known then."""
         splits: tuple[TrainSplitSpec | EvalSplitSpec, ...] = (self.train, self.eval)
-        is_split_anew = self.folds is not None
+        is_split_anew = self.folds is not None or self.exclude is not None
         return is_split_anew or any(split.select or split.host_ops for split in splits)
 
     def facts(self) -> Facts | None:

@@ -116,6 +116,8 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     if recipe.train.adversarial is not None:
         rule = AdversarialRule(recipe.train.adversarial, make_pixel_scale(recipe, dataset, "train"))
         step_config = replace(step_config, adversarial=rule)
+    if recipe.train.ledger:
+        step_config = replace(step_config, ledger_samples=len(dataset.train))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: init_variables(step_config, words), seed)

@@ -253,6 +253,20 @@ def check_task(draft: StepDraft) -> None:
             )
 
 
+def check_ledger(draft: StepDraft) -> None:
+    """Require one class a sample for the ledger, and ops that don't mix samples."""
+    if not draft.recipe.train.ledger:
+        return
+    targets = draft.dataset.targets
+    key = "train.ledger = true: must be false"
+    if targets.task != "classification" or draft.dataset.label_positions or len(targets) < 2:
+        raise RecipeError(f"{key} unless each sample has one of several classes, not {targets}")
+    for position, op in enumerate(draft.dataset.train_ops):
+        if isinstance(op, BatchOp):
+            place = f"dataset.train.ops.{position} ({op.name})"
+            raise RecipeError(f"{key} with {place}, which mixes labels")
+
+
 def check_metrics(draft: StepDraft) -> None:
     """Require that metrics accept the network's outputs, and return sums like their zeros."""
     step_config = draft.step_config
@@ -418,7 +432,7 @@ def _get_state(draft: StepDraft) -> TrainState:
 
 
 LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
-TASK_CHECKS = (check_shardings, check_constraints, check_task)
+TASK_CHECKS = (check_shardings, check_constraints, check_task, check_ledger)
 STATE_CHECKS = (
     check_gradients,
     check_curvature,

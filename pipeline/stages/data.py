@@ -29,7 +29,7 @@ from pipeline.data.poisson_order import (
     find_expected_batch_size,
 )
 from pipeline.data.random import seed_words
-from pipeline.data.selections import apply_selections
+from pipeline.data.selections import apply_selections, exclude_samples
 from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
@@ -88,6 +88,11 @@ def read_selected(recipe: Recipe) -> RawData:
             raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
         except ValueError as error:
             raise RecipeError(f"dataset.{key}.{error}") from error
+    if recipe.dataset.exclude is not None:
+        try:
+            raw = exclude_samples(raw, recipe.dataset.exclude)
+        except ValueError as error:
+            raise RecipeError(f"dataset.exclude = {error}") from error
     folds = recipe.dataset.folds
     try:
         return raw if folds is None else take_fold(raw, folds, recipe.dataset.ignore_index)

@@ -10,7 +10,8 @@ from jax import Array
 
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.training.curvature import sum_layers
-from pipeline.training.losses import reduce_losses, sample_losses
+from pipeline.training.ledger import Readings, read_samples
+from pipeline.training.losses import make_label_mask, reduce_losses, sample_losses
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.privacy.private_gradients import clip_microbatch
 from pipeline.training.robustness.adversarial_rule import compute_divergence
@@ -51,19 +52,22 @@ def compute_gradients(
         mapped = MappedBatch(images, labels, mask, key, draws)
         return _differentiate_microbatch(config, state, batch_stats, mapped, divisor, scale)
 
-    def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
+    def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, Readings | None]:
         added = compute(total.batch_stats, microbatch)
         sums = jax.tree.map(
-            jnp.add, total._replace(batch_stats=None), added._replace(batch_stats=None)
+            jnp.add,
+            total._replace(batch_stats=None),
+            added._replace(batch_stats=None, readings=None),
         )
-        return sums._replace(batch_stats=added.batch_stats), None
+        return sums._replace(batch_stats=added.batch_stats), added.readings
 
     shapes = jax.eval_shape(
         lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))
     )
     zero: Gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    zero = zero._replace(batch_stats=state.batch_stats)
-    return jax.lax.scan(add, zero, (microbatches, keys))[0]
+    zero = zero._replace(batch_stats=state.batch_stats, readings=None)
+    total, readings = jax.lax.scan(add, zero, (microbatches, keys))
+    return total._replace(readings=jax.tree.map(lambda rows: rows.reshape(-1), readings))
 
 
 def _differentiate_microbatch(
@@ -92,30 +96,35 @@ def _differentiate_microbatch(
         )
         return logits, changed.get("batch_stats", {})
 
-    def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
+    def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any, Readings | None]]:
         logits, changed = apply(trained, batch_stats, batch.images)
         losses = sample_losses(config, logits, batch.labels)
         if beta is not None:
             attacked_logits, changed = apply(trained, changed, attacked)
             losses = losses + beta * compute_divergence(logits, attacked_logits)
         loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
-        return loss.minimised * scale, (loss.reported, changed)
+        readings = None
+        if config.ledger_samples is not None:
+            where = make_label_mask(config, batch.labels)
+            valid = batch.mask if where is None else batch.mask & where
+            readings = read_samples(logits, batch.labels, valid)
+        return loss.minimised * scale, (loss.reported, changed, readings)
 
     if config.privacy is not None:
         return clip_microbatch(config, state, batch, divisor)
     if config.curvature is not None:
         observed = grad_observing_layers(scaled_loss, config.lower)
-        values, (loss, batch_stats), captures = observed(trained)
+        values, (loss, batch_stats, readings), captures = observed(trained)
         due = config.curvature.due(count_updates(state))
         layers = sum_layers(config.curvature, captures, batch.mask, due)
-        return Gradients(values, loss, batch_stats, layers)
+        return Gradients(values, loss, batch_stats, layers, readings=readings)
     backward = jax.grad(config.lower(scaled_loss), has_aux=True)
     if config.gradients is None:
-        values, (loss, batch_stats) = backward(trained)
+        values, (loss, batch_stats, readings) = backward(trained)
     else:
         key = jax.random.fold_in(batch.dropout_key, GRADIENTS_DRAW)
-        values, (loss, batch_stats) = config.gradients(backward, trained, key)
-    return Gradients(values, loss, batch_stats, {})
+        values, (loss, batch_stats, readings) = config.gradients(backward, trained, key)
+    return Gradients(values, loss, batch_stats, {}, readings=readings)
 
 
 def _attack_images(

@@ -24,6 +24,7 @@ from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.training.component_specs import AverageSpec, Backward, MetricSpec, Reduction
 from pipeline.training.curvature import CurvatureRule, LayerSums
+from pipeline.training.ledger import Readings, SampleLedger
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.non_finite_steps import STOP, NonFinitePolicy
 from pipeline.training.parallel.shards import Shards
@@ -103,6 +104,8 @@ class StepConfig:
     """How gradients are made private; None: they aren't."""
     adversarial: AdversarialRule | None = None
     """How training images are attacked; None: they aren't."""
+    ledger_samples: int | None = None
+    """Number of training samples of the ledger; None: there is no ledger."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 
@@ -162,6 +165,7 @@ class TrainState:
     """The moving average of the trained parameters."""
     bad_steps: NonFiniteStepCounts | None = None
     privacy: PrivacyState | None = None
+    ledger: SampleLedger | None = None
 
 
 class MappedBatch(NamedTuple):
@@ -191,6 +195,8 @@ class Gradients(NamedTuple):
     """Sums of each layer, if the optimizer needs them, else empty."""
     within: Array | None = None
     """Number of samples whose gradients aren't longer than the clip, in a private run."""
+    readings: Readings | None = None
+    """Readings of the samples for the ledger; with shards, of the whole batch."""
 
 
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:

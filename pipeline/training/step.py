@@ -8,7 +8,7 @@ device the functions are called.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
 from pipeline.training.curvature import LayerSums, exchange_moments
 from pipeline.training.freezing import apply_phase, select_phase
+from pipeline.training.ledger import Readings, add_readings, make_ledger
 from pipeline.training.losses import (
     compute_divisor,
     count_valid_labels,
@@ -35,7 +36,13 @@ from pipeline.training.losses import (
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_metric_sums, add_sums, zero_sums
 from pipeline.training.microbatch_gradients import compute_gradients
-from pipeline.training.parallel.fixed_sum import sum_devices, sum_local_shards, sum_shards
+from pipeline.training.parallel.fixed_sum import (
+    gather_rows,
+    place_in_batch,
+    sum_devices,
+    sum_local_shards,
+    sum_shards,
+)
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.privacy.add_noise import add_noise
 from pipeline.training.privacy.private_gradients import get_privacy
@@ -51,7 +58,7 @@ from pipeline.training.state import (
     split_params,
 )
 from pipeline.training.step_record import Record, record_step
-from pipeline.training.telemetry import count_updates
+from pipeline.training.telemetry import StepOutcome, count_updates
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
@@ -88,14 +95,26 @@ def make_train_step(config: StepConfig) -> TrainStep:
         return init_state(config, init_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        def compute(phase: StepConfig) -> tuple[TrainState, Record]:
+        # Branches would copy the ledger.
+        before = replace(state, ledger=None)
+
+        def compute(phase: StepConfig) -> tuple[TrainState, Record, Readings | None]:
             if phase.shards is not None or not phase.buckets:
-                return _step(phase, state, batch, learning_rates)
+                return _step(phase, before, batch, learning_rates)
             return apply_in_bucket(
-                phase.buckets, batch, lambda cropped: _step(phase, state, cropped, learning_rates)
+                phase.buckets, batch, lambda cropped: _step(phase, before, cropped, learning_rates)
             )
 
-        return apply_phase(config, state.step, compute) if config.phases else compute(config)
+        results = apply_phase(config, state.step, compute) if config.phases else compute(config)
+        after, record, readings = results
+        if state.ledger is None or readings is None:
+            return after, record
+        outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)
+        rows = batch.sample if batch.samples is None else batch.sample % batch.samples
+        rows = gather_rows(config.shards, rows)
+        repeats = batch.samples is not None
+        ledger = add_readings(state.ledger, rows, readings, outcome.applied, repeats=repeats)
+        return replace(after, ledger=ledger), record
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         def add(sums: EvalSums, batch: Batch) -> EvalSums:
@@ -118,13 +137,14 @@ def make_train_step(config: StepConfig) -> TrainStep:
 
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
-) -> tuple[TrainState, Record]:
+) -> tuple[TrainState, Record, Readings | None]:
     whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
     gradients = compute_step_gradients(config, whole, batch)
     if config.privacy is not None:
         values = add_noise(config.privacy, get_privacy(state), state.step, gradients.values)
         gradients = gradients._replace(values=values)
-    return _update_state(config, state, gradients, batch.count, learning_rates)
+    after, record = _update_state(config, state, gradients, batch.count, learning_rates)
+    return after, record, gradients.readings
 
 
 @jax.named_scope(UPDATE)
@@ -211,7 +231,12 @@ def _sum_shard_gradients(
     def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
         key = jax.random.fold_in(dropout_key, number)
         mapped = map_training_batch(config, ops, cropped, key)
-        return compute_gradients(config, state, mapped, divisor, state.loss_scale)
+        gradients = compute_gradients(config, state, mapped, divisor, state.loss_scale)
+        # Each shard fills its rows of the whole batch, and the sum over shards has all rows.
+        readings = jax.tree.map(
+            lambda rows: place_in_batch(rows, number, shards.count), gradients.readings
+        )
+        return gradients._replace(readings=readings)
 
     def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
         """Apply `compute` to a shard cropped to its bucket, and to the map ops of the step."""
@@ -290,11 +315,12 @@ def make_update_only_step(
     """Make a step for cost estimates: only the update, on mapped images and labels.
 
     Images are (B, H, W, C) float32. Of several phases of training it is the last, which trains the
-    most parameters. The step has no map ops, loss scale, gradient norm or check for non-finite
-    values.
+    most parameters. The step has no map ops, loss scale, gradient norm, ledger or check for
+    non-finite values.
     """
 
     config = select_phase(config, config.phases[-1].start if config.phases else 0)
+    config = replace(config, ledger_samples=None)
     groups = len(config.rate_groups)
     rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
 
@@ -362,6 +388,7 @@ def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
         average=None if config.average is None else jax.tree.map(jnp.copy, trained),
         bad_steps=NonFiniteStepCounts(zero, zero) if config.on_nan.counts_steps else None,
         privacy=None if config.privacy is None else config.privacy.init(),
+        ledger=None if config.ledger_samples is None else make_ledger(config.ledger_samples),
     )
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.csv_file import csv_text
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.pages.charts import Curve, curve_chart, histogram, scatter_chart
 from pipeline.core.pages.drawing import Drawing
@@ -57,6 +58,13 @@ from pipeline.inspect.report.report_files import (
     csv_files,
     number_rows,
 )
+from pipeline.inspect.report.suspicious_labels import (
+    DUPLICATES,
+    SUSPICIOUS,
+    find_suspicious_labels,
+    make_ledger_sections,
+    read_ledger,
+)
 from pipeline.stages.data import load_data
 from pipeline.stages.export.ensemble import read_network
 from pipeline.stages.export.trained_run import TrainedRun
@@ -67,7 +75,8 @@ from pipeline.study.sweep.directory import list_members
 PAGE = "index.html"
 MISTAKES = "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
-REPORT_FILES = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
+TABLES = (PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, SUSPICIOUS, DUPLICATES)
+REPORT_FILES = (PAGE, MISTAKES, *TABLES, *CHARTS)
 KIND = "report"
 """Kind of the page, which marks it as a report."""
 MAX_MISTAKES = 36
@@ -122,12 +131,20 @@ def write_report(
     figures = _format_figures(predictions, len(dataset.eval))
     recipe = run.recipe
     sections = _make_sections(predictions, dataset.targets.names, charts, worst)
+    files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     if run.members:
         subject = f"{run} on {recipe.dataset.name}"
         sections = [_compare_members(run, dataset, members, figures), *sections]
     else:
         subject = f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps"
-        sections = [*sections, *origin_sections(run_dir)]
+        ledger = read_ledger(run, run_dir, dataset)
+        if ledger is not None:
+            findings = find_suspicious_labels(ledger, dataset)
+            sections += make_ledger_sections(findings, dataset)
+            figures |= findings.figures
+            files |= {SUSPICIOUS: csv_text(findings.suspicious)}
+            files |= {DUPLICATES: csv_text(findings.duplicates)} if findings.duplicates else {}
+        sections += origin_sections(run_dir)
     page = Page(
         KIND,
         f"{recipe.name}: report",
@@ -136,7 +153,6 @@ def write_report(
         figures,
         f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
     )
-    files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     files |= {name: chart.file_text() for name, chart in charts.items()}
     if worst:
         files[MISTAKES] = png(

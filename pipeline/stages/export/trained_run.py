@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -57,6 +57,8 @@ class TrainedRun:
     """Of an ensemble, with the member's number before each name: `0/params/conv_0/kernel`."""
     step: int
     samples: Samples
+    ledger: Arrays = field(default_factory=dict)
+    """The arrays of the ledger of training samples by name; empty if the run kept none."""
     members: tuple[TrainedRun, ...] = ()
     """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
 
@@ -96,7 +98,8 @@ def read_trained_run(folder: Path) -> TrainedRun:
         raise DataError(
             f"{saved.where}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
-    return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
+    samples = _read_samples(run_dir / SUMMARY, recipe)
+    return TrainedRun(recipe, saved.weights(), saved.step, samples, saved.ledger())
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

@@ -28,7 +28,7 @@ from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.stages.build import fingerprint_rates
 from pipeline.stages.launch.local import ProcessError, run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
-from pipeline.stages.record.continuity import require_same_origin
+from pipeline.stages.record.continuity import require_same_data, require_same_origin
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import (
     convert_os_errors,
@@ -287,6 +287,8 @@ def record_data(
         if context.resuming and saved_steps(context.run_dir / FOLDER):
             on_changed = recipe.train.resume_changed
             warn = context.reporter.warn
+            if recipe.train.ledger and on_changed == "allow":
+                require_same_data(context.run_dir, process)
             require_same_origin(context.run_dir, process, on_changed, warn)
         context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
         if text is not None:
