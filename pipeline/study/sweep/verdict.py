@@ -114,12 +114,12 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     job lacks the metric, DataError if a job's files can't be read.
     """
     jobs: dict[tuple[int, Side], Path] = {}
-    for folder in find_jobs(sweep_dir):
-        changed = read_overrides(folder) or {}
+    for job_dir in find_jobs(sweep_dir):
+        changed = read_overrides(job_dir) or {}
         seed = changed.get("seed")
         side = changed.get("side")
         if isinstance(seed, int) and side in SIDES:
-            jobs[seed, side] = folder
+            jobs[seed, side] = job_dir
     pairs: list[tuple[JobSummary, JobSummary]] = []
     for seed in sorted({seed for seed, _ in jobs}):
         sides = [jobs.get((seed, side)) for side in SIDES]
