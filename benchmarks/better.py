@@ -180,7 +180,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--comparisons", type=int, default=400)
-    parser.add_argument("--pairs", type=int, default=10, help="of A with A")
+    parser.add_argument("--pairs", type=int, default=16, help="of A with A")
     add_save(parser, "better.md")
     args = parser.parse_args()
     options = f"--comparisons {args.comparisons} --pairs {args.pairs}"

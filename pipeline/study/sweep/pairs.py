@@ -113,7 +113,7 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
         verdict = read_verdict(sweep_dir, settings.metric)
         if not isinstance(verdict, PairedVerdict):
             return
-        require_comparable(*recipes, verdict.metric)
+        require_comparable(recipes[0], recipes[1], verdict.metric)
         if verdict.is_final:
             return
         print(

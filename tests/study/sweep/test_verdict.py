@@ -126,6 +126,16 @@ def test_a_failed_job_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_failure_after_the_deciding_pair_does_not_count(tmp_path: Path) -> None:
+    for number in range(12):
+        metrics = {"accuracy": 0.5 + 0.1 * (number % 2) + 0.001 * (number % 3)}
+        write_job(tmp_path, number, {"status": "done", "metrics": metrics})
+    write_job(tmp_path, 12, {"status": "failed", "reason": "Invalid loss"})
+    verdict = read_verdict(tmp_path, None)
+    assert isinstance(verdict, PairedVerdict)
+    assert verdict.better == "B"
+
+
 def test_jobs_without_a_metric_are_an_error(tmp_path: Path) -> None:
     for number in (0, 1):
         write_job(tmp_path, number, {"status": "done", "metrics": {}})
