@@ -85,7 +85,7 @@ class RaggedRowView(Ragged):
 
 
 def select_samples(split: Split, rows: np.ndarray) -> Split:
-    """Return the samples of a split at these rows, int (n,), with their numbers as they were read."""
+    """Return the samples of a split at these rows, int (n,), with the numbers that they had."""
     column_ids = np.zeros(len(rows), np.int64)
     columns = {
         name: column[rows] if isinstance(column, np.ndarray) else _view([column], column_ids, rows)

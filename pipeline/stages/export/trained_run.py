@@ -57,10 +57,10 @@ class TrainedRun:
     """Of an ensemble, with the member's number before each name: `0/params/conv_0/kernel`."""
     step: int
     samples: Samples
-    ledger: Arrays = field(default_factory=dict)
-    """The arrays of the ledger of training samples by name; empty if the run kept none."""
     members: tuple[TrainedRun, ...] = ()
     """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
+    ledger: Arrays = field(default_factory=dict)
+    """The arrays of the ledger of training samples by name; empty if the run kept none."""
 
     def __str__(self) -> str:
         if not self.members:
@@ -99,7 +99,7 @@ def read_trained_run(folder: Path) -> TrainedRun:
             f"{saved.where}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
-    return TrainedRun(recipe, saved.weights(), saved.step, samples, saved.ledger())
+    return TrainedRun(recipe, saved.weights(), saved.step, samples, ledger=saved.ledger())
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:
