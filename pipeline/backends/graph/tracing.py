@@ -109,7 +109,7 @@ class _Tracer:
         """Return the call in custom code that made an equation, and which execution of it this is.
 
         When a call makes its first equation again, as in a loop of Python, an execution begins. The
-        gradients of all executions have number 0, as they can't be told apart.
+        gradients of all executions have number 0, as nothing in them marks an execution.
         """
         frames = source_call(eqn)
         if not frames:
