@@ -194,7 +194,7 @@ def _evaluate_alike(recipe: Recipe, example: Recipe, dataset: Dataset) -> Recipe
 
 def _average_members(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
     """Yield the rows of an ensemble. Raises DataError if its members read other samples."""
-    streams = [_evaluate_batches(*member) for member in open_members(run, dataset)]
+    streams = [_evaluate_batches(member, data) for member, data in open_members(run, dataset)]
     for parts in zip_longest(*streams):
         if None in parts or not all(_has_same_samples(part, parts[0]) for part in parts):
             raise DataError(

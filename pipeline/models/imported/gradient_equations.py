@@ -128,7 +128,7 @@ def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
         for operand in range(len(equation.invars)):
             entry = _derive_gradient(equation, operand)
             if entry is not None and entry[0] not in visited:
-                derived.setdefault(*entry)
+                derived.setdefault(entry[0], entry[1])
     return GradientTable(derived)
 
 

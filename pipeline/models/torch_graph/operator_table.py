@@ -9,7 +9,7 @@ dataclass of the arguments after the tensors.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -138,13 +138,17 @@ def aten(
     """Return a decorator that registers a function for ATen operators such as `relu.default`."""
 
     def decorate(function: Function) -> Function:
-        operator = AtenOperator(function, kind, draws, full_weights, settings)
-        for name in names:
-            assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
-            OPERATORS[f"aten.{name}"] = operator
+        register_operator(names, AtenOperator(function, kind, draws, full_weights, settings))
         return function
 
     return decorate
+
+
+def register_operator(names: Sequence[str], operator: AtenOperator) -> None:
+    """Register an operator under ATen's names, such as `relu.default`."""
+    for name in names:
+        assert f"aten.{name}" not in OPERATORS, f"{name} is registered twice"
+        OPERATORS[f"aten.{name}"] = operator
 
 
 def valuewise(function: Callable[..., Array]) -> Callable[..., TorchTensor]:

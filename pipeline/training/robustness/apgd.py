@@ -71,8 +71,19 @@ def search(
     size = jnp.full(losses.shape, 2.0 * ball.radius, jnp.float32)
     none = jnp.zeros(losses.shape, jnp.int32)
     first = _Search(
-        *(start, start, losses, gradients, start, losses, gradients, start, fooled),
-        *(size, none, losses, jnp.ones(losses.shape, bool)),
+        points=start,
+        previous=start,
+        losses=losses,
+        gradients=gradients,
+        best=start,
+        best_losses=losses,
+        best_gradients=gradients,
+        fooling=start,
+        fooled=fooled,
+        size=size,
+        increases=none,
+        checked_losses=losses,
+        was_halved=jnp.ones(losses.shape, bool),
     )
     windows = jnp.asarray(list_windows(steps))
 

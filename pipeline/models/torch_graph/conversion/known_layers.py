@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,6 +111,10 @@ def read_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Layers:
 
 
 def _register_reader(*names: str) -> Callable[[ReadLayers], ReadLayers]:
+    return _register_readers(names)
+
+
+def _register_readers(names: Iterable[str]) -> Callable[[ReadLayers], ReadLayers]:
     def register(read: ReadLayers) -> ReadLayers:
         _READERS.update(dict.fromkeys(names, read))
         return read
@@ -133,7 +137,7 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 }
 
 
-@_register_reader(*_ACTIVATIONS)
+@_register_readers(_ACTIVATIONS)
 def _read_activation(reader: NodeReader) -> Layers:
     return _make_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
 

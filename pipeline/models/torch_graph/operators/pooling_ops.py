@@ -66,8 +66,15 @@ def max_pool2d(context: OperatorContext, x: TorchTensor, settings: MaxPoolSettin
     if dilation == (1, 1):
         y = pool_max(images, window, strides, (rows, columns), context.policy)
     else:
-        sides = (1, *window, 1), (1, *strides, 1), ((0, 0), rows, columns, (0, 0))
-        y = lax.reduce_window(images, -jnp.inf, lax.max, *sides, window_dilation=(1, *dilation, 1))
+        y = lax.reduce_window(
+            images,
+            -jnp.inf,
+            lax.max,
+            window_dimensions=(1, *window, 1),
+            window_strides=(1, *strides, 1),
+            padding=((0, 0), rows, columns, (0, 0)),
+            window_dilation=(1, *dilation, 1),
+        )
     return TorchTensor(y, order)
 
 

@@ -18,10 +18,12 @@ from pipeline.models.modules.batch_norm import (
     normalise_by_batch,
 )
 from pipeline.models.torch_graph.operator_table import (
+    AtenOperator,
     OperatorContext,
     aten,
     compute_in_float32,
     is_float,
+    register_operator,
 )
 from pipeline.models.torch_graph.tensor import TorchTensor, drop_axes, to_tensor
 
@@ -43,7 +45,6 @@ def _cast(context: OperatorContext, x: TorchTensor, dtype: Any) -> TorchTensor:
 def _register(function: Callable[..., Array], *names: str) -> None:
     """Register a reduction."""
 
-    @aten(*names)
     def apply(
         context: OperatorContext,
         x: TorchTensor,
@@ -53,6 +54,8 @@ def _register(function: Callable[..., Array], *names: str) -> None:
         dtype: Any = None,
     ) -> TorchTensor:
         return reduce(_cast(context, x, dtype), dim, keepdim, function)
+
+    register_operator(names, AtenOperator(apply))
 
 
 _register(jnp.mean, "mean.dim", "mean.default")
@@ -154,10 +157,11 @@ def cumulative_sum(
 def _register_softmax(function: Callable[[Array, int], Array], *names: str) -> None:
     """Register a function along an axis, which is computed in float32."""
 
-    @aten(*names)
     def apply(context: OperatorContext, x: TorchTensor, dim: int, dtype: Any = None) -> TorchTensor:
         array = _cast(context, x, dtype).array
         return x.with_array(compute_in_float32(lambda a: function(a, x.axis(dim)), array))
+
+    register_operator(names, AtenOperator(apply))
 
 
 _register_softmax(jax.nn.softmax, "softmax.int", "_softmax.default")
