@@ -151,7 +151,8 @@ def _report(
         if kind is None:
             continue
         busy_ms[kind] += us / 1000 / profile.steps
-        moved_gb[kind] += program.count_bytes(name) * profile.calls[name] / 1e9 / profile.steps
+        if (operation := program.find(name)) is not None:
+            moved_gb[kind] += operation.moved_bytes * profile.calls[name] / 1e9 / profile.steps
         operations[kind] += profile.calls[name] / profile.steps
     rows = [
         [

@@ -314,7 +314,7 @@ def test_rules_report_together() -> None:
 def test_every_rule_has_a_case() -> None:
     """The rules of privacy have theirs in test_privacy_checks.py."""
     others = {*device_checks.RULES, check_privacy}
-    assert len(set(CHECKS) - others) == 28
+    assert len(set(CHECKS) - others) == 29
 
 
 def test_a_run_shortened_on_the_command_line_may_end_within_its_warmup() -> None:
