@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     folder = tmp_path_factory.mktemp("labels")
     save_digits(folder)
     run(compose(cache, folder), folder / "run")
-    write_report(folder / "run", folder / "report")
+    write_report([folder / "run"], folder / "report")
     return folder
 
 
@@ -97,7 +97,7 @@ def test_a_run_without_them_keeps_their_numbers(folder: Path, cache: Path) -> No
     second = folder / "second"
     summary = run(compose(cache, folder, f"dataset.exclude={folder / 'wrong.csv'}"), second)
     assert summary.data["samples"]["train"] == 1200 - WRONG
-    write_report(second, folder / "second_report")
+    write_report([second], folder / "second_report")
     rows = read_rows(folder / "second_report" / "suspicious_labels.csv")
     assert {int(row["index"]) for row in rows} == set(range(1200)) - excluded
 
@@ -113,6 +113,7 @@ def test_a_run_without_them_keeps_their_numbers(folder: Path, cache: Path) -> No
         ("-1\n", "line 1: .*-1.*: must be the number"),
         ("\n".join(map(str, range(1200))), "names all 1,200 samples"),
         (None, "can't be read"),
+        ("1\0\n", "line contains NUL|must be the number"),
     ],
 )
 def test_files_that_are_refused(
@@ -126,6 +127,34 @@ def test_files_that_are_refused(
         run(recipe, tmp_path / "run")
 
 
+def test_numbers_are_of_the_split_as_it_was_read(folder: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    keys = (f"dataset.exclude={file}", "dataset.train.select=[{name: skip, samples: 1000}]")
+    file.write_text("999\n1100\n")
+    summary = run(compose(cache, folder, *keys, "stages=[data]"), tmp_path / "run")
+    assert summary.data["samples"]["train"] == 199
+    file.write_text("1200\n")
+    with pytest.raises(RecipeError, match="1200: must be the number of a sample, 0 to 1199"):
+        run(compose(cache, folder, *keys, "stages=[data]"), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ufeffindex,label\r\n3,a\r\n3,a\r\n7,b\r\n",
+        "3\r\n\r\n7\r\n",
+        'label,index\n"a\u2028\x0cb\nc",3\na\u2028b,7',
+    ],
+    ids=["table of a spreadsheet", "lines", "labels with ends of lines"],
+)
+def test_lists_by_other_programs(folder: Path, cache: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "list.csv").write_bytes(content.encode())
+    (tmp_path / "link.csv").symlink_to("list.csv")
+    exclude = f"dataset.exclude={tmp_path / 'link.csv'}"
+    summary = run(compose(cache, folder, exclude, "stages=[data]"), tmp_path / "run")
+    assert summary.data["samples"]["train"] == 1198
+
+
 def test_a_pipe_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     recipe = compose(cache, folder, f"dataset.exclude={tmp_path / 'pipe'}", "stages=[data]")
@@ -136,7 +165,7 @@ def test_a_pipe_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
 def test_rows_of_a_table_are_shown(cache: Path, tmp_path: Path) -> None:
     keys = ["train.passes=2", "train.ledger=true", "monitor.tensorboard=false"]
     run(load_recipe("breast_cancer_mlp", [*keys, f"cache.root={cache}"]), tmp_path / "run")
-    page, figures = write_report(tmp_path / "run", tmp_path / "report")
+    page, figures = write_report([tmp_path / "run"], tmp_path / "report")
     assert "(column)" in page.read_text()
     assert "margin below 0" in figures
 
@@ -149,4 +178,4 @@ def test_other_data_are_refused(folder: Path, cache: Path, tmp_path: Path) -> No
     arrays["y_train"][0] = (arrays["y_train"][0] + 1) % 10
     np.savez(tmp_path / "digits.npz", **arrays)
     with pytest.raises(DataError, match="its ledger is of other training data: train label"):
-        write_report(tmp_path / "run", tmp_path / "report")
+        write_report([tmp_path / "run"], tmp_path / "report")
