@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 from abc import abstractmethod
+from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -75,52 +77,59 @@ def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKe
     return raw
 
 
-def exclude_samples(raw: RawData, file: Path) -> RawData:
+def exclude_samples(raw: RawData, file: Path, samples: int) -> RawData:
     """Return the data without the training samples that a file names, and a line of the log.
 
     The file is a CSV with a column `index`, or has a number a line: the sample's number in the
-    training split as it was read. Raises ValueError that begins with the file.
+    training split as it was read, which had a number of `samples`. Raises ValueError that begins
+    with the file.
     """
     split = raw.train
     numbers = np.arange(len(split)) if split.numbers is None else split.numbers
     excluded = _read_numbers(file)
+    if excluded.max() >= samples:
+        raise ValueError(
+            f"{file}: {excluded.max()}: must be the number of a sample, 0 to {samples - 1}"
+        )
     rows = np.flatnonzero(~np.isin(numbers, excluded))
     if not len(rows):
         raise ValueError(
             f"{file}: names all {len(split):,} samples; keep the lines of those to leave out"
         )
-    most = int(numbers.max())
-    if split.numbers is None and excluded.size and excluded.max() > most:
-        raise ValueError(f"{file}: {excluded.max()}: must be the number of a sample, 0 to {most}")
     note = f"exclude: {len(rows):,} of {len(split):,} training {raw.unit.samples} are left"
     return replace(raw, train=select_samples(split, rows), notes=(*raw.notes, note))
 
 
 def _read_numbers(file: Path) -> np.ndarray:
     """Return the numbers in a file, int64 (n,). Raises ValueError that begins with the file."""
+    numbers = array("q")
+    column = 0
     try:
-        lines = list(csv.reader(read_text(file, MOST_LIST_BYTES).splitlines()))
+        text = read_text(file, MOST_LIST_BYTES).removeprefix("\ufeff")
+        for place, line in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
+            cells = [cell.strip() for cell in line]
+            if place == 1 and "index" in cells:
+                column = cells.index("index")
+            elif cells:
+                number = cells[column] if len(cells) > column else ""
+                numbers.append(_parse_number(number, place))
     except OSError as error:
         raise ValueError(f"{file}: can't be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file}: {error}") from error
-    header = [name.strip() for name in lines[0]] if lines else []
-    column = header.index("index") if "index" in header else 0
-    first = 1 if "index" in header else 0
-    numbers = []
-    for place, line in enumerate(lines[first:], first + 1):
-        text = line[column].strip() if len(line) > column else ""
-        if not line:
-            continue
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise ValueError(
-                f"{file}: line {place}: {show(text)}: must be the number of a training sample; a "
-                "table needs a column index"
-            )
-        numbers.append(int(text))
     if not numbers:
         raise ValueError(f"{file}: names no sample")
     return np.array(numbers, np.int64)
+
+
+def _parse_number(text: str, line: int) -> int:
+    """Return the number of a sample. Raises ValueError that begins with the line."""
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    raise ValueError(
+        f"line {line}: {show(text)}: must be the number of a training sample; a table needs a "
+        "column index"
+    )
 
 
 @component("selection")

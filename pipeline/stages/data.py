@@ -83,6 +83,7 @@ def read_selected(recipe: Recipe) -> RawData:
     Raises DataError for data that can't be read, RecipeError for selections that don't fit it.
     """
     raw = recipe.dataset.load(cache_root(recipe.cache))
+    samples = len(raw.train)
     for key in SPLITS:
         try:
             raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
@@ -90,7 +91,7 @@ def read_selected(recipe: Recipe) -> RawData:
             raise RecipeError(f"dataset.{key}.{error}") from error
     if recipe.dataset.exclude is not None:
         try:
-            raw = exclude_samples(raw, recipe.dataset.exclude)
+            raw = exclude_samples(raw, recipe.dataset.exclude, samples)
         except ValueError as error:
             raise RecipeError(f"dataset.exclude = {error}") from error
     folds = recipe.dataset.folds

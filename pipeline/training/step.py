@@ -171,7 +171,9 @@ def _update_state(
         return apply_update(config, state, unscaled, count, unscale, rates)
 
     if config.sharing is not None:
-        update = partial(config.sharing.update, update)
+        # The state of an update has no ledger.
+        sharing = replace(config.sharing, state=replace(config.sharing.state, ledger=None))
+        update = partial(sharing.update, update)
     after = apply_if_finite(outcome.applied, lambda s: update(s, gradients.values), state)
     after = count_overflow(config.loss_scale, after, outcome)
     return count_non_finite_step(config.on_nan, after, outcome), record

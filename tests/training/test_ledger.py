@@ -28,6 +28,9 @@ from tests.whole_run import run
 Compose = Callable[..., Recipe]
 LEDGER = "train.ledger=true"
 RUN = ("model=mlp", "model.hidden=[8]", "train.steps=14", "checkpoint.every_steps=7", LEDGER)
+ATTACK = "++train.adversarial={attack: pgd, radius: 0.1, steps: 2, share: 0.7}"
+TRADES = "++train.adversarial={attack: trades, radius: 0.1, steps: 2}"
+SHARDS = ("parallel.mode=data", "parallel.devices=2", "parallel.shards=4")
 RESCALE = "{name: rescale, factor: 0.1, shift: 0.0}"
 MIXING = (
     f"dataset.train.ops=[{RESCALE}, {{name: mix_up, alpha: 0.2}}]",
@@ -153,6 +156,38 @@ def test_shared_states_layouts_and_eager_steps_keep_it(tiny: Compose, tmp_path: 
         np.testing.assert_allclose(
             other["ledger/margin_sum"], plain["ledger/margin_sum"], rtol=1e-3, atol=1e-3
         )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (ATTACK, "train.accumulate_steps=2", "train.gradients=sam"),
+        (TRADES, "train.accumulate_steps=2"),
+        (ATTACK, *SHARDS, "train.gradients=sam"),
+        (TRADES, *SHARDS, "train.accumulate_steps=2"),
+    ],
+    ids=["pgd sam", "trades", "pgd sam shards", "trades shards"],
+)
+def test_attacked_steps_keep_a_ledger(
+    tiny: Compose, tmp_path: Path, overrides: Sequence[str]
+) -> None:
+    settings = (*RUN, *overrides)
+    for name, *more in (
+        ("off", "train.ledger=false", "train.sink_size=7"),
+        ("1", "train.sink_size=1"),
+        ("7", "train.sink_size=7"),
+        ("half", "train.steps=7"),
+    ):
+        run(tiny(*settings, *more), tmp_path / name)
+    run(tiny(*settings, f"train.resume={tmp_path / 'half'}"))
+    on = outcome.arrays(tmp_path / "7")
+    assert_equal_arrays(strip_ledger(on), outcome.arrays(tmp_path / "off"))
+    assert outcome.metrics(tmp_path / "7") == outcome.metrics(tmp_path / "off")
+    for name in ("1", "half"):
+        assert_equal_arrays(outcome.arrays(tmp_path / name), on)
+    assert on["ledger/readings"].sum() == 14 * tiny(*settings).train.batch_size
 
 
 def test_a_run_with_other_data_is_not_continued(tiny: Compose, tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_a_run_without_them_keeps_their_numbers(folder: Path, cache: Path) -> No
         ("-1\n", "line 1: .*-1.*: must be the number"),
         ("\n".join(map(str, range(1200))), "names all 1,200 samples"),
         (None, "can't be read"),
+        ("1\0\n", "line contains NUL|must be the number"),
     ],
 )
 def test_files_that_are_refused(
@@ -124,6 +125,34 @@ def test_files_that_are_refused(
     recipe = compose(cache, folder, f"dataset.exclude={file}", "stages=[data]")
     with pytest.raises(RecipeError, match=f"dataset.exclude = {file}.*({problem})"):
         run(recipe, tmp_path / "run")
+
+
+def test_numbers_are_of_the_split_as_it_was_read(folder: Path, cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "list.csv"
+    keys = (f"dataset.exclude={file}", "dataset.train.select=[{name: skip, samples: 1000}]")
+    file.write_text("999\n1100\n")
+    summary = run(compose(cache, folder, *keys, "stages=[data]"), tmp_path / "run")
+    assert summary.data["samples"]["train"] == 199
+    file.write_text("1200\n")
+    with pytest.raises(RecipeError, match="1200: must be the number of a sample, 0 to 1199"):
+        run(compose(cache, folder, *keys, "stages=[data]"), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "\ufeffindex,label\r\n3,a\r\n3,a\r\n7,b\r\n",
+        "3\r\n\r\n7\r\n",
+        'label,index\n"a\u2028\x0cb\nc",3\na\u2028b,7',
+    ],
+    ids=["table of a spreadsheet", "lines", "labels with ends of lines"],
+)
+def test_lists_by_other_programs(folder: Path, cache: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "list.csv").write_bytes(content.encode())
+    (tmp_path / "link.csv").symlink_to("list.csv")
+    exclude = f"dataset.exclude={tmp_path / 'link.csv'}"
+    summary = run(compose(cache, folder, exclude, "stages=[data]"), tmp_path / "run")
+    assert summary.data["samples"]["train"] == 1198
 
 
 def test_a_pipe_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
