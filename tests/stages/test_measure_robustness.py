@@ -102,14 +102,14 @@ def test_the_command_and_the_report(attacked_run: Path, tmp_path: Path) -> None:
     assert json.loads((attacked_run / "robustness.json").read_text()) == result.facts
     assert result.facts["samples"] == 30
     assert [row["norm"] for row in result.facts["attacks"]] == ["l2"] * 3
-    page, _ = write_report(attacked_run, tmp_path / "report")
+    page, _ = write_report([attacked_run], tmp_path / "report")
     text = page.read_text()
     assert "Robustness" in text
     assert "pgd, unbounded" in text
     for arguments, problem in (
         ({"radius": None}, "--radius: missing; the run has no radius of train.adversarial"),
         ({"radius": 2.0}, "--radius 2.0: must be at most 1"),
-        ({"radius": 0.1, "attacks": ["jsma"]}, "--attacks jsma: must be of noise, fgsm, pgd"),
+        ({"radius": 0.1, "attacks": ["jsma"]}, "--attacks jsma: there is no such attack"),
         ({"norm": "l2", "radius": 0.1, "attacks": ["square"]}, "needs --norm linf"),
     ):
         with pytest.raises(UsageError, match=problem):

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     folder = tmp_path_factory.mktemp("labels")
     save_digits(folder)
     run(compose(cache, folder), folder / "run")
-    write_report(folder / "run", folder / "report")
+    write_report([folder / "run"], folder / "report")
     return folder
 
 
@@ -97,7 +97,7 @@ def test_a_run_without_them_keeps_their_numbers(folder: Path, cache: Path) -> No
     second = folder / "second"
     summary = run(compose(cache, folder, f"dataset.exclude={folder / 'wrong.csv'}"), second)
     assert summary.data["samples"]["train"] == 1200 - WRONG
-    write_report(second, folder / "second_report")
+    write_report([second], folder / "second_report")
     rows = read_rows(folder / "second_report" / "suspicious_labels.csv")
     assert {int(row["index"]) for row in rows} == set(range(1200)) - excluded
 
@@ -136,7 +136,7 @@ def test_a_pipe_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
 def test_rows_of_a_table_are_shown(cache: Path, tmp_path: Path) -> None:
     keys = ["train.passes=2", "train.ledger=true", "monitor.tensorboard=false"]
     run(load_recipe("breast_cancer_mlp", [*keys, f"cache.root={cache}"]), tmp_path / "run")
-    page, figures = write_report(tmp_path / "run", tmp_path / "report")
+    page, figures = write_report([tmp_path / "run"], tmp_path / "report")
     assert "(column)" in page.read_text()
     assert "margin below 0" in figures
 
@@ -149,4 +149,4 @@ def test_other_data_are_refused(folder: Path, cache: Path, tmp_path: Path) -> No
     arrays["y_train"][0] = (arrays["y_train"][0] + 1) % 10
     np.savez(tmp_path / "digits.npz", **arrays)
     with pytest.raises(DataError, match="its ledger is of other training data: train label"):
-        write_report(tmp_path / "run", tmp_path / "report")
+        write_report([tmp_path / "run"], tmp_path / "report")
