@@ -82,7 +82,7 @@ def exclude_samples(raw: RawData, file: Path) -> RawData:
     training split as it was read. Raises ValueError that begins with the file.
     """
     split = raw.train
-    numbers = np.arange(len(split)) if split.numbers is None else split.numbers
+    numbers = split.list_numbers()
     excluded = _read_numbers(file)
     rows = np.flatnonzero(~np.isin(numbers, excluded))
     if not len(rows):
