@@ -58,7 +58,7 @@ class FoldMetric:
 
 
 def read_fold_metrics(sweep_dir: Path) -> list[FoldMetric]:
-    """Return the metrics that all folds of a sweep have as finite numbers, but for the count."""
+    """Return the metrics that all folds of a sweep have as finite numbers, except the count."""
     folds = [row.summary.numbers() for row in read_jobs(sweep_dir)]
     names = set(folds[0]).intersection(*folds) - {"count"}
     ordered = (name for name in folds[0] if name in names)
