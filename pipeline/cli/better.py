@@ -17,8 +17,8 @@ from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
 
 SIDE_B = "-side_b"
-"""End of the name under which Hydra has the recipe of side B: choosing a component drops a section
-of the recipe, which side A keeps."""
+"""Suffix of the name under which Hydra has side B's recipe. If side B chooses a component, Hydra
+drops the section that the recipe has for it. Side A needs this section."""
 
 
 def main(
@@ -30,7 +30,7 @@ def main(
 ) -> CommandResult:
     """Run pairs until one side is better or the budget is used, and print the verdict.
 
-    `overrides` are those of side A; side B also has `other`.
+    Both sides have `overrides`; side B also has `other`.
 
     Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
     wrong or can't be compared, RunError if the metric is missing.
@@ -38,7 +38,7 @@ def main(
     if not other:
         rule = "must be followed by -- and the keys of side B, as in -- train.optimizer.lr=0.02"
         raise UsageError(["better", *overrides], rule)
-    misplaced = [item for item in other if _is_of_sweep(item)]
+    misplaced = [item for item in other if _is_about_sweep(item)]
     if misplaced:
         raise UsageError(misplaced, "is about both sides; must be typed before --")
     if metric is not None and metric not in directions():
@@ -47,7 +47,7 @@ def main(
     components = {"recipe", *DEFAULT_COMPONENTS}
     if not components & set(map(key_of, overrides)):
         overrides = [f"+recipe={DEFAULT_RECIPE}", *overrides]
-    recipe_a = [item for item in overrides if not _is_of_sweep(item)]
+    recipe_a = [item for item in overrides if not _is_about_sweep(item)]
     chosen_groups = {key_of(item) for item in other if not sets_key(item)}
     recipe_b = [*(item for item in recipe_a if key_of(item) not in chosen_groups), *other]
     checked_b = compose_and_check(recipe_b)
@@ -75,14 +75,14 @@ def main(
     return CommandResult({**facts, "sweep": str(end.sweep_dir)}, end.exit_status)
 
 
-def _is_of_sweep(override: str) -> bool:
+def _is_about_sweep(override: str) -> bool:
     """Return whether an override is about the sweep, not about the recipe of a side."""
     key = key_of(override)
     return key in RESUME_KEYS or key.partition(".")[0].partition("/")[0] == "hydra"
 
 
 def _quote_literally(override: str) -> str:
-    """Return an override in quotes; its interpolations are those of side B, not of the sweep."""
+    """Return an override in quotes, with interpolations that side B resolves, not the sweep."""
     return quote_value(override.replace("${", r"\${"))
 
 

@@ -10,7 +10,7 @@ from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.privacy_checks import check_privacy
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.config.robustness_checks import check_robustness
-from pipeline.config.run_length import total_steps
+from pipeline.config.run_length import check_deadline, check_one_length, total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.value_text import show
@@ -25,11 +25,11 @@ from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
-LENGTH_UNITS = ("epochs", "passes", "steps", "minutes", "until")
 RESULTS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
-CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness]
+CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness, check_one_length]
+"""All rules, in the order in which a message has their problems."""
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
@@ -84,17 +84,6 @@ def find_known_facts(recipe: Recipe) -> Facts | None:
 
 
 @rule
-def check_one_length(recipe: Recipe) -> Iterator[str]:
-    """Exactly one unit sets the length."""
-    lengths = {unit: getattr(recipe.train, unit) for unit in LENGTH_UNITS}
-    settings = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
-    if len(settings) != 1:
-        missing = "none is given; add one, as in train.passes=10, or name a recipe: +recipe=NAME"
-        state = f"given are {', '.join(settings)}" if settings else missing
-        yield f"train: give exactly one of {', '.join(LENGTH_UNITS)}; {state}"
-
-
-@rule
 def check_length(recipe: Recipe) -> Iterator[str]:
     """The number of steps is at most `MAX_STEPS`, and training doesn't end after them."""
     if list(check_one_length(recipe)) or list(check_batch_size(recipe)):
@@ -111,22 +100,7 @@ def check_length(recipe: Recipe) -> Iterator[str]:
         yield f"train.end_step = {end}: must be at most the {total} steps of training"
 
 
-@rule
-def check_deadline(recipe: Recipe) -> Iterator[str]:
-    """Nothing that is decided before the first step depends on a number of steps."""
-    train = recipe.train
-    if train.deadline is None or list(check_one_length(recipe)):
-        return
-    tables = [key for key, schedule in train.schedules.items() if schedule.name == "table"]
-    for refused, other, rule_ in (
-        (train.end_step is not None, "train.end_step", "must be null"),
-        (bool(tables), "".join(tables[:1]), "must not be a table, which has a rate for each step,"),
-        (recipe.eval.samples == "trained", "eval.samples = trained", "must be all or a number"),
-        (recipe.privacy is not None, "privacy", "must be null, as its noise depends on the steps,"),
-        (recipe.profile.mode == "only", "profile.mode = only", "must be off or on"),
-    ):
-        if refused:
-            yield f"{other}: {rule_} with train.{train.deadline}"
+CHECKS.append(check_deadline)
 
 
 @rule

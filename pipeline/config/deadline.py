@@ -45,9 +45,9 @@ def _parse_clock_time(text: str) -> time_of_day | datetime:
 def find_clock_time(text: str, now_s: float) -> float:
     """Return a clock time as seconds since 1970.
 
-    A time of the day is the next one after `now_s` that the local clock shows. In the hour that a
-    clock shows twice the first one counts, unless it is past. A time that a clock leaves out is as
-    much later.
+    A time of the day is the next one after `now_s` that the local clock shows. Of a time that the
+    clock shows twice, the first one counts unless it is past. A time that the clock leaves out is
+    later by as much as the clock is put forward.
     """
     parsed = _parse_clock_time(text)
     if isinstance(parsed, datetime):
@@ -68,7 +68,7 @@ def _list_times(time_: time_of_day, now_s: float) -> Iterator[float]:
 def find_deadline(train: TrainSpec, started_at: float) -> float | None:
     """Return the time by `time.perf_counter` at which the command has to end; None without one.
 
-    `started_at` is its start. Raises ValueError if `train.until` was before it.
+    `started_at` is the start of the command. Raises ValueError if `train.until` was before it.
     """
     if train.minutes is not None:
         return started_at + 60 * train.minutes

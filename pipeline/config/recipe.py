@@ -78,7 +78,7 @@ class TrainSpec(AdapterWords):
     until: ClockTime | None = None
     """The length as the time of the end: HH:MM of the local clock, or ISO 8601."""
     end_step: PositiveInt | None = None
-    """The step after which training ends before its schedule does; null: at the schedule's end."""
+    """The step after which training ends, if before the end of its schedule; null: at its end."""
     planned_for: str | None = None
     """The deadline that a run chose `steps` for, by which `train.resume=auto` finds the run."""
     sink: bool
@@ -136,10 +136,10 @@ class TrainSpec(AdapterWords):
     gradients: Annotated[GradientSpec, ComponentOf("gradients")]
     """How gradients are computed: plain, by one backward pass, or by a custom component."""
     adversarial: AdversarialSpec | None = None
-    """Training on attacked images; null: on the images."""
+    """Training on attacked images; null: on images without attack."""
     ema: AverageSpec
     ledger: bool = False
-    """Whether the run keeps the last loss, the margins and how often each training sample was
+    """Whether the run records each training sample's last loss and margins, and how often it was
     learnt and forgotten. Its report then lists suspicious labels."""
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
@@ -247,7 +247,7 @@ class EvalSpec(Spec):
     metrics: Seq[Annotated[MetricSpec, ComponentOf("metric")]]
     """Metrics beside the standard ones."""
     robustness: Seq[AttackSpec] = ()
-    """Attacks and corruptions, under which the accuracy is measured once after training."""
+    """Attacks and corruptions under which the accuracy is measured, once after training."""
     on_train: bool
     """Also evaluate as many training samples, spread evenly over their split, with the map ops of
     evaluation. Their metrics have the prefix `train_`, as in `train_accuracy`."""

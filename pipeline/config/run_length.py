@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
@@ -10,6 +10,7 @@ from pipeline.engine.schedule import Event, RunSchedule, Schedule
 if TYPE_CHECKING:
     from pipeline.config.recipe import Recipe, TrainSpec
 
+LENGTH_UNITS = ("epochs", "passes", "steps", "minutes", "until")
 MAX_STEPS = 100_000_000
 UNPLANNED_STEPS = 1 << 20
 """Length of a run with a deadline until its steps are chosen. Programs have a learning rate for
@@ -76,3 +77,31 @@ def schedule_events(recipe: Recipe, run: RunSchedule, dump_at: Collection[int] =
     """Return the schedule of a run with its events; dumps are at the steps `dump_at`."""
     periods = list_event_periods(recipe, run.steps_per_epoch)
     return Schedule(run, periods, {Event.DUMP: dump_at}, recipe.train.dispatch_seconds)
+
+
+def check_one_length(recipe: Recipe) -> Iterator[str]:
+    """Exactly one unit sets the length."""
+    lengths = {unit: getattr(recipe.train, unit) for unit in LENGTH_UNITS}
+    settings = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
+    if len(settings) != 1:
+        missing = "none is given; add one, as in train.passes=10, or name a recipe: +recipe=NAME"
+        state = f"given are {', '.join(settings)}" if settings else missing
+        yield f"train: give exactly one of {', '.join(LENGTH_UNITS)}; {state}"
+
+
+def check_deadline(recipe: Recipe) -> Iterator[str]:
+    """With a deadline, no key needs the number of steps before the first step."""
+    train = recipe.train
+    if train.deadline is None or list(check_one_length(recipe)):
+        return
+    tables = (key for key, schedule in train.schedules.items() if schedule.name == "table")
+    table = next(tables, None)
+    for refused, other, rule_ in (
+        (train.end_step is not None, "train.end_step", "must be null"),
+        (table is not None, table, "must not be a table, which has a rate for each step,"),
+        (recipe.eval.samples == "trained", "eval.samples = trained", "must be all or a number"),
+        (recipe.privacy is not None, "privacy", "must be null, as its noise depends on the steps,"),
+        (recipe.profile.mode == "only", "profile.mode = only", "must be off or on"),
+    ):
+        if refused:
+            yield f"{other}: {rule_} with train.{train.deadline}"

@@ -105,6 +105,10 @@ class Split:
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())
 
+    def list_numbers(self) -> np.ndarray:
+        """Return the number of each sample in the split as it was read, int64 (n,)."""
+        return np.arange(len(self)) if self.numbers is None else self.numbers
+
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample before map ops, in all columns."""

@@ -24,7 +24,7 @@ class FoldsSpec(Spec):
     index: NonNegativeInt = 0
     """The fold that is evaluated."""
     seed: Annotated[NonNegativeInt, Field(le=MAX_SEED)] = 0
-    """The seed by which samples are assigned to folds; the recipe's doesn't change them."""
+    """The seed by which samples are assigned to folds; the recipe's seed doesn't change them."""
 
     @model_validator(mode="after")
     def _require_fold(self) -> Self:
@@ -57,14 +57,15 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
 
 
 def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> RawData:
-    """Return the data with one fold of the training split for evaluation, and the others for
-    training, each in the order of the split.
+    """Return the data with one fold of the training split as the evaluation split.
 
-    Raises ValueError as in `find_folds`.
+    The other folds are the training split. Samples keep their order. Raises ValueError as in
+    `find_folds`.
     """
     is_evaluated = find_folds(raw, folds, ignore_index) == folds.index
     train = select_samples(raw.train, np.flatnonzero(~is_evaluated))
     evaluated = select_samples(raw.train, np.flatnonzero(is_evaluated))
+    # With padding, the splits of all folds have equal sizes, so folds can share a program.
     most_evaluated = -(-len(raw.train) // folds.count)
     most_trained = len(raw.train) - len(raw.train) // folds.count
     note = f"fold {folds.index} of {folds.count} is evaluated instead of the evaluation split"

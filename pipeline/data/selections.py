@@ -85,7 +85,7 @@ def exclude_samples(raw: RawData, file: Path, samples: int) -> RawData:
     with the file.
     """
     split = raw.train
-    numbers = np.arange(len(split)) if split.numbers is None else split.numbers
+    numbers = split.list_numbers()
     excluded = _read_numbers(file)
     if excluded.max() >= samples:
         raise ValueError(

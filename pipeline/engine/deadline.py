@@ -18,15 +18,15 @@ class Deadline:
     stop_at: float | None = None
     """Time by `time.perf_counter` at which the last step has to be done; None: never."""
     event_s: Mapping[Event, float] = field(default_factory=dict)
-    """Seconds of an event before the last step."""
+    """Seconds of each event that is before the last step."""
     note_end: Callable[[int], None] = lambda step: None
     """Records that training ends after a step, before its schedule does."""
 
     def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
         """Return the schedule from boundary `step` on, with fewer steps if the last would be late.
 
-        The decision is made as late as possible, since steps may get faster again: when the next
-        dispatch with its events leaves no time for another one. At least one step follows.
+        Steps may get faster again. So the schedule is cut only if there isn't time for the next
+        dispatch, its events and one more dispatch. At least one step follows.
         """
         step_s = dispatch_size.step_s
         if self.stop_at is None or step_s is None:
@@ -55,7 +55,7 @@ def count_steps(
     step_s: float,
     event_s: Mapping[Event, float] = NO_COST,
 ) -> int:
-    """Return the last step that is done within `left_s` seconds of boundary `first`.
+    """Return the last step that ends within `left_s` seconds after boundary `first`.
 
     A step takes `step_s`, and the events between two steps `event_s`. Events after the last step
     don't count.

@@ -44,7 +44,7 @@ TIMED_SHARE = 0.03
 LEAST_TIMED_S = 1.0
 MOST_TIMED_S = 10.0
 LONG_ROUND = 8
-"""Short rounds of measuring steps in the whole time; the long round takes half of it."""
+"""Number of short rounds of steps in the time for measuring; the long round takes half of it."""
 MOST_EVALUATIONS = 20
 """Most evaluations that are timed between steps."""
 CLOSING_S = 0.4
@@ -123,8 +123,8 @@ def freeze_steps(
 def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
     """Time steps, a part of an evaluation and a checkpoint of the initial state.
 
-    The learning rates are 0 meanwhile, so that no step diverges. Takes about a share of the time,
-    `TIMED_SHARE` of `budget_s`. Raises RunError if a step isn't finite.
+    The learning rates are 0 meanwhile, so that no step diverges. Takes about `TIMED_SHARE` of
+    `budget_s`. Raises RunError if a step isn't finite.
     """
     recipe = run.context.recipe
     executable = run.executable
@@ -142,7 +142,7 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
         save_s = _time_save(run, trials) if "checkpoint" in recipe.stages else 0.0
     executable.set_learning_rates(run.built.learning_rates)
     executable.loader.close()
-    # The program that predicts samples at the end is about as large as the evaluation's.
+    # The program that predicts samples at the end takes about as long to compile as evaluation.
     predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
     closing_s = CLOSING_S + (compile_s if predicts else 0.0)
     return Pace(step_s, evaluation_s, save_s, closing_s)
@@ -151,9 +151,10 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
 def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
     """Time a step of the run's sinks for about `timed_s` seconds; return the seconds of one.
 
-    The difference of a long and a short round counts, each until its logs are written: in a long
-    run, training waits for logs that are written more slowly than steps are done. Steps before
-    these rounds are slower, since the process has just begun.
+    The result is the difference of a long and a short round, divided by their difference in steps.
+    A round ends when its logs are written: if writing a log takes longer than a step, a long run
+    waits for it. The rounds before these two aren't counted, as a process that has just begun is
+    slower.
     """
 
     def time_round(steps: int, size: int) -> float:
@@ -162,12 +163,12 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
         return time.perf_counter() - began_at
 
     started_at = time.perf_counter()
-    one = Variant(None if sink.size is None else 1, sink.mechanism)
-    step_s = trials.time(one, 2).step_ms / 1e3
+    single = Variant(None if sink.size is None else 1, sink.mechanism)
+    step_s = trials.time(single, 2).step_ms / 1e3
     while True:
         if LONG_ROUND * step_s > timed_s:
-            # Such steps are slower than anything else.
-            return trials.time(one, max(2, int(timed_s / step_s))).step_ms / 1e3
+            # Beside such long steps, logs and starts take no time.
+            return trials.time(single, max(2, int(timed_s / step_s))).step_ms / 1e3
         steps = max(4, int(timed_s / LONG_ROUND / step_s))
         if time.perf_counter() - started_at > timed_s / 2:
             break

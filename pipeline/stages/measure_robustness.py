@@ -25,7 +25,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
 from pipeline.stages.build import make_pixel_scale
 from pipeline.training.robustness.attack_images import attack_images, count_restarts
-from pipeline.training.robustness.attack_losses import Attacked
+from pipeline.training.robustness.attack_losses import AttackedNetwork
 from pipeline.training.robustness.attack_specs import (
     AnyAttack,
     ApgdAttack,
@@ -85,7 +85,7 @@ class _Chunk:
     sample: Array
     """Positions in the evaluation split, int32 (B,)."""
     count: int = field(metadata={"static": True})
-    """Number of samples; others repeat them."""
+    """Number of samples; later rows repeat them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +117,7 @@ class RobustnessMeasure:
                 continue
             rows.append(self._attack(attack, attack.attack, chunks, wrong))
             if isinstance(attack, PgdAttack):
+                # Within a radius that reaches every image, no network is robust.
                 radius = 1.0 if attack.norm == "linf" else float(chunks[0].pixels[0].size) ** 0.5
                 changes = {"radius": radius, "restarts": 1, "step": None}
                 rows.append(
@@ -138,15 +139,15 @@ class RobustnessMeasure:
         map_chunk = jax.jit(partial(map_batch, self.config, self.config.eval_ops))
         rows = np.arange(count) * len(split) // count
         for first in range(0, count, CHUNK_SAMPLES):
-            chosen = rows[first : first + CHUNK_SAMPLES]
-            chunk = np.resize(chosen, min(CHUNK_SAMPLES, count)).astype(np.int32)
+            samples = rows[first : first + CHUNK_SAMPLES]
+            chunk = np.resize(samples, min(CHUNK_SAMPLES, count)).astype(np.int32)
             columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
             sample = jnp.asarray(chunk)
             batch = Batch(columns, seed, jnp.int32(0), sample, jnp.int32(len(chunk)))
             images, labels = map_chunk(batch)
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             pixels = self.plan.scale.to_pixels(images)
-            yield _Chunk(pixels, classes.astype(jnp.int32), sample, len(chosen))
+            yield _Chunk(pixels, classes.astype(jnp.int32), sample, len(samples))
 
     def _compile(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function of the network and a chunk, with more arguments."""
@@ -158,7 +159,9 @@ class RobustnessMeasure:
                 logits: Any = network.apply(variables, inputs, train=False)
                 return logits.astype(jnp.float32)
 
-            return compute(Attacked(self.config.lower(apply), chunk.labels), chunk, *arguments)
+            return compute(
+                AttackedNetwork(self.config.lower(apply), chunk.labels), chunk, *arguments
+            )
 
         return jax.jit(call)
 
@@ -173,10 +176,13 @@ class RobustnessMeasure:
         chunks: Sequence[_Chunk],
         wrong: Sequence[np.ndarray],
     ) -> AttackRow:
-        """Return the row of an attack, which begins again while predictions are right."""
+        """Return the row of an attack, which restarts while predictions are right.
+
+        `wrong` are the predictions of each chunk that are wrong without an attack, bool (B,).
+        """
         seed = jnp.asarray(seed_words(self.seed))
 
-        def search(attacked: Attacked, chunk: _Chunk, restart: Array) -> Any:
+        def search(attacked: AttackedNetwork, chunk: _Chunk, restart: Array) -> Any:
             images, fooled = attack_images(
                 attack, attacked, chunk.pixels, chunk.sample, (seed, restart)
             )
@@ -193,18 +199,18 @@ class RobustnessMeasure:
         results = []
         figures = []
         with self.reporter.clock(f"attacking by {name}"):
-            for chunk, known in zip(chunks, wrong, strict=True):
-                fooled = known.copy()
+            for chunk, wrong_before in zip(chunks, wrong, strict=True):
+                fooled = wrong_before.copy()
                 for restart in range(count_restarts(attack)):
                     if fooled[: chunk.count].all():
                         break
                     self.check()
-                    found, found_figures = map(
+                    is_wrong, image_figures = map(
                         np.asarray, program(self.variables, chunk, jnp.int32(restart))
                     )
-                    is_new = (found & ~fooled)[: chunk.count]
-                    figures.append(found_figures[: chunk.count][is_new])
-                    fooled |= found
+                    is_new = (is_wrong & ~fooled)[: chunk.count]
+                    figures.append(image_figures[: chunk.count][is_new])
+                    fooled |= is_wrong
                 results.append(fooled)
         all_figures = np.concatenate([np.zeros((0, 3)), *figures])
         means = [None] * 3 if not len(all_figures) else all_figures.mean(axis=0).tolist()
@@ -239,7 +245,7 @@ class RobustnessMeasure:
         """Return the accuracy under a corruption of a severity."""
         seed = jnp.asarray(seed_words(self.seed))
 
-        def predict(attacked: Attacked, chunk: _Chunk) -> Array:
+        def predict(attacked: AttackedNetwork, chunk: _Chunk) -> Array:
             return attacked.is_fooled(corrupt(name, severity, chunk.pixels, seed, chunk.sample))
 
         self.check()

@@ -1,14 +1,14 @@
 """Sequential test of paired differences: valid after every pair, so it may stop at any of them.
 
-Differences d_1, d_2, ... that scatter symmetrically around m have d_i - m of random sign, whatever
-their sizes. The evidence against m is the capital of bets on these signs:
+If differences d_1, d_2, ... scatter symmetrically around m, the sign of each d_i - m is random,
+whatever its size. The evidence against m is the capital of bets on these signs:
 
     product over i of 1 + tanh(b (d_i - m) / r_i),  r_i: root mean square of d_j - m for j <= i
 
 This is the e-test of symmetry by likelihood ratio (Vovk and Wang 2024, "Nonparametric E-tests of
 Symmetry") against normal differences whose mean is b standard deviations, averaged over `BETS`.
-By Ville's inequality it ever reaches 1 / `ERROR` with a probability of at most `ERROR`. The means
-that it doesn't reject are a confidence sequence (Howard et al. 2021, "Time-uniform, nonparametric,
+By Ville's inequality, it ever reaches 1 / `ERROR` with probability `ERROR` or less. The means that
+it doesn't reject are a confidence sequence (Howard et al. 2021, "Time-uniform, nonparametric,
 nonasymptotic confidence sequences"). Differences of equal sides are symmetric around 0 exactly.
 """
 
@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 ERROR = 0.05
-"""Probability of at most this size that any interval of a sequence misses the mean."""
+"""Upper bound of the probability that any interval of a sequence misses the mean."""
 BETS = {0.5: 0.2, 1.5: 0.4, 4.0: 0.4}
 """Mean in standard deviations that a bet expects, and the share of the capital on it."""
 MIN_PAIRS = 6
@@ -27,7 +27,7 @@ MIN_PAIRS = 6
 GRID_POINTS = 2001
 """Means that are tested to find an interval."""
 GRID_RANGES = 4
-"""Distance of the outermost means from the differences, in ranges of the differences."""
+"""Distance of the outermost means from the differences, as a multiple of their range."""
 
 
 def compute_evidence(differences: np.ndarray, mean: np.ndarray | float = 0.0) -> np.ndarray:
@@ -42,7 +42,7 @@ def compute_evidence(differences: np.ndarray, mean: np.ndarray | float = 0.0) ->
     evidence = np.zeros_like(errors)
     for bet, share in BETS.items():
         for sign in (1, -1):
-            # log(1 + tanh(x)), also where tanh(x) is rounded to -1
+            # log(1 + tanh(x)), also if tanh(x) is rounded to -1
             gains = math.log(2) - np.logaddexp(0, -2 * sign * bet * ratios)
             evidence += share / 2 * np.exp(np.cumsum(gains, axis=-1))
     return evidence

@@ -1,7 +1,7 @@
 """The ledger of the training samples: what each step's outputs show about each sample's label.
 
-A step reads its batch's samples. Their readings are kept by the number of the sample, in the state
-that the steps of a sink pass on. A step whose update isn't applied keeps none.
+Each step reads the samples of its batch. The ledger is a part of the training state, and its rows
+are the samples by number. A step whose update isn't applied adds no readings.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
     """Return the readings of a mapped batch.
 
     Takes logits (B, C), labels, int (B,) or one-hot (B, C), and a mask of samples with a label,
-    bool (B,). No expression is one of the loss, which XLA would compute once for both, fuse
-    otherwise and so round differently.
+    bool (B,). No expression equals one of the loss: XLA would compute it once for both, and this
+    would change the fusion and the rounding of the loss.
     """
     logits = jax.lax.stop_gradient(logits).astype(jnp.float32)
     classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
@@ -100,8 +100,8 @@ def add_readings(
 ) -> SampleLedger:
     """Return the ledger after a step with the samples `rows`, int32 (B,).
 
-    `applied`, bool (), is whether the step's update was applied. If a step `repeats` a sample, the
-    first reading counts.
+    `applied`, bool (), is whether the step's update was applied. `repeats` is whether a step may
+    read a sample twice; then its first reading counts.
     """
     samples = ledger.loss.shape[0]
     batch = jnp.arange(rows.shape[0])
@@ -109,7 +109,7 @@ def add_readings(
     if repeats:
         same = (rows[:, None] == rows) & counts
         counts &= ~jnp.tril(same, -1).any(axis=1)
-    # Rows outside of the ledger are dropped. They differ, so that no two rows are equal.
+    # Rows outside the ledger are dropped. They differ, as `unique_indices` requires.
     rows = jnp.where(counts, rows, samples + batch)
     was_right = (ledger.learnt - ledger.forgotten).at[rows].get(mode="clip") > 0
     is_right = readings.margin > 0

@@ -132,7 +132,7 @@ def _attack_images(
 ) -> Array:
     """Return the images of a microbatch, attacked in adversarial training.
 
-    The attack sees the network as an evaluation does: without dropout, and with the running
+    The attack applies the network as an evaluation does: without dropout, and with the running
     statistics of batch norm. So samples don't depend on each other.
     """
     if config.adversarial is None:

@@ -105,8 +105,9 @@ def make_train_step(config: StepConfig) -> TrainStep:
                 phase.buckets, batch, lambda cropped: _step(phase, before, cropped, learning_rates)
             )
 
-        results = apply_phase(config, state.step, compute) if config.phases else compute(config)
-        after, record, readings = results
+        after, record, readings = (
+            apply_phase(config, state.step, compute) if config.phases else compute(config)
+        )
         if state.ledger is None or readings is None:
             return after, record
         outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)

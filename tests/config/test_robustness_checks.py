@@ -33,8 +33,8 @@ REFUSED = {
     "another attack": (["++eval.robustness=[{attack: deepfool}]"], "eval.robustness.0"),
     "values": (
         [PGD, "dataset.train.ops=[whiten]", "dataset.eval.ops=[whiten]"],
-        "dataset.train.ops.0 (whiten): changes values in a way that a radius in pixels can't be "
-        "carried through; must be rescale or normalize with train.adversarial",
+        "dataset.train.ops.0 (whiten): changes values so that they have no radius in pixels; must "
+        "be rescale or normalize with train.adversarial",
     ),
 }
 

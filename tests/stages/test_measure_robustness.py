@@ -109,7 +109,7 @@ def test_the_command_and_the_report(attacked_run: Path, tmp_path: Path) -> None:
     for arguments, problem in (
         ({"radius": None}, "--radius: missing; the run has no radius of train.adversarial"),
         ({"radius": 2.0}, "--radius 2.0: must be at most 1"),
-        ({"radius": 0.1, "attacks": ["jsma"]}, "--attacks jsma: must be of noise, fgsm, pgd"),
+        ({"radius": 0.1, "attacks": ["jsma"]}, "--attacks jsma: there is no such attack"),
         ({"norm": "l2", "radius": 0.1, "attacks": ["square"]}, "needs --norm linf"),
     ):
         with pytest.raises(UsageError, match=problem):

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files.error_text import no_such
 from pipeline.core.files.real_files import require_real
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
@@ -47,8 +48,8 @@ def main(
 ) -> CommandResult:
     """Attack the newest checkpoint of a run, and write robustness.json into its directory.
 
-    `steps` and `restarts` are of pgd and apgd; `attacks` are all by default. Raises UsageError for
-    an unknown attack or a radius that is missing or too large, RecipeError if the data aren't
+    `steps` and `restarts` are those of pgd and apgd; without `attacks`, all run. Raises UsageError
+    for an unknown attack or a radius that is missing or too large, RecipeError if the data aren't
     images, DataError if the run can't be read, RunError if the file can't be written.
     """
     if not (run_dir / RECIPE).is_file():
@@ -63,6 +64,7 @@ def main(
     spare_gpus(run_dir)
     with Reporter() as reporter:
         opened = open_recipe(recipe, run_dir)
+        # The loss dlr of apgd needs three classes.
         if len(opened.dataset.targets) < 3:
             chosen = [
                 a.model_copy(update={"losses": ("ce",)}) if isinstance(a, ApgdAttack) else a
@@ -84,7 +86,7 @@ def _list_attacks(
     """Return the attacks of these names, or all. Raises UsageError for a wrong name or radius."""
     for name in names:
         if name not in NAMES:
-            raise UsageError([f"--attacks {name}"], f"must be of {', '.join(NAMES)}")
+            raise UsageError([f"--attacks {name}"], no_such("attack", name, NAMES))
     if norm != "linf" and LINF_ONLY in names:
         raise UsageError([f"--attacks {LINF_ONLY}"], "needs --norm linf")
     adversarial = recipe.train.adversarial
@@ -99,8 +101,8 @@ def _list_attacks(
     return list(
         complete_attacks(
             [
-                adapter.validate_python({"attack": n, **({} if n == CORRUPTIONS else ball)})
-                for n in dict.fromkeys(fitting)
+                adapter.validate_python({"attack": name} | ({} if name == CORRUPTIONS else ball))
+                for name in dict.fromkeys(fitting)
             ],
             adversarial,
         )

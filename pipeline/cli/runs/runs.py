@@ -82,16 +82,22 @@ def main(
             print(json_text(_to_dict(run)))
     else:
         _print_table(_rank_runs(runs, ranked_by, larger_is_better), ranked_by, shows_all=shows_all)
-        varied = [key for key in differing_keys(runs) if not key.startswith(MINOR)]
-        repeated = [
-            ({key: run.keys.get(key) for key in varied}, run.figures[str(ranked_by)])
-            for run in runs
-            if ranked_by in run.figures
-        ]
-        ties = find_ties(repeated, larger_is_better=larger_is_better)
-        if ties is not None:
-            print(printable(str(ties)))
+        if ranked_by is not None:
+            _print_ties(runs, ranked_by, larger_is_better)
     return 0
+
+
+def _print_ties(runs: Sequence[RecordedRun], metric: str, larger_is_better: bool) -> None:
+    """Print the best settings of runs that were repeated with several seeds, if there are any."""
+    varied = [key for key in differing_keys(runs) if not key.startswith(MINOR)]
+    rated = [
+        ({key: run.keys.get(key) for key in varied}, run.figures[metric])
+        for run in runs
+        if metric in run.figures
+    ]
+    ties = find_ties(rated, larger_is_better=larger_is_better)
+    if ties is not None:
+        print(printable(str(ties)))
 
 
 def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:

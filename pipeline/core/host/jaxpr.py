@@ -32,7 +32,7 @@ PACKAGE = Path(__file__).parents[2]
 PYTHON = sysconfig.get_path("stdlib")
 """Folder of Python's own modules."""
 TRACERS = f"{PACKAGE}/backends/"
-"""Folder of the code that traces a step. Frames outside of it aren't part of the step."""
+"""Folder of the code that traces a step. Its callers aren't part of the step."""
 FLOW = ("scan", "while", "cond")
 """Primitives of loops and branches."""
 ELEMENTWISE = frozenset(

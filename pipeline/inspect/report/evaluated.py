@@ -169,12 +169,12 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
 def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Dataset]]:
     """Return the members of an ensemble, each with the data of the ensemble's evaluation.
 
-    A member reads it by its own recipe, but for the splits, and the size of batches.
+    The data of a member have its own recipe, except the splits and the size of batches.
     """
-    shared = _evaluate_alike(run.recipe, run.recipe, dataset)
+    shared = _share_evaluation(run.recipe, run.recipe, dataset)
     opened = []
     for member in run.members:
-        recipe = _evaluate_alike(member.recipe, run.recipe, dataset)
+        recipe = _share_evaluation(member.recipe, run.recipe, dataset)
         is_same = recipe.dataset == shared.dataset
         reads_alike = recipe.model.table_input == shared.model.table_input
         silent = Reporter(console=Console(file=io.StringIO()))
@@ -183,7 +183,7 @@ def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Da
     return opened
 
 
-def _evaluate_alike(recipe: Recipe, example: Recipe, dataset: Dataset) -> Recipe:
+def _share_evaluation(recipe: Recipe, example: Recipe, dataset: Dataset) -> Recipe:
     """Return a recipe with the evaluation of another, in batches of the same size."""
     recipe = drop_folds(recipe)
     size = {"batch_size": dataset.eval_order.batch_size}

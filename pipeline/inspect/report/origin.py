@@ -47,7 +47,7 @@ def origin_sections(run_dir: Path) -> list[Section]:
     dumps = list(_list_dumps(run_dir))
     return [
         Section("Lineage", lineage, [RowTable(list(_list_lineage(run)))]),
-        Section("Robustness", *_show_robustness(run_dir)),
+        _show_robustness(run_dir),
         Section("Profile", "", _show_profile(run_dir)),
         Section("Dumps", "Tensors of a step, by layer.", [RowTable(dumps)] if dumps else []),
     ]
@@ -92,8 +92,8 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
         yield row(f"{descendant.made} as", descendant.to, descendant.at)
 
 
-def _show_robustness(run_dir: Path) -> tuple[str, list[Block]]:
-    """Return the caption, and the tables of attacks and corruptions with the masked gradients."""
+def _show_robustness(run_dir: Path) -> Section:
+    """Return the section with the tables of attacks and corruptions, and the masked gradients."""
     tree = _read_object(run_dir / ROBUSTNESS) or {}
     facts = [
         f"{name.replace('_', ' ')} {_format_cell(tree[name])}"
@@ -112,10 +112,9 @@ def _show_robustness(run_dir: Path) -> tuple[str, list[Block]]:
     tables = filter(None, (rows, _list_plain_rows(tree.get("corruptions"))))
     signs = tree.get("masked_gradients")
     texts = [sign for sign in signs if isinstance(sign, str)] if isinstance(signs, list) else []
-    return f"Accuracy under attacks: {', '.join(facts)}.", [
-        *(RowTable(table) for table in tables),
-        *(Words(f"Masked gradients: {sign}") for sign in texts[:MAX_ROWS]),
-    ]
+    blocks: list[Block] = [RowTable(table) for table in tables]
+    blocks += [Words(f"Masked gradients: {sign}") for sign in texts[:MAX_ROWS]]
+    return Section("Robustness", f"Accuracy under attacks: {', '.join(facts)}.", blocks)
 
 
 def _show_profile(run_dir: Path) -> list[Block]:

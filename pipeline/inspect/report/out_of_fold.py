@@ -58,7 +58,7 @@ class FoldMetric:
 
 
 def read_fold_metrics(sweep_dir: Path) -> list[FoldMetric]:
-    """Return the metrics that all folds of a sweep have as finite numbers, but for the count."""
+    """Return the metrics that all folds of a sweep have as finite numbers, except the count."""
     folds = [row.summary.numbers() for row in read_jobs(sweep_dir)]
     names = [name for name in folds[0] if name != "count" and all(name in fold for fold in folds)]
     return [FoldMetric(name, tuple(numbers[name] for numbers in folds)) for name in names]

@@ -41,7 +41,7 @@ class LedgerRows:
     suspicious: Sequence[Mapping[str, Any]]
     """A row for each training sample, the most suspicious label first."""
     duplicates: Sequence[Mapping[str, Any]]
-    """A row for each sample that equals an earlier one, or one of training, byte for byte."""
+    """A row for each sample that equals a training sample before it, byte for byte."""
 
     @property
     def figures(self) -> dict[str, str]:
@@ -99,9 +99,9 @@ def compute_early_norms(ledger: SampleLedger) -> np.ndarray:
 def score_labels(ledger: SampleLedger) -> np.ndarray:
     """Return how suspicious each label is, float64 (n,), 0 to 1; -1 if no step has read it.
 
-    The mean of the sigmoid of the negative margin and of the early norm over its largest value.
-    The margin of a network that keeps learning is the better one; of a network that learns wrong
-    labels by heart, only the early norm shows them.
+    It is the mean of two numbers: the sigmoid of the negative margin, and the early norm divided by
+    its largest value. The margin shows more wrong labels than the norm. If a network learns wrong
+    labels by heart, only the norm shows them.
     """
     doubt = (1 - np.tanh(compute_margins(ledger) / 2)) / 2
     scores = (doubt + compute_early_norms(ledger) / np.sqrt(2)) / 2
@@ -116,7 +116,7 @@ def find_suspicious_labels(ledger: SampleLedger, dataset: Dataset) -> LedgerRows
     norms = compute_early_norms(ledger)
     scores = score_labels(ledger)
     order = np.argsort(-scores, kind="stable")
-    numbers = _number_samples(dataset.train)
+    numbers = dataset.train.list_numbers()
     labels = _format_labels(dataset, dataset.train)
     rivals = columns["rival"]
     rows = [
@@ -169,11 +169,6 @@ def make_ledger_sections(rows: LedgerRows, dataset: Dataset) -> list[Section]:
     ]
 
 
-def _number_samples(split: Split) -> np.ndarray:
-    """Return the number of each sample in its split as it was read."""
-    return np.arange(len(split)) if split.numbers is None else split.numbers
-
-
 def _format_labels(dataset: Dataset, split: Split) -> list[str]:
     return [format_label(label, dataset.targets) for label in np.asarray(split.columns["label"][:])]
 
@@ -195,7 +190,7 @@ def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
         if digest in first_rows
     ]
     splits = {"train": dataset.train, "eval": dataset.whole_eval}
-    numbers = {key: _number_samples(split) for key, split in splits.items()}
+    numbers = {key: split.list_numbers() for key, split in splits.items()}
     labels = {key: _format_labels(dataset, split) for key, split in splits.items()}
     for first, key, row in (*shared, *repeated):
         yield {
@@ -214,7 +209,7 @@ def _hash_split(split: Split) -> Iterator[bytes]:
 
 def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
     """Return the samples of rows as pictures, or as rows if they aren't images."""
-    places = {number: row for row, number in enumerate(_number_samples(dataset.train).tolist())}
+    places = {number: row for row, number in enumerate(dataset.train.list_numbers().tolist())}
     split = dataset.train
     column = split.columns["image"]
     samples = np.array([places[row["index"]] for row in rows])

@@ -68,7 +68,7 @@ def select_weights(
 
 
 def average_outputs(outputs: Sequence[Array | np.ndarray], task: Task) -> Array:
-    """Return the outputs (..., K) of an ensemble from those of its members.
+    """Return the outputs (..., K) of an ensemble from the outputs of its members.
 
     Numbers of a regression are averaged. Otherwise the result has the logits of the average
     probabilities: softmax over K, or a sigmoid for each of several labels. Raises DataError for

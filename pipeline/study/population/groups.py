@@ -25,7 +25,7 @@ ARGUMENT_KEYS = ("train.optimizer.lr", "train.schedule", "seed")
 INIT_KEYS = ("model.init",)
 """Keys on which only the small program of the initialization depends."""
 FOLD = "dataset.folds.index"
-"""Key of the evaluated fold: an argument as long as folds need the same constants."""
+"""Key of the evaluated fold. It is an argument of the program if folds need the same constants."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
 COUNTED = "a length in steps"

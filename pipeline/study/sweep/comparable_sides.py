@@ -17,7 +17,7 @@ LOSSES = ("loss", TRAIN_LOSS)
 
 
 def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> None:
-    """Raise RecipeError for keys of side B that make its metric another one than side A's."""
+    """Raise RecipeError if a key of side B changes what the metric measures, or if none differs."""
     changes = differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
     if not changes:
         raise RecipeError("side B: has the recipe of side A; must differ in a key")

@@ -175,8 +175,10 @@ def sum_devices(shards: Shards, local: T) -> T:
 
 
 def place_in_batch(rows: Array, number: Array, num_shards: int) -> Array:
-    """Return zeros in the shape of the whole batch, but for the rows of one of its shards. The sum
-    over shards has all rows."""
+    """Return the rows of a shard at their place in the whole batch, and zeros for other shards.
+
+    The sum over shards has all rows.
+    """
     size = rows.shape[0]
     zeros = jnp.zeros((num_shards * size, *rows.shape[1:]), rows.dtype)
     return jax.lax.dynamic_update_slice_in_dim(zeros, rows, number * size, 0)

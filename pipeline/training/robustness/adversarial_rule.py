@@ -27,7 +27,7 @@ class AdversarialRule:
 
     @property
     def beta(self) -> float | None:
-        """The weight of the divergence from clean images, of trades; else None."""
+        """The weight of the divergence in trades; None for other attacks."""
         return self.spec.beta if self.spec.attack == "trades" else None
 
     def draw(self, batch: Batch, shape: tuple[int, ...]) -> Array:
@@ -69,8 +69,10 @@ class AdversarialRule:
 
 
 def compute_divergence(clean: Array, attacked: Array) -> Array:
-    """Return the Kullback-Leibler divergence of predictions (B, C) from those for clean images,
-    float32 (B,): the sum of p log(p / q) with p of the clean image."""
+    """Return the Kullback-Leibler divergence of attacked from clean predictions, float32 (B,).
+
+    It is the sum of p log(p / q), with p of the clean image. Takes logits (B, C).
+    """
     clean = jax.nn.log_softmax(clean.astype(jnp.float32))
     attacked = jax.nn.log_softmax(attacked.astype(jnp.float32))
     return (jnp.exp(clean) * (clean - attacked)).sum(axis=-1)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.training.robustness.attack_losses import Attacked, AttackLoss
+from pipeline.training.robustness.attack_losses import AttackedNetwork, AttackLoss
 from pipeline.training.robustness.ball import Ball
 
 MOMENTUM = 0.75
-"""Share of the new step; the rest is of the last change."""
+"""Share of the new step in a change of the image; the last change has 1 minus this share."""
 PROGRESS = 0.75
 """Share of the steps between two checkpoints that must increase the loss."""
 
@@ -45,10 +45,10 @@ class _Search(NamedTuple):
 
 
 def list_windows(steps: int) -> np.ndarray:
-    """Return the number of steps since the last checkpoint at each checkpoint, int32 (steps,).
+    """Return the length of the window that ends with each step, int32 (steps,); 0 if none does.
 
-    Steps without a checkpoint have 0. The first window is 22 % of the steps, each next one is 3 %
-    of them shorter, down to 6 %.
+    A window ends at a checkpoint of the paper. The first has 22 % of the steps, each later one is
+    shorter by 3 % of the steps, down to 6 %.
     """
     windows = np.zeros(steps, np.int32)
     window = max(int(0.22 * steps), 1)
@@ -61,7 +61,7 @@ def list_windows(steps: int) -> np.ndarray:
 
 
 def search(
-    attacked: Attacked, loss: AttackLoss, ball: Ball, start: Array, steps: int
+    attacked: AttackedNetwork, loss: AttackLoss, ball: Ball, start: Array, steps: int
 ) -> tuple[Array, Array]:
     """Return images of the ball, and whether their predictions are wrong, bool (B,).
 
@@ -114,7 +114,7 @@ def search(
 
 
 def _halve_slow(at: _Search, window: Array) -> _Search:
-    """Halve the length of slow searches, which go on from their best image."""
+    """Halve the length of slow searches, and continue them from their best image."""
     is_slow = at.increases <= PROGRESS * window
     is_stuck = ~at.was_halved & (at.checked_losses >= at.best_losses)
     halves = is_slow | is_stuck

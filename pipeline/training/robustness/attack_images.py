@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.training.robustness.apgd import search
-from pipeline.training.robustness.attack_losses import LOSSES, Attacked, cross_entropy
+from pipeline.training.robustness.attack_losses import LOSSES, AttackedNetwork, cross_entropy
 from pipeline.training.robustness.attack_specs import (
     ApgdAttack,
     BallAttack,
@@ -30,7 +30,11 @@ def count_restarts(attack: BallAttack) -> int:
 
 
 def attack_images(
-    attack: BallAttack, attacked: Attacked, pixels: Array, sample: Array, key: tuple[Array, Array]
+    attack: BallAttack,
+    attacked: AttackedNetwork,
+    pixels: Array,
+    sample: Array,
+    key: tuple[Array, Array],
 ) -> tuple[Array, Array]:
     """Return attacked images, pixels (B, H, W, C), and whether their predictions are wrong (B,).
 
@@ -63,11 +67,11 @@ def attack_images(
             end = ascend(draw_start(), attack.steps, size)
         case ApgdAttack():
             start = draw_start()
-            found = [
+            results = [
                 search(attacked, LOSSES[name], ball, start, attack.steps) for name in attack.losses
             ]
-            end = found[0][0]
-            for images, fooled in found[1:]:
+            end = results[0][0]
+            for images, fooled in results[1:]:
                 end = jnp.where(fooled[:, None, None, None], images, end)
         case SquareAttack():
             return search_squares(attacked, ball, seed, sample, attack.steps)

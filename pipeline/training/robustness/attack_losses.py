@@ -1,4 +1,4 @@
-"""What attacks of an evaluation maximize, from logits (B, C) and classes int32 (B,)."""
+"""Losses that attacks of an evaluation maximize, from logits (B, C) and classes int32 (B,)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ AttackLoss = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """A network, with the classes of a batch."""
+class AttackedNetwork:
+    """The network that is attacked, with the classes of a batch."""
 
     predict: Callable[[Array], Array]
     """(pixels (B, H, W, C)) -> logits (B, classes) float32."""

@@ -31,8 +31,8 @@ class AdversarialSpec(Spec):
     steps: Annotated[PositiveInt, Field(le=1000)] | None = None
     """Steps of the attack; null: 7 of pgd, 10 of trades."""
     step: PositiveFloat | None = None
-    """Length of a step; null: 2.5 times the radius divided by the steps, and 1.25 times the radius
-    with fgsm."""
+    """Length of a step; null: 2.5 times the radius divided by the steps. Null with fgsm: 1.25 times
+    the radius from a random image, and the radius from the image."""
     start: Literal["random", "image"] = "random"
     """Where an attack begins: at a random image within the radius, or at the image."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -17,7 +17,7 @@ Objective = Callable[[Array], Array]
 """(pixels (B, H, W, C)) -> what the attack maximizes, float32 (B,)."""
 TINY = 1e-12
 ATTACK_OP = (1 << 30) + 2
-"""First op number in the keys of an attack's draws, which no map op has."""
+"""First op number in the keys of an attack's draws. No map op has such a number."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,26 @@ class Ball:
     def draw(self, draws: Array) -> Array:
         """Return random images in the ball from uniform numbers (B, H, W, C).
 
-        They are uniform before pixels are clipped with linf. With l2 the direction is uniform, and
-        the length is the radius, near which almost all of a ball in many dimensions is.
+        With linf, changes are uniform before pixels are clipped. With l2, the direction is uniform,
+        and the length is the radius: in many dimensions almost all of a ball is near its surface.
         """
         centred = 2 * draws - 1
         if self.norm == "linf":
             return self.project(self.images + self.radius * centred)
-        # The middle of a step of 2^-24 is never 0 or 1.
-        normals = jax.scipy.special.ndtri(draws * (1 - 2.0**-23) + 2.0**-25)
+        normals = to_normals(draws)
         return self.project(self.images + self.radius * normals / compute_l2(normals))
 
 
 def compute_l2(changes: Array) -> Array:
     """Return the norm of each image's changes, (B, 1, 1, 1)."""
     return jnp.sqrt(jnp.square(changes).sum(axis=(1, 2, 3), keepdims=True))
+
+
+def to_normals(draws: Array) -> Array:
+    """Return standard normal numbers from uniform numbers, float32 of the same shape."""
+    # The middle of a step of 2^-24 is never 0 or 1.
+    normals: Array = jax.scipy.special.ndtri(draws * (1 - 2.0**-23) + 2.0**-25)
+    return normals
 
 
 def draw_uniforms(seed: Array, turn: Any, sample: Array, op: int, count: int) -> Array:

@@ -1,5 +1,5 @@
 """Corruptions of images in five severities, like those of Hendrycks and Dietterich 2019
-(arXiv 1903.12261), by map ops if one fits.
+(arXiv 1903.12261). Corruptions that are also map ops use the op.
 
 Images are pixels (B, H, W, C) from 0 to 1. Random numbers are a pure function of (seed, severity,
 sample).
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -18,7 +17,7 @@ from jax import Array
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import RandomAffine, RandomRotation
 from pipeline.data.ops.resize import resize_images
-from pipeline.training.robustness.ball import draw_uniforms
+from pipeline.training.robustness.ball import draw_uniforms, to_normals
 
 FIRST_DRAW = 3
 """Number of the draws of the first corruption."""
@@ -29,7 +28,7 @@ SALT_AND_PEPPER = (0.03, 0.06, 0.09, 0.17, 0.27)
 BLUR = (0.4, 0.6, 0.8, 1.0, 1.3)
 """Standard deviation in pixels of an image of 32x32; larger images have more."""
 BRIGHTNESS = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""What is added."""
+"""Number that is added."""
 CONTRAST = (0.4, 0.3, 0.2, 0.1, 0.05)
 """Factor of the difference from the image's mean."""
 PIXELATE = (0.8, 0.7, 0.6, 0.5, 0.4)
@@ -44,8 +43,7 @@ Corruption = Callable[[Array, Array, int], Array]
 
 
 def _add_noise(pixels: Array, draws: Array, level: int) -> Array:
-    normals = jax.scipy.special.ndtri(draws * (1 - 2.0**-23) + 2.0**-25)
-    return pixels + NOISE[level] * normals
+    return pixels + NOISE[level] * to_normals(draws)
 
 
 def _set_pixels(pixels: Array, draws: Array, level: int) -> Array:

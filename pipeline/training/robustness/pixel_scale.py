@@ -44,7 +44,7 @@ class PixelScale:
 
 
 def find_white(image: ColumnSpec, brightest: int) -> float:
-    """Return the value of a white pixel of raw images: of bytes `brightest`, of others 1."""
+    """Return the value of a white pixel of raw images: `brightest` of whole numbers, else 1."""
     return float(brightest) if np.issubdtype(np.dtype(image.dtype), np.integer) else 1.0
 
 
@@ -68,8 +68,8 @@ def find_pixel_scale(ops: Sequence[MapOp], white: float) -> PixelScale:
             shift = (shift - np.array(op.mean)) / np.array(op.std)
         elif not isinstance(op, RANGE_KEEPING):
             raise ValueError(
-                f"ops.{position} ({op.name}): changes values in a way that a radius in pixels "
-                "can't be carried through; must be rescale or normalize"
+                f"ops.{position} ({op.name}): changes values so that they have no radius in "
+                "pixels; must be rescale or normalize"
             )
         if not factor.all():
             raise ValueError(f"ops.{position} ({op.name}): must not have factor 0")

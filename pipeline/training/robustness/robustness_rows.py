@@ -1,4 +1,4 @@
-"""The figures of a robustness evaluation, and what shows that gradients mislead an attack."""
+"""The figures of a robustness evaluation, and the signs that gradients mislead an attack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MARGIN = 0.01
-"""Difference of accuracies that isn't chance."""
+"""Difference of accuracies above which it isn't chance."""
 UNBOUNDED = "pgd, unbounded"
 """Name of the attack whose radius reaches every image."""
 WHITE_BOX = ("pgd", "apgd")
@@ -91,8 +91,10 @@ class RobustnessReport:
 
 
 def find_masked_gradients(report: RobustnessReport) -> list[str]:
-    """Return the signs that attacks fail because gradients don't show the way, not because images
-    are robust (Athalye et al. 2018, arXiv 1802.00420, section 3.1)."""
+    """Return the signs that attacks fail by misleading gradients, not by a robust network.
+
+    The signs are those of Athalye et al. 2018, arXiv 1802.00420, section 3.1.
+    """
     least: dict[str, float] = {}
     for row in report.attacks:
         least[row.attack] = min(row.accuracy, least.get(row.attack, 1.0))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.training.robustness.attack_losses import Attacked, compute_margin
+from pipeline.training.robustness.attack_losses import AttackedNetwork, compute_margin
 from pipeline.training.robustness.ball import Ball, draw_uniforms
 
 FIRST_SHARE = 0.8
@@ -31,7 +31,7 @@ def list_sides(steps: int, height: int, width: int) -> np.ndarray:
 
 
 def search_squares(
-    attacked: Attacked, ball: Ball, seed: Array, sample: Array, steps: int
+    attacked: AttackedNetwork, ball: Ball, seed: Array, sample: Array, steps: int
 ) -> tuple[Array, Array]:
     """Return images of the linf ball, and whether their predictions are wrong, bool (B,).
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.training.robustness.apgd import list_windows, search
-from pipeline.training.robustness.attack_losses import Attacked, cross_entropy
+from pipeline.training.robustness.attack_losses import AttackedNetwork, cross_entropy
 from pipeline.training.robustness.ball import Ball, maximize
 
 
@@ -32,7 +32,7 @@ def test_the_search_climbs_a_narrow_ridge_further_than_fixed_steps() -> None:
         distance = jnp.square(pixels - target).sum(axis=(1, 2, 3))
         return jnp.stack([10 * distance, -20 * distance, jnp.full_like(distance, -5.0)], axis=-1)
 
-    attacked = Attacked(predict, labels)
+    attacked = AttackedNetwork(predict, labels)
     images = jnp.full((4, 2, 2, 1), 0.3)
     ball = Ball("linf", 0.4, images)
     found, fooled = search(attacked, cross_entropy, ball, images, 60)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.training.robustness.attack_images import attack_images, count_restarts
-from pipeline.training.robustness.attack_losses import Attacked, cross_entropy
+from pipeline.training.robustness.attack_losses import AttackedNetwork, cross_entropy
 from pipeline.training.robustness.attack_specs import (
     ApgdAttack,
     BallAttack,
@@ -45,8 +45,8 @@ def predict(pixels: jax.Array) -> jax.Array:
     return hidden @ weights[2] + weights[3]
 
 
-def attacked_network(rows: slice = slice(None)) -> Attacked:
-    return Attacked(predict, jnp.asarray(golden()["labels"][rows]))
+def attacked_network(rows: slice = slice(None)) -> AttackedNetwork:
+    return AttackedNetwork(predict, jnp.asarray(golden()["labels"][rows]))
 
 
 def run_attack(

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.training.robustness.attack_losses import (
-    Attacked,
+    AttackedNetwork,
     compute_margin,
     cross_entropy,
     difference_of_logits_ratio,
@@ -32,7 +32,7 @@ def test_the_ratio_does_not_depend_on_scale_and_shift() -> None:
 
 def test_gradients_are_of_each_image() -> None:
     weights = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
-    attacked = Attacked(lambda p: p.reshape(len(p), -1) @ weights, jnp.array([0, 1]))
+    attacked = AttackedNetwork(lambda p: p.reshape(len(p), -1) @ weights, jnp.array([0, 1]))
     pixels = jnp.asarray(np.random.default_rng(2).random((2, 2, 2, 1)), jnp.float32)
     losses, fooled, gradients = attacked.differentiate(cross_entropy, pixels)
     logits = np.asarray(pixels.reshape(2, 4) @ weights)

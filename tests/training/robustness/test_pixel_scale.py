@@ -35,7 +35,9 @@ def test_a_white_pixel_is_1() -> None:
 
 
 def test_other_changes_of_values_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"ops\.1 \(whiten\): changes values in a way that a"):
+    with pytest.raises(
+        ValueError, match=r"ops\.1 \(whiten\): changes values so that they have no radius"
+    ):
         find_pixel_scale((Hwc2Chw(), Whiten()), 255)
     with pytest.raises(ValueError, match=r"ops\.0 \(rescale\): must not have factor 0"):
         find_pixel_scale((Rescale(factor=0.0, shift=1.0),), 255)

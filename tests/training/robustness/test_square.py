@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.training.robustness.attack_losses import Attacked
+from pipeline.training.robustness.attack_losses import AttackedNetwork
 from pipeline.training.robustness.ball import Ball
 from pipeline.training.robustness.square import list_sides, search_squares
 
@@ -27,7 +27,7 @@ def test_squares_find_a_mean_without_gradients() -> None:
         change = jnp.round(100 * (pixels.mean(axis=(1, 2, 3)) - 0.57)) / 100
         return jnp.stack([-change, change, jnp.full_like(change, -9.0)], axis=-1)
 
-    attacked = Attacked(predict, jnp.zeros(6, jnp.int32))
+    attacked = AttackedNetwork(predict, jnp.zeros(6, jnp.int32))
     assert not jax.grad(lambda p: predict(p).sum())(images).any()
     seed = jnp.array([0, 0], jnp.uint32)
     end, fooled = search_squares(attacked, Ball("linf", 0.1, images), seed, jnp.arange(6), 200)

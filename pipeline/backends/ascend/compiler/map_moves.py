@@ -53,7 +53,10 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
 def has_broken_blocks(
     graph: Graph, dataflow: Dataflow, axes: Mapping[int, int], node: Node, backward: bool
 ) -> bool:
-    """Return whether a move of feature maps runs on plain tensors. `axes` are the channels'."""
+    """Return whether a move of feature maps runs on plain tensors.
+
+    `axes` has the channel axis of each map; `backward` is whether the move is in the backward pass.
+    """
     if node.primitive not in MAP_MOVES:
         return False
     maps = ((place, dataflow.alias[place]) for place in node.inputs)
@@ -84,8 +87,8 @@ def _list_edges(graph: Graph, node: Node, axis: int) -> Sequence[int]:
 def find_map_permutation(shape: Sequence[int], order: Sequence[int], channels: int) -> Permutation:
     """Return a transpose of a map of `channels` as frameworks with NCHW write it.
 
-    A transpose that only reorders parts of the channels, such as a shuffle of groups, moves whole
-    planes there, although the channels are JAX's minor axes.
+    With NCHW, a transpose that only reorders parts of the channels, such as a shuffle of groups,
+    moves whole planes. In JAX the channels are the minor axes.
     """
     first = find_first_part(shape, channels)
     if first is None or not keeps_positions(order, first):
@@ -98,7 +101,7 @@ def find_map_permutation(shape: Sequence[int], order: Sequence[int], channels: i
 
 
 def find_first_part(shape: Sequence[int], channels: int) -> int | None:
-    """Return the first of the minor axes that the channels of a map are reshaped to, or None."""
+    """Return the first of the minor axes that together are the channels; None if none are."""
     sizes = [math.prod(shape[axis:]) for axis in range(len(shape))]
     return len(sizes) - 1 - sizes[::-1].index(channels) if channels in sizes[1:] else None
 

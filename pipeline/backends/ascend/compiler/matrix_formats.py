@@ -93,7 +93,7 @@ class _Conversion:
     def _choose_format(self, task: Task) -> Task:
         """Return a kernel that reads a matrix in blocks, with its other matrices in blocks too.
 
-        A kernel that supports plain tensors alone reads plain copies.
+        A kernel that only supports plain tensors reads plain copies.
         """
         if task.cost_class not in IN_BLOCKS:
             reads = (self._to_plain(index, task) for index in task.reads)
@@ -125,7 +125,7 @@ class _Conversion:
         self.blocked[index] = index
 
     def _to_plain(self, index: int, task: Task) -> int:
-        """Return the plain copy of a buffer in blocks, which all share, or the plain buffer."""
+        """Return a plain buffer, or the plain copy of a buffer in blocks that all readers share."""
         if self.blocked.get(index) != index:
             return index
         if index not in self.plain:

@@ -21,7 +21,7 @@ from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Node
 
 CELLS = {(2, 1): "DynamicGRUV2", (3, 2): "DynamicRNN"}
-"""The vendor's ops by the sigmoids and hyperbolic tangents of a cell, in sizes of its state."""
+"""The vendor's op by what a cell computes for each number of its state: (sigmoids, tanhs)."""
 CELL_KINDS = ("view", "loop_view", "elementwise", "matmul", "move")
 MOVES = ("copy", "trans_data", "transpose", "fill", "cast")
 """Classes of tasks that rearrange or clear values. Within a kernel they are addresses."""
@@ -44,7 +44,8 @@ class RecurrentCell:
 def find_cells(graph: Graph, dataflow: Dataflow, *, by_op: bool) -> dict[int, RecurrentCell]:
     """Return the scans that are GRUs or LSTMs, and the scans of their gradients, by loop.
 
-    Without a graph of the network (`by_op`), a cell in custom code isn't an op of a framework.
+    With `by_op`, as in frameworks without graphs, a cell must be one call: a cell whose ops custom
+    code calls one by one isn't the framework's op.
     """
     loops: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -74,7 +75,7 @@ def find_cells(graph: Graph, dataflow: Dataflow, *, by_op: bool) -> dict[int, Re
 
 
 def _classify_cell(graph: Graph, nodes: Sequence[Node]) -> str | None:
-    """Return the op of a forward scan, None if its body isn't the cell of one."""
+    """Return the vendor's op of a forward scan; None if no op has its cell."""
     states = _list_carried(graph, nodes)
     size = max((graph.values[before].size for before, _ in states), default=0)
     if not size:
@@ -113,19 +114,22 @@ def _analyse_loop(graph: Graph, nodes: Sequence[Node], type_: str) -> RecurrentC
         and users[before][0].primitive in ("add", "add_any")
         and after in users[before][0].outputs
     }
-    after_state = {before for before, after in carried if after not in sums}
-    before_state = {after for _, after in carried if after not in sums}
+    # Values that depend on the state before a step, and values that decide the state after it.
+    dependent = {before for before, after in carried if after not in sums}
+    deciding = {after for _, after in carried if after not in sums}
     for node in nodes:
-        if not after_state.isdisjoint(node.inputs):
-            after_state.update(node.outputs)
+        if not dependent.isdisjoint(node.inputs):
+            dependent.update(node.outputs)
     for node in reversed(nodes):
-        if not before_state.isdisjoint(node.outputs):
-            before_state.update(node.inputs)
+        if not deciding.isdisjoint(node.outputs):
+            deciding.update(node.inputs)
     products = (node.outputs[0] for node in nodes if node.primitive == "dot_general")
-    recurrent = frozenset(products) & after_state & before_state
+    recurrent = frozenset(products) & dependent & deciding
+    if not recurrent:
+        return None
     produced = {out for node in nodes for out in node.outputs}
     sources = {index for node in nodes for index in node.inputs} - produced
-    outer = max(
+    num_scans = max(
         (
             node.repeat
             for node in graph.nodes
@@ -134,22 +138,23 @@ def _analyse_loop(graph: Graph, nodes: Sequence[Node], type_: str) -> RecurrentC
         ),
         default=1,
     )
-    if not recurrent:
-        return None
-    return RecurrentCell(type_, nodes[0].repeat // outer, recurrent, frozenset(sums))
+    return RecurrentCell(type_, nodes[0].repeat // num_scans, recurrent, frozenset(sums))
 
 
 def fuse_cells(
     tasks: list[Task], cells: Mapping[int, RecurrentCell], buffers: Buffers
 ) -> list[Task]:
-    """Return the tasks with one op for each cell, and one product over all steps for others."""
+    """Return the tasks with one op for each cell.
+
+    Each product that doesn't depend on the state is one product over all steps.
+    """
     for loop, cell in cells.items():
         tasks = _CellFusion(tasks, loop, cell, buffers).fuse()
     return tasks
 
 
 class _CellFusion:
-    """The fusion of one scan's tasks. Buffers are indices."""
+    """The fusion of one scan's tasks. Buffers are indices; `members` are the tasks of the scan."""
 
     def __init__(self, tasks: list[Task], loop: int, cell: RecurrentCell, buffers: Buffers) -> None:
         self.tasks = tasks
@@ -241,14 +246,14 @@ class _CellFusion:
     def _make_cell(self, loose: Sequence[Task]) -> Task:
         """Return the op of all steps. It reads and writes what the scan doesn't keep to itself."""
         apart = [*loose, *filter(None, map(self._find_adder, loose))]
-        members = [task for task in self.members if task not in apart]
-        parts = tuple(task for task in members if task.cost_class not in MOVES)
-        inside = dict.fromkeys(index for task in members for index in task.writes)
+        fused = [task for task in self.members if task not in apart]
+        parts = tuple(task for task in fused if task.cost_class not in MOVES)
+        inside = dict.fromkeys(index for task in fused for index in task.writes)
         for index in (index for task in apart for index in task.writes):
             inside.pop(index, None)
         reads = dict.fromkeys(index for task in parts for index in task.reads)
-        others = (*(task for task in self.tasks if task.loop != self.loop), *apart)
-        read_outside = {index for task in others for index in task.reads}
+        outside = (*(task for task in self.tasks if task.loop != self.loop), *apart)
+        read_outside = {index for task in outside for index in task.reads}
         writes = [
             index
             for index in inside
@@ -264,16 +269,16 @@ class _CellFusion:
             -(-sum(work.k * work.n for work in products) // depth),
             steps * sum(work.macs for work in products),
         )
-        member = next(task for task in parts if task.cube is not None)
-        is_gradient = member.phase == "backward"
+        product = next(task for task in parts if task.cube is not None)
+        is_gradient = product.phase == "backward"
         return replace(
-            member,
+            product,
             type=f"{self.cell.type}{'Grad' if is_gradient else ''}",
             cost_class="recurrent",
             reads=tuple(index for index in reads if index not in inside),
-            writes=tuple(writes) or member.writes,
+            writes=tuple(writes) or product.writes,
             cube=work,
-            repeat=member.repeat // steps,
+            repeat=product.repeat // steps,
             fused=tuple(dict.fromkeys(name for task in parts for name in task.fused)),
             loop=0,
             parts=parts,

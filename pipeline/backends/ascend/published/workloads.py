@@ -206,8 +206,8 @@ def _trace_text_detector(row: Published) -> TracedStep:
     return trace_module(network, loss, shape, labels, row.classes)
 
 
-def _trace_recipe_of_transformers(row: Published) -> TracedStep:
-    """Return a step with Adam and smoothed labels, as the authors of Swin and ConvNeXt train."""
+def _trace_swin_or_convnext(row: Published) -> TracedStep:
+    """Return a step of Swin or ConvNeXt with Adam and smoothed labels, as their authors train."""
     adam = Adam(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
     shape = (row.batch, row.pixels, row.pixels, 3)
@@ -217,9 +217,9 @@ def _trace_recipe_of_transformers(row: Published) -> TracedStep:
 
 
 SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
-    "swin_t": _trace_recipe_of_transformers,
+    "swin_t": _trace_swin_or_convnext,
     "wide_deep": _trace_wide_deep,
-    "convnext_tiny": _trace_recipe_of_transformers,
+    "convnext_tiny": _trace_swin_or_convnext,
     "dbnet_resnet18": _trace_text_detector,
     "dbnet_resnet50": _trace_text_detector,
     "dbnet_mobilenet_v3_large": _trace_text_detector,

@@ -12,8 +12,11 @@ from pipeline.stages.export.ensemble import require_equal_shapes
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
 
 
-def average_nodes(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder) -> NodeOutput:
-    """Add the nodes of an ensemble's outputs. Raises DataError for outputs of different shapes."""
+def add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder) -> NodeOutput:
+    """Add the nodes that average the outputs of an ensemble's members; return the average.
+
+    Raises DataError for outputs of different shapes.
+    """
     require_equal_shapes([output.shape for output in outputs])
     names = [output.name for output in outputs]
     if task == "regression":
@@ -33,7 +36,7 @@ def average_nodes(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder
 
 
 def _add_log_of_sum(logs: Sequence[str], graph: GraphBuilder) -> str:
-    """Add the logarithm of a sum of values whose logarithms are given; return its name."""
+    """Add the nodes of log(sum(exp(logs))); return the name of the result."""
     axes = graph.add_constant("axes", np.array([0], np.int64))
     rows = [graph.add_node("Unsqueeze", [name, axes]) for name in logs]
     stacked = graph.add_node("Concat", rows, axis=0)

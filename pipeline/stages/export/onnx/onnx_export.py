@@ -29,7 +29,7 @@ from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import recurrent_nodes as recurrent_nodes
-from pipeline.stages.export.onnx.average_nodes import average_nodes
+from pipeline.stages.export.onnx.average_nodes import add_average
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,
@@ -129,7 +129,7 @@ def make_onnx_model(run: TrainedRun) -> Any:
     graph = GraphBuilder(run.arrays)
     if run.members:
         results = [_add_network(member, graph) for member in run.members]
-        result = average_nodes(results, samples.targets.task, graph)
+        result = add_average(results, samples.targets.task, graph)
     else:
         result = _add_network(run, graph)
     graph.nodes.append(helper.make_node("Identity", [result.name], [OUTPUT]))
