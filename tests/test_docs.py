@@ -121,12 +121,14 @@ def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
 
 ELSEWHERE = {
     "JOB/overrides.yaml", "amortisation.html", "args.yaml", "autopsy.json", "classes.csv",
-    "compiled.json", "status.json",
+    "compiled.json", "duplicates.csv", "status.json",
     "confusion.csv",
     "dump.json", "explain.json", "index.html", "labels.csv", "lowerings.json", "manifest.json",
+    "folds.csv", "out_of_fold.csv",
     "mine/sweep.csv", "model.json", "numbers.csv", "peaks.json", "predict.py",
     "predictions.csv", "price.json", "profile.json", "provenance.json", "recipe.yaml", "sink.json",
-    "ckpt.json", "recipe.schema.json", "records.json", "summary.json", "sweep.csv", "sweep.yaml",
+    "ckpt.json", "recipe.schema.json", "records.json", "summary.json", "suspicious_labels.csv",
+    "sweep.csv", "sweep.yaml",
     "tests/utils/resource/run_1/normal_run/profiler/timeline_display_1.json", "timeline.html",
     "tokenizer.json", "trace.json", "tune_result_pid..._....json",
 }  # fmt: skip

@@ -70,6 +70,14 @@ COVERED = {
     "pipeline.study.sweep.*": ("study/sweep/test_sweep.py", "whole sweeps"),
     # Commands, in the folder of what they run.
     "pipeline.__main__": ("cli/test_cli.py", "the command line as a process"),
+    "pipeline.cli.runs.attack": (
+        "stages/test_measure_robustness.py",
+        "the command, of small runs",
+    ),
+    "pipeline.stages.robust_evaluation": (
+        "stages/test_measure_robustness.py",
+        "the evaluation that ends a run",
+    ),
     "pipeline.cli.runs.autopsy": (
         "inspect/autopsy/test_on_failure.py",
         "the command after a failure",
@@ -111,6 +119,10 @@ COVERED = {
     "pipeline.backends.ascend.compiler.horizontal_fusion": (
         "backends/ascend/compiler/test_kernels.py",
         "part of every graph's kernels",
+    ),
+    "pipeline.backends.ascend.compiler.map_layouts": (
+        "backends/ascend/compiler/test_map_moves.py",
+        "conversions of maps",
     ),
     "pipeline.backends.ascend.cost.vector_work": (
         "backends/ascend/cost/test_task_time_laws.py",
@@ -298,12 +310,17 @@ COVERED = {
         "training/optimizers/thor/test_thor_transform.py",
         "sums over made-up layers",
     ),
+    "pipeline.training.microbatch_gradients": ("training/test_step.py", "gradients of steps"),
     "pipeline.training.metric_names": ("engine/test_early_stop.py", "a list"),
     "pipeline.training.parallel.*": (
         "training/parallel/test_layouts.py",
         "runs on several devices",
     ),
     "pipeline.training.component_specs": ("training/optimizers/test_first_order.py", "types"),
+    "pipeline.training.robustness.adversarial_rule": (
+        "stages/test_measure_robustness.py",
+        "adversarial training in whole runs",
+    ),
     "pipeline.training.step_record": ("backends/test_xla.py", "records of compiled steps"),
 }
 """Modules without a test file of their name: the tests that cover them, below tests/, and why.

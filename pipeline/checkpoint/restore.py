@@ -77,6 +77,15 @@ class Checkpoint:
             if path.partition("/")[0] in WEIGHTS
         }
 
+    def ledger(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the ledger of training samples by name, {} if there is none."""
+        prefix = "ledger/"
+        return {
+            path.removeprefix(prefix): array
+            for path, array in self.arrays.items()
+            if path.startswith(prefix)
+        }
+
 
 def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
     """Read the newest sound checkpoint of a run; None if it has no checkpoint.

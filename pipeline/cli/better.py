@@ -14,7 +14,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files.error_text import no_such
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.comparable_sides import require_comparable
-from pipeline.study.sweep.verdict import Verdict, read_verdict
+from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
 
 SIDE_B = "-side_b"
 """End of the name under which Hydra has the recipe of side B: choosing a component drops a section
@@ -71,7 +71,7 @@ def main(
         )
     )
     verdict = read_verdict(end.sweep_dir, metric)
-    facts = verdict.to_dict() if isinstance(verdict, Verdict) else {"verdict": verdict}
+    facts = verdict.to_dict() if isinstance(verdict, PairedVerdict) else {"verdict": verdict}
     return CommandResult({**facts, "sweep": str(end.sweep_dir)}, end.exit_status)
 
 

@@ -106,6 +106,8 @@ def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, 
         problems.append(f"parallel.mode = none: must be data with {processes} processes")
     elif processes > 1:
         problems += check_processes(recipe, processes)
+    if recipe.train.until is not None:
+        problems.append(f"train.{recipe.train.deadline}: must be train.minutes; jobs start later")
     resume = value_of(overrides, RESUME)
     if resume not in (None, "null", "auto"):
         problems.append(f"{RESUME} = {resume}: must be auto, by which a job continues")
@@ -186,6 +188,9 @@ def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tupl
     A batch of an evaluation counts as a step, a checkpoint as a stop. Raises RunError if a step
     can't be forecast.
     """
+    if recipe.train.minutes is not None:
+        time_s = MINUTE_S * recipe.train.minutes + CLUSTER_START_S
+        return time_s, f"train.minutes, and {CLUSTER_START_S:,.0f} s to get machines"
     parallel = recipe.parallel
     if parallel.mode == "data":
         # More devices take a part of each batch.

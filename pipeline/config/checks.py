@@ -9,6 +9,7 @@ from pipeline.config.adapter_words import find_loop_problems
 from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.privacy_checks import check_privacy
 from pipeline.config.recipe import STAGES, Recipe
+from pipeline.config.robustness_checks import check_robustness
 from pipeline.config.run_length import total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
@@ -24,10 +25,11 @@ from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
+LENGTH_UNITS = ("epochs", "passes", "steps", "minutes", "until")
 RESULTS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
-CHECKS: list[Check] = [*device_checks.RULES, check_privacy]
+CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness]
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
@@ -83,27 +85,48 @@ def find_known_facts(recipe: Recipe) -> Facts | None:
 
 @rule
 def check_one_length(recipe: Recipe) -> Iterator[str]:
-    """Exactly one of epochs, passes and steps is set."""
-    train = recipe.train
-    lengths = {"epochs": train.epochs, "passes": train.passes, "steps": train.steps}
+    """Exactly one unit sets the length."""
+    lengths = {unit: getattr(recipe.train, unit) for unit in LENGTH_UNITS}
     settings = [f"{unit} = {value}" for unit, value in lengths.items() if value is not None]
     if len(settings) != 1:
         missing = "none is given; add one, as in train.passes=10, or name a recipe: +recipe=NAME"
         state = f"given are {', '.join(settings)}" if settings else missing
-        yield f"train: give exactly one of epochs, passes, steps; {state}"
+        yield f"train: give exactly one of {', '.join(LENGTH_UNITS)}; {state}"
 
 
 @rule
 def check_length(recipe: Recipe) -> Iterator[str]:
-    """The number of steps is at most `MAX_STEPS`."""
+    """The number of steps is at most `MAX_STEPS`, and training doesn't end after them."""
     if list(check_one_length(recipe)) or list(check_batch_size(recipe)):
         return
     facts = find_known_facts(recipe)
     steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch if facts else 1
+    end = recipe.train.end_step
     try:
-        total_steps(recipe.train, steps_per_epoch)
+        total = total_steps(recipe.train, steps_per_epoch)
     except ValueError as error:
         yield f"train: {error}"
+        return
+    if end is not None and end > total and (facts or recipe.train.steps):
+        yield f"train.end_step = {end}: must be at most the {total} steps of training"
+
+
+@rule
+def check_deadline(recipe: Recipe) -> Iterator[str]:
+    """Nothing that is decided before the first step depends on a number of steps."""
+    train = recipe.train
+    if train.deadline is None or list(check_one_length(recipe)):
+        return
+    tables = [key for key, schedule in train.schedules.items() if schedule.name == "table"]
+    for refused, other, rule_ in (
+        (train.end_step is not None, "train.end_step", "must be null"),
+        (bool(tables), "".join(tables[:1]), "must not be a table, which has a rate for each step,"),
+        (recipe.eval.samples == "trained", "eval.samples = trained", "must be all or a number"),
+        (recipe.privacy is not None, "privacy", "must be null, as its noise depends on the steps,"),
+        (recipe.profile.mode == "only", "profile.mode = only", "must be off or on"),
+    ):
+        if refused:
+            yield f"{other}: {rule_} with train.{train.deadline}"
 
 
 @rule
@@ -121,7 +144,7 @@ def check_adapter_loops(recipe: Recipe) -> Iterator[str]:
         return
     total = recipe.train.steps
     facts = find_known_facts(recipe)
-    if facts is not None:
+    if facts is not None and recipe.train.deadline is None:
         total = total_steps(recipe.train, make_batching(recipe, facts.train_size).steps_per_epoch)
     yield from find_loop_problems(recipe.train, total)
 

@@ -76,7 +76,8 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
     lengths = keys & set(LENGTHS)
     if lengths and isinstance(plain.get("train"), dict):
         # The command line's length replaces the recipe's, in any unit.
-        unset = {key.removeprefix("train."): None for key in LENGTHS if key not in lengths}
+        replaced = {*LENGTHS, "train.end_step", "train.planned_for"} - keys
+        unset = {key.removeprefix("train."): None for key in replaced}
         plain["train"] = {**plain["train"], **unset}
     return check_tree(plain, length_replaced=length_replaced or bool(lengths), override_keys=keys)
 

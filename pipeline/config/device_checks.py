@@ -188,6 +188,8 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
             f"launch = local: must be none with device={device.name}; one process computes on all "
             f"GPUs, as in parallel.devices={processes}"
         )
+    if recipe.train.deadline is not None:
+        yield f"train.{recipe.train.deadline}: must be train.steps or another length {reason}"
     collect_every = recipe.monitor.collect_every
     if parallel.mode != "data" and collect_every is not None:
         yield f"monitor.collect_every = {collect_every}: must be null {reason} and {parallel.mode}"

@@ -37,7 +37,7 @@ from pipeline.core.registry import components
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
 """Components of conf/config.yaml by group, for runs without a recipe."""
-LENGTHS = ("train.epochs", "train.passes", "train.steps")
+LENGTHS = ("train.epochs", "train.passes", "train.steps", "train.minutes", "train.until")
 
 _OPTION = re.compile(r"\w[\w.+-]*")
 

@@ -97,6 +97,7 @@ def _list_reading_keys(recipe: Recipe) -> dict[str, tuple[bool, object, str]]:
             loss.name,
             "counts training labels; must be a loss without weights of classes",
         ),
+        "train.ledger": (recipe.train.ledger, True, "releases losses of samples; must be false"),
         "eval.on_train": (recipe.eval.on_train, True, "releases metrics of samples; must be false"),
         "monitor.early_stop.metric": (
             (monitor.early_stop.metric or "").startswith(TRAINED),

@@ -19,6 +19,7 @@ from pydantic import (
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.config.adapter_words import AdapterWords
+from pipeline.config.deadline import ClockTime
 from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
@@ -46,6 +47,7 @@ from pipeline.training.optimizers.first_order import ClipSpec
 from pipeline.training.parallel.parallel_spec import LaunchSpec, ParallelSpec
 from pipeline.training.parallel.shards import choose_num_shards
 from pipeline.training.privacy.privacy_spec import PrivacySpec
+from pipeline.training.robustness.attack_specs import AdversarialSpec, AttackSpec
 
 Stage = Literal["data", "build", "compile", "train", "checkpoint", "eval"]
 STAGES: tuple[Stage, ...] = ("data", "build", "compile", "train", "checkpoint", "eval")
@@ -70,6 +72,15 @@ class TrainSpec(AdapterWords):
     """The length in epochs: passes over the training split."""
     steps: PositiveInt | None
     """The length in steps."""
+    minutes: Annotated[float, Field(gt=0, le=366 * 24 * 60)] | None = None
+    """The length as a time, from the start of the process to its end. The run measures its pace,
+    and writes the number of steps that it chose into its recipe."""
+    until: ClockTime | None = None
+    """The length as the time of the end: HH:MM of the local clock, or ISO 8601."""
+    end_step: PositiveInt | None = None
+    """The step after which training ends before its schedule does; null: at the schedule's end."""
+    planned_for: str | None = None
+    """The deadline that a run chose `steps` for, by which `train.resume=auto` finds the run."""
     sink: bool
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
     """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size that
@@ -124,7 +135,12 @@ class TrainSpec(AdapterWords):
     memory."""
     gradients: Annotated[GradientSpec, ComponentOf("gradients")]
     """How gradients are computed: plain, by one backward pass, or by a custom component."""
+    adversarial: AdversarialSpec | None = None
+    """Training on attacked images; null: on the images."""
     ema: AverageSpec
+    ledger: bool = False
+    """Whether the run keeps the last loss, the margins and how often each training sample was
+    learnt and forgotten. Its report then lists suspicious labels."""
     resume: str | None
     """A run directory to continue, or `auto`: the newest unfinished run of this recipe."""
     resume_changed: Literal["refuse", "allow"]
@@ -150,6 +166,13 @@ class TrainSpec(AdapterWords):
         if optimizer == self.optimizer and rules == self.optimizers:
             return self
         return self.model_copy(update={"optimizer": optimizer, "optimizers": rules})
+
+    @property
+    def deadline(self) -> str | None:
+        """The deadline that decides the length, as key and value; None if the length is known."""
+        if self.minutes is not None:
+            return f"minutes = {self.minutes:g}"
+        return None if self.until is None else f"until = {self.until}"
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
@@ -223,6 +246,8 @@ class EvalSpec(Spec):
     """Epochs between two evaluations."""
     metrics: Seq[Annotated[MetricSpec, ComponentOf("metric")]]
     """Metrics beside the standard ones."""
+    robustness: Seq[AttackSpec] = ()
+    """Attacks and corruptions, under which the accuracy is measured once after training."""
     on_train: bool
     """Also evaluate as many training samples, spread evenly over their split, with the map ops of
     evaluation. Their metrics have the prefix `train_`, as in `train_accuracy`."""

@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from pipeline.config.recipe import Recipe, TrainSpec
 
 MAX_STEPS = 100_000_000
+UNPLANNED_STEPS = 1 << 20
+"""Length of a run with a deadline until its steps are chosen. Programs have a learning rate for
+each step, so they are compiled again if there are more."""
 
 
 def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
     """Return the schedule of a run over a dataset of `steps_per_epoch` steps an epoch.
 
-    If `sink_size` is auto, a sink is an epoch until its size is chosen.
+    If `sink_size` is auto, a sink is an epoch until its size is chosen. If `end_step` ends the run
+    early, its learning rates are still those of `total_steps`.
     """
     size = _get_sink_batches(train) or steps_per_epoch
-    total = total_steps(train, steps_per_epoch)
+    total = train.end_step or total_steps(train, steps_per_epoch)
     return RunSchedule(total, steps_per_epoch, size if train.sink else None)
 
 
@@ -33,7 +37,8 @@ def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     """Return a run's length in steps; a sink epoch is a sink if `sink_size` > 0, else an epoch.
 
     If `sink` is false or `sink_size` is auto, a sink epoch is an epoch too: a run's length must not
-    depend on a measurement. Raises ValueError for no length, and for more than `MAX_STEPS` steps.
+    depend on a measurement. A deadline is `UNPLANNED_STEPS`, since its steps aren't chosen yet.
+    Raises ValueError for no length, and for more than `MAX_STEPS` steps.
     """
     sink_steps = _get_sink_batches(train) if train.sink else None
     if train.steps is not None:
@@ -42,8 +47,10 @@ def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
         total = train.passes * steps_per_epoch
     elif train.epochs is not None:
         total = train.epochs * (sink_steps or steps_per_epoch)
+    elif train.deadline is not None:
+        total = UNPLANNED_STEPS
     else:
-        raise ValueError("one of epochs, passes and steps must be given")
+        raise ValueError("one of epochs, passes, steps, minutes and until must be given")
     if total > MAX_STEPS:
         raise ValueError(f"{total} steps in all; must be at most {MAX_STEPS}")
     return total

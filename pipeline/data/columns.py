@@ -96,6 +96,11 @@ class Split:
     columns: Mapping[str, Column]
     files: tuple[int, ...] = ()
     """Number of samples in each file, in the order of samples; empty if unknown."""
+    padding: int = 0
+    """Rows of zeros after the samples on a device, which no step reads, so that folds of different
+    sizes have a program in common."""
+    numbers: np.ndarray | None = None
+    """Numbers of the samples in the split as it was read, int64 (n,), if some were left out."""
 
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())

@@ -50,7 +50,8 @@ class Dataset:
         split, or over the shard that is trained on. A small split repeats some."""
         reachable = self.train_order.list_reachable()
         rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
-        return Split({name: self.train.columns[name][rows] for name in self.eval.columns})
+        columns = {name: self.train.columns[name][rows] for name in self.eval.columns}
+        return Split(columns, padding=self.eval.padding)
 
     @property
     def label_positions(self) -> tuple[int, ...]:

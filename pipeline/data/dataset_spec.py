@@ -16,8 +16,9 @@ from pydantic import (
 )
 
 from pipeline.core.files.address import Address
-from pipeline.core.registry import ComponentOf, Location, Seq, Spec
+from pipeline.core.registry import ComponentOf, FilePath, Location, Seq, Spec
 from pipeline.data.columns import ColumnSpec, Facts, RawData
+from pipeline.data.folds import FoldsSpec
 from pipeline.data.host_ops import HostOp
 from pipeline.data.remote_copy import copy_once
 from pipeline.data.selections import Selection
@@ -260,6 +261,8 @@ RequiredRoot = Annotated[
 class DatasetSpec(Spec):
     """Base of every source: the component of kind "dataset" that a recipe names."""
 
+    brightest: ClassVar[int] = 255
+    """The value of a white pixel, if images are whole numbers."""
     name: str
     root: Location | None
     """A local folder or archive, or the address of one, which is copied into the cache; null: the
@@ -278,8 +281,14 @@ class DatasetSpec(Spec):
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
     """The label of entries without a class, such as 255 in masks or -100 in texts. Losses and
     metrics ignore it, and padding gets it; null: every label is a class."""
+    exclude: FilePath | None = None
+    """A CSV file with a column `index`, or with a number a line: training samples to leave out, by
+    their number in the training split. A report writes such numbers."""
     train: TrainSplitSpec
     eval: EvalSplitSpec
+    folds: FoldsSpec | None = None
+    """Cross-validation: train on all folds of the training split but one, and evaluate that one;
+    null: the splits as they are. `python -m pipeline folds` evaluates each fold once."""
 
     @model_validator(mode="after")
     def _require_valid_buckets(self) -> Self:
@@ -315,7 +324,8 @@ class DatasetSpec(Spec):
         """Whether samples are selected or mapped as they are read, so that sizes and shapes are
         only known then."""
         splits: tuple[TrainSplitSpec | EvalSplitSpec, ...] = (self.train, self.eval)
-        return any(split.select or split.host_ops for split in splits)
+        is_split_anew = self.folds is not None or self.exclude is not None
+        return is_split_anew or any(split.select or split.host_ops for split in splits)
 
     def facts(self) -> Facts | None:
         """Return the sizes if they are known without reading files, else None."""

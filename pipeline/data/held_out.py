@@ -15,6 +15,8 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 
 _STREAM = 1 << 62
 """Key offset of these draws, so that no epoch has the same key."""
+_FOLD_STREAM = 1 << 61
+"""Second word of the key by which folds are drawn."""
 
 
 def hold_out(
@@ -48,12 +50,28 @@ def split_rows(
     `strata`, integers (rows,), each stratum has its share to within one row, and at least one row
     for training.
     """
-    order = draw_permutation(seed, 0, rows)
-    if strata is not None:
-        order = order[np.argsort(strata[order], kind="stable")]
+    order = _draw_order(rows, seed, 0, strata)
     # Every 1 / share rows of this order one is for evaluation, so each stratum has its share.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
         ordered = strata[order]
         is_eval[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))] = False
     return np.sort(order[~is_eval]), np.sort(order[is_eval])
+
+
+def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
+    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1.
+
+    Folds differ by at most one row; with `strata`, integers (rows,), also in the rows of each
+    stratum. They are drawn by the seed alone, as in `split_rows`.
+    """
+    order = _draw_order(rows, seed, _FOLD_STREAM, strata)
+    folds = np.empty(rows, np.int64)
+    folds[order] = np.arange(rows) % count
+    return folds
+
+
+def _draw_order(rows: int, seed: int, stream: int, strata: np.ndarray | None) -> np.ndarray:
+    """Return the rows in an order that is drawn by both numbers, one stratum after the other."""
+    order = draw_permutation(seed, stream, rows)
+    return order if strata is None else order[np.argsort(strata[order], kind="stable")]

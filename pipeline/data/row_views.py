@@ -85,7 +85,7 @@ class RaggedRowView(Ragged):
 
 
 def select_samples(split: Split, rows: np.ndarray) -> Split:
-    """Return the samples of a split at these rows, int (n,)."""
+    """Return the samples of a split at these rows, int (n,), with the numbers that they had."""
     column_ids = np.zeros(len(rows), np.int64)
     columns = {
         name: column[rows] if isinstance(column, np.ndarray) else _view([column], column_ids, rows)
@@ -94,7 +94,8 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
     is_in_order = bool((np.diff(rows) > 0).all())
     file_bounds = np.cumsum((0, *split.files))
     counts = np.diff(np.searchsorted(rows, file_bounds)) if is_in_order and split.files else ()
-    return Split(columns, tuple(int(count) for count in counts))
+    numbers = rows if split.numbers is None else split.numbers[rows]
+    return Split(columns, tuple(int(count) for count in counts), numbers=numbers)
 
 
 def join_splits(splits: Sequence[Split]) -> Split:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from pipeline.core.errors import DataError
+from pipeline.core.files.bounded_read import read_text
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import Seq, Spec, component
 from pipeline.data.columns import (
     DECODING_THREADS,
@@ -29,6 +33,8 @@ from pipeline.data.row_views import select_samples
 
 CHUNK_SAMPLES = 256
 """Samples that are read at once."""
+MOST_LIST_BYTES = 1 << 30
+"""Size limit of a list of samples to leave out."""
 
 
 class Selection(Spec):
@@ -67,6 +73,54 @@ def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKe
         note = f"{key}.{place}: {len(rows):,} of {len(split):,} {raw.unit.samples}"
         raw = replace(raw, notes=(*raw.notes, note)).with_split(key, select_samples(split, rows))
     return raw
+
+
+def exclude_samples(raw: RawData, file: Path) -> RawData:
+    """Return the data without the training samples that a file names, and a line of the log.
+
+    The file is a CSV with a column `index`, or has a number a line: the sample's number in the
+    training split as it was read. Raises ValueError that begins with the file.
+    """
+    split = raw.train
+    numbers = np.arange(len(split)) if split.numbers is None else split.numbers
+    excluded = _read_numbers(file)
+    rows = np.flatnonzero(~np.isin(numbers, excluded))
+    if not len(rows):
+        raise ValueError(
+            f"{file}: names all {len(split):,} samples; keep the lines of those to leave out"
+        )
+    most = int(numbers.max())
+    if split.numbers is None and excluded.size and excluded.max() > most:
+        raise ValueError(f"{file}: {excluded.max()}: must be the number of a sample, 0 to {most}")
+    note = f"exclude: {len(rows):,} of {len(split):,} training {raw.unit.samples} are left"
+    return replace(raw, train=select_samples(split, rows), notes=(*raw.notes, note))
+
+
+def _read_numbers(file: Path) -> np.ndarray:
+    """Return the numbers in a file, int64 (n,). Raises ValueError that begins with the file."""
+    try:
+        lines = list(csv.reader(read_text(file, MOST_LIST_BYTES).splitlines()))
+    except OSError as error:
+        raise ValueError(f"{file}: can't be read: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{file}: {error}") from error
+    header = [name.strip() for name in lines[0]] if lines else []
+    column = header.index("index") if "index" in header else 0
+    first = 1 if "index" in header else 0
+    numbers = []
+    for place, line in enumerate(lines[first:], first + 1):
+        text = line[column].strip() if len(line) > column else ""
+        if not line:
+            continue
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise ValueError(
+                f"{file}: line {place}: {show(text)}: must be the number of a training sample; a "
+                "table needs a column index"
+            )
+        numbers.append(int(text))
+    if not numbers:
+        raise ValueError(f"{file}: names no sample")
+    return np.array(numbers, np.int64)
 
 
 @component("selection")
@@ -142,9 +196,9 @@ class Unique(Selection):
             raise ValueError(f"column = {self.column}: there is no such column")
         seen: set[bytes] = set()
         if self.apart and split is not raw.train:
-            seen.update(_hash_samples(raw.train.columns[self.column]))
+            seen.update(hash_samples(raw.train.columns[self.column]))
         rows = []
-        for row, digest in enumerate(_hash_samples(split.columns[self.column])):
+        for row, digest in enumerate(hash_samples(split.columns[self.column])):
             if digest not in seen:
                 seen.add(digest)
                 rows.append(row)
@@ -159,7 +213,7 @@ def _can_read(column: LazyColumn | RaggedColumn, row: int) -> bool:
     return True
 
 
-def _hash_samples(column: Column) -> Iterator[bytes]:
+def hash_samples(column: Column) -> Iterator[bytes]:
     """Yield a hash of each sample's shape and values, in order."""
     for first in range(0, column.shape[0], CHUNK_SAMPLES):
         rows = np.arange(first, min(first + CHUNK_SAMPLES, column.shape[0]))

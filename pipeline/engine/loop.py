@@ -192,6 +192,7 @@ def train(
             hooks.saves.save(hooks, run)
             saved_at = time.monotonic()
             num_saves = hooks.signals.saves
+        schedule = hooks.deadline.shorten(schedule, history.step, dispatch_size)
         requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 

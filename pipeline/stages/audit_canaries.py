@@ -18,8 +18,8 @@ from pipeline.data.random import seed_words
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.losses import sample_losses
 from pipeline.training.privacy.audit_bound import CONFIDENCE, bound_epsilon
-from pipeline.training.state import TrainState, merge_params
-from pipeline.training.step import map_batch
+from pipeline.training.state import TrainState
+from pipeline.training.step import get_evaluated_weights, map_batch
 
 CHUNK_SAMPLES = 256
 
@@ -51,10 +51,7 @@ def compute_sample_losses(
 ) -> np.ndarray:
     """Return the loss of each of some samples, float32 (n,), as an evaluation computes it."""
     config = replace(run.built.step_config, shards=None)
-    host = jax.tree.map(np.asarray, (state.params, state.average, state.batch_stats))
-    params, average, batch_stats = host
-    if config.average is not None:
-        params = merge_params(params, average)
+    variables = jax.tree.map(np.asarray, get_evaluated_weights(config, state))
     apply = config.lower(partial(config.network.apply, train=False))
 
     @jax.jit
@@ -70,5 +67,5 @@ def compute_sample_losses(
         chunk = np.resize(rows[first : first + CHUNK_SAMPLES], CHUNK_SAMPLES)
         columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
         batch = Batch(columns, seed, jnp.int32(0), jnp.asarray(chunk), jnp.int32(len(chunk)))
-        losses.append(np.asarray(compute({"params": params, "batch_stats": batch_stats}, batch)))
+        losses.append(np.asarray(compute(variables, batch)))
     return np.concatenate(losses)[: len(rows)]

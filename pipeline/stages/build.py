@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve_precision
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import schedule_run
+from pipeline.config.run_length import schedule_run, total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
@@ -38,6 +38,7 @@ from pipeline.stages.build_checks import (
     check_metrics,
     check_outputs,
     require_all,
+    require_attackable,
 )
 from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.training.component_specs import ScheduleSpec
@@ -46,6 +47,8 @@ from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.rate_table import RateFile, TableSchedule
+from pipeline.training.robustness.adversarial_rule import AdversarialRule
+from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
 from pipeline.training.state import StepConfig, TrainState, split_params
 from pipeline.training.step import TrainStep, init_state, init_variables, make_train_step
 from pipeline.training.target_metrics import list_metrics
@@ -96,6 +99,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     Raises RecipeError if components don't fit.
     """
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
+    planned = replace(schedule, total=total_steps(recipe.train, schedule.steps_per_epoch))
     step_config = make_step_config(
         recipe,
         dataset.targets,
@@ -104,9 +108,16 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         dataset.eval_ops,
         dataset.train_images,
     )
-    privacy = plan_privacy(recipe, dataset, schedule.total, reporter)
+    privacy = plan_privacy(recipe, dataset, planned.total, reporter)
     if privacy is not None:
         step_config = replace(step_config, privacy=privacy.rule)
+    if recipe.eval.robustness:
+        require_attackable(recipe, dataset)
+    if recipe.train.adversarial is not None:
+        rule = AdversarialRule(recipe.train.adversarial, make_pixel_scale(recipe, dataset, "train"))
+        step_config = replace(step_config, adversarial=rule)
+    if recipe.train.ledger:
+        step_config = replace(step_config, ledger_samples=len(dataset.train))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
         logits, variables = jax.eval_shape(lambda words: init_variables(step_config, words), seed)
@@ -124,7 +135,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     built = Built(
         step_config=step_config,
         run_schedule=schedule,
-        learning_rates=make_learning_rates(recipe.train, schedule),
+        learning_rates=make_learning_rates(recipe.train, planned),
         seed=seed,
         state=state,
         parameters=sum(leaf.size for leaf in leaves),
@@ -158,6 +169,19 @@ def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporte
         line = str(budget)
     reporter.stage("privacy", line)
     return budget
+
+
+def make_pixel_scale(
+    recipe: Recipe, dataset: Dataset, split: Literal["train", "eval"]
+) -> PixelScale:
+    """Return the scale of pixels after the map ops of a split.
+
+    Raises RecipeError if attacks need other samples than images with one class each.
+    """
+    require_attackable(recipe, dataset)
+    ops = dataset.train_ops if split == "train" else dataset.eval_ops
+    with blaming_key(f"dataset.{split}"):
+        return find_pixel_scale(ops, find_white(dataset.raw_image, recipe.dataset.brightest))
 
 
 def make_step_config(
@@ -266,10 +290,12 @@ def _format_line(recipe: Recipe, built: Built) -> str:
         starts = [phase.start for phase in built.step_config.phases]
         counts = [f"{count_trained(start):,} from step {start + 1}" for start in starts]
         frozen = ", ".join(["", f"{count_trained(0):,} of them trained", *counts])
+    length = f"{run.total:,} steps, {sink}, {run.total / run.steps_per_epoch:,.2f} epochs"
+    if recipe.train.deadline is not None:
+        length = f"steps to be chosen for {recipe.train.deadline}, {sink}"
     return (
         f"{recipe.model.name}: {built.parameters:,} parameters{frozen}, "
-        f"{built.parameter_bytes / 1e6:,.1f} MB; {run.total:,} steps, {sink}, "
-        f"{run.total / run.steps_per_epoch:,.2f} epochs"
+        f"{built.parameter_bytes / 1e6:,.1f} MB; {length}"
     )
 
 

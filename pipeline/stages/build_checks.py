@@ -98,6 +98,21 @@ def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
         raise RecipeError(problems)
 
 
+def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
+    """Raise RecipeError unless samples are images with one class each, as attacks need them."""
+    problem = None
+    if dataset.text is not None or dataset.raw_image.dtype not in ("uint8", "float32"):
+        problem = "has tokens, which have no pixels to change"
+    elif dataset.table is not None:
+        problem = "has the columns of a table, which have no pixels to change"
+    elif dataset.targets.task != "classification" or dataset.label_positions:
+        problem = f"has {dataset.targets}, not one class for each image"
+    if problem is not None:
+        raise RecipeError(
+            f"dataset = {recipe.dataset.name}: {problem}; attacks need images with one class each"
+        )
+
+
 def check_outputs(draft: StepDraft) -> None:
     """Require the shape (classes,) of a sample's logits, or (..., classes) for several labels."""
     outputs = draft.outputs
@@ -236,6 +251,20 @@ def check_task(draft: StepDraft) -> None:
             raise RecipeError(
                 f"{key} = {metric}: must be a metric of {task}: {', '.join(all_names)}"
             )
+
+
+def check_ledger(draft: StepDraft) -> None:
+    """Require one class a sample for the ledger, and ops that don't mix samples."""
+    if not draft.recipe.train.ledger:
+        return
+    targets = draft.dataset.targets
+    key = "train.ledger = true: must be false"
+    if targets.task != "classification" or draft.dataset.label_positions or len(targets) < 2:
+        raise RecipeError(f"{key} unless each sample has one of several classes, not {targets}")
+    for position, op in enumerate(draft.dataset.train_ops):
+        if isinstance(op, BatchOp):
+            place = f"dataset.train.ops.{position} ({op.name})"
+            raise RecipeError(f"{key} with {place}, which mixes labels")
 
 
 def check_metrics(draft: StepDraft) -> None:
@@ -403,7 +432,7 @@ def _get_state(draft: StepDraft) -> TrainState:
 
 
 LAYER_CHECKS = (check_labels, check_vocabulary, check_to_float, check_jit_layers)
-TASK_CHECKS = (check_shardings, check_constraints, check_task)
+TASK_CHECKS = (check_shardings, check_constraints, check_task, check_ledger)
 STATE_CHECKS = (
     check_gradients,
     check_curvature,

@@ -19,6 +19,7 @@ from pipeline.data.canaries import choose_canaries, plant_canaries
 from pipeline.data.columns import IMAGES, ColumnSpec, RawData, Split, SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
+from pipeline.data.folds import take_fold
 from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, InterleavedOrder
 from pipeline.data.host_ops import map_on_host, read_rows
 from pipeline.data.order import SampleOrder
@@ -28,7 +29,7 @@ from pipeline.data.poisson_order import (
     find_expected_batch_size,
 )
 from pipeline.data.random import seed_words
-from pipeline.data.selections import apply_selections
+from pipeline.data.selections import apply_selections, exclude_samples
 from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import (
@@ -70,16 +71,33 @@ def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
     return _make_dataset(recipe, raw, reporter)
 
 
+def drop_folds(recipe: Recipe) -> Recipe:
+    """Return the recipe with its training and evaluation splits in place of folds."""
+    dataset = recipe.dataset.model_copy(update={"folds": None})
+    return recipe.model_copy(update={"dataset": dataset})
+
+
 def read_selected(recipe: Recipe) -> RawData:
-    """Read the dataset, and select its samples. Raises DataError for data that can't be read,
-    RecipeError for selections that don't fit it."""
+    """Read the dataset, and select its samples and the fold to evaluate.
+
+    Raises DataError for data that can't be read, RecipeError for selections that don't fit it.
+    """
     raw = recipe.dataset.load(cache_root(recipe.cache))
     for key in SPLITS:
         try:
             raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
         except ValueError as error:
             raise RecipeError(f"dataset.{key}.{error}") from error
-    return raw
+    if recipe.dataset.exclude is not None:
+        try:
+            raw = exclude_samples(raw, recipe.dataset.exclude)
+        except ValueError as error:
+            raise RecipeError(f"dataset.exclude = {error}") from error
+    folds = recipe.dataset.folds
+    try:
+        return raw if folds is None else take_fold(raw, folds, recipe.dataset.ignore_index)
+    except ValueError as error:
+        raise RecipeError(f"dataset.folds.{error}") from error
 
 
 def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:

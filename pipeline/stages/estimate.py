@@ -22,10 +22,10 @@ from pipeline.stages.build import Built
 from pipeline.stages.plan_devices import describe_gathering, describe_shardings
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.curvature import group_layers
+from pipeline.training.microbatch_gradients import compute_gradients
 from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.step import (
-    compute_gradients,
     image_shape,
     make_update_only_step,
     mask_batch,

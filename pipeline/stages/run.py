@@ -24,6 +24,7 @@ from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
 from pipeline.stages.build import Built, build, read_rate_files
+from pipeline.stages.choose_steps import find_end, freeze_steps
 from pipeline.stages.compile import (
     CompileOptions,
     compile_programs,
@@ -96,6 +97,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     trains = "train" in recipe.stages
     evaluates = "eval" in recipe.stages
     require_ready_callbacks(recipe)
+    end_at = find_end(context)
     rate_files = read_rate_files(recipe.train)
     backend = open_backend(context)
 
@@ -137,6 +139,10 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         summary.sink = sink.summary()
         schedule = replace(run.built.run_schedule, sink_steps=sink.size)
         run = replace(run, built=replace(run.built, run_schedule=schedule))
+        if end_at is not None:
+            run = freeze_steps(run, sink, end_at, open_programs)
+            context = run.context
+            total_steps = run.built.run_schedule.total
     profile = inspection.open_profile(run, total_steps, int(state.step))
     run = profile.run
     callbacks = make_callbacks(context) if trains else ()
@@ -167,6 +173,10 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
             from pipeline.stages.audit_canaries import audit
 
             summary.privacy["audit"] = audit(run, state)
+        if evaluates and recipe.eval.robustness and history.status == "done":
+            from pipeline.stages.robust_evaluation import conclude_robustness
+
+            conclude_robustness(run, state)
 
 
 def lower_and_compile(

@@ -104,7 +104,7 @@ def predict_samples(
         inputs = make_network_inputs(mapped["image"], config.image.layout, None)
         return config.network.apply(variables, inputs, train=False)
 
-    outputs = np.asarray(jax.jit(predict)(copy_variables_to_host(state), columns))
+    outputs = np.asarray(jax.jit(predict)(_copy_variables_to_host(state), columns))
     targets = dataset.targets
     if targets.task == "multi_label":
         outputs = (outputs > 0).astype(np.float32)
@@ -215,7 +215,7 @@ def embed_samples(
     if not count or dataset.label_positions or recipe.dataset.buckets:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
-    variables = copy_variables_to_host(state)
+    variables = _copy_variables_to_host(state)
     compute = jax.jit(_make_embedder(config))
     seed = seed_words(recipe.seed)
     vectors = []
@@ -276,7 +276,7 @@ def _get_eval_params(state: TrainState) -> Any:
     return state.params if state.average is None else merge_params(state.params, state.average)
 
 
-def copy_variables_to_host(state: TrainState) -> Any:
+def _copy_variables_to_host(state: TrainState) -> Any:
     """Return the variables of evaluation as whole arrays on the host."""
     variables = {"params": _get_eval_params(state), "batch_stats": state.batch_stats}
     return jax.tree.map(np.asarray, variables)

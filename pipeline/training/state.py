@@ -24,11 +24,13 @@ from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.training.component_specs import AverageSpec, Backward, MetricSpec, Reduction
 from pipeline.training.curvature import CurvatureRule, LayerSums
+from pipeline.training.ledger import Readings, SampleLedger
 from pipeline.training.loss_scales import LossScaling
 from pipeline.training.non_finite_steps import STOP, NonFinitePolicy
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.add_noise import PrivacyRule, PrivacyState
+from pipeline.training.robustness.adversarial_rule import AdversarialRule
 
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
@@ -100,6 +102,10 @@ class StepConfig:
     """How devices share the state; None if each has all of it."""
     privacy: PrivacyRule | None = None
     """How gradients are made private; None: they aren't."""
+    adversarial: AdversarialRule | None = None
+    """How training images are attacked; None: they aren't."""
+    ledger_samples: int | None = None
+    """Number of training samples of the ledger; None: there is no ledger."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 
@@ -159,6 +165,7 @@ class TrainState:
     """The moving average of the trained parameters."""
     bad_steps: NonFiniteStepCounts | None = None
     privacy: PrivacyState | None = None
+    ledger: SampleLedger | None = None
 
 
 class MappedBatch(NamedTuple):
@@ -172,6 +179,8 @@ class MappedBatch(NamedTuple):
     """bool (B,): True for samples, False for padding."""
     dropout_key: Array
     """A JAX key."""
+    draws: Array | None = None
+    """Random numbers of the attack on the images, float32 (B, n), in adversarial training."""
 
 
 class Gradients(NamedTuple):
@@ -186,6 +195,8 @@ class Gradients(NamedTuple):
     """Sums of each layer, if the optimizer needs them, else empty."""
     within: Array | None = None
     """Number of samples whose gradients aren't longer than the clip, in a private run."""
+    readings: Readings | None = None
+    """Readings of the samples for the ledger; with shards, of the whole batch."""
 
 
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ device the functions are called.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,25 +22,30 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_ops
-from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
-from pipeline.training.curvature import LayerSums, exchange_moments, sum_layers
+from pipeline.training.curvature import LayerSums, exchange_moments
 from pipeline.training.freezing import apply_phase, select_phase
+from pipeline.training.ledger import Readings, add_readings, make_ledger
 from pipeline.training.losses import (
     compute_divisor,
     count_valid_labels,
     is_label_mean,
     make_label_mask,
-    reduce_losses,
     sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_metric_sums, add_sums, zero_sums
-from pipeline.training.parallel.fixed_sum import sum_devices, sum_local_shards, sum_shards
-from pipeline.training.parallel.microbatches import stack_microbatches
+from pipeline.training.microbatch_gradients import compute_gradients
+from pipeline.training.parallel.fixed_sum import (
+    gather_rows,
+    place_in_batch,
+    sum_devices,
+    sum_local_shards,
+    sum_shards,
+)
 from pipeline.training.parallel.shards import Shards
 from pipeline.training.privacy.add_noise import add_noise
-from pipeline.training.privacy.private_gradients import clip_microbatch, get_privacy
+from pipeline.training.privacy.private_gradients import get_privacy
 from pipeline.training.state import (
     Gradients,
     MappedBatch,
@@ -53,7 +58,7 @@ from pipeline.training.state import (
     split_params,
 )
 from pipeline.training.step_record import Record, record_step
-from pipeline.training.telemetry import count_updates
+from pipeline.training.telemetry import StepOutcome, count_updates
 from pipeline.training.update import (
     apply_if_finite,
     apply_update,
@@ -63,9 +68,6 @@ from pipeline.training.update import (
 )
 
 T = TypeVar("T")
-
-GRADIENTS_DRAW = 2**31 - 1
-"""Number that derives the key of custom gradients; no microbatch and no shard has it."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,26 @@ def make_train_step(config: StepConfig) -> TrainStep:
         return init_state(config, init_variables(config, seed)[1])
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        def compute(phase: StepConfig) -> tuple[TrainState, Record]:
+        # Branches would copy the ledger.
+        before = replace(state, ledger=None)
+
+        def compute(phase: StepConfig) -> tuple[TrainState, Record, Readings | None]:
             if phase.shards is not None or not phase.buckets:
-                return _step(phase, state, batch, learning_rates)
+                return _step(phase, before, batch, learning_rates)
             return apply_in_bucket(
-                phase.buckets, batch, lambda cropped: _step(phase, state, cropped, learning_rates)
+                phase.buckets, batch, lambda cropped: _step(phase, before, cropped, learning_rates)
             )
 
-        return apply_phase(config, state.step, compute) if config.phases else compute(config)
+        results = apply_phase(config, state.step, compute) if config.phases else compute(config)
+        after, record, readings = results
+        if state.ledger is None or readings is None:
+            return after, record
+        outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)
+        rows = batch.sample if batch.samples is None else batch.sample % batch.samples
+        rows = gather_rows(config.shards, rows)
+        repeats = batch.samples is not None
+        ledger = add_readings(state.ledger, rows, readings, outcome.applied, repeats=repeats)
+        return replace(after, ledger=ledger), record
 
     def evaluate(state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
         def add(sums: EvalSums, batch: Batch) -> EvalSums:
@@ -123,13 +137,14 @@ def make_train_step(config: StepConfig) -> TrainStep:
 
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
-) -> tuple[TrainState, Record]:
+) -> tuple[TrainState, Record, Readings | None]:
     whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
     gradients = compute_step_gradients(config, whole, batch)
     if config.privacy is not None:
         values = add_noise(config.privacy, get_privacy(state), state.step, gradients.values)
         gradients = gradients._replace(values=values)
-    return _update_state(config, state, gradients, batch.count, learning_rates)
+    after, record = _update_state(config, state, gradients, batch.count, learning_rates)
+    return after, record, gradients.readings
 
 
 @jax.named_scope(UPDATE)
@@ -170,9 +185,8 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
         return _sum_shard_gradients(config, config.shards, state, batch, dropout_key)
 
     def compute(ops: Ops) -> Gradients:
-        images, labels = map_batch(config, ops, batch)
-        mapped = mask_batch(images, labels, batch.count, dropout_key)
-        divisor = compute_divisor(config, labels, mapped.mask, batch.count)
+        mapped = map_training_batch(config, ops, batch, dropout_key)
+        divisor = compute_divisor(config, mapped.labels, mapped.mask, batch.count)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
     return _apply_drawn_ops(config, batch, state.step, compute)
@@ -215,10 +229,14 @@ def _sum_shard_gradients(
         return count
 
     def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
-        images, labels = map_batch(config, ops, cropped)
         key = jax.random.fold_in(dropout_key, number)
-        mapped = mask_batch(images, labels, cropped.count, key)
-        return compute_gradients(config, state, mapped, divisor, state.loss_scale)
+        mapped = map_training_batch(config, ops, cropped, key)
+        gradients = compute_gradients(config, state, mapped, divisor, state.loss_scale)
+        # Each shard fills its rows of the whole batch, and the sum over shards has all rows.
+        readings = jax.tree.map(
+            lambda rows: place_in_batch(rows, number, shards.count), gradients.readings
+        )
+        return gradients._replace(readings=readings)
 
     def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
         """Apply `compute` to a shard cropped to its bucket, and to the map ops of the step."""
@@ -267,91 +285,23 @@ def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Arra
     return images if sizes is None else add_padding_mask(images, sizes)
 
 
+def map_training_batch(
+    config: StepConfig, ops: Ops, batch: Batch, dropout_key: Array
+) -> MappedBatch:
+    """Return a batch after its map ops, with the random numbers of the attack on it."""
+    images, labels = map_batch(config, ops, batch)
+    mapped = mask_batch(images, labels, batch.count, dropout_key)
+    if config.adversarial is None:
+        return mapped
+    return mapped._replace(draws=config.adversarial.draw(batch, images.shape))
+
+
 def mask_batch(images: Array, labels: Array, count: Array | int, dropout_key: Array) -> MappedBatch:
     """Return a mapped batch whose first `count` samples are valid.
 
     Takes images (B, H, W, C) float32, labels (B, ...) int or (B, ..., C) float, and a dropout key.
     """
     return MappedBatch(images, labels, jnp.arange(images.shape[0]) < count, dropout_key)
-
-
-def compute_gradients(
-    config: StepConfig,
-    state: TrainState,
-    batch: MappedBatch,
-    divisor: Array | int,
-    scale: Array | float,
-) -> Gradients:
-    """Return the gradients of `scale` times the loss of the valid samples of a mapped batch.
-
-    A mean divides by `divisor`. Gradients of `accumulate` microbatches are summed one after the
-    other. The sum differs from the whole batch's only by batch norm, which normalizes each
-    microbatch by itself, and by the draws of dropout.
-    """
-    if config.accumulate == 1:
-        return _differentiate_microbatch(config, state, state.batch_stats, batch, divisor, scale)
-    samples = batch.images, batch.labels, batch.mask
-    microbatches, keys = stack_microbatches(samples, batch.dropout_key, config.accumulate)
-
-    def compute(batch_stats: Any, microbatch: tuple[Any, Array]) -> Gradients:
-        (images, labels, mask), key = microbatch
-        mapped = MappedBatch(images, labels, mask, key)
-        return _differentiate_microbatch(config, state, batch_stats, mapped, divisor, scale)
-
-    def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, None]:
-        added = compute(total.batch_stats, microbatch)
-        sums = jax.tree.map(
-            jnp.add, total._replace(batch_stats=None), added._replace(batch_stats=None)
-        )
-        return sums._replace(batch_stats=added.batch_stats), None
-
-    shapes = jax.eval_shape(
-        lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))
-    )
-    zero: Gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    zero = zero._replace(batch_stats=state.batch_stats)
-    return jax.lax.scan(add, zero, (microbatches, keys))[0]
-
-
-def _differentiate_microbatch(
-    config: StepConfig,
-    state: TrainState,
-    batch_stats: Any,
-    batch: MappedBatch,
-    divisor: Array | int,
-    scale: Array | float,
-) -> Gradients:
-    """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
-    `divisor`, the number of samples or labels of the whole batch."""
-    trained, frozen = split_params(state.params, config.frozen)
-
-    def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any]]:
-        logits, changed = config.network.apply(
-            {"params": merge_params(trained, frozen), "batch_stats": batch_stats},
-            batch.images,
-            train=True,
-            mutable=["batch_stats"],
-            rngs={"dropout": batch.dropout_key},
-        )
-        losses = sample_losses(config, logits, batch.labels)
-        loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
-        return loss.minimised * scale, (loss.reported, changed.get("batch_stats", {}))
-
-    if config.privacy is not None:
-        return clip_microbatch(config, state, batch, divisor)
-    if config.curvature is not None:
-        observed = grad_observing_layers(scaled_loss, config.lower)
-        values, (loss, batch_stats), captures = observed(trained)
-        due = config.curvature.due(count_updates(state))
-        layers = sum_layers(config.curvature, captures, batch.mask, due)
-        return Gradients(values, loss, batch_stats, layers)
-    backward = jax.grad(config.lower(scaled_loss), has_aux=True)
-    if config.gradients is None:
-        values, (loss, batch_stats) = backward(trained)
-    else:
-        key = jax.random.fold_in(batch.dropout_key, GRADIENTS_DRAW)
-        values, (loss, batch_stats) = config.gradients(backward, trained, key)
-    return Gradients(values, loss, batch_stats, {})
 
 
 def compute_norm(gradients: Any, unscale: Array) -> Array:
@@ -365,11 +315,12 @@ def make_update_only_step(
     """Make a step for cost estimates: only the update, on mapped images and labels.
 
     Images are (B, H, W, C) float32. Of several phases of training it is the last, which trains the
-    most parameters. The step has no map ops, loss scale, gradient norm or check for non-finite
-    values.
+    most parameters. The step has no map ops, loss scale, gradient norm, ledger or check for
+    non-finite values.
     """
 
     config = select_phase(config, config.phases[-1].start if config.phases else 0)
+    config = replace(config, ledger_samples=None)
     groups = len(config.rate_groups)
     rates = jnp.full(1 + groups, learning_rate) if groups else learning_rate
 
@@ -391,13 +342,18 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
     return zero_sums(config.classes, config.metrics, has_classes=has_classes)
 
 
-def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-    """Add a batch, cropped to its bucket, to the sums of an evaluation."""
-    images, labels = map_batch(config, config.eval_ops, batch)
+def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
+    """Return the network's variables in an evaluation, with the average of the weights if any."""
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)
-    weights = {"params": params, "batch_stats": state.batch_stats}
+    return {"params": params, "batch_stats": state.batch_stats}
+
+
+def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
+    """Add a batch, cropped to its bucket, to the sums of an evaluation."""
+    images, labels = map_batch(config, config.eval_ops, batch)
+    weights = get_evaluated_weights(config, state)
     logits: Any = config.lower(partial(config.network.apply, train=False))(weights, images)
     mask = jnp.arange(images.shape[0]) < batch.count
     losses = sample_losses(config, logits, labels)
@@ -432,6 +388,7 @@ def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
         average=None if config.average is None else jax.tree.map(jnp.copy, trained),
         bad_steps=NonFiniteStepCounts(zero, zero) if config.on_nan.counts_steps else None,
         privacy=None if config.privacy is None else config.privacy.init(),
+        ledger=None if config.ledger_samples is None else make_ledger(config.ledger_samples),
     )
 
 

@@ -87,6 +87,18 @@ def test_a_time_limit_needs_no_forecast(
     assert "a stop with a checkpoint took 70.5 s here" in out
 
 
+def test_minutes_of_training_are_the_time_limit(
+    measured: list[Sequence[str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job, "forecast_run", None)
+    out, _ = job_file("--to", "slurm", *TINY, "train.minutes=5", capsys=capsys)
+    assert "#SBATCH --time=37\n" in out  # half an hour to get machines, the grace
+    with pytest.raises(RecipeError, match=r"train\.until = 18:00: must be train\.minutes; jobs"):
+        ROOT(["job", "--to", "slurm", *LIMITS, *TINY, "train.until=18:00"])
+
+
 def test_a_step_that_cannot_be_forecast_needs_a_time_limit(
     measured: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,11 +97,43 @@ CASES = {
     "plus on a known key": (["+seed=3"], "+seed: the key exists already; leave out the +"),
     "two lengths": (
         ["train.epochs=2", "train.steps=5"],
-        "train: give exactly one of epochs, passes, steps; given are epochs = 2, steps = 5",
+        "train: give exactly one of epochs, passes, steps, minutes, until; given are epochs = 2, "
+        "steps = 5",
+    ),
+    "a length and a deadline": (
+        ["train.steps=5", "train.minutes=1"],
+        "train: give exactly one of epochs, passes, steps, minutes, until; given are steps = 5, "
+        "minutes = 1",
+    ),
+    "no time": (
+        ["train.until='tea time'"],
+        "train.until = tea time: must be a time such as 18:00, or a date with a time such as ",
+    ),
+    "a time without quotes in YAML": (
+        ["train.until=1080"],
+        "train.until = 1080: must be a time such as 18:00, or a date with a time such as "
+        "2027-01-31T18:00+01:00, as text in quotes",
+    ),
+    "an end after the last step": (
+        ["train.steps=5", "train.end_step=6"],
+        "train.end_step = 6: must be at most the 5 steps of training",
+    ),
+    "an end before an unknown one": (
+        ["train.minutes=5", "train.end_step=6"],
+        "train.end_step: must be null with train.minutes = 5",
+    ),
+    "as many evaluation samples as an unknown number": (
+        ["train.until=18:00", "eval.samples=trained"],
+        "eval.samples = trained: must be all or a number with train.until = 18:00",
+    ),
+    "a rate for each of unknown steps": (
+        ["train.minutes=5", "schedule=table", "train.schedule.file=rates.csv"],
+        "train.schedule: must not be a table, which has a rate for each step, with "
+        "train.minutes = 5",
     ),
     "no length": (
         ["train.epochs=null"],
-        "train: give exactly one of epochs, passes, steps; none is given",
+        "train: give exactly one of epochs, passes, steps, minutes, until; none is given",
     ),
     "sink of nothing": (
         ["train.sink_size=0"],
@@ -282,7 +314,7 @@ def test_rules_report_together() -> None:
 def test_every_rule_has_a_case() -> None:
     """The rules of privacy have theirs in test_privacy_checks.py."""
     others = {*device_checks.RULES, check_privacy}
-    assert len(set(CHECKS) - others) == 27
+    assert len(set(CHECKS) - others) == 28
 
 
 def test_a_run_shortened_on_the_command_line_may_end_within_its_warmup() -> None:

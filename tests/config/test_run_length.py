@@ -19,6 +19,8 @@ class Length:
     epochs: int | None = None
     passes: int | None = None
     steps: int | None = None
+    deadline: str | None = None
+    end_step: int | None = None
     sink: bool = True
     sink_size: int | str = -1
 
@@ -43,7 +45,7 @@ def test_sink_epochs_are_epochs_otherwise(length: Length) -> None:
 
 
 def test_total_steps_without_a_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="one of epochs, passes and steps must be given"):
+    with pytest.raises(ValueError, match="one of epochs, passes, steps, minutes and until must"):
         total_steps(Length(), 10)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,7 +36,8 @@ class Node:
 
     `mark` is the pass of differentiation, from jvp or transpose in JAX's name stack. `calls` are
     the jitted functions around the node. `loop` is the number of the innermost loop around the
-    node, 0 for none. `repeat` is how often the node runs.
+    node, 0 for none. `repeat` is how often the node runs. `call` identifies the call in custom code
+    that makes the node, None in code of a library.
     """
 
     primitive: str
@@ -48,6 +49,12 @@ class Node:
     calls: tuple[str, ...]
     loop: int
     repeat: int
+    call: Hashable = None
+
+    @property
+    def op(self) -> Hashable:
+        """The op of a framework without graphs: a layer, one of its functions or a custom call."""
+        return self.scope, self.calls, self.call
 
 
 @dataclass

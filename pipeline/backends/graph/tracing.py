@@ -7,7 +7,7 @@ A `cond` is its slowest branch, a platform-dependent `cond` its default branch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,10 +18,12 @@ from jax.extend import core
 from pipeline.backends.graph.graph import Graph, Marked, Node, UnboundedLoopError, Value, prune
 from pipeline.core.host.jaxpr import (
     While,
+    is_library_call,
     per_device_jaxpr,
     read_scan,
     read_while,
     scope_of,
+    source_call,
     walk,
 )
 
@@ -31,12 +33,17 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 
 @dataclass(frozen=True)
 class _Place:
-    """Scope of an equation, and the calls and loop around it. Fields are as in `Node`."""
+    """Scope of an equation, and the calls and loop around it. Fields are as in `Node`.
+
+    `in_library` is whether one of JAX's functions, such as `jax.nn.silu`, is around it.
+    """
 
     scope: str = ""
     calls: tuple[str, ...] = ()
     loop: int = 0
     repeat: int = 1
+    call: Hashable = None
+    in_library: bool = False
 
 
 def make_graph(traced: jax.stages.Traced) -> Graph:
@@ -55,6 +62,7 @@ class _Tracer:
     def __init__(self) -> None:
         self.graph = Graph()
         self.loops = 0
+        self.calls: dict[tuple[int, int], tuple[Any, int]] = {}
 
     def add_value(self, var: Any) -> int:
         """Add a value with a variable's shape and dtype; return its index."""
@@ -83,15 +91,36 @@ class _Tracer:
             return tuple(inputs)
         called = eqn.params.get("name")
         callee = per_device_jaxpr(eqn)
+        if not inside.in_library:
+            inside = replace(inside, call=self._count_call(eqn))
         if callee is not None and not (called in OPAQUE_CALLS and _is_own_pooling(callee.jaxpr)):
-            calls = (*place.calls, called) if isinstance(called, str) else place.calls
-            return self.inline(callee, inputs, replace(inside, calls=calls))
+            if isinstance(called, str) and not place.in_library:
+                in_library = is_library_call(eqn)
+                inside = replace(inside, calls=(*place.calls, called), in_library=in_library)
+            return self.inline(callee, inputs, inside)
         self.graph.equations += 1
         outputs = tuple(self.add_value(var) for var in eqn.outvars)
         self._add_node(
             name if callee is None else called, eqn.params, tuple(inputs), outputs, inside
         )
         return outputs
+
+    def _count_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
+        """Return the call in custom code that made an equation, and which execution of it this is.
+
+        When a call makes its first equation again, as in a loop of Python, an execution begins. The
+        gradients of all executions have number 0, as nothing in them marks an execution.
+        """
+        frames = source_call(eqn)
+        if not frames:
+            return None
+        call = frames[-1]
+        first, count = self.calls.setdefault(call, (None, 0))
+        is_gradient = "transpose(" in str(eqn.source_info.name_stack)
+        if not is_gradient and first in (None, frames):
+            count += 1
+            self.calls[call] = (frames, count)
+        return call, 0 if is_gradient else count
 
     def _add_node(
         self,
@@ -105,7 +134,7 @@ class _Tracer:
         mark: Marked = "backward" if "transpose(" in place.scope else forward
         node = Node(
             primitive, params, inputs, outputs, place.scope, mark, place.calls, place.loop,
-            place.repeat,
+            place.repeat, place.call,
         )  # fmt: skip
         self.graph.nodes.append(node)
 
@@ -188,7 +217,7 @@ class _Tracer:
 
 
 def _is_own_pooling(jaxpr: Any) -> bool:
-    """Whether a jaxpr has no products and no window reductions, as in this package's pooling."""
+    """Whether a `max_pool` is this package's: it has no products and no window reductions."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
     return not any(name.startswith(heavy) for name in names)
@@ -213,7 +242,7 @@ def _estimate_equation_work(eqn: Any) -> int:
             return (count_iterations(eqn) or 1) * _estimate_work(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
+        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))  # About the depth.
     return elements
 
 

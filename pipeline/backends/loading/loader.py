@@ -10,6 +10,8 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, Protocol
 
+import numpy as np
+
 from pipeline.backends.loading.loader_stats import (
     LoaderReport,
     LoaderStats,
@@ -67,7 +69,8 @@ class ResidentWindows:
         self._source = source
         self._steps = window_steps
         self._columns = {
-            name: source.placement.put(column[:]) for name, column in source.split.columns.items()
+            name: source.placement.put(_pad_rows(column[:], source.split.padding))
+            for name, column in source.split.columns.items()
         }
         self.device_bytes = sum(column.nbytes for column in self._columns.values())
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="order")
@@ -177,6 +180,11 @@ def make_loader(
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)
     steps = max(1, min(WINDOW_STEPS, WINDOW_LIMIT_BYTES // batch_bytes))
     return Loader(StreamedWindows(source, steps), notify, source.clock)
+
+
+def _pad_rows(values: np.ndarray, padding: int) -> np.ndarray:
+    """Return values (n, ...) with rows of zeros after them: (n + padding, ...)."""
+    return np.pad(values, ((0, padding), *((0, 0),) * (values.ndim - 1))) if padding else values
 
 
 def split_bytes(split: Split) -> int:

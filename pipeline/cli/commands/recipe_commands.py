@@ -110,6 +110,23 @@ RECIPE_COMMANDS = (
         example="better +recipe=lenet5_digits -- train.optimizer.lr=0.04",
     ),
     LazyCommand(
+        "folds",
+        "cross-validation: mean and spread of every metric",
+        """Split the training data into folds, with equal shares of each class, and train as often:
+        each run evaluates one fold, and trains on the others. The runs are the jobs of a sweep, in
+        one program if the recipe allows it, and are resumed and shared like one. Print mean and
+        spread of every metric. Write them into folds.csv, and the prediction for each training
+        sample into out_of_fold.csv.
+
+        Exit status: that of a sweep; 2 for more folds than samples of a class.""",
+        [
+            overrides(),
+            Option("--k", type=WholeNumber(2, MAX_COUNT), default=5, help="Number of folds."),
+            seed_option("Other seeds assign the samples to other folds."),
+        ],
+        example="folds --k 5 +recipe=lenet5_digits",
+    ),
+    LazyCommand(
         "job",
         "a file for Slurm, Kubernetes, Ray or SkyPilot",
         """Print a file by which a scheduler runs a recipe: with a time limit from the forecast,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.cli.commands.command import Argument, Option, RunCommand, flag
 from pipeline.cli.commands.parameters import (
     MAX_SEED,
+    CommaList,
     FilePath,
     Number,
     OneOf,
@@ -20,6 +21,15 @@ from pipeline.cli.commands.parameters import (
 )
 
 SAVED_RUN = "A run that has saved a checkpoint, or one of its checkpoints."
+RUN_DIRS = Argument(
+    "run_dirs",
+    nargs=-1,
+    required=True,
+    type=FilePath(is_folder=True),
+    metavar="RUN_DIR ...",
+    text=f"{SAVED_RUN} Several runs, or the folder of a sweep or of folds, are an ensemble: their "
+    "probabilities are averaged, or the numbers of a regression.",
+)
 MAX_TOKENS = 1_000_000
 MAX_COUNT = 999_999_999
 
@@ -32,11 +42,11 @@ RUN_COMMANDS = (
         of classes, the confusion matrix, the worst mistakes, the curves of training. The page ends
         with the lineage of the run, and with its profile and dumps where it has any.""",
         [
-            run_dir(text=SAVED_RUN),
+            RUN_DIRS,
             out_option(
                 "FOLDER",
-                "Where to write; RUN_DIR/report without it. Files of an earlier report are "
-                "replaced.",
+                "Where to write; RUN_DIR/report without it. Several runs need it. Files of an "
+                "earlier report are replaced.",
             ),
         ],
         example="report outputs/2026-11-21/14-46-29_lenet5_digits",
@@ -48,7 +58,7 @@ RUN_COMMANDS = (
         model.bin and model.mlir (StableHLO, for any batch size), weights.safetensors and
         model.json.""",
         [
-            run_dir(text=SAVED_RUN),
+            RUN_DIRS,
             path_argument(
                 "folder",
                 "The folder to write; one that holds something else is left alone.",
@@ -96,7 +106,7 @@ RUN_COMMANDS = (
                 "source",
                 metavar="RUN_DIR|FOLDER",
                 text="A run that has saved a checkpoint, one of its checkpoints, or what `export` "
-                "wrote.",
+                "wrote; or an ensemble: the folder of a sweep, or several runs before the files.",
             ),
             Argument(
                 "files",
@@ -334,6 +344,54 @@ RUN_COMMANDS = (
             flag("--all", "shows_all", text="All columns and rows; else what fits."),
         ],
         example="runs outputs --html",
+    ),
+    RunCommand(
+        "attack",
+        "the accuracy under attacks and corruptions",
+        """Attack the newest checkpoint of a run on its evaluation samples, print the accuracy under
+        each attack, and write robustness.json into the run, which `report` shows. Signs of masked
+        gradients, which attacks can't follow, are named.""",
+        [
+            run_dir(text="A run on images that has saved checkpoints."),
+            Option(
+                "--norm",
+                type=OneOf(["linf", "l2"]),
+                default="linf",
+                help="Norm of the change: linf of each pixel, or l2 of the image.",
+            ),
+            Option(
+                "--radius",
+                type=Number(1e-6, 1000),
+                metavar="R",
+                help="Largest change, with pixels from 0 to 1; the radius of train.adversarial "
+                "unless it is given.",
+            ),
+            Option(
+                "--attacks",
+                type=CommaList(),
+                metavar="NAME,...",
+                default=(),
+                show_default=False,
+                help="Of noise, fgsm, pgd, apgd, square (linf only) and corruptions; all unless it "
+                "is given.",
+            ),
+            Option(
+                "--steps",
+                type=WholeNumber(1, 100_000),
+                help="Of pgd and apgd; 40 and 100 unless it is given.",
+            ),
+            Option(
+                "--restarts",
+                type=WholeNumber(1, 1000),
+                help="Random starts of pgd and apgd; 1 unless it is given.",
+            ),
+            Option(
+                "--samples",
+                type=WholeNumber(1, MAX_COUNT),
+                help="Evaluation samples, evenly spread; all unless it is given.",
+            ),
+        ],
+        example="attack outputs/2026-11-21/14-46-29_lenet5_digits --radius 0.3",
     ),
     RunCommand(
         "leakage",

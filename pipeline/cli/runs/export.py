@@ -1,18 +1,21 @@
-"""`python -m pipeline export RUN_DIR FOLDER`: write a trained network that needs no recipe."""
+"""`python -m pipeline export RUN_DIR ... FOLDER`: write a trained network that needs no recipe."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, UsageError, printable
+from pipeline.stages.export.ensemble import read_network
 from pipeline.stages.export.export import export_run, holds_other_files
 from pipeline.stages.export.mindspore_checkpoints import write_checkpoints
 from pipeline.stages.export.onnx.onnx_export import MODEL, write_onnx
-from pipeline.stages.export.trained_run import TrainedRun, read_trained_run
+from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.stages.record.descendants import note_descendant
 from pipeline.stages.record.run_directory import find_run_dir
+from pipeline.study.sweep.directory import list_members
 
 MODEL_FILES = frozenset(
     {
@@ -33,7 +36,7 @@ OPTIONS = {"onnx": ("int8", "samples"), "ckpt": ("optimizer", "prefix")}
 
 
 def main(
-    run_dir: Path,
+    run_dirs: Sequence[Path],
     folder: Path,
     to: str | None = None,
     *,
@@ -42,7 +45,7 @@ def main(
     optimizer: bool = False,
     prefix: str | None = None,
 ) -> CommandResult:
-    """Write the network of a run, with its newest weights.
+    """Write the network of a run, or the ensemble of several, with the newest weights.
 
     Raises UsageError for options of another format, RecipeError and DataError if the run can't be
     read, DataError if the folder has other files, RunError if it can't be written.
@@ -56,17 +59,20 @@ def main(
             raise UsageError([f"--{name}"], f"needs --to {format_}")
     if samples is not None and not int8:
         raise UsageError([f"--samples {samples}"], "needs --int8, which they calibrate")
+    members = list_members(run_dirs)
+    if to == "ckpt" and len(members) > 1:
+        raise UsageError(["--to ckpt"], f"writes the files of one run, not of {len(members)}")
     if to == "ckpt":
-        return _write_ckpt(run_dir, folder, prefix, optimizer=optimizer)
-    run = read_trained_run(run_dir)
+        return _write_ckpt(members[0], folder, prefix, optimizer=optimizer)
+    run = read_network(members)
     if holds_other_files(folder):
         raise DataError(f"{folder}: has other files than an export's; name another folder")
     calibration_samples = (samples or CALIBRATION_SAMPLES) if int8 else 0
     onnx_facts = _write_onnx(run, folder, calibration_samples) if to == "onnx" else {}
     export_run(run, folder, onnx_facts)
-    _note_export(run_dir, folder)
-    content = f"{run.recipe.model.name} of step {run.step}, {run.samples.targets}"
-    print(printable(f"{folder}: {content}"))
+    for member in members:
+        _note_export(member, folder)
+    print(printable(f"{folder}: {run}, {run.samples.targets}"))
     facts = {"folder": str(folder), "model": run.recipe.model.name, "step": run.step}
     return CommandResult({**facts, **onnx_facts})
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import csv_text
-from pipeline.core.files.real_files import require_real, require_real_folder
+from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
+from pipeline.inspect.fuzz.mutations import ChangeLimits
 from pipeline.inspect.fuzz.search import (
     Found,
     FuzzResult,
@@ -27,11 +27,11 @@ from pipeline.inspect.fuzz.search import (
     require_fuzzable,
 )
 from pipeline.inspect.report.pictures import picture, png, sheet
+from pipeline.inspect.report.report_files import replace_files
 from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
-from pipeline.stages.record.run_directory import RECIPE
-from pipeline.stages.sample_pictures import copy_variables_to_host
+from pipeline.stages.record.run_directory import FUZZ, RECIPE
+from pipeline.training.step import get_evaluated_weights
 
-FOLDER = "fuzz"
 FACTS = "fuzz.json"
 FOUND = "found.csv"
 FAULTS = "faults.csv"
@@ -56,9 +56,9 @@ def main(
     if not (run_dir / RECIPE).is_file():
         raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
     step = require_checkpoints(run_dir)[-1]
-    folder = run_dir / FOLDER if out is None else out
-    require_real_folder(folder)
-    require_real(folder, FILES, ())
+    folder = run_dir / FUZZ if out is None else out
+    if out is None:
+        require_real_trees(run_dir, (FUZZ,))
     recipe = read_run_recipe(run_dir)
     spare_gpus(run_dir)
     with Reporter() as reporter:
@@ -66,11 +66,13 @@ def main(
         dataset = opened.dataset
         require_fuzzable(dataset, recipe.dataset.name)
         state = load_state(opened, run_dir, step, reporter).state
-        variables = copy_variables_to_host(state)
+        weights = get_evaluated_weights(opened.built.step_config, state)
+        variables = jax.tree.map(np.asarray, weights)
         predict = make_predict(opened, step)
         count = min(samples, len(dataset.eval))
         rows = np.arange(count) * len(dataset.eval) // count
-        fuzz = FuzzSearch(dataset, partial(predict, variables), recipe.seed, radius)
+        limits = ChangeLimits(radius, recipe.dataset.brightest)
+        fuzz = FuzzSearch(dataset, partial(predict, variables), recipe.seed, limits)
         with reporter.clock(f"changing samples {mutants:,} times"):
             result = fuzz.search(rows, mutants)
         for line in _format_lines(result, mutants, radius):
@@ -107,7 +109,7 @@ def main(
             files[FAULTS] = csv_text(map(asdict, faults))
         if result.found:
             files[SHEET] = _draw_sheet(result, dataset.eval.columns["image"], names)
-        _write_files(folder, files)
+        replace_files(folder, FILES, files)
         reporter.stage("done", f"{folder}: {', '.join(files)}")
     return CommandResult({**facts, "folder": str(folder)})
 
@@ -154,15 +156,3 @@ def _draw_sheet(result: FuzzResult, column: Any, names: tuple[str, ...]) -> byte
         for f in shown
     ]
     return png(sheet(pictures, captions))
-
-
-def _write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write the files, and remove those of an earlier search that this one doesn't have."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_whole(folder / name, content)
-        for name in set(FILES) - set(files):
-            (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder}: can't be written: {error.strerror}") from error

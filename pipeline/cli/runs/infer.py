@@ -1,6 +1,7 @@
 """`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: predictions of a trained network.
 
-They are for images, rows of a table or texts; or a text is continued.
+They are for images, rows of a table or texts; or a text is continued. Several runs, or those of a
+sweep, are an ensemble.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from pipeline.core.files.error_text import show_name
 from pipeline.data.targets import Targets
 from pipeline.data.text.text_files import read_text_lines
 from pipeline.data.text.text_format import TextFormat
+from pipeline.stages.export.ensemble import read_network
 from pipeline.stages.export.export import is_export, read_export
 from pipeline.stages.export.inference_files import (
     list_images,
@@ -40,7 +43,8 @@ from pipeline.stages.export.text_generation import (
     make_uncached_decoder,
     sample_tokens,
 )
-from pipeline.stages.export.trained_run import Samples, read_trained_run, spare_gpus
+from pipeline.stages.export.trained_run import Samples, TrainedRun, spare_gpus
+from pipeline.study.sweep.directory import is_run_or_sweep, list_members
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 BATCH = 64
@@ -57,7 +61,7 @@ PromptOptions = Mapping[str, int | float | None]
 class InferArguments:
     """The parsed arguments."""
 
-    source: Path
+    sources: tuple[Path, ...]
     files: tuple[Path, ...]
     texts: tuple[str, ...]
     """Texts to classify from the command line."""
@@ -85,16 +89,19 @@ def main(
     `prompt_options` are tokens, temperature, top_k and seed. Raises UsageError for options that
     exclude each other, RecipeError and DataError for unreadable files.
     """
-    arguments = InferArguments(source, tuple(files), tuple(texts), as_json, top, masks, csv)
+    runs = tuple(takewhile(is_run_or_sweep, files))
+    inputs = tuple(files[len(runs) :])
+    sources = (source, *runs)
+    arguments = InferArguments(sources, inputs, tuple(texts), as_json, top, masks, csv)
     _require_options(arguments, prompt, prompt_options)
     if prompt is not None:
-        _print_continuation(source, prompt, prompt_options, as_json=as_json)
+        _print_continuation(sources, prompt, prompt_options, as_json=as_json)
         return 0
     if masks is not None:
-        require_new_names(masks, [file for path in files for file in list_images(path)])
-    if csv is not None and csv.resolve() in {file.resolve() for file in files}:
+        require_new_names(masks, [file for path in inputs for file in list_images(path)])
+    if csv is not None and csv.resolve() in {file.resolve() for file in inputs}:
         raise DataError(f"{csv}: is also an input; name another file")
-    compute_logits, samples = _load_network(source)
+    compute_logits, samples = _load_network(sources)
     targets = samples.targets
     rows = []
     for file, names, images in _read_inputs(arguments, samples):
@@ -133,7 +140,7 @@ def _require_options(
     if prompt is not None and arguments.files:
         raise UsageError(list(map(str, arguments.files)), f"a prompt has no files; {USAGE}")
     if prompt is None and not arguments.texts and not arguments.files:
-        raise UsageError([str(arguments.source)], USAGE)
+        raise UsageError(list(map(str, arguments.sources)), USAGE)
     outputs = {"csv": arguments.csv, "masks": arguments.masks, "top": arguments.top}
     names = [f"--{name}" for name, value in outputs.items() if value]
     if arguments.csv and (arguments.as_json or arguments.masks):
@@ -149,7 +156,7 @@ def _read_inputs(
     """Yield each file with its samples and their names; for texts, the source instead of a file."""
     if samples.text is not None or arguments.texts:
         for names, texts in _read_texts(arguments, samples):
-            yield arguments.source, names, texts
+            yield arguments.sources[0], names, texts
         return
     for file in (file for path in arguments.files for file in list_images(path)):
         images = read_images(file, samples)
@@ -184,18 +191,25 @@ def _read_texts(
         yield names or [str(file)], encode(lines)
 
 
-def _load_network(source: Path) -> tuple[Logits, Samples]:
-    """Return the logits function of a run or an export, and the format of its samples."""
-    if is_export(source):
-        exported = read_export(source)
+def _load_network(sources: Sequence[Path]) -> tuple[Logits, Samples]:
+    """Return the logits function of runs or an export, and the format of its samples."""
+    if is_export(sources[0]) and len(sources) == 1:
+        exported = read_export(sources[0])
         weights = jax.device_put(exported.arrays)
         call = jax.jit(exported.program.call)
         return lambda images: np.asarray(call(weights, images)), exported.samples
-    spare_gpus(source)
-    run = read_trained_run(source)
+    run = _read_runs(sources)
     weights = jax.device_put(dict(run.arrays))
     predict = jax.jit(make_predict(run))
     return lambda images: np.asarray(predict(weights, images)), run.samples
+
+
+def _read_runs(sources: Sequence[Path]) -> TrainedRun:
+    """Read a run, or the ensemble of several, without a GPU that they didn't use."""
+    members = list_members(sources)
+    for member in members:
+        spare_gpus(member)
+    return read_network(members)
 
 
 def _compute_in_batches(compute_logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
@@ -268,7 +282,7 @@ def _format_mask(
 
 
 def _print_continuation(
-    source: Path, prompt: str, options: PromptOptions, *, as_json: bool
+    sources: Sequence[Path], prompt: str, options: PromptOptions, *, as_json: bool
 ) -> None:
     """Print a prompt and its continuation as it is drawn, and the speed on stderr.
 
@@ -282,7 +296,7 @@ def _print_continuation(
         int(options["seed"] or 0),
     )
     num_tokens = int(options["tokens"] or DEFAULT_TOKENS)
-    decoder, weights, text = _load_decoder(source)
+    decoder, weights, text = _load_decoder(sources)
     encoded = text.encode_prompt(prompt)
     started_at = time.perf_counter()
     tokens: list[int] = []
@@ -315,28 +329,28 @@ def _print_continuation(
     )
 
 
-def _load_decoder(source: Path) -> tuple[Decoder, Weights, TextFormat]:
-    """Return the decoder of a run or an export, its weights, and the format of its texts.
+def _load_decoder(sources: Sequence[Path]) -> tuple[Decoder, Weights, TextFormat]:
+    """Return the decoder of runs or an export, its weights, and the format of its texts.
 
     Raises DataError unless it predicts the next token.
     """
-    if is_export(source):
-        exported = read_export(source)
-        samples = exported.samples
-    else:
-        spare_gpus(source)
-        run = read_trained_run(source)
-        samples = run.samples
-    text = samples.text
-    if text is None or text.predicts != "next_token":
-        raise DataError(f"{source}: --prompt needs a network that predicts the next token")
-    if not is_export(source):
+    if len(sources) > 1 or not is_export(sources[0]):
+        run = _read_runs(sources)
+        text = _require_text(run.samples, sources[0])
         return make_decoder(run), run.arrays, text
+    exported = read_export(sources[0])
+    samples = exported.samples
+    text = _require_text(samples, sources[0])
     context = samples.shape[0]
     if exported.next_token is not None:
         return make_exported_decoder(exported.next_token, context), exported.arrays, text
-    return (
-        make_uncached_decoder(exported.program.call, context, samples.dtype),
-        exported.arrays,
-        text,
-    )
+    decoder = make_uncached_decoder(exported.program.call, context, samples.dtype)
+    return decoder, exported.arrays, text
+
+
+def _require_text(samples: Samples, source: Path) -> TextFormat:
+    """Return the format of texts. Raises DataError unless the network predicts the next token."""
+    text = samples.text
+    if text is None or text.predicts != "next_token":
+        raise DataError(f"{source}: --prompt needs a network that predicts the next token")
+    return text

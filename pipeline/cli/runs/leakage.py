@@ -20,9 +20,7 @@ from pipeline.inspect.leakage.membership import (
 )
 from pipeline.inspect.leakage.shadow_networks import plan_audit
 from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
-from pipeline.stages.record.run_directory import RECIPE
-
-LEAKAGE = "leakage.json"
+from pipeline.stages.record.run_directory import LEAKAGE, RECIPE
 
 
 def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
@@ -54,14 +52,14 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
             line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
             reporter.stage("privacy", line)
         margins = audit.compute_margins(load_state(opened, run_dir, step, reporter).state)
-        rows = [rate_scores("loss", margins[:pairs], margins[pairs:], bound)]
-        reporter.stage("leakage", str(rows[0]))
+        rows = rate_scores("loss", margins[:pairs], margins[pairs:], bound)
         if shadows:
             shadow_margins, was_trained_on = audit.train_shadows(shadows, reporter)
             scores = score_by_shadows(margins, shadow_margins, was_trained_on)
             name = f"LiRA, {shadows} shadow networks"
-            rows.append(rate_scores(name, scores[:pairs], scores[pairs:], bound))
-            reporter.stage("leakage", str(rows[1]))
+            rows += rate_scores(name, scores[:pairs], scores[pairs:], bound)
+        for row in rows:
+            reporter.stage("leakage", str(row))
     facts = {
         "step": step,
         "pairs": pairs,

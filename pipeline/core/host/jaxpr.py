@@ -7,10 +7,11 @@ of either type.
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,10 @@ CALLS = frozenset(
 )
 """Primitives that call a jaxpr once, in all versions: `closed_call` is `eval_jaxpr` since 0.12."""
 PACKAGE = Path(__file__).parents[2]
+PYTHON = sysconfig.get_path("stdlib")
+"""Folder of Python's own modules."""
+TRACERS = f"{PACKAGE}/backends/"
+"""Folder of the code that traces a step. Frames outside of it aren't part of the step."""
 FLOW = ("scan", "while", "cond")
 """Primitives of loops and branches."""
 ELEMENTWISE = frozenset(
@@ -169,15 +174,45 @@ def enter_scope(scope: str) -> Iterator[None]:
 def source_line(equation: JaxprEqn) -> str:
     """Return the innermost line of custom code that made an equation, as `train.py, line 12`.
 
-    Code of this and of installed packages is skipped; "" if no line remains.
+    Code of Python, of this and of installed packages is skipped; "" if no line remains.
     """
     traceback = equation.source_info.traceback
     frames: Sequence[Any] = [] if traceback is None else traceback.frames
     for frame in frames:
-        path = frame.file_name
-        if "site-packages" not in path and not path.startswith((f"{PACKAGE}/", "<")):
-            return f"{path.rpartition('/')[2]}, line {frame.line_num}"
+        if _is_custom(frame.file_name):
+            return f"{frame.file_name.rpartition('/')[2]}, line {frame.line_num}"
     return ""
+
+
+def source_call(equation: JaxprEqn) -> tuple[tuple[int, int], ...]:
+    """Return the call in traced custom code that made an equation, and the calls below it.
+
+    The call in custom code is last. Each is the identity of a function's code and a place in it.
+    Equations of a gradient have the calls of the forward pass. () if this package's or an installed
+    package's code made the equation alone.
+    """
+    traceback = equation.source_info.traceback
+    if traceback is None:
+        return ()
+    codes, places = traceback.raw_frames()
+    for depth, code in enumerate(codes):
+        if code.co_filename.startswith(TRACERS):
+            return ()
+        if _is_custom(code.co_filename):
+            frames = zip(codes[: depth + 1], places[: depth + 1], strict=True)
+            return tuple((id(code), place) for code, place in frames)
+    return ()
+
+
+@lru_cache(maxsize=4096)
+def _is_custom(path: str) -> bool:
+    return "site-packages" not in path and not path.startswith((f"{PACKAGE}/", PYTHON, "<"))
+
+
+def is_library_call(equation: JaxprEqn) -> bool:
+    """Return whether an equation calls one of JAX's functions, such as `jax.nn.silu`."""
+    callee = called_jaxpr(equation)
+    return callee is not None and "/jax/_src/" in callee.jaxpr.debug_info.func_src_info
 
 
 def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:

@@ -56,7 +56,7 @@ def pad_split(
         canvas = compute_canvas([canvas, tuple(full_sizes.max(axis=0).tolist())])
     columns["image"] = PaddedColumn(images, canvas)
     columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas, ignore_index)
-    return Split(columns)
+    return Split(columns, numbers=split.numbers)
 
 
 def _make_ragged(column: Column, dimensions: int) -> RaggedColumn:

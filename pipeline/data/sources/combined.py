@@ -26,6 +26,8 @@ def _inherit(source: Any, info: ValidationInfo) -> Any:
         source = {"name": source}
     if not isinstance(source, dict):
         return source
+    if source.get("exclude") is not None:
+        raise ValueError("exclude: must be null; set dataset.exclude instead")
     shared = {key: info.data[key] for key in INHERITED if key in info.data}
     return {"root": None, **shared, **source}
 

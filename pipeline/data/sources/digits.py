@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import field_validator
@@ -23,6 +23,7 @@ class Digits(DatasetSpec):
     Source and licence are in `digits.txt` beside the data.
     """
 
+    brightest: ClassVar[int] = 16
     name: Literal["digits"] = "digits"
 
     @field_validator("root")

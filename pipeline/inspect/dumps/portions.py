@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import crop_to
@@ -50,7 +51,15 @@ the state's statistics, and the statistics of the shards are averaged.
 
 
 def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
-    """Return the portions of the batch after `step` steps; `config` is of that step's phase."""
+    """Return the portions of the batch after `step` steps; `config` is of that step's phase.
+
+    Raises RecipeError for adversarial training.
+    """
+    if config.adversarial is not None:
+        raise RecipeError(
+            "train.adversarial: must be null for dumps and comparisons, which read images without "
+            "attack"
+        )
     dropout = make_dropout_key(batch, step)
     shards = config.shards
     if shards is None:

@@ -41,7 +41,7 @@ def apply_with_neurons(config: StepConfig, variables: Any, images: Array) -> tup
 
 
 @dataclass(frozen=True)
-class Coverage:
+class NeuronCoverage:
     """The sections of neurons that samples have reached."""
 
     low: np.ndarray
@@ -72,7 +72,7 @@ class Coverage:
         }
 
 
-def make_coverage(neurons: np.ndarray) -> Coverage:
+def make_coverage(neurons: np.ndarray) -> NeuronCoverage:
     """Return an empty coverage with the ranges of training samples, float32 (n, neurons)."""
     reached = np.zeros((neurons.shape[1], SECTIONS + 2), bool)
-    return Coverage(neurons.min(axis=0), neurons.max(axis=0), reached)
+    return NeuronCoverage(neurons.min(axis=0), neurons.max(axis=0), reached)

@@ -33,7 +33,7 @@ FIRST_DRAW = 1 << 20
 
 
 @dataclass(frozen=True)
-class Ball:
+class ChangeLimits:
     """The limits of changes but for affine maps."""
 
     radius: float
@@ -43,7 +43,12 @@ class Ball:
 
 
 def mutate(
-    ball: Ball, images: Array, references: Array, is_affine: Array, seed: Array, number: Array
+    limits: ChangeLimits,
+    images: Array,
+    references: Array,
+    is_affine: Array,
+    seed: Array,
+    number: Array,
 ) -> tuple[Array, Array, Array]:
     """Return images after a change that is drawn for each, their references, and the changes' index
     in KINDS, int32 (B,). `number` is that of the round.
@@ -61,7 +66,7 @@ def mutate(
     factors = integers(jnp, draw(1, 1)[:, 0], len(FACTORS))
     kinds = integers(jnp, draw(2, 1)[:, 0], len(KINDS))
     kinds = jnp.where(is_affine & (kinds == 0), len(KINDS) - 1, kinds)
-    reach = ball.radius * ball.white
+    reach = limits.radius * limits.white
     noise = (2 * draw(3, prod(images.shape[1:])).reshape(images.shape) - 1) * reach
     is_kind = [(kinds == kind)[:, None, None, None] for kind in range(len(KINDS))]
     references = jnp.where(is_kind[0], AFFINE(jnp, references, affine), references)
@@ -77,7 +82,7 @@ def mutate(
     )
     levels = references.astype(jnp.int32)
     limit = int(reach + 1e-6)
-    high = jnp.minimum(levels + limit, ball.white)
+    high = jnp.minimum(levels + limit, limits.white)
     changed = changed.astype(jnp.int32).clip(jnp.maximum(levels - limit, 0), high)
     return changed.astype(jnp.uint8), references, kinds
 

@@ -19,7 +19,7 @@ from pipeline.data.order import draw_words
 from pipeline.data.random import seed_words
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe
 from pipeline.inspect.fuzz.coverage import apply_with_neurons, make_coverage
-from pipeline.inspect.fuzz.mutations import KINDS, Ball, mutate
+from pipeline.inspect.fuzz.mutations import KINDS, ChangeLimits, mutate
 from pipeline.training.step import map_batch
 
 ROUND_SAMPLES = 256
@@ -110,7 +110,7 @@ class FuzzSearch:
     predict: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     """Raw images -> logits and neurons, as `Predict`."""
     seed: int
-    radius: float
+    limits: ChangeLimits
 
     def search(self, rows: np.ndarray, mutants: int) -> FuzzResult:
         """Change the evaluation samples at `rows`, (n,), and what they become, `mutants` times.
@@ -136,22 +136,21 @@ class FuzzSearch:
         for values in neurons:
             coverage.add(values)
         before = coverage.compute_shares()
-        ball = Ball(self.radius, int(images.max()))
         found = []
-        for candidate, values, changed_neurons in self._mutate_pool(ball, pool, mutants):
+        for candidate, values, changed_neurons in self._mutate_pool(pool, mutants):
             is_new = coverage.add(changed_neurons)
             if values.argmax() != candidate.label:
-                found.append(_describe(candidate, values, ball.white))
+                found.append(_describe(candidate, values, self.limits.white))
             elif is_new and len(pool) < MAX_POOL:
                 pool.append(candidate)
         after = coverage.compute_shares()
         return FuzzResult(right, len(rows) - right, neurons.shape[1], before, after, tuple(found))
 
     def _mutate_pool(
-        self, ball: Ball, pool: Sequence[Candidate], mutants: int
+        self, pool: Sequence[Candidate], mutants: int
     ) -> Iterator[tuple[Candidate, np.ndarray, np.ndarray]]:
         """Yield changed images with their logits and neurons; `pool` may grow meanwhile."""
-        change = jax.jit(partial(mutate, ball))
+        change = jax.jit(partial(mutate, self.limits))
         seed = seed_words(self.seed)
         for number in range(-(-mutants // ROUND_SAMPLES)):
             words = draw_words(self.seed, STREAM + number, ROUND_SAMPLES)
@@ -177,7 +176,7 @@ def _describe(candidate: Candidate, logits: np.ndarray, white: int) -> Found:
     predicted = int(logits.argmax())
     change = np.abs(candidate.image.astype(np.int32) - candidate.reference).max()
     return Found(
-        candidate, predicted, float(powers[predicted] / powers.sum()), float(change / max(white, 1))
+        candidate, predicted, float(powers[predicted] / powers.sum()), float(change / white)
     )
 
 

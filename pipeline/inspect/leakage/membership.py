@@ -15,47 +15,33 @@ LEAST_SHADOWS = 4
 
 
 @dataclass(frozen=True)
-class RateRow:
-    """The true positive rate at a limit of the false positive rate."""
-
-    false_positive_rate: float
-    false_positives: int
-    """Held-out samples that may be taken for members; the rate is only as exact as these are many.
-    """
-    true_positives: int | None
-    """Members that are recognised; None if the limit is less than one held-out sample."""
-    true_positive_rate: float | None
-    bound: float | None
-    """The largest rate that differential privacy allows; None if the run isn't private."""
-
-
-@dataclass(frozen=True)
 class MembershipRow:
-    """How well an attack recognises members."""
+    """How well an attack recognises members, at a limit of the false positive rate."""
 
     attack: str
     auc: float
     """Probability that a member has a larger score than a held-out sample; 0.5 is a guess."""
     auc_error: float
     """Standard error of `auc` (Hanley and McNeil 1982)."""
-    rates: tuple[RateRow, ...]
+    false_positive_rate: float
+    false_positives: int
+    """Held-out samples within the limit; the rates are only as exact as these are many."""
+    true_positives: int | None
+    """Members that are recognised; None if the limit is less than one held-out sample."""
+    true_positive_rate: float | None
+    bound: float | None
+    """The largest rate that differential privacy allows; None if the run isn't private."""
 
     def __str__(self) -> str:
-        rates = []
-        for row in self.rates:
-            limit = f"{row.false_positive_rate:.1%} false positives"
-            if row.true_positive_rate is None:
-                needed = math.ceil(1 / row.false_positive_rate)
-                rates.append(f"at {limit} unknown, which takes {needed:,} held-out samples")
-                continue
-            bound = "" if row.bound is None else f", at most {row.bound:.4f} by its privacy"
-            rates.append(
-                f"{row.true_positive_rate:.4f} at {limit} ({row.true_positives:,} members, "
-                f"{row.false_positives:,} held out{bound})"
-            )
+        limit = f"{self.false_positive_rate:.1%} false positives"
+        if self.true_positive_rate is None:
+            needed = math.ceil(1 / self.false_positive_rate)
+            return f"{self.attack}: {limit} are less than one; {needed:,} samples would do"
+        bound = "" if self.bound is None else f", at most {self.bound:.4f} by its privacy"
         return (
-            f"{self.attack}: AUC {self.auc:.4f} +- {self.auc_error:.4f}; true positives "
-            f"{', '.join(rates)}"
+            f"{self.attack}: AUC {self.auc:.4f} +- {self.auc_error:.4f}; at {limit} (of "
+            f"{self.false_positives:,} held-out samples) true positives "
+            f"{self.true_positive_rate:.4f} (of {self.true_positives:,} members){bound}"
         )
 
 
@@ -79,12 +65,14 @@ class PrivacyBound:
 
 def rate_scores(
     attack: str, members: np.ndarray, held_out: np.ndarray, bound: PrivacyBound | None
-) -> MembershipRow:
-    """Return the row of an attack, from the scores of members (m,) and held-out samples (n,)."""
+) -> list[MembershipRow]:
+    """Return a row for each of FALSE_POSITIVE_RATES, from the scores of members (m,) and held-out
+    samples (n,)."""
     ordered = np.sort(held_out)
     below = np.searchsorted(ordered, members, side="left")
     not_above = np.searchsorted(ordered, members, side="right")
     auc = float((below + not_above).mean() / 2 / len(ordered))
+    error = _compute_auc_error(auc, len(members), len(ordered))
     rows = []
     for rate in FALSE_POSITIVE_RATES:
         # The product of a rate and a number of samples may be just below a whole number.
@@ -92,10 +80,8 @@ def rate_scores(
         caught = int((members > ordered[-allowed - 1]).sum()) if allowed else None
         share = None if caught is None else caught / len(members)
         limit = None if bound is None else bound.limit_rate(rate)
-        rows.append(RateRow(rate, allowed, caught, share, limit))
-    return MembershipRow(
-        attack, auc, _compute_auc_error(auc, len(members), len(ordered)), tuple(rows)
-    )
+        rows.append(MembershipRow(attack, auc, error, rate, allowed, caught, share, limit))
+    return rows
 
 
 def _compute_auc_error(auc: float, members: int, held_out: int) -> float:

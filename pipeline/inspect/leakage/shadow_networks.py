@@ -29,9 +29,8 @@ from pipeline.data.row_views import RowView
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, make_silent_reporter
 from pipeline.stages.compile import compile_to_executable, make_compile_inputs
 from pipeline.stages.private_run import set_secret, share_secret
-from pipeline.stages.sample_pictures import copy_variables_to_host
 from pipeline.training.state import TrainState
-from pipeline.training.step import map_batch
+from pipeline.training.step import get_evaluated_weights, map_batch
 
 STREAM = 3 << 60
 """Number of the first draw of an audit, which no epoch has."""
@@ -61,7 +60,8 @@ class Audit:
 
         float64 (2 pairs,). It orders samples as the loss does, without rounding to 0.
         """
-        variables = copy_variables_to_host(state)
+        config = self.opened.built.step_config
+        variables = jax.tree.map(np.asarray, get_evaluated_weights(config, state))
         dataset = self.opened.dataset
         return np.concatenate(
             [

@@ -43,6 +43,7 @@ from pipeline.stages.autosink.dispatch_costs import (
     TimedRuns,
     count_least_steps,
     measure,
+    time_evaluation,
     time_single_step,
 )
 from pipeline.stages.build import Built
@@ -68,8 +69,6 @@ SHORT_MS = 20.0
 """Longest step for which a longer sink is tried; longer steps lose nothing to their dispatch."""
 SINKS_S = 1.0
 """Duration of the measurement of sinks."""
-EVALUATED_S = 1.0
-"""Least duration of the measurement of an evaluation, if it has enough batches."""
 
 
 def require_profilable(recipe: Recipe, platform: str) -> None:
@@ -327,13 +326,7 @@ class RunProfiler(Profile):
         if not count or not batches:
             return None
         self.executable.evaluate(state, 0, 1)
-        began = time.perf_counter()
-        done = 0
-        while done < batches and time.perf_counter() - began < EVALUATED_S:
-            stop = min(batches, max(1, 2 * done))
-            self.executable.evaluate(state, done, stop)
-            done = stop
-        evaluation_ms = 1000 * (time.perf_counter() - began) * batches / done
+        evaluation_ms = 1000 * time_evaluation(self.executable, state, batches)
         return EventCost(evaluation_ms * count / schedule.total, count)
 
 

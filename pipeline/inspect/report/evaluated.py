@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -11,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax import Array
+from rich.console import Console
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
+from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE, sort_buckets
@@ -22,6 +26,8 @@ from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
 from pipeline.stages.build import build_network
+from pipeline.stages.data import drop_folds, load_data
+from pipeline.stages.export.ensemble import average_outputs
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import make_network_inputs
@@ -136,7 +142,8 @@ Predictions = ClassPredictions | PositionPredictions | NumberPredictions | Label
 def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
     """Evaluate a run's weights on every sample of the evaluation split, as training evaluates.
 
-    Raises DataError if the data has other targets than the run.
+    The outputs of an ensemble are averaged. Raises DataError if the data has other targets than the
+    run.
     """
     targets = dataset.targets
     if (targets.task, targets.names) != (run.samples.targets.task, run.samples.targets.names):
@@ -149,7 +156,7 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
             "the data has other columns, tokens or units; must have those on which the run was "
             "trained"
         )
-    batches = _evaluate_batches(run, dataset)
+    batches = _average_members(run, dataset) if run.members else _evaluate_batches(run, dataset)
     if targets.task == "regression":
         return _predict_numbers(batches, targets)
     if targets.task == "multi_label":
@@ -157,6 +164,49 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
     if dataset.label_positions:
         return _predict_positions(batches, len(targets), run.recipe.dataset.ignore_index)
     return _predict_classes(batches, len(targets), run.recipe.dataset.ignore_index)
+
+
+def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Dataset]]:
+    """Return the members of an ensemble, each with the data of the ensemble's evaluation.
+
+    A member reads it by its own recipe, but for the splits, and the size of batches.
+    """
+    shared = _evaluate_alike(run.recipe, run.recipe, dataset)
+    opened = []
+    for member in run.members:
+        recipe = _evaluate_alike(member.recipe, run.recipe, dataset)
+        is_same = recipe.dataset == shared.dataset
+        reads_alike = recipe.model.table_input == shared.model.table_input
+        silent = Reporter(console=Console(file=io.StringIO()))
+        data = dataset if is_same and reads_alike else load_data(recipe, silent)
+        opened.append((replace(member, recipe=recipe), data))
+    return opened
+
+
+def _evaluate_alike(recipe: Recipe, example: Recipe, dataset: Dataset) -> Recipe:
+    """Return a recipe with the evaluation of another, in batches of the same size."""
+    recipe = drop_folds(recipe)
+    size = {"batch_size": dataset.eval_order.batch_size}
+    evaluated = recipe.dataset.eval.model_copy(update=size)
+    section = recipe.dataset.model_copy(update={"eval": evaluated})
+    return recipe.model_copy(update={"dataset": section, "eval": example.eval})
+
+
+def _average_members(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
+    """Yield the rows of an ensemble. Raises DataError if its members read other samples."""
+    streams = [_evaluate_batches(*member) for member in open_members(run, dataset)]
+    for parts in zip_longest(*streams):
+        if None in parts or not all(_has_same_samples(part, parts[0]) for part in parts):
+            raise DataError(
+                "the runs have other evaluation splits or labels; must be equal in an ensemble"
+            )
+        outputs = [outputs for _, outputs, _ in parts]
+        rows, _, labels = parts[0]
+        yield rows, np.asarray(average_outputs(outputs, run.samples.targets.task)), labels
+
+
+def _has_same_samples(part: Rows, other: Rows) -> bool:
+    return np.array_equal(part[0], other[0]) and np.array_equal(part[2], other[2])
 
 
 def _evaluate_batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:

@@ -1,4 +1,4 @@
-"""Sections of a report about a run's lineage, its profile and its dumps.
+"""Sections of a report about a run's lineage, its robustness, its profile and its dumps.
 
 The files of profiles and dumps may come from a stranger, so only texts and numbers are shown.
 """
@@ -16,6 +16,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
+from pipeline.stages.record.run_directory import FUZZ, LEAKAGE, ROBUSTNESS
 from pipeline.study.runs.lineage import data_of, ops_of
 from pipeline.study.runs.recorded_run import RecordedRun, read_run
 
@@ -24,6 +25,12 @@ DUMP = "dump"
 ABOUT = "dump.json"
 TABLES = ("phases", "layers")
 """Tables of a profile that a report has."""
+ROBUST_FACTS = ("step", "samples", "clean", "robust_accuracy")
+ATTACK_COLUMNS = (
+    *("attack", "norm", "radius", "steps", "restarts"),
+    *("accuracy", "confidence", "mean_l2", "mean_linf"),
+)
+"""Figures and columns of an evaluation under attacks that a report has."""
 USER_FACTS = "monitor.lineage."
 """Prefix of the keys with the user's facts about a run."""
 MAX_PROFILES = 4
@@ -34,12 +41,23 @@ MAX_DUMP_PATHS = 10_000
 
 
 def origin_sections(run_dir: Path) -> list[Section]:
-    """Return the sections lineage, profile and dumps; the last two may be empty."""
+    """Return the sections lineage, robustness, profile and dumps; only lineage is never empty."""
     run = read_run(run_dir, run_dir, curves=False)
     lineage = "From the data of the run to its exports, in the order of time."
     dumps = list(_list_dumps(run_dir))
     return [
         Section("Lineage", lineage, [RowTable(list(_list_lineage(run)))]),
+        Section("Robustness", *_show_robustness(run_dir)),
+        Section(
+            "Leakage",
+            "How well attacks recognise training samples.",
+            _show_table(run_dir / LEAKAGE, "attacks"),
+        ),
+        Section(
+            "Faults",
+            "Accuracy with flipped bits, zeros and changed signs of weights.",
+            _show_table(run_dir / FUZZ / "fuzz.json", "faults"),
+        ),
         Section("Profile", "", _show_profile(run_dir)),
         Section("Dumps", "Tensors of a step, by layer.", [RowTable(dumps)] if dumps else []),
     ]
@@ -82,6 +100,37 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
     for descendant in read_descendants(run.run_dir):
         yield row(f"{descendant.made} as", descendant.to, descendant.at)
+
+
+def _show_table(path: Path, key: str) -> list[Block]:
+    rows = _list_plain_rows((_read_object(path) or {}).get(key))
+    return [RowTable(rows)] if rows else []
+
+
+def _show_robustness(run_dir: Path) -> tuple[str, list[Block]]:
+    """Return the caption, and the tables of attacks and corruptions with the masked gradients."""
+    tree = _read_object(run_dir / ROBUSTNESS) or {}
+    facts = [
+        f"{name.replace('_', ' ')} {_format_cell(tree[name])}"
+        for name in ROBUST_FACTS
+        if _is_plain(tree.get(name))
+    ]
+    attacks = tree.get("attacks")
+    rows = [
+        {
+            name.replace("_", " "): _format_cell(row[name]) if _is_plain(row.get(name)) else ""
+            for name in ATTACK_COLUMNS
+        }
+        for row in (attacks[:MAX_ROWS] if isinstance(attacks, list) else ())
+        if isinstance(row, Mapping)
+    ]
+    tables = filter(None, (rows, _list_plain_rows(tree.get("corruptions"))))
+    signs = tree.get("masked_gradients")
+    texts = [sign for sign in signs if isinstance(sign, str)] if isinstance(signs, list) else []
+    return f"Accuracy under attacks: {', '.join(facts)}.", [
+        *(RowTable(table) for table in tables),
+        *(Words(f"Masked gradients: {sign}") for sign in texts[:MAX_ROWS]),
+    ]
 
 
 def _show_profile(run_dir: Path) -> list[Block]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.csv_file import csv_text
 from pipeline.data.targets import Targets
 from pipeline.inspect.report.evaluated import (
@@ -27,10 +30,26 @@ LABELS = "labels.csv"
 MAX_CONFUSIONS = 10
 
 
+def replace_files(folder: Path, names: Iterable[str], files: Mapping[str, str | bytes]) -> None:
+    """Replace the files of an earlier result, of these names; the last of `files` is written last.
+
+    Raises RunError if a file can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+    except OSError as error:
+        path = error.filename or folder
+        raise RunError(f"{path}: can't be written: {error.strerror}") from error
+
+
 def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
     """Return the texts of an evaluation's CSV files by file name."""
     names = targets.names
-    files = {PREDICTIONS: csv_text(_list_predictions(predictions, names))}
+    files = {PREDICTIONS: csv_text(list_predictions(predictions, names))}
     if isinstance(predictions, NumberPredictions):
         return {**files, NUMBERS: csv_text(number_rows(predictions, names))}
     if isinstance(predictions, LabelPredictions):
@@ -81,7 +100,8 @@ def number_rows(predictions: NumberPredictions, names: Sequence[str]) -> list[di
     ]
 
 
-def _list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+def list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+    """Yield the row of each sample in a file of predictions; `index` is its place in the split."""
     match predictions:
         case ClassPredictions():
             rows = zip(

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import DataError
+from pipeline.core.files.csv_file import csv_text
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.pages.charts import Curve, curve_chart, histogram, scatter_chart
 from pipeline.core.pages.drawing import Drawing
@@ -42,6 +42,7 @@ from pipeline.inspect.report.evaluated import (
     PositionPredictions,
     Predictions,
     evaluate_samples,
+    open_members,
 )
 from pipeline.inspect.report.origin import origin_sections
 from pipeline.inspect.report.pictures import can_picture, picture, png, sheet
@@ -56,15 +57,25 @@ from pipeline.inspect.report.report_files import (
     csv_files,
     number_rows,
 )
+from pipeline.inspect.report.suspicious_labels import (
+    DUPLICATES,
+    SUSPICIOUS,
+    find_suspicious_labels,
+    make_ledger_sections,
+    read_ledger,
+)
 from pipeline.stages.data import load_data
-from pipeline.stages.export.trained_run import read_trained_run
+from pipeline.stages.export.ensemble import read_network
+from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.stages.record.compare_steps import read_arrays
-from pipeline.stages.record.run_directory import RECIPE, REPORT, find_run_dir
+from pipeline.stages.record.run_directory import REPORT, require_run_dir
+from pipeline.study.sweep.directory import list_members
 
 PAGE = "index.html"
 MISTAKES = "mistakes.png"
 CHARTS = ("loss.svg", "metric.svg", "learning_rate.svg", "scatter.svg", "residuals.svg")
-REPORT_FILES = (PAGE, MISTAKES, PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, *CHARTS)
+TABLES = (PREDICTIONS, CLASSES, CONFUSION, NUMBERS, LABELS, SUSPICIOUS, DUPLICATES)
+REPORT_FILES = (PAGE, MISTAKES, *TABLES, *CHARTS)
 KIND = "report"
 """Kind of the page, which marks it as a report."""
 MAX_MISTAKES = 36
@@ -92,22 +103,24 @@ class WorstSample:
     label: str
 
 
-def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[str, str]]:
+def write_report(
+    sources: Sequence[Path], out: Path | None = None
+) -> tuple[Path, Mapping[str, str]]:
     """Write the report of a run into `out`, by default into `report` of its directory.
 
-    `source` is a run directory or one of its checkpoints. Returns the path of the page and the main
-    figures. Files of an earlier report are replaced. Raises DataError if the run or its data can't
-    be read, RecipeError if its recipe is outdated, and RunError if a file can't be written.
+    A source is a run directory, one of its checkpoints or a sweep; several runs are an ensemble.
+    Returns the path of the page and the main figures. Files of an earlier report are replaced.
+    Raises DataError if a run or its data can't be read, RecipeError if its recipe is outdated, and
+    RunError if a file can't be written.
     """
-    run_dir = find_run_dir(source)
-    if run_dir is None:
-        raise DataError(f"{source}: isn't a run directory; it has no {RECIPE}")
+    members = list_members(sources)
+    run = read_network(members)
+    run_dir = sources[0] if run.members else require_run_dir(members[0])
     if out is None:
         require_real_trees(run_dir, (REPORT,))
     elif _holds_other_files(out):
         raise DataError(f"{out}: must be an empty folder or an earlier report")
     folder = run_dir / REPORT if out is None else out
-    run = read_trained_run(source)
     steps = read_arrays(run_dir / METRICS)
     evaluations = read_arrays(run_dir / EVALS)
     dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
@@ -116,26 +129,48 @@ def write_report(source: Path, out: Path | None = None) -> tuple[Path, Mapping[s
     worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
     figures = _format_figures(predictions, len(dataset.eval))
     recipe = run.recipe
+    sections = _make_sections(predictions, dataset.targets.names, charts, worst)
+    files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
+    if run.members:
+        subject = f"{run} on {recipe.dataset.name}"
+        sections = [_compare_members(run, dataset, members, figures), *sections]
+    else:
+        subject = f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps"
+        ledger = read_ledger(run, run_dir, dataset)
+        if ledger is not None:
+            findings = find_suspicious_labels(ledger, dataset)
+            sections += make_ledger_sections(findings, dataset)
+            figures |= findings.figures
+            files |= {SUSPICIOUS: csv_text(findings.suspicious)}
+            files |= {DUPLICATES: csv_text(findings.duplicates)} if findings.duplicates else {}
+        sections += origin_sections(run_dir)
     page = Page(
         KIND,
         f"{recipe.name}: report",
-        f"{recipe.model.name} on {recipe.dataset.name}, {run.step:,} steps; evaluated on the "
-        f"{len(dataset.eval):,} samples of its evaluation split.",
-        [
-            *_make_sections(predictions, dataset.targets.names, charts, worst),
-            *origin_sections(run_dir),
-        ],
+        f"{subject}; evaluated on the {len(dataset.eval):,} samples of its evaluation split.",
+        sections,
         figures,
         f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
     )
-    files: dict[str, str | bytes] = {**csv_files(predictions, dataset.targets)}
     files |= {name: chart.file_text() for name, chart in charts.items()}
     if worst:
         files[MISTAKES] = png(
             sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
         )
-    _replace_files(folder, {**files, PAGE: render_page(page)})
+    replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
     return folder / PAGE, figures
+
+
+def _compare_members(
+    run: TrainedRun, dataset: Dataset, folders: Sequence[Path], figures: Mapping[str, str]
+) -> Section:
+    """Return the table of an ensemble's figures and those of each member, on the same samples."""
+    rows = [{"run": "ensemble", **figures}]
+    for folder, (member, data) in zip(folders, open_members(run, dataset), strict=True):
+        predictions = evaluate_samples(member, data)
+        rows.append({"run": str(folder), **_format_figures(predictions, len(data.eval))})
+    caption = "The ensemble averages the predictions of these runs."
+    return Section("Members", caption, [RowTable(rows)])
 
 
 def _holds_other_files(folder: Path) -> bool:
@@ -152,19 +187,6 @@ def _holds_other_files(folder: Path) -> bool:
         return True
     with page.open("rb") as file:
         return GENERATOR.format(KIND).encode() not in file.read(4096)
-
-
-def _replace_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Replace the files of an earlier report; the page is written last."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in REPORT_FILES:
-            (folder / name).unlink(missing_ok=True)
-        for name, content in files.items():
-            write_whole(folder / name, content)
-    except OSError as error:
-        path = error.filename or folder
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _format_figures(predictions: Predictions, count: int) -> dict[str, str]:

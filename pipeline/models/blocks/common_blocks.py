@@ -49,8 +49,7 @@ def imagenet_stem(features: int, *, epsilon: float = 1e-5) -> Stack:
 
 
 def bottleneck(inner: int, features: int, stride: int, groups: int) -> Stack:
-    """Return a 1x1 convolution to `inner` features, a 3x3 with the stride and the groups, and a
-    1x1 to `features`."""
+    """Return three convolutions: 1x1 to `inner`, 3x3 with stride and groups, 1x1 to `features`."""
     return (
         *conv_norm(inner, 1),
         Relu(),

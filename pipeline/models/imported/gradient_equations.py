@@ -87,9 +87,9 @@ class Gradient:
             return compute_replaced(self.forward, values, role_policy, layout)
 
         (result,) = jax.vjp(compute, primal)[1](cotangent)
-        return (
-            result if self.permutation is None else result.transpose(np.argsort(self.permutation))
-        )
+        if self.permutation is None:
+            return result
+        return result.transpose(np.argsort(self.permutation))
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,8 @@ def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
         visited.add(key)
         for operand in range(len(equation.invars)):
             entry = _derive_gradient(equation, operand)
-            if entry is None:
-                continue
-            gradient_key, gradient = entry
-            if gradient_key not in visited:
-                derived.setdefault(gradient_key, gradient)
+            if entry is not None and entry[0] not in visited:
+                derived.setdefault(*entry)
     return GradientTable(derived)
 
 
@@ -190,8 +187,7 @@ def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradien
 def _restore_kernel(forward: core.JaxprEqn, rotated: Array) -> Array:
     """Return the kernel from its rotation for the gradient by the images.
 
-    JAX rotates the kernel by 180 degrees, and moves the groups, the outer part of the features, to
-    the channels.
+    JAX rotates it by 180 degrees, and moves the groups from the features to the channels.
     """
     features, channels, *spatial = forward.params["dimension_numbers"].rhs_spec
     groups = forward.params["feature_group_count"]

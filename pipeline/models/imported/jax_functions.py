@@ -26,10 +26,7 @@ from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNe
 def adapt_functions(
     reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
-    """Adapt a pair of functions, or the pair that a function returns.
-
-    Raises ValueError if there is no such pair.
-    """
+    """Adapt a pair of functions, or one that a function returns. Raises ValueError without one."""
     pair = _as_pair(target)
     has_dtype = False
     if pair is None:

@@ -125,8 +125,7 @@ class KerasNetwork:
     ) -> tuple[Any, Variables]:
         """Compute the logits, and the untrained variables after this call.
 
-        Random generators start from the key in every step. Raises ValueError for a model that adds
-        losses.
+        Random generators start from the key. Raises ValueError for a model that adds losses.
         """
         model = self._find_model(next(iter(self._models), 0), images.shape[1:])
         params = flatten_dict(dict(variables[PARAMS]))
@@ -163,11 +162,9 @@ class KerasNetwork:
         return self._models[seed]
 
 
-def _read_values(model: Any, variables: Sequence[Any]) -> dict[str, Any]:
+def _read_values(model: Any, variables: Sequence[Any]) -> Any:
     """Return nested dicts of variables' values, by path."""
-    flat = {_read_path(model, variable): jnp.asarray(variable.value) for variable in variables}
-    values: dict[str, Any] = unflatten_dict(flat)
-    return values
+    return unflatten_dict({_read_path(model, v): jnp.asarray(v.value) for v in variables})
 
 
 def _is_seed_state(variable: Any) -> bool:

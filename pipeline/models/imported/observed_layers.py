@@ -51,10 +51,7 @@ class _Value:
 def apply_observed(
     apply: Callable[..., Any], variables: Mapping[str, Any], images: Array, key: Array | None
 ) -> Any:
-    """Return `apply(variables, images, key)`, with its layers observed.
-
-    Raises ValueError if a kernel is used twice.
-    """
+    """Apply the network and observe its layers. Raises ValueError if a kernel is used twice."""
 
     def trace(*arguments: Any) -> Any:
         # Flax would pass its modules to the observer too.

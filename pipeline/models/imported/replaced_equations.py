@@ -105,21 +105,11 @@ def _convolve(
         strides = (1, *strides)
         dilation = (1, *dilation)
     groups = params["feature_group_count"]
+    slide: Mapping[str, Any] = {"strides": strides, "padding": pads, "dilation": dilation}
     if layout == "chwn" and groups == 1:
-        transposed = conv2d_chwn(
-            swap_layout(images), kernel, strides=strides, padding=pads, dilation=dilation
-        )
-        result = swap_layout(transposed)
+        result = swap_layout(conv2d_chwn(swap_layout(images), kernel, **slide))
     else:
-        result = conv2d(
-            images,
-            kernel,
-            strides=strides,
-            padding=pads,
-            dilation=dilation,
-            groups=groups,
-            policy=policy,
-        )
+        result = conv2d(images, kernel, **slide, groups=groups, policy=policy)
     result = result[:, 0] if is_sequence else result
     out = numbers.out_spec
     return result.transpose(np.argsort((out[0], *out[2:], out[1])))

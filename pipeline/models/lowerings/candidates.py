@@ -118,8 +118,7 @@ class LayerPlan(Generic[P]):
     @property
     def is_default(self) -> bool:
         """Whether all three lowerings are the default."""
-        choices = (self.forward, self.input_grad, self.weight_grad)
-        return all(choice.is_default for choice in choices)
+        return all(c.is_default for c in (self.forward, self.input_grad, self.weight_grad))
 
 
 def plan_layer(policy: LoweringPolicy, make_problem: Callable[[Role], P]) -> LayerPlan[P]:

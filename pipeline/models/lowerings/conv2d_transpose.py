@@ -16,8 +16,8 @@ from jax import Array, lax
 
 from pipeline.models.lowerings.candidates import plan_layer
 from pipeline.models.lowerings.conv2d import XLA_CONVOLUTION, Plan, convolve
-from pipeline.models.lowerings.formulas import conv2d_input_grad, conv2d_weight_grad
-from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap
+from pipeline.models.lowerings.formulas import conv2d_weight_grad
+from pipeline.models.lowerings.formulas.conv2d_input_grad import rotate_and_swap, slide
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy, Role
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
@@ -69,18 +69,10 @@ def transpose_window(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _transpose(plan: Plan, x: Array, kernel: Array) -> Array:
+    window = plan.forward.problem.window
     if plan.input_grad.is_default:
-        return _slide_kernel(plan, x, kernel)
-    return plan.input_grad(rotate_and_swap(kernel, _read_window(plan).groups), x)
-
-
-def _slide_kernel(plan: Plan, x: Array, kernel: Array) -> Array:
-    window = _read_window(plan)
-    return conv2d_input_grad.slide(window, kernel, x, window.input_grad_pads)
-
-
-def _read_window(plan: Plan) -> ConvWindow:
-    return plan.forward.problem.window
+        return slide(window, kernel, x)
+    return plan.input_grad(rotate_and_swap(kernel, window.groups), x)
 
 
 def _backward(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
@@ -102,7 +94,7 @@ _transpose.defvjp(
 
 def _compute_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
-    window = _read_window(plan)
+    window = plan.forward.problem.window
     rotated = rotate_and_swap(kernel, window.groups)
     x_grad = convolve(plan, cotangent, rotated)
     if plan.weight_grad.is_default:
@@ -114,6 +106,7 @@ def _compute_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Op
 
 def _derive_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     x, kernel = operands
-    pull_x = jax.linear_transpose(lambda x: _slide_kernel(plan, x, kernel), x)
-    pull_kernel = jax.linear_transpose(lambda kernel: _slide_kernel(plan, x, kernel), kernel)
+    window = plan.forward.problem.window
+    pull_x = jax.linear_transpose(lambda x: slide(window, kernel, x), x)
+    pull_kernel = jax.linear_transpose(lambda kernel: slide(window, kernel, x), kernel)
     return *pull_x(cotangent), *pull_kernel(cotangent)

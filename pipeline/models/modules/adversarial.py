@@ -56,8 +56,7 @@ class _Adversarial(nn.Module):
         return Scope(layers, self.context.inside(name), name=name)
 
     def _judge_unchanged(self, judge: Scope, images: Array) -> Array:
-        """Return scores whose gradient doesn't reach the discriminator's weights. Its statistics
-        aren't updated again."""
+        """Judge without a gradient for the discriminator's weights, or an update of statistics."""
         module, variables = judge.unbind()
         draws = {"dropout": self.make_rng("dropout")} if self.context.train else {}
         scores, _ = module.apply(

@@ -125,22 +125,19 @@ def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
     nested, the outer interceptor is called first, and its computation calls the inner one.
     """
     outer = _interceptor.get()
-    token = _interceptor.set(interceptor if outer is None else _nest(outer, interceptor))
-    try:
-        yield
-    finally:
-        _interceptor.reset(token)
-
-
-def _nest(outer: LayerInterceptor, inner: LayerInterceptor) -> LayerInterceptor:
-    """Return an interceptor that calls `outer`, whose computation of a layer is `inner`'s."""
 
     def intercept(
         layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
     ) -> Array:
-        return outer(layer, lambda x: inner(layer, compute, x, context), x, context)
+        if outer is None:
+            return interceptor(layer, compute, x, context)
+        return outer(layer, lambda x: interceptor(layer, compute, x, context), x, context)
 
-    return intercept
+    token = _interceptor.set(intercept)
+    try:
+        yield
+    finally:
+        _interceptor.reset(token)
 
 
 def record_layers(
@@ -224,8 +221,7 @@ def require_tokens(x: Array, context: LayerContext) -> None:
 
 
 def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
-    """Return the mask of padding, if there is one. Raises ValueError if it hasn't the shape of the
-    tokens (batch, tokens)."""
+    """Return the mask of padding, if any. Raises ValueError unless its shape is (batch, tokens)."""
     mask = context.token_mask
     if mask is not None and mask.shape != shape:
         raise ValueError(

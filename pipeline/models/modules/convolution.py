@@ -158,10 +158,7 @@ def find_pads(
     padding: Padding,
     context: LayerContext,
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis between the batch and the channels.
-
-    Raises ValueError if no window fits.
-    """
+    """Return the pads (before, after) of each spatial axis. Raises ValueError if no window fits."""
     sizes = x.shape[1:-1]
     pads = compute_pads(sizes, window, strides, padding)
     if any(n + sum(pad) < size for n, pad, size in zip(sizes, pads, window, strict=True)):

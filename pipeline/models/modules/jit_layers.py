@@ -84,10 +84,7 @@ def list_layers(paths: dict[Path, None]) -> AbstractContextManager[None]:
 
 
 def _has_arrays(module: nn.Module) -> bool:
-    """Return whether a field of a module has arrays, which would be constants of a program.
-
-    Attention has such a field, the mask of tokens.
-    """
+    """Return whether a field, such as a mask of tokens, has arrays: constants of a program."""
     values = [getattr(module, field.name, None) for field in dataclasses.fields(module)]
     values += [vars(value) for value in values if dataclasses.is_dataclass(value)]
     leaves = jax.tree.leaves([value for value in values if not isinstance(value, nn.Module)])

@@ -143,10 +143,7 @@ def grad_observing_layers(
 
 
 class _Taps:
-    """Observer that collects inputs and outputs of the captured layers, by path.
-
-    Make one for each trace: its arrays are tracers, which must not outlive the trace.
-    """
+    """Inputs and outputs of the captured layers of one trace, by path; arrays are its tracers."""
 
     def __init__(self, slots: Mapping[str, Array] | None, all_modules: bool = False) -> None:
         self._slots = slots
@@ -165,20 +162,16 @@ class _Taps:
     ) -> Any:
         outputs = call(*args, **kwargs)
         module = context.module
-        layer = getattr(module, "layer", None)
-        is_conv = isinstance(layer, standard.Conv) and layer.groups == 1
-        is_layer = is_conv or isinstance(module, nn.Dense)
-        window: ConvWindow | None = None
-        layout: Layout = "nhwc"
         if context.method_name != "__call__" or _observer.get() is not self:
             return outputs
+        layer = getattr(module, "layer", None)
+        is_conv = isinstance(layer, standard.Conv) and layer.groups == 1
         path = "/".join(module.path)
         if self._all_modules and list_module_parameters(module):
             self.modules[path] = module.clone(parent=None, name=None)
-        elif not is_layer:
+        elif not is_conv and not isinstance(module, nn.Dense):
             return outputs
-        if is_layer:
-            window, layout = _read_window(module, args[0])
+        window, layout = _read_window(module, args[0]) if is_conv else (None, "nhwc")
         return self.tap(path, args[0], outputs, window, layout)
 
     def tap(
@@ -204,8 +197,6 @@ def list_module_parameters(module: nn.Module) -> list[str]:
 
 def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]:
     """Return the geometry of a convolution and the layout of its images."""
-    if isinstance(module, nn.Dense):
-        return None, "nhwc"
     layer = module.layer
     layout = module.context.layout
     _, height, width, _ = shape_nhwc(inputs, layout)

@@ -19,8 +19,7 @@ def observe_modules(
 ) -> AbstractContextManager[None]:
     """Observe the calls of all modules in the body, outer and inner ones.
 
-    `on_call` gets a module and its positional arguments before the call, `on_result` a module and
-    its result after the call.
+    `on_call` gets a module and its positional arguments, `on_result` a module and its result.
     """
 
     def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:

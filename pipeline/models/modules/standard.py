@@ -39,11 +39,7 @@ from pipeline.models.modules.apply_layers import (
 from pipeline.models.modules.batch_norm import BatchNormModule
 from pipeline.models.modules.convolution import find_pads
 from pipeline.models.modules.dense import DenseModule
-from pipeline.models.modules.layout import (
-    channel_axis,
-    find_layer_without_chwn,
-    to_nhwc,
-)
+from pipeline.models.modules.layout import channel_axis, find_layer_without_chwn, to_nhwc
 
 
 class Network(nn.Module):

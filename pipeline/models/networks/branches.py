@@ -120,25 +120,20 @@ class InceptionV3(LayeredModelSpec):
             Dense(features=classes),
         )
 
-    def _conv(self, features: int, kernel: Size, stride: int = 1, valid: bool = False) -> Stack:
-        padding: Literal["same", "valid"] = "valid" if valid else "same"
-        return _make_scaled_conv(self.width, features, kernel, stride, padding)
+    def _conv(self, features: int, kernel: Size, stride: int = 1, pad: Padding = "same") -> Stack:
+        return _make_scaled_conv(self.width, features, kernel, stride, pad)
 
-    def _convs(self, *features_and_kernels: tuple[int, Size]) -> Stack:
-        return tuple(
-            layer
-            for features, kernel in features_and_kernels
-            for layer in self._conv(features, kernel)
-        )
+    def _convs(self, *convs: tuple[int, Size]) -> Stack:
+        return tuple(layer for conv in convs for layer in self._conv(*conv))
 
     def _stem(self) -> Stack:
         return (
-            *self._conv(32, 3, 2, valid=True),
-            *self._conv(32, 3, valid=True),
+            *self._conv(32, 3, 2, pad="valid"),
+            *self._conv(32, 3, pad="valid"),
             *self._conv(64, 3),
             _VALID_POOL,
             *self._conv(80, 1),
-            *self._conv(192, 3, valid=True),
+            *self._conv(192, 3, pad="valid"),
             _VALID_POOL,
         )
 
@@ -152,8 +147,8 @@ class InceptionV3(LayeredModelSpec):
         return Branches(scope=scope, branches=branches)
 
     def _first_reduction(self) -> Branches:
-        double_conv = (*self._convs((64, 1), (96, 3)), *self._conv(96, 3, 2, valid=True))
-        branches = (self._conv(384, 3, 2, valid=True), double_conv, (_VALID_POOL,))
+        double_conv = (*self._convs((64, 1), (96, 3)), *self._conv(96, 3, 2, pad="valid"))
+        branches = (self._conv(384, 3, 2, pad="valid"), double_conv, (_VALID_POOL,))
         return Branches(scope="reduction0", branches=branches)
 
     def _factored_module(self, scope: str, inner: int) -> Branches:
@@ -168,9 +163,9 @@ class InceptionV3(LayeredModelSpec):
         return Branches(scope=scope, branches=branches)
 
     def _second_reduction(self) -> Branches:
-        square_branch = (*self._conv(192, 1), *self._conv(320, 3, 2, valid=True))
+        square_branch = (*self._conv(192, 1), *self._conv(320, 3, 2, pad="valid"))
         factored = self._convs((192, 1), (192, _ROW_KERNEL), (192, _COLUMN_KERNEL))
-        factored_branch = (*factored, *self._conv(192, 3, 2, valid=True))
+        factored_branch = (*factored, *self._conv(192, 3, 2, pad="valid"))
         branches = (square_branch, factored_branch, (_VALID_POOL,))
         return Branches(scope="reduction1", branches=branches)
 
@@ -259,11 +254,7 @@ class DualPathNetwork(StridedModelSpec):
         conv = partial(_make_norm_relu_conv, epsilon=1e-3)
         return DualPath(
             scope=f"stage{stage + 1}_block{index}",
-            body=(
-                *conv(inner, 1),
-                *conv(inner, 3, stride, self.groups),
-                *conv(width + growth, 1),
-            ),
+            body=(*conv(inner, 1), *conv(inner, 3, stride, self.groups), *conv(width + growth, 1)),
             added=width,
             shortcut=conv(width + 2 * growth, 1, stride) if index == 0 else (),
         )

@@ -35,8 +35,7 @@ class WideDeep(ModelSpec):
     """Initialiser of the weights and the vectors of the features."""
 
     def fit_to_table(self, features: int | None) -> WideDeep:
-        """Return the model with the table's vocabulary. Raises ValueError if the recipe's is
-        smaller."""
+        """Return the model with the table's vocabulary. Raises ValueError if its own is smaller."""
         if features is None:
             return self
         if self.vocabulary is not None and self.vocabulary < features:

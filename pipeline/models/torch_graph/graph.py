@@ -81,8 +81,7 @@ class GraphNode:
     name: str
     op: str
     args: tuple[Any, ...]
-    """Arguments in the order of the operator's schema: numbers, texts, None, references, and tuples
-    of them."""
+    """Arguments by the operator's schema: numbers, texts, None, references, and tuples of them."""
     kwargs: tuple[tuple[str, Any], ...]
     """Keyword-only arguments of the schema."""
     results: tuple[TensorSpec, ...]
@@ -106,8 +105,7 @@ class Form:
     nodes: tuple[GraphNode, ...]
     output: ValueOf
     updates: tuple[tuple[str, ValueOf], ...] = ()
-    """New values of buffers by name, without the statistics of batch norms, which their nodes
-    update."""
+    """New values of buffers by name, except statistics, which the nodes of batch norms update."""
 
 
 @dataclass(frozen=True, eq=False)

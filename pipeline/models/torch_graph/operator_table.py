@@ -93,18 +93,13 @@ class AtenOperator:
     full_weights: bool = False
     """Whether it reads weights in float32 for every type of activations: norms compute with them,
     and gradients of biases are summed in float32."""
-    settings: type | None = None
-    """Dataclass of the last parameter, with the arguments after the tensors."""
+    settings: Callable[..., Any] | None = None
+    """Makes the last parameter, a dataclass, from the arguments after the tensors."""
 
     @cached_property
     def signature(self) -> inspect.Signature:
         """Signature of the function."""
         return inspect.signature(self.function)
-
-    @cached_property
-    def has_context(self) -> bool:
-        """Whether the first parameter is the context."""
-        return next(iter(self.signature.parameters), "") == "context"
 
     def require_signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError unless the function accepts these arguments."""
@@ -119,7 +114,7 @@ class AtenOperator:
         self, context: OperatorContext | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> inspect.BoundArguments:
         """Return the arguments of the function, with the settings in their dataclass."""
-        if self.has_context:
+        if next(iter(self.signature.parameters), "") == "context":
             args = (context, *args)
         if self.settings is None:
             return self.signature.bind(*args, **kwargs)
@@ -138,7 +133,7 @@ def aten(
     kind: str = "",
     draws: bool = False,
     full_weights: bool = False,
-    settings: type | None = None,
+    settings: Callable[..., Any] | None = None,
 ) -> Callable[[Function], Function]:
     """Return a decorator that registers a function for ATen operators such as `relu.default`."""
 
@@ -175,15 +170,10 @@ def plain(function: Callable[..., Any]) -> Callable[..., TorchTensor]:
     """Make a function of `TorchTensor`s from a function of arrays in PyTorch's order."""
 
     def apply(*args: Any, **kwargs: Any) -> TorchTensor:
-        return to_tensor(function(*map(_to_plain, args), **kwargs))
+        arrays = jax.tree.map(lambda x: x.plain() if isinstance(x, TorchTensor) else x, args)
+        return to_tensor(function(*arrays, **kwargs))
 
     return _with_signature(apply, function)
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, TorchTensor):
-        return value.plain()
-    return tuple(map(_to_plain, value)) if isinstance(value, tuple) else value
 
 
 def _with_signature(

@@ -108,8 +108,7 @@ def drop_axes(x: TorchTensor, removed: Sequence[int], array: Array) -> TorchTens
 def align(operands: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     """Return operands that broadcast against each other, and their common order.
 
-    The largest operand with the most axes has the order. Other tensors are transposed, which
-    is free for a value per channel. Numbers are unchanged.
+    The largest operand with the most axes has the order. Other tensors are transposed.
     """
     tensors = [operand for operand in operands if isinstance(operand, TorchTensor)]
     if not tensors:
@@ -168,10 +167,7 @@ _Group = tuple[list[int], list[int]]
 
 
 def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_Group] | None:
-    """Return the smallest groups of axes in order, without old axes of size 1.
-
-    None if an axis is empty.
-    """
+    """Return the smallest groups in order, without old axes of size 1; None for an empty axis."""
     if 0 in old:
         return None
     groups: list[_Group] = []

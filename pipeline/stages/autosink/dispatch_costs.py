@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +21,17 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
-from pipeline.engine.callbacks.events import Monitor
+from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks
+from pipeline.engine.hooks import Hooks, evaluate_nothing
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.observers import Observers, open_observers
-from pipeline.engine.schedule import RunSchedule, Schedule
+from pipeline.engine.schedule import Event, RunSchedule, Schedule
+from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
+
+Evaluate = Callable[[TrainState], Evaluation | None]
+"""(state) -> metrics."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +67,29 @@ class TimedRuns:
         self._open = ExitStack()
         self._observers: dict[int | None, Observers] = {}
 
-    def time(self, variant: Variant, steps: int) -> Timing:
+    def time(self, variant: Variant, steps: int, evaluate: Evaluate = evaluate_nothing) -> Timing:
         """Time a variant over `steps` steps, which must be at least three sinks.
 
-        Raises RunError if a step isn't finite.
+        With `evaluate` there is an evaluation after each sink. Raises RunError if a step isn't
+        finite.
         """
         watch = DispatchClock()
         observers = self._open_observers(variant)
         run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
-        schedule = Schedule(run, dispatch_seconds=self._recipe.train.dispatch_seconds)
+        periods = () if evaluate is evaluate_nothing else (variant.sink_steps or 1,)
+        every = {Event.EVALUATE: periods}
+        schedule = Schedule(run, every, dispatch_seconds=self._recipe.train.dispatch_seconds)
         program = Program(self._executable, variant.mechanism)
-        hooks = Hooks(monitors=[observers.monitor, watch])
+        hooks = Hooks(monitors=[observers.monitor, watch], evaluate=evaluate)
         training = train(program, self._state, schedule, hooks, HostState(), History(0))
         self._state = exhaust(training)
         observers.monitor.flush()
         return watch.make_timing(variant.sink_steps or 1)
+
+    @property
+    def state(self) -> TrainState:
+        """The state after the trials so far."""
+        return self._state
 
     def _open_observers(self, variant: Variant) -> Observers:
         """Return the observers for a sink size, which the first call opens."""
@@ -142,6 +154,8 @@ SINGLES = 4
 
 OFF = Variant(None, "none")
 """Training without sinks."""
+EVALUATED_S = 1.0
+"""Least duration of the measurement of an evaluation, if it has enough batches."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +204,20 @@ def measure(
     ]
     single_dispatches = np.concatenate([timings[OFF].dispatch_ms for timings in rounds])
     return Measurement(fit_costs(rounds, mechanisms, long_steps), single_dispatches, long_steps)
+
+
+def time_evaluation(executable: Executable, state: TrainState, batches: int) -> float:
+    """Time a part of an evaluation of `batches` batches; return the seconds of all of it.
+
+    The program must have run before.
+    """
+    started_at = time.perf_counter()
+    done = 0
+    while done < batches and time.perf_counter() - started_at < EVALUATED_S:
+        stop = min(batches, max(1, 2 * done))
+        executable.evaluate(state, done, stop)
+        done = stop
+    return (time.perf_counter() - started_at) * batches / done
 
 
 def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:

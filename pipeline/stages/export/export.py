@@ -157,6 +157,7 @@ def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         "recipe": run.recipe.name,
         "model": run.recipe.model.name,
         "step": run.step,
+        **({"members": list(map(str, run.members))} if run.members else {}),
         "program": PROGRAM,
         "stablehlo": TEXT,
         "weights": WEIGHTS,

@@ -18,6 +18,7 @@ from pipeline.data.tables.encode_table import count_encoded_features, make_encod
 from pipeline.data.text.text_format import NO_TOKEN
 from pipeline.data.transform import apply_ops, compute_column_specs
 from pipeline.stages.build import build_network
+from pipeline.stages.export.ensemble import average_outputs, select_weights
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.training.step import make_network_inputs
 
@@ -28,10 +29,12 @@ Predict = Callable[[Weights, Array], Array]
 
 
 def make_predict(run: TrainedRun) -> Predict:
-    """Return the function of a run's evaluation ops and its network.
+    """Return the function of a run's evaluation ops and its network, averaged in an ensemble.
 
     Raises RecipeError if the ops don't accept the run's images, and for host ops.
     """
+    if run.members:
+        return _make_average(run)
     recipe = run.recipe
     if recipe.dataset.eval.host_ops:
         raise RecipeError(
@@ -76,6 +79,20 @@ def make_predict(run: TrainedRun) -> Predict:
         inputs = make_network_inputs(mapped, layout, sizes)
         logits: Any = network.apply(unflatten_dict(dict(weights), sep="/"), inputs, train=False)
         return logits
+
+    return predict
+
+
+def _make_average(run: TrainedRun) -> Predict:
+    """Return the function of an ensemble's weights."""
+    predicts = [make_predict(member) for member in run.members]
+
+    def predict(weights: Weights, images: Array) -> Array:
+        outputs = [
+            predict_alone(select_weights(weights, number), images)
+            for number, predict_alone in enumerate(predicts)
+        ]
+        return average_outputs(outputs, run.samples.targets.task)
 
     return predict
 

@@ -87,7 +87,10 @@ class _LoopState(NamedTuple):
 
 
 def make_cached_decoder(run: TrainedRun) -> Decoder | None:
-    """Return the decoder that caches keys and values; None if some layer can't be cached."""
+    """Return the decoder that caches keys and values; None if some layer can't be cached, and for
+    an ensemble."""
+    if run.members:
+        return None
     context = run.samples.shape[0]
     network = build_network(run.recipe, len(run.samples.classes))
     if not isinstance(network, Network) or not all(map(_is_cached, network.layers)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -47,12 +47,26 @@ class Samples:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run with a checkpoint: its recipe, newest weights and sample format."""
+    """A run with a checkpoint: its recipe, newest weights and sample format.
+
+    An ensemble is one too. Its recipe is the first member's without folds, its step the greatest.
+    """
 
     recipe: Recipe
     arrays: Arrays
+    """Of an ensemble, with the member's number before each name: `0/params/conv_0/kernel`."""
     step: int
     samples: Samples
+    members: tuple[TrainedRun, ...] = ()
+    """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
+    ledger: Arrays = field(default_factory=dict)
+    """The arrays of the ledger of training samples by name; empty if the run kept none."""
+
+    def __str__(self) -> str:
+        if not self.members:
+            return f"{self.recipe.model.name} of step {self.step}"
+        names = dict.fromkeys(member.recipe.model.name for member in self.members)
+        return f"ensemble of {len(self.members)} runs of {', '.join(names)}"
 
 
 def read_run_recipe(run_dir: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -84,7 +98,8 @@ def read_trained_run(folder: Path) -> TrainedRun:
         raise DataError(
             f"{saved.where}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
-    return TrainedRun(recipe, saved.weights(), saved.step, _read_samples(run_dir / SUMMARY, recipe))
+    samples = _read_samples(run_dir / SUMMARY, recipe)
+    return TrainedRun(recipe, saved.weights(), saved.step, samples, ledger=saved.ledger())
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

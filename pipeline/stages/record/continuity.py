@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import first_lines, show
 from pipeline.core.plugins.loading import FLAG
@@ -67,7 +67,10 @@ def require_same_origin(
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(processes, current)
     for change, lines in (
-        ("the data have changed since the run was trained", find_changed_data(processes, current)),
+        (
+            "the data have changed since the run was trained",
+            find_changed_data(processes, current.data),
+        ),
         (
             "the plug-ins have changed since the run was trained",
             find_changed_plugins(processes, current),
@@ -96,15 +99,25 @@ def _find_newest(processes: Processes, section: str) -> Mapping[str, Any]:
     return next((entry for entry in sections if isinstance(entry, Mapping) and entry), {})
 
 
-def find_changed_data(processes: Processes, current: Provenance) -> list[str]:
-    """Return a line for each column that differs from the run's data so far."""
+def require_same_data(run_dir: Path, current: Provenance) -> None:
+    """Raise RecipeError if the data have changed since the run, whose ledger is of those data."""
+    if changes := find_changed_data(read_provenance(run_dir), current.data):
+        raise RecipeError(
+            f"train.ledger = true: the ledger is of other data than these, so {ALLOW} can't "
+            f"continue {run_dir}: {'; '.join(changes)}"
+        )
+
+
+def find_changed_data(processes: Processes, current: Mapping[str, Any]) -> list[str]:
+    """Return a line for each column that differs from the run's data so far; `current` has the
+    fingerprints of columns by split."""
     recorded = _find_newest(processes, "data")
     if not recorded:
         return []
     lines = [
         f"{show_name(f'{split} {column}')}: was {_format_fingerprint(old)}, "
         f"is {_format_fingerprint(new)}"
-        for split, column, old, new in _pair_columns(recorded, current.data)
+        for split, column, old, new in _pair_columns(recorded, current)
         if not _is_same_data(old, new)
     ]
     return first_lines(lines, MAX_COLUMNS)

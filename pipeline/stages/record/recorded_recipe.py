@@ -25,9 +25,12 @@ from pipeline.stages.record.run_directory import (
 )
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
-LENGTH = (("train", "epochs"), ("train", "passes"), ("train", "steps"))
+LENGTH = tuple(
+    ("train", key) for key in ("epochs", "passes", "steps", "minutes", "until", "end_step")
+)
 FREE_TO_CHANGE = (
     *LENGTH,
+    ("train", "planned_for"),
     ("train", "sink"),
     ("train", "sink_size"),
     ("train", "mechanism"),
@@ -129,6 +132,24 @@ def keep_shards(recipe: Recipe) -> Recipe:
     return recipe
 
 
+def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str) -> Recipe:
+    """Return the recipe with the steps that the run to resume chose for the recipe's deadline.
+
+    A recipe without a deadline, and one whose run hasn't chosen yet, stays. Raises RecipeError if
+    the run has a length for another deadline, or for none.
+    """
+    train = recipe.train
+    lengths = {key: recorded.get("train", {}).get(key) for _, key in LENGTH}
+    if train.deadline is None or not any(lengths[key] for key in ("epochs", "passes", "steps")):
+        return recipe
+    planned_for = recorded["train"].get("planned_for")
+    if train.deadline != planned_for:
+        length = f"{planned_for or 'no deadline'}; leave it out to keep that length"
+        raise RecipeError(f"train.{train.deadline}: {run_dir} has its length for {length}")
+    frozen = {**lengths, "planned_for": planned_for}
+    return recipe.model_copy(update={"train": train.model_copy(update=frozen)})
+
+
 def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
     """Return a line for each key that differs in a run directory's recipe, length included.
 
@@ -139,9 +160,20 @@ def list_changed_keys(recipe: Recipe, run_dir: Path) -> list[str]:
         recorded = parse_written_yaml(read_text(run_dir / RECIPE, MAX_BYTES))
     except (OSError, ValueError):
         recorded = None
-    if isinstance(recorded, dict) and not list_changes(recipe, recorded, FREE_AT_SAME_LENGTH):
+    if isinstance(recorded, dict) and not list_changes_at_same_length(recipe, recorded, run_dir):
         return []
-    return list_changes(recipe, _read_recipe_to_resume(str(run_dir)), FREE_AT_SAME_LENGTH)
+    return list_changes_at_same_length(recipe, _read_recipe_to_resume(str(run_dir)), run_dir)
+
+
+def list_changes_at_same_length(
+    recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str
+) -> list[str]:
+    """Return a line for each key that differs from a recorded recipe, length included."""
+    try:
+        recipe = keep_length(recipe, recorded, run_dir)
+    except RecipeError as error:
+        return list(error.problems)
+    return list_changes(recipe, recorded, FREE_AT_SAME_LENGTH)
 
 
 def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:

@@ -14,6 +14,9 @@ outputs/<date>/<time>_<recipe>/
     earlier_autopsy/              both of these, after a resume
     price.json, trace.json, timeline.html, result of AutoTune      on an emulated device
     compiled.json                 for a device.target
+    robustness.json               accuracy under attacks
+    leakage.json                  how well attacks recognise training samples
+    fuzz/                         changed samples and weights that fool the network
 """
 
 from __future__ import annotations
@@ -47,6 +50,12 @@ LOWERINGS = "lowerings.json"
 """The lowerings of the run's layers."""
 COMPILED = "compiled.json"
 """Figures of programs for an absent chip."""
+ROBUSTNESS = "robustness.json"
+"""Accuracy under attacks, of `eval.robustness` or the command `attack`."""
+FUZZ = "fuzz"
+"""Folder of the command `fuzz`."""
+LEAKAGE = "leakage.json"
+"""How well attacks recognise training samples, of the command `leakage`."""
 OVERRIDES = "overrides.yaml"
 """Overrides of a job of a sweep."""
 CLAIM = ".claim"
@@ -60,7 +69,10 @@ CHECKPOINT_NAMES = "ckpt.json"
 BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
-JSON_FILES = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS)
+JSON_FILES = (
+    *(SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS),
+    *(ROBUSTNESS, LEAKAGE),
+)
 REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *JSON_FILES)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")

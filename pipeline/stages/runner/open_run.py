@@ -28,7 +28,7 @@ from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.stages.build import fingerprint_rates
 from pipeline.stages.launch.local import ProcessError, run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
-from pipeline.stages.record.continuity import require_same_origin
+from pipeline.stages.record.continuity import require_same_data, require_same_origin
 from pipeline.stages.record.environment import describe_process
 from pipeline.stages.record.guards import (
     convert_os_errors,
@@ -202,6 +202,9 @@ def _place_run(
         return str(run_dir), True
 
     path, resuming = ranks.agree(choose, timeout_s=RESTORE_S if recipe.checkpoint.mirror else None)
+    if resuming and recipe.train.deadline is not None:
+        recorded = recorded_recipe.read_recorded_recipe(Path(path))
+        recipe = recorded_recipe.keep_length(recipe, recorded, path)
     return recipe, open_folder(Path(path), ranks, resuming=resuming)
 
 
@@ -284,6 +287,8 @@ def record_data(
         if context.resuming and saved_steps(context.run_dir / FOLDER):
             on_changed = recipe.train.resume_changed
             warn = context.reporter.warn
+            if recipe.train.ledger and on_changed == "allow":
+                require_same_data(context.run_dir, process)
             require_same_origin(context.run_dir, process, on_changed, warn)
         context.folder.accepted.add(partial(add_provenance, context.run_dir, process))
         if text is not None:

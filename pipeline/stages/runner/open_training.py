@@ -103,6 +103,7 @@ def open_training(
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=prune,
+            deadline=context.deadline,
             rollbacks=_make_rollbacks(context, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
             examine=options.inspection.open_autopsy(run),
@@ -297,6 +298,8 @@ def _record_results(run: CompiledRun, history: History, training: Training) -> N
     hooks = training.hooks
     summary.status = history.status
     summary.reason = history.reason
+    if history.status == "done" and history.reason is None and history.step < run_schedule.total:
+        summary.reason = f"the deadline: {history.step:,} of {run_schedule.total:,} steps"
     summary.exit_status = exit_status_of(history.status)
     summary.steps = history.step
     summary.passes = history.step / run_schedule.steps_per_epoch

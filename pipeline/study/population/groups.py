@@ -24,11 +24,14 @@ ARGUMENT_KEYS = ("train.optimizer.lr", "train.schedule", "seed")
 """Keys whose values are arguments of every training program: its learning rates and the seed."""
 INIT_KEYS = ("model.init",)
 """Keys on which only the small program of the initialization depends."""
+FOLD = "dataset.folds.index"
+"""Key of the evaluated fold: an argument as long as folds need the same constants."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
+COUNTED = "a length in steps"
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
-    " numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
+    " dataset.folds.index, numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
 )
 
 ProgramKey = tuple[tuple[str, str], ...]
@@ -43,7 +46,8 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:
             # The computation is often left out if a number is 0.
-            entries.append((key, "0" if numbers[key] == 0 else "a number"))
+            is_left_out = numbers[key] == 0 and key != FOLD
+            entries.append((key, "0" if is_left_out else "a number"))
         elif not _can_vary(key) or (imported and _is_below(key, ("seed", *INIT_KEYS))):
             entries.append((key, json.dumps(value)))
     return tuple(sorted(entries))
@@ -55,7 +59,7 @@ def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, flo
     return {
         key: float(value)
         for key, value in flatten_tree(recipe.model_dump(mode="python"))
-        if isinstance(value, float) and _is_number(key) and key not in excluded
+        if key not in excluded and (key == FOLD or (isinstance(value, float) and _is_number(key)))
     }
 
 
@@ -115,6 +119,7 @@ def _list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
             ("launch", recipe.launch.name, ("none", "auto")),
             ("train.mode", recipe.train.mode, ("graph",)),
             ("profile.mode", recipe.profile.mode, ("off",)),
+            ("train", recipe.train.deadline or COUNTED, (COUNTED,)),
             ("train.remat", recipe.train.remat, ("none", "blocks")),
         )
         if value not in allowed

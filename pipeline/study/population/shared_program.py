@@ -15,9 +15,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from pipeline.backends.base import Backend, CompileReport
+from pipeline.backends.base import Backend, CompileInputs, CompileReport
 from pipeline.backends.initialisation import UNOPTIMIZED
-from pipeline.backends.xla import Programs, XlaExecutable
+from pipeline.backends.xla import Programs, XlaExecutable, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
@@ -76,6 +76,7 @@ class _Compiled:
     rates: jax.Array
     buffers: tuple[jax.Array, jax.Array]
     shared: SharedStep
+    data_shapes: Sequence[Any]
 
 
 @dataclass(eq=False)
@@ -111,7 +112,8 @@ class SharedProgram:
     ) -> CompiledRun:
         """Return a run with its lowered step and the shared program.
 
-        A resumed run with other lowerings, and a run that only compiles, have separate programs.
+        A resumed run with other lowerings, a fold of another size that isn't padded, and a run that
+        only compiles have separate programs.
         Raises CompiledInError if numbers of the runs decide what is compiled.
         """
         if not {"train", "eval"} & set(recipe.stages):
@@ -119,7 +121,7 @@ class SharedProgram:
         with record_time(context.summary, "compile_s"):
             opened = self._open_programs(context, dataset, built, backend)
         if opened is None:
-            line = "other lowerings than the other runs of the sweep, so separate programs"
+            line = "other lowerings or sizes than the other runs, so separate programs"
             context.reporter.stage("lower", line)
             return lower_and_compile(context, recipe, dataset, built, backend)
         lowered, executable = opened
@@ -128,7 +130,7 @@ class SharedProgram:
     def _open_programs(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> tuple[Built, XlaExecutable] | None:
-        """Return a run's lowered step and its programs; None if it has other lowerings."""
+        """Return a run's lowered step and its programs; None if it has other lowerings or sizes."""
         with self._lock:
             if self.refused is not None:
                 raise self.refused
@@ -151,6 +153,9 @@ class SharedProgram:
             # The run reads them there when it is resumed.
             write_whole(file, compiled.lowerings)
         inputs = make_compile_inputs(context.recipe, dataset, lowered, backend, context.reporter)
+        if _list_data_shapes(inputs, dataset) != compiled.data_shapes:
+            inputs.train.close()
+            return None
         programs = Programs(init, compiled.programs.train, compiled.programs.evaluate)
         executable = XlaExecutable(
             work=replace(inputs, constants=constants),
@@ -204,6 +209,7 @@ class SharedProgram:
             executable.rates,
             executable.buffers,
             shared,
+            _list_data_shapes(inputs, dataset),
         )
 
     def _get_init(
@@ -219,6 +225,18 @@ class SharedProgram:
             program = jax.jit(built.step.init).lower(seed)
             self._inits[values] = program.compile(compiler_options=options)
         return self._inits[values]
+
+
+def _list_data_shapes(inputs: CompileInputs, dataset: Dataset) -> Sequence[Any]:
+    """Return the sizes of a run's data for which its program is compiled, to be compared."""
+    return [
+        pad_to_block(inputs.learning_rates).shape,
+        *(
+            (loader.kind, split.specs(), loader.kind == "resident" and len(split) + split.padding)
+            for loader, split in ((inputs.train, dataset.train), (inputs.eval, dataset.eval))
+        ),
+        *(order.batches(0, 1).samples for order in (dataset.train_order, dataset.eval_order)),
+    ]
 
 
 def _make_single_step(recipe: Recipe, built: Built) -> TrainStep:

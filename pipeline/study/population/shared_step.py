@@ -20,7 +20,7 @@ from pipeline.backends.loading.window import batch_at
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.study.population.groups import numbers_of
+from pipeline.study.population.groups import FOLD, numbers_of
 from pipeline.study.population.traced_constants import bits_of, read_constants, with_arguments
 from pipeline.training.step import TrainStep
 
@@ -132,7 +132,8 @@ def share_step(
     runs = [tracer.base.constants]
     has_same_init = True
     deciding = set[str]()
-    values = {(key, member[key]) for key in keys for member in members}
+    # The steps of other folds are traced with their data, in `arguments_of`.
+    values = {(key, member[key]) for key in keys - {FOLD} for member in members}
     for key, value in sorted(values - first.items()):
         try:
             variant = make_step(_replace_value(recipe, key.split("."), value))

@@ -160,6 +160,27 @@ def find_jobs(sweep_dir: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
 
 
+def is_run_or_sweep(folder: Path) -> bool:
+    """Return whether a folder is the directory of a run, or of a sweep with jobs."""
+    return (folder / RECIPE).is_file() or bool(find_jobs(folder))
+
+
+def list_members(sources: Sequence[Path]) -> list[Path]:
+    """Return the runs of an ensemble: each source, or the jobs of a sweep that are done.
+
+    Raises DataError for a sweep without such a job.
+    """
+    members = []
+    for source in sources:
+        # Hydra's folder in a run has a file of the same name as a job.
+        jobs = [] if (source / RECIPE).is_file() else find_jobs(source)
+        done = [job for job in jobs if read_status(job) == "done"]
+        if jobs and not done:
+            raise DataError(f"{source}: no job of this sweep is done")
+        members += done if jobs else [source]
+    return members
+
+
 class Modelled(BaseModel):
     """Figures that an emulated device's model predicts, for the table."""
 

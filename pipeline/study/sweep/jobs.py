@@ -134,6 +134,9 @@ def train_in_one_process(recipe: Recipe) -> Recipe:
     The launcher's processes share the jobs of the sweep. The local rank chooses the process's GPUs.
     Raises RecipeError for a recipe whose processes must train together.
     """
+    if recipe.train.until is not None:
+        rule = "must be train.minutes in a sweep, which is the time of each job"
+        raise RecipeError(f"train.{recipe.train.deadline}: {rule}")
     name = recipe.launch.name
     if name not in ("auto", "local", "none"):
         rule = "must be auto, local or none in a sweep: processes share its jobs"

@@ -31,7 +31,7 @@ from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_jobs
 from pipeline.study.sweep.run_pending import Launch, launch, run_all
 from pipeline.study.sweep.threads import jobs_at_once, processors
 from pipeline.study.sweep.vectorized import Places, Populations, read_places
-from pipeline.study.sweep.verdict import SIDES, Verdict, read_verdict
+from pipeline.study.sweep.verdict import SIDES, PairedVerdict, read_verdict
 
 SEED = "seed"
 MAX_PAIRS = 1_000
@@ -111,9 +111,9 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
         run_all(wave, task.failures, start)
         longest_s = max(longest_s, time.monotonic() - wave_started_at)
         verdict = read_verdict(sweep_dir, settings.metric)
-        if not isinstance(verdict, Verdict):
+        if not isinstance(verdict, PairedVerdict):
             return
-        require_comparable(*recipes, verdict.metric)
+        require_comparable(recipes[0], recipes[1], verdict.metric)
         if verdict.is_final:
             return
         print(

@@ -31,6 +31,7 @@ from pipeline.core.pages.charts import (
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
+from pipeline.study.population.groups import FOLD
 from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.runs.ties import find_ties
 from pipeline.study.sweep.command import read_command
@@ -43,7 +44,7 @@ from pipeline.study.sweep.directory import (
     read_summary,
 )
 from pipeline.study.sweep.verdict import SWEEPER as PAIRS
-from pipeline.study.sweep.verdict import Verdict, read_verdict
+from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
 from pipeline.training.target_metrics import LABEL_METRICS, NUMBER_METRICS
 
 TABLE = "sweep.csv"
@@ -113,14 +114,16 @@ def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
     return max((row.summary.exits_with for row in counted), default=0)
 
 
-def _print_verdict(verdict: Verdict | str) -> None:
+def _print_verdict(verdict: PairedVerdict | str) -> None:
     print(f"\n{verdict}")
-    if isinstance(verdict, Verdict) and (line := verdict.describe_split()):
+    if isinstance(verdict, PairedVerdict) and (line := verdict.describe_split()):
         print(line)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
-    """Print the best job that is done, if any has a metric."""
+    """Print the best job that is done, if any has a metric, unless jobs are folds."""
+    if all(set(row.changed) == {FOLD} for row in rows):
+        return
     done = [row for row in rows if row.summary.status == "done"]
     metric = main_metric([row.summary.numbers() for row in done])
     if metric is None:

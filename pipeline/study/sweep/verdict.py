@@ -32,7 +32,7 @@ TWO_SIDED_95 = 1.96
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PairedVerdict:
     """The comparison of side B with side A, over pairs of runs with the same seed."""
 
     metric: str
@@ -107,33 +107,36 @@ class Verdict:
         }
 
 
-def read_verdict(sweep_dir: Path, metric: str | None) -> Verdict | str:
+def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     """Return the verdict of a sweep's finished pairs, or the reason why there is none.
 
     `metric` is compared; None stands for the main metric of the first pair. Raises RunError if a
     job lacks the metric, DataError if a job's files can't be read.
     """
     jobs: dict[tuple[int, Side], Path] = {}
-    for folder in find_jobs(sweep_dir):
-        changed = read_overrides(folder) or {}
+    for job_dir in find_jobs(sweep_dir):
+        changed = read_overrides(job_dir) or {}
         seed = changed.get("seed")
         side = changed.get("side")
         if isinstance(seed, int) and side in SIDES:
-            jobs[seed, side] = folder
+            jobs[seed, side] = job_dir
     pairs: list[tuple[JobSummary, JobSummary]] = []
+    failures: list[str] = []
     for seed in sorted({seed for seed, _ in jobs}):
         sides = [jobs.get((seed, side)) for side in SIDES]
         summaries = [None if folder is None else read_summary(folder) for folder in sides]
-        for side, folder, summary in zip(SIDES, sides, summaries, strict=True):
-            if folder is not None and summary is not None and summary.status == "failed":
-                job = f"job {printable(folder.name)} (side {side}, seed {seed})"
-                return f"no verdict: {job} failed: {printable(str(summary.reason))}"
+        failures = [
+            f"no verdict: job {printable(folder.name)} (side {side}, seed {seed}) failed: "
+            f"{printable(str(summary.reason))}"
+            for side, folder, summary in zip(SIDES, sides, summaries, strict=True)
+            if folder is not None and summary is not None and summary.status == "failed"
+        ]
         done = [summary for summary in summaries if summary and summary.status == "done"]
         if len(done) < len(SIDES):
             break
         pairs.append((done[0], done[1]))
     if not pairs:
-        return "no verdict: no pair is done"
+        return failures[0] if failures else "no verdict: no pair is done"
     metric = metric or main_metric([pairs[0][0].numbers()])
     if metric is None:
         raise RunError(f"{sweep_dir}: its jobs have no metric; the stages train and eval have some")
@@ -142,10 +145,11 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> Verdict | str:
         if metric not in numbers:
             problem = no_such("metric of these runs", metric, numbers)
             raise RunError(f"--metric {metric}: {problem}")
-    return judge(pairs, metric)
+    verdict = judge(pairs, metric)
+    return failures[0] if failures and not verdict.is_final else verdict
 
 
-def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> Verdict:
+def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> PairedVerdict:
     """Return the verdict on the first pairs that decide, or on all pairs if none do."""
     sides = np.array([[summary.numbers()[metric] for summary in pair] for pair in pairs])
     differences = sides[:, 1] - sides[:, 0]
@@ -156,7 +160,7 @@ def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> Verdic
     if num_deciding is not None:
         better = "B" if (low > 0) == is_larger_better(metric) else "A"
     samples, split_error = _compute_split_error(pairs[0][0].numbers(), metric, sides[:count])
-    return Verdict(
+    return PairedVerdict(
         metric=metric,
         pairs=count,
         better=better,

@@ -174,6 +174,22 @@ def sum_devices(shards: Shards, local: T) -> T:
     return copy_unfused(total)
 
 
+def place_in_batch(rows: Array, number: Array, num_shards: int) -> Array:
+    """Return zeros in the shape of the whole batch, but for the rows of one of its shards. The sum
+    over shards has all rows."""
+    size = rows.shape[0]
+    zeros = jnp.zeros((num_shards * size, *rows.shape[1:]), rows.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(zeros, rows, number * size, 0)
+
+
+def gather_rows(shards: Shards | None, rows: Array) -> Array:
+    """Return the rows of the whole batch from this device's rows."""
+    if shards is None or shards.axis is None:
+        return rows
+    gathered: Array = jax.lax.all_gather(rows, shards.axis, tiled=True)
+    return gathered
+
+
 def _slice_shard(shards: Shards, batch: Batch, i: Array, number: Array) -> Batch:
     """Return the i-th shard of a device's part of a batch; `number` is its index in the batch."""
     size = batch.sample.shape[0] // shards.per_device

@@ -87,3 +87,19 @@ def only(graph: TaskGraph, cost_class: str, phase: str | None = None) -> list[Ta
         for task in graph.tasks
         if task.cost_class == cost_class and phase in (None, task.phase)
     ]
+
+
+def find_round_trips(graph: TaskGraph) -> list[str]:
+    """Conversions that change no layout, or change back what the task before them changed."""
+    layouts = [buffer.layout for buffer in graph.buffers]
+    before: dict[int, str] = {}
+    trips = []
+    for task in graph.tasks:
+        if task.cost_class == "trans_data":
+            source, output = task.reads[0], task.writes[0]
+            if layouts[output] in (layouts[source], before.get(source)):
+                trips.append(task.scope)
+        for output in task.writes:
+            is_conversion = task.cost_class == "trans_data"
+            before[output] = layouts[task.reads[0]] if is_conversion else ""
+    return trips

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -162,6 +163,18 @@ def test_all_windows_have_one_shape() -> None:
     """One shape, one program, whatever the step."""
     loader = make("resident")
     shapes = [jax.tree.map(np.shape, loader.window(step).inputs) for step in (0, 5000)]
+    assert shapes[0] == shapes[1]
+
+
+def test_padded_splits_have_the_shape_of_a_larger_one_and_their_own_batches() -> None:
+    padded = replace(make_split(SAMPLES - 2), padding=2)
+    order = make_order(samples=SAMPLES - 2)
+    loader = make("resident", padded, order)
+    for step, batch in enumerate(steps_of(loader, 0, 6)):
+        assert_is_step(batch, step, order, padded)
+    assert loader.device_bytes == make("resident").device_bytes
+    windows = loader.window(0), make("resident").window(0)
+    shapes = [jax.tree.map(np.shape, window.inputs) for window in windows]
     assert shapes[0] == shapes[1]
 
 

@@ -233,7 +233,7 @@ def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
     assert "--top 0: must be a whole number from 1" in refused(trained, "a.png", "--top=0")
     assert "...: must be a whole" in refused(trained, "a.png", f"--top={5000 * '1'}")
     assert "isn't a run directory; it holds no recipe.yaml" in refused(tmp_path, "a.png")
-    with pytest.raises(UsageError, match="export takes RUN_DIR FOLDER"):
+    with pytest.raises(UsageError, match=r"export takes RUN_DIR \.\.\. FOLDER"):
         export([str(trained)])
 
 

@@ -248,11 +248,52 @@ def test_labels_of_positions_count_where_they_are_valid(cache: Path, tmp_path: P
     read_page(folder / "index.html")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["regression", "multi_label"])
+def test_the_predictions_of_an_ensemble_are_averages(
+    task: str, cache: Path, tmp_path: Path
+) -> None:
+    """Of runs with other weights, batch sizes and numbers of steps."""
+    labels = np.random.default_rng(1).integers(0, 2, (96, 2)).astype(np.float32)
+    if task == "regression":
+        labels = labels * [3, 50] + np.random.default_rng(2).normal(size=(96, 2))
+    recipe = of_numpy(cache, tmp_path, labels.astype(np.float32), task)
+    other = recipe.train.model_copy(update={"batch_size": 24, "steps": 9})
+    recipes = [recipe, recipe.model_copy(update={"seed": 2, "train": other})]
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for one, folder in zip(recipes, folders, strict=True):
+        run(one, folder)
+        assert report([str(folder)]) == 0
+    assert report([*map(str, folders), "--out", str(tmp_path / "both")]) == 0
+    found = rows(tmp_path / "both" / "predictions.csv")
+    parts = [rows(folder / "report" / "predictions.csv") for folder in folders]
+    prefix = "predicted" if task == "regression" else "probability of"
+    names = [name for name in found[0] if name.startswith(prefix)]
+    assert len(found) == 32
+    assert len(names) == 2
+    for row, *members in zip(found, *parts, strict=True):
+        for name in names:
+            expected = np.mean([float(member[name]) for member in members])
+            assert float(row[name]) == pytest.approx(expected, rel=1e-5, abs=2e-6)
+
+
+@pytest.mark.slow
+def test_runs_of_other_labels_are_no_ensemble_of_a_report(cache: Path, tmp_path: Path) -> None:
+    folders = []
+    for name, seed in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        labels = np.random.default_rng(seed).integers(0, 2, (96, 2)).astype(np.float32)
+        folders.append(tmp_path / name / "run")
+        run(of_numpy(cache, tmp_path / name, labels, "multi_label"), folders[-1])
+    with pytest.raises(DataError, match="have other evaluation splits or labels; must be equal"):
+        report([*map(str, folders), "--out", str(tmp_path / "both")])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         ([], "report takes RUN_DIR"),
-        (["one", "two"], "report takes RUN_DIR"),
+        (["one", "two"], "several runs need --out FOLDER"),
         (["one", "--out="], "--out '': must be a path"),
         (["one", "--html"], "--html: there is no such option"),
     ],

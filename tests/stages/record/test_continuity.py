@@ -45,7 +45,7 @@ def train_image(**changed: Any) -> Mapping[str, Any]:
 
 
 def test_the_same_is_no_change() -> None:
-    assert find_changed_data([train_image()], NOW) == []
+    assert find_changed_data([train_image()], NOW.data) == []
     assert describe_changed_software([kept()], NOW) is None
 
 
@@ -53,7 +53,7 @@ def test_every_column_that_is_other_is_named_with_what_was_and_is() -> None:
     old = kept(data={"train": {"image": {**IMAGE, "sha256": "b" * 64}, "mask": IMAGE}})
     now = replace(NOW, data={**NOW.data, "eval": {"image": {**IMAGE, "of": "32 of 1,000"}}})
     words = "uint8 9x8x8x1 (SHA-256"
-    assert find_changed_data([old], now) == [
+    assert find_changed_data([old], now.data) == [
         f"train image: was {words} bbbbbbbbbbbb of all), is {words} aaaaaaaaaaaa of all)",
         f"train mask: was {words} aaaaaaaaaaaa of all), is missing",
         f"eval image: was missing, is {words} aaaaaaaaaaaa of 32 of 1,000)",
@@ -65,17 +65,16 @@ def test_where_other_samples_were_hashed_shape_and_type_are_compared(
     changed: Mapping[str, Any],
 ) -> None:
     sampled = {"of": "32 of 9", "sha256": "b" * 64}
-    assert find_changed_data([train_image(**sampled)], NOW) == []
-    assert len(find_changed_data([train_image(**sampled, **changed)], NOW)) == 1
+    assert find_changed_data([train_image(**sampled)], NOW.data) == []
+    assert len(find_changed_data([train_image(**sampled, **changed)], NOW.data)) == 1
 
 
 def test_the_newest_process_that_has_kept_a_section_is_compared_with() -> None:
     other = train_image(sha256="b" * 64)
-    assert find_changed_data([other, train_image()], NOW) == []
-    assert (
-        len(find_changed_data([train_image(), other, {}, {"data": None}, {"data": {}}], NOW)) == 1
-    )
-    assert find_changed_data([{}], NOW) == find_changed_data([], NOW) == []
+    assert find_changed_data([other, train_image()], NOW.data) == []
+    processes = [train_image(), other, {}, {"data": None}, {"data": {}}]
+    assert len(find_changed_data(processes, NOW.data)) == 1
+    assert find_changed_data([{}], NOW.data) == find_changed_data([], NOW.data) == []
 
 
 def test_versions_and_code_that_are_other_are_named_in_few_words() -> None:

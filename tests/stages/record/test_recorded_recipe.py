@@ -13,7 +13,9 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.stages.record.recorded_recipe import (
     FREE_TO_CHANGE,
     find_run_to_resume,
+    keep_length,
     list_changed_keys,
+    list_changes_at_same_length,
     write_recipe,
 )
 from pipeline.stages.record.run_directory import SUMMARY, lock_run, make_run_dir
@@ -129,6 +131,10 @@ FREE = {
     "train.epochs": "train.epochs=3",
     "train.passes": "train.passes=3",
     "train.steps": "train.steps=3",
+    "train.minutes": "train.minutes=3",
+    "train.until": "train.until=18:00",
+    "train.end_step": "train.end_step=3",
+    "train.planned_for": "train.planned_for='minutes = 3'",
     "train.sink": "train.sink=false",
     "train.sink_size": "train.sink_size=3",
     "train.mechanism": "train.mechanism=soft",
@@ -247,3 +253,23 @@ def test_an_equal_recipe_is_compared_without_defaults(
     (line,) = list_changed_keys(tiny("seed=3"), tmp_path)
     assert line.startswith("seed = 3: was 1")
     assert filled != []
+
+
+def test_the_steps_for_a_deadline_are_found_again(tiny: Compose, tmp_path: Path) -> None:
+    """A run that was killed before it chose its steps chooses anew; another deadline is refused."""
+    asked = tiny("train.minutes=5")
+    unplanned = asked.model_dump(mode="json")
+    assert keep_length(asked, unplanned, tmp_path) == asked
+    frozen = {"steps": 45, "minutes": None, "planned_for": "minutes = 5", "end_step": 40}
+    recorded = {**unplanned, "train": {**unplanned["train"], **frozen}}
+    train = keep_length(asked, recorded, tmp_path).train
+    assert (train.steps, train.minutes, train.end_step) == (45, None, 40)
+    assert list_changes_at_same_length(asked, recorded, tmp_path) == []
+    assert keep_length(tiny(), recorded, tmp_path) == tiny()
+    other = tiny("train.until=18:00")
+    assert list_changes_at_same_length(other, recorded, "run") == [
+        "train.until = 18:00: run has its length for minutes = 5; leave it out to keep that length"
+    ]
+    counted = tiny().model_dump(mode="json")
+    with pytest.raises(RecipeError, match="run has its length for no deadline; leave it out"):
+        keep_length(asked, counted, "run")

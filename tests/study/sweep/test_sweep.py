@@ -19,7 +19,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline import load_recipe
 from pipeline.__main__ import main
-from pipeline.core.errors import RunError
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.study.population.groups import require_members
 from pipeline.study.sweep.command import Command, Sweeper, write_command
 from pipeline.study.sweep.directory import claim_job, write_overrides
 from pipeline.study.sweep.jobs import train_in_one_process
@@ -685,3 +686,12 @@ def test_the_local_rank_chooses_the_gpus_of_a_shared_sweep(
     settings.clear()
     assert train_in_one_process(load_recipe("lenet5_digits", mode)).launch.name == "none"
     assert settings == {}
+
+
+def test_jobs_of_a_sweep_end_at_different_times() -> None:
+    with pytest.raises(RecipeError, match=r"until = 18:00: must be train\.minutes in a"):
+        train_in_one_process(load_recipe("lenet5_digits", ["train.until=18:00"]))
+    recipe = load_recipe("lenet5_digits", ["train.minutes=2"])
+    assert train_in_one_process(recipe) == recipe
+    with pytest.raises(RecipeError, match="train = minutes = 2: must be a length in steps with"):
+        require_members([recipe])

@@ -13,7 +13,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.strict_json import json_text
 from pipeline.stages.record.run_directory import SUMMARY
 from pipeline.study.sweep.directory import JobSummary, write_overrides
-from pipeline.study.sweep.verdict import Verdict, judge, read_verdict
+from pipeline.study.sweep.verdict import PairedVerdict, judge, read_verdict
 
 VALUES_A = (0.90, 0.92, 0.88, 0.91, 0.89, 0.93)
 
@@ -110,7 +110,7 @@ def test_pairs_count_up_to_the_first_that_is_not_done(tmp_path: Path) -> None:
     for number in (8, 9):
         write_job(tmp_path, number, done)
     verdict = read_verdict(tmp_path, None)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, PairedVerdict)
     assert verdict.pairs == 3
     write_overrides(tmp_path / "9", {"side": "C"})
     assert read_verdict(tmp_path, None) == verdict, "a job of another sweep isn't counted"
@@ -124,6 +124,16 @@ def test_a_failed_job_is_named(tmp_path: Path) -> None:
     assert read_verdict(tmp_path, None) == (
         "no verdict: job 1 (side B, seed 1) failed: Invalid loss"
     )
+
+
+def test_a_failure_after_the_deciding_pair_does_not_count(tmp_path: Path) -> None:
+    for number in range(12):
+        metrics = {"accuracy": 0.5 + 0.1 * (number % 2) + 0.001 * (number % 3)}
+        write_job(tmp_path, number, {"status": "done", "metrics": metrics})
+    write_job(tmp_path, 12, {"status": "failed", "reason": "Invalid loss"})
+    verdict = read_verdict(tmp_path, None)
+    assert isinstance(verdict, PairedVerdict)
+    assert verdict.better == "B"
 
 
 def test_jobs_without_a_metric_are_an_error(tmp_path: Path) -> None:

@@ -19,12 +19,14 @@ CostClass = Literal[
     "depthwise_kernel_grad", "elementwise", "cast", "optimizer", "bn_reduce", "bn_update",
     "bias_grad", "reduce", "rows", "max_pool", "max_pool_grad", "avg_pool", "trans_data",
     "transpose", "copy", "fill", "gather", "scatter", "sort", "ai_cpu", "all_reduce",
+    "recurrent",
 ]  # fmt: skip
 """Classes of kernels that share one efficiency.
 
 `rows` works along the minor axis (softmax, layer norm), `reduce` across rows. `bn_reduce` and
 `bn_update` are batch normalisation's passes over feature maps. `bias_grad` sums a gradient over
-all axes except its channels. `copy` is concat, slice and pad, `fill` is MemSet.
+all axes except its channels. `copy` is concat, slice and pad, `fill` is MemSet. `recurrent` is
+all steps of a GRU or LSTM.
 """
 
 CHANNEL_BLOCK = 16
@@ -133,7 +135,8 @@ class Task:
     `type` is the vendor's op type (`Conv2D`, `BNTrainingReduce`), `scope` the module path from JAX,
     `fused` the other primitives or ops that the kernel computes. `reads` and `writes` are distinct
     indices of buffers. `permutation` is set for a transpose. `launched` is False for a conversion
-    inside another op, which `op_by_op` doesn't launch separately.
+    inside another op, which `op_by_op` doesn't launch separately. `loop` is the number of the scan
+    around it, 0 for none. A recurrent op has `steps`, each of which computes its `parts`.
     """
 
     type: str
@@ -149,6 +152,9 @@ class Task:
     fused: tuple[str, ...] = ()
     permutation: Permutation | None = None
     launched: bool = True
+    loop: int = 0
+    parts: tuple[Task, ...] = ()
+    steps: int = 1
 
     @property
     def is_inserted(self) -> bool:

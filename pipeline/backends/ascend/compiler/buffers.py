@@ -23,13 +23,11 @@ from pipeline.backends.ascend.chip.tasks import (
 )
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
+from pipeline.backends.ascend.compiler.map_moves import find_channel_axes
 from pipeline.backends.ascend.compiler.phases import Phases, Signature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
 from pipeline.core.host.item_sizes import stored_bytes
-
-CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
-"""Kinds of nodes whose results keep the channels of their operands."""
 
 
 class Buffers:
@@ -169,32 +167,14 @@ def _find_sliced_arrays(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
     return within
 
 
-def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return the channel axis of each feature map.
+def is_aligned(shape: Sequence[int], batch: int = 1) -> bool:
+    """Return whether both edges of a matrix are multiples of 16, so that it fills its fractals.
 
-    Feature maps are inputs and outputs of convolutions, and results of element-wise work on them.
+    The tokens of an image in rows and columns, which a product without a `batch` reads, are the
+    rows of one matrix, as vendors' networks flatten them.
     """
-    axes: dict[int, int] = {}
-    for position, node in enumerate(graph.nodes):
-        inputs = [dataflow.alias[index] for index in node.inputs]
-        if node.primitive == "conv_general_dilated":
-            numbers = node.params["dimension_numbers"]
-            if numbers.lhs_spec[:2] in ((0, 1), (0, len(numbers.lhs_spec) - 1)):
-                axes.setdefault(inputs[0], numbers.lhs_spec[1])
-                axes[node.outputs[0]] = numbers.out_spec[1]
-        elif dataflow.kinds[position] in CHANNEL_CARRIERS and node.primitive != "transpose":
-            rank = len(graph.values[node.outputs[0]].shape)
-            for index in inputs:
-                if index in axes and len(graph.values[index].shape) == rank:
-                    axes.update(dict.fromkeys(node.outputs, axes[index]))
-                    break
-    # A reshape has the value of its source, which may have fewer axes.
-    ranks = {index: len(graph.values[index].shape) for index in axes}
-    return {index: axis for index, axis in axes.items() if axis < ranks[index]}
-
-
-def is_aligned(shape: Sequence[int]) -> bool:
-    """Return whether both edges of a matrix are multiples of 16, so that it fills its fractals."""
+    if batch == 1 and len(shape) > 3:
+        shape = (math.prod(shape[1:-1]), shape[-1])
     edges = shape[-2:]
     return len(edges) == 2 and all(edge % CHANNEL_BLOCK == 0 for edge in edges)
 
@@ -252,7 +232,7 @@ class InsertedOps:
         **details: object,
     ) -> None:
         """Add a task of the vector unit, or of another engine, for a kernel."""
-        fields = {"engine": "vector", "repeat": kernel.repeat, **details}
+        fields = {"engine": "vector", "repeat": kernel.repeat, "loop": kernel.loop, **details}
         task = Task(
             type=type_, scope=kernel.scope, phase=kernel.phase, cost_class=cost_class,
             reads=reads, writes=writes, **fields,  # type: ignore[arg-type]
@@ -329,13 +309,28 @@ class InsertedOps:
             self._prepared[key] = source
         return self._prepared[key]
 
+    def write_plain(self, value: int) -> int:
+        """Return the plain buffer that a move writes a map to. The map's readers share it."""
+        part = self.buffers.get(value)
+        if self.buffers.all[part].layout == "NC1HWC0":
+            part = self.buffers.add_copy(value, self.buffers.dtypes[value], "ND")
+        self._prepared[value, "ND"] = part
+        return part
+
+    def put_in_blocks(self, value: int, part: int, kernel: Kernel) -> None:
+        """Convert a map that a move has written plain to blocks of channels."""
+        blocked = (self.buffers.get(value),)
+        work = VectorWork(self.graph.values[value].size, self.buffers.all[part].dtype)
+        self.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work, launched=False)
+
     def put_channels_last(self, value: int, kernel: Kernel) -> int:
         """Return a feature map in the plain layout with its channels last."""
         plain = self.prepare_plain(value, kernel)
         images, positions, channels = self._measure_map(value)
-        return self.permute(
-            value, plain, simplify_permutation((images, channels, positions), (0, 2, 1)), kernel
-        )
+        moved = simplify_permutation((images, channels, positions), (0, 2, 1))
+        copy = self.permute(value, plain, moved, kernel)
+        self.buffers.change(copy, shape=(images, positions, channels))
+        return copy
 
     def put_channels_first(self, value: int, kernel: Kernel) -> int:
         """Return a copy of a channels-last map in blocks of channels, as convolutions read it.
@@ -376,7 +371,10 @@ class InsertedOps:
 
         `repeat` is how often a step computes their input.
         """
-        added = [replace(task, repeat=min(task.repeat, repeat)) for task in self.tasks[first:]]
+        added = [
+            replace(task, repeat=repeat, loop=0) if task.repeat > repeat else task
+            for task in self.tasks[first:]
+        ]
         place = first
         if any(task.repeat > repeat for task in self.tasks[first:]):
             while place and self.tasks[place - 1].repeat > repeat:

@@ -140,7 +140,8 @@ def _needs_reshape(graph: TaskGraph, task: Task, other: Task) -> bool:
     values of the same size can't fuse.
     """
     output = graph.buffers[task.writes[0]]
-    if task.cost_class != "matmul" or len(output.shape) < 3 or is_aligned(output.shape):
+    batch = task.cube.batch if task.cube else 1
+    if task.cost_class != "matmul" or len(output.shape) < 3 or is_aligned(output.shape, batch):
         return False
     return _reads_another(graph, task, other)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +29,8 @@ class Kernel:
 
     `form` is "single" for one node that isn't fused. `roots` are the values written to memory,
     `sources` the values read, in the order of first use. `elements` is the size of the largest
-    value. `loop` and `repeat` are as in `Node`.
+    value. `loop` and `repeat` are as in `Node`. So is `call`, which only frameworks without graphs
+    keep apart.
     """
 
     form: Form
@@ -42,6 +43,7 @@ class Kernel:
     repeat: int
     scope: str = ""
     level: int = 0
+    call: Hashable = None
 
     @property
     def position(self) -> int:
@@ -74,7 +76,7 @@ def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> li
             continue
         form = "reduce" if kernel.form == "reduce" else "elementwise"
         keys = [
-            (form, kernel.phase, kernel.level, kernel.loop, kernel.elements, index)
+            (form, kernel.phase, kernel.level, kernel.loop, kernel.elements, kernel.call, index)
             for index in kernel.sources
             if is_large(index) or kernel.elements <= SMALL_ELEMENTS
         ]
@@ -152,7 +154,7 @@ class _Joins:
             is_small = _is_fusable(kernel) and kernel.elements <= SMALL_ELEMENTS
             joinable = (hosts.get((kernel.phase, index)) for index in kernel.sources if is_small)
             host = next((host for host in joinable if host is not None), None)
-            if host is not None and self._can_join(host, kernel):
+            if host is not None and host.call == kernel.call and self._can_join(host, kernel):
                 self._join(host, kernel)
             else:
                 unjoined.append(kernel)

@@ -105,9 +105,9 @@ class Kernels:
             return True  # Masks for the backward pass are stored, as they take a bit per element.
         if out in self.random and reader.outputs[0] not in self.random:
             return is_large
-        # Another module or another function is another op of the framework.
-        is_other_op = (source.scope, source.calls) != (reader.scope, reader.calls)
-        return self.by_op and phases[0] == phases[1] and is_other_op and is_large
+        if not self.by_op or phases[0] != phases[1] or source.op == reader.op:
+            return False
+        return is_large or (source.call != reader.call and phases[0] != "optimizer")
 
     def _is_interior(self, index: int) -> bool:
         """Return whether every kernel that needs a value computes it itself."""
@@ -288,6 +288,7 @@ class Kernels:
             node.loop,
             node.repeat,
             scope=node.scope,
+            call=node.call if self.by_op and fused else None,
         )
 
     def _resolve_inputs(self, position: int) -> list[int]:

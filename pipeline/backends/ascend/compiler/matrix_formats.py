@@ -3,9 +3,11 @@
 A MatMul reads and writes FRACTAL_NZ, blocks of 16 x 16. The trace of AlexNet (2023) has a TransData
 after the product of its 10 classes and before its gradient, and none between products of 4,096
 features, whose element-wise work stays in blocks. CANN's element-wise ops, softmax, layer norm and
-reshapes of tokens support FRACTAL_NZ if both edges of a matrix are multiples of 16
-(`op_select_format` of softmax_v2, layer_norm). Other matrices are converted after a product and
-before the next product. Eager frameworks run each op on plain tensors, so every product converts.
+sums of rows support FRACTAL_NZ if both edges of a matrix are multiples of 16 (`op_select_format` of
+softmax_v2, layer_norm). Moves, and matrices with other edges, are plain: a TransData stands before
+each product that reads a plain matrix, and before each move of a product's result. All readers
+share it. Eager frameworks run each op on plain tensors, so every product converts, except results
+of other products.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from pipeline.core.host.item_sizes import stored_bytes
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""
 NORMS = ("bn_reduce", "bn_update")
+SUMS = ("reduce", "bias_grad", "bn_reduce")
+IN_BLOCKS = (*SUMS, "elementwise", "rows", "cast", "bn_update")
+"""Classes of the vector unit's kernels that support FRACTAL_NZ."""
 CONVOLUTIONS = ("conv", "depthwise")
 FLOAT32_BYTES_PER_FLOAT16 = 2
 
@@ -41,7 +46,9 @@ class _Conversion:
     buffers: list[Buffer] = field(init=False)
     tasks: list[Task] = field(init=False, default_factory=list)
     blocked: dict[int, int] = field(init=False, default_factory=dict)
-    """Buffer -> its copy in FRACTAL_NZ."""
+    """Buffer -> its copy in FRACTAL_NZ, or itself if it is written in FRACTAL_NZ."""
+    plain: dict[int, int] = field(init=False, default_factory=dict)
+    """Buffer that is written in FRACTAL_NZ -> its plain copy."""
     writers: dict[int, Task] = field(init=False, default_factory=dict)
     readers: dict[int, list[Task]] = field(init=False)
 
@@ -55,6 +62,8 @@ class _Conversion:
     def add(self, task: Task) -> int:
         """Add a task with its conversions. Return the task's place."""
         if not is_matrix_product(task):
+            if task.engine == "vector" and any(self.blocked.get(i) == i for i in task.reads):
+                task = self._choose_format(task)
             self.tasks.append(task)
             self.writers.update(dict.fromkeys(task.writes, task))
             return len(self.tasks) - 1
@@ -62,22 +71,71 @@ class _Conversion:
         matrices = self._find_operand_matrices(task)
         reads = tuple(self._to_blocks(index, task, matrices.get(index)) for index in task.reads)
         result = (task.cube.batch, task.cube.m, task.cube.n)
-        copies = {
-            index: self._add_copy(index, result)
-            for index in task.writes
-            if self._must_leave_blocks(index)
-        }
-        for index in copies:
-            self.buffers[index] = replace(self.buffers[index], layout="ND")
+        copies = {}
+        for index in task.writes:
+            if self._must_leave_blocks(index, task.cube.batch):
+                copies[index] = self._add_copy(index, result)
+                self.buffers[index] = replace(self.buffers[index], layout="ND")
+            elif self.buffers[index].role != "gradient":
+                shape = self.buffers[index].shape
+                if task.cube.batch == 1 and len(shape) > 3:
+                    shape = (shape[0], math.prod(shape[1:-1]), shape[-1])
+                self._keep_in_blocks(index, shape)
         writes = tuple(copies.get(index, index) for index in task.writes)
         self.tasks.append(replace(task, reads=tuple(dict.fromkeys(reads)), writes=writes))
         place = len(self.tasks) - 1
         self.writers.update(dict.fromkeys(task.writes, task))
         for index, copy in copies.items():
             self._convert(task, copy, index)
-            if not self.op_by_op:
-                self.blocked[index] = copy
+            self.blocked[index] = copy
         return place
+
+    def _choose_format(self, task: Task) -> Task:
+        """Return a kernel that reads a matrix in blocks, with its other matrices in blocks too.
+
+        A kernel that supports plain tensors alone reads plain copies.
+        """
+        if task.cost_class not in IN_BLOCKS:
+            reads = (self._to_plain(index, task) for index in task.reads)
+            return replace(task, reads=tuple(reads))
+        if task.cost_class in SUMS:
+            return task
+        shape = next(self.buffers[i].shape for i in task.reads if self.blocked.get(i) == i)
+        size = math.prod(shape)
+        rows = shape[-2] if len(shape) > 1 else 1
+        matrices = (math.prod(shape[:-2]), rows, shape[-1])
+        for index in task.writes:
+            buffer = self.buffers[index]
+            if math.prod(buffer.shape) == size and buffer.layout == "ND":
+                self._keep_in_blocks(index, shape)
+        reads = (
+            self._to_blocks(index, task, matrices)
+            if math.prod(self.buffers[index].shape) == size and self.buffers[index].dtype != "bool"
+            else index
+            for index in task.reads
+        )
+        return replace(task, reads=tuple(reads))
+
+    def _keep_in_blocks(self, index: int, shape: tuple[int, ...]) -> None:
+        """Write a buffer of matrices in FRACTAL_NZ for all readers."""
+        buffer = self.buffers[index]
+        edges = map(pad_to_blocks, shape[-2:] if len(shape) > 1 else ())
+        nbytes = math.ceil(math.prod((*shape[:-2], *edges)) * stored_bytes(buffer.dtype))
+        self.buffers[index] = replace(buffer, layout="FRACTAL_NZ", nbytes=nbytes, shape=shape)
+        self.blocked[index] = index
+
+    def _to_plain(self, index: int, task: Task) -> int:
+        """Return the plain copy of a buffer in blocks, which all share, or the plain buffer."""
+        if self.blocked.get(index) != index:
+            return index
+        if index not in self.plain:
+            buffer = self.buffers[index]
+            place = len(self.buffers)
+            copy = replace(buffer, index=place, layout="ND", role="activation", within=None)
+            self.buffers.append(copy)
+            self.plain[index] = place
+            self._convert(task, index, place)
+        return self.plain[index]
 
     def _find_operand_matrices(self, task: Task) -> dict[int, Matrices]:
         """Return a product's operands as matrices, but not the other inputs of a fused kernel."""
@@ -105,20 +163,18 @@ class _Conversion:
     def _is_plain(self, index: int) -> bool:
         """Return whether a product's operand is in the plain layout.
 
-        Parameters, their copies and a batch's images were converted before.
+        Parameters and a batch's images were converted before.
         """
         maker = self.writers.get(index)
         buffer = self.buffers[index]
-        if maker is None or maker.type in ("TransData", "Cast") or buffer.role == "parameter":
+        if maker is None or maker.type == "TransData" or buffer.role == "parameter":
             return False
-        if is_matrix_product(maker) and not self.op_by_op:
-            return False
-        return self.op_by_op or not is_aligned(buffer.shape)
+        return buffer.layout == "ND" or self.op_by_op
 
-    def _must_leave_blocks(self, index: int) -> bool:
+    def _must_leave_blocks(self, index: int, batch: int) -> bool:
         """Return whether ops other than products read a result that doesn't fill its blocks."""
         buffer = self.buffers[index]
-        if buffer.role == "gradient" or not (self.op_by_op or not is_aligned(buffer.shape)):
+        if buffer.role == "gradient" or not (self.op_by_op or not is_aligned(buffer.shape, batch)):
             return False
         readers = self.readers[index]
         return not readers or any(not is_matrix_product(reader) for reader in readers)

@@ -25,6 +25,7 @@ from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradi
 from pipeline.backends.ascend.compiler.fusion import fuse_kernels
 from pipeline.backends.ascend.compiler.horizontal_fusion import Kernel
 from pipeline.backends.ascend.compiler.kernels import Kernels, measure_kernel
+from pipeline.backends.ascend.compiler.map_layouts import MapLayouts
 from pipeline.backends.ascend.compiler.matmul_work import (
     TYPES,
     count_window_positions,
@@ -44,6 +45,7 @@ from pipeline.backends.ascend.compiler.primitives import (
     load_patterns,
     match_pattern,
 )
+from pipeline.backends.ascend.compiler.recurrent_cells import find_cells, fuse_cells
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
 from pipeline.core.host.item_sizes import stored_bytes
@@ -126,6 +128,7 @@ class _Lowering:
         self.keeps_float32 = options.cube_float32 and options.precision in (None, "O0")
         # Without casts, operands are as they were traced.
         self.inserted = InsertedOps(self.buffers, None if self.keeps_float32 else options.precision)
+        self.maps = MapLayouts(self.inserted, self.dataflow, self.phases)
         self.updated = {self.alias[out] for out in signature.updates}
         self.classes: dict[int, CostClass] = {}
         writes_heads = "matmul_confusiontranspose" not in options.without
@@ -150,6 +153,8 @@ class _Lowering:
                 self.inserted.flush()
             self._lower_kernel(kernel)
         self.inserted.flush()
+        cells = find_cells(self.graph, self.dataflow, by_op=self.options.by_op)
+        self.inserted.tasks = fuse_cells(self.inserted.tasks, cells, self.buffers)
         outputs = tuple(map(self.buffers.get, sorted(self.buffers.outputs)))
         return TaskGraph(
             buffers=tuple(self.buffers.all),
@@ -218,7 +223,7 @@ class _Lowering:
     def _add_vector_kernel(self, kernel: Kernel) -> None:
         """Add element-wise work, a reduction, or both along rows."""
         nodes = [self.graph.nodes[position] for position in kernel.nodes]
-        reads, writes = self._lay_out(kernel)
+        reads, writes = self.maps.lay_out(kernel)
         if any(root in self.kernels.random for root in kernel.roots):
             self._add_random(kernel, reads, writes)
             return
@@ -240,49 +245,6 @@ class _Lowering:
             vector=measure_kernel(kernel, self.graph, self.dataflow.kinds, self.dtypes),
             fused=tuple(dict.fromkeys(features.primitives)),
         )  # fmt: skip
-
-    def _lay_out(self, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the buffers that a vector kernel reads and writes, in layouts that it supports.
-
-        Work along the channels of a position, such as layer norm on images, needs channels last.
-        Frameworks put a Transpose before and after such work, since all other ops use NCHW
-        (ConvNeXt, Liu et al. 2022, in PyTorch).
-        """
-        if kernel.form == "rows" and any(map(self._is_map, kernel.sources)):
-            reads = tuple(
-                self.inserted.put_channels_last(index, kernel)
-                if self._is_map(index)
-                else self.buffers.get(index)
-                for index in kernel.sources
-            )
-            return reads, tuple(map(self.inserted.write_channels_last, kernel.roots))
-        writes = tuple(map(self.buffers.get, kernel.roots))
-        blocked = any(self.buffers.all[index].layout == "NC1HWC0" for index in writes)
-        reads = tuple(
-            self.inserted.put_channels_first(index, kernel)
-            if blocked and self._is_channels_last(index, kernel)
-            else self.buffers.get(index)
-            for index in kernel.sources
-        )
-        return reads, writes
-
-    def _is_map(self, index: int) -> bool:
-        """Return whether a value is a feature map in blocks, with more than one position."""
-        value = self.graph.values[index]
-        axis = self.buffers.axes.get(index)
-        if axis is None or len(value.shape) != 4:
-            return False
-        positions = value.size // (value.shape[0] * value.shape[axis])
-        return positions > 1 and self.buffers.all[self.buffers.get(index)].layout == "NC1HWC0"
-
-    def _is_channels_last(self, index: int, kernel: Kernel) -> bool:
-        """Return whether a map was computed with channels last, by a product or layer norm."""
-        value = self.graph.values[index]
-        if len(value.shape) != 4 or value.size != kernel.elements:
-            return False
-        producer = self.dataflow.producer.get(index)
-        kind = self.dataflow.kinds[producer] if producer is not None else ""
-        return kind == "matmul" or self.inserted.is_channels_last(index)
 
     def _add_random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         """Add random numbers as AI CPU work. A few numbers, such as keys, are scalar work."""
@@ -357,7 +319,9 @@ class _Lowering:
             ]
         else:
             reads = [
-                self.inserted.put_channels_last(index, kernel) if self._is_map(index) else buffer
+                self.inserted.put_channels_last(index, kernel)
+                if self.maps.is_map(index)
+                else buffer
                 for index, buffer in zip(node.inputs, reads, strict=True)
             ]
             reads = [self._reorder_operand(kernel, node, side, reads[side]) for side in range(2)]
@@ -414,12 +378,10 @@ class _Lowering:
 
     def _add_move(self, kernel: Kernel, node: Node, kind: str) -> None:
         """Add moves, gathers, scatters, sorts, collectives, and primitives without a rule."""
-        is_slice = node.primitive in ("slice", "split") and kernel.phase == "backward"
-        if is_slice and kernel.roots[0] in self.buffers.axes:
-            self._add_plain_slices(kernel, node)
+        if self.maps.needs_plain(node):
+            self.maps.add_plain_move(kernel, node)
             return
-        reads = tuple(map(self.buffers.get, kernel.sources))
-        writes = tuple(map(self.buffers.get, kernel.roots))
+        reads, writes = self.maps.lay_out(kernel)
         default: CostClass = "copy"
         permutation = None
         if node.primitive == "transpose":
@@ -448,17 +410,3 @@ class _Lowering:
             return find_result_permutation(self.graph, maker, node)
         shape = self.graph.values[node.inputs[0]].shape
         return simplify_permutation(shape, node.params["permutation"])
-
-    def _add_plain_slices(self, kernel: Kernel, node: Node) -> None:
-        """Add slices of a concatenation's gradient.
-
-        The vendor's Slice supports plain layouts only, and runs once for each part.
-        """
-        source = self.inserted.prepare_plain(kernel.sources[0], kernel)
-        fused = (node.primitive,)
-        for root in kernel.roots:
-            part = self.buffers.add_copy(root, self.dtypes[root], "ND")
-            work = VectorWork(self.graph.values[root].size, self.dtypes[root])
-            self.inserted.add(kernel, "Slice", "copy", (source,), (part,), vector=work, fused=fused)
-            blocked = (self.buffers.get(root),)
-            self.inserted.add(kernel, "TransData", "trans_data", (part,), blocked, vector=work)

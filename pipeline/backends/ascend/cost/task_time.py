@@ -36,6 +36,7 @@ from pipeline.backends.ascend.cost.vector_work import (
     CostContext,
     Work,
     price_depthwise,
+    price_transfer,
     price_vector_product,
     price_vector_work,
 )
@@ -75,6 +76,8 @@ def _price_task(
         return TaskTime(0.0, 0.0, "link", entry.provenance)
     if task.cost_class == "ai_cpu" or task.engine == "ai_cpu":
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
+    if task.parts:
+        return _price_steps(task, traffic, context, efficiency)
     # The rate applies to a cube product's compute alone, else to all of the work.
     all_cores = hw.vector_cores_count
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task, hw):
@@ -92,6 +95,38 @@ def _price_task(
     roofline_us = compute_roofline_us(task, traffic, hw)
     bound: TaskBound = "floor" if floor_us > work.us else work.bound
     return TaskTime(max(floor_us + work.us, roofline_us), roofline_us, bound, entry.provenance)
+
+
+def _price_steps(
+    task: Task, traffic: Traffic, context: CostContext, efficiency: Efficiency
+) -> TaskTime:
+    """Return the time of all steps of a recurrent op.
+
+    A step of the forward pass computes the products and gates of all cores, and waits for all
+    cores, as the next step reads the whole state. Its values stay on the cores. A step of a
+    gradient is a kernel of the cell and a kernel of its product.
+    """
+    hw = context.hw
+    cube_us = 0.0
+    lanes_us = 0.0
+    nothing = Traffic(0.0, 0.0, 0.0)
+    for part in task.parts:
+        rate = efficiency.classes[part.cost_class].rate
+        if part.cube and runs_on_vector(part, hw):
+            lanes_us += price_vector_product(part.cube, hw).us
+        elif part.cube:
+            cube_us += _price_cube(-1, part, part.cube, nothing, context, rate).us
+        else:
+            lanes_us += price_vector_work(part, nothing, context).us / rate
+    moved = price_transfer(lanes_us, traffic, context, hw.ai_cores_count)
+    all_cores_us = compute_floor_us(hw.ai_cores_count, hw)
+    wait_us = all_cores_us - compute_floor_us(0, hw)
+    between_us = wait_us if task.phase == "forward" else 2 * all_cores_us
+    step_us = cube_us + moved.us
+    us = all_cores_us + step_us + (task.steps - 1) * (step_us + between_us)
+    roofline_us = task.steps * compute_roofline_us(replace(task, cube=None), traffic, hw)
+    bound = "cube" if cube_us > max(moved.us, between_us) else moved.bound
+    return TaskTime(max(us, roofline_us), roofline_us, bound, "derived")
 
 
 def compute_roofline_us(task: Task, traffic: Traffic, hw: Hardware) -> float:

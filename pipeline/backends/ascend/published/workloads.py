@@ -31,6 +31,7 @@ from pipeline.backends.ascend.pricing.traced_step import (
 )
 from pipeline.backends.ascend.published.convnext import ConvNeXt
 from pipeline.backends.ascend.published.dbnet import dbnet
+from pipeline.backends.ascend.published.swin import Swin
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
 from pipeline.core.files.error_text import describe
@@ -205,18 +206,20 @@ def _trace_text_detector(row: Published) -> TracedStep:
     return trace_module(network, loss, shape, labels, row.classes)
 
 
-def _trace_convnext(row: Published) -> TracedStep:
-    """Return a step of ConvNeXt-T with Adam."""
+def _trace_recipe_of_transformers(row: Published) -> TracedStep:
+    """Return a step with Adam and smoothed labels, as the authors of Swin and ConvNeXt train."""
     adam = Adam(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
     shape = (row.batch, row.pixels, row.pixels, 3)
     labels = jax.ShapeDtypeStruct((row.batch,), jnp.int32)
-    return trace_module(ConvNeXt(row.classes), loss, shape, labels, row.classes, adam)
+    network = (Swin if row.model == "swin_t" else ConvNeXt)(row.classes)
+    return trace_module(network, loss, shape, labels, row.classes, adam)
 
 
 SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
+    "swin_t": _trace_recipe_of_transformers,
     "wide_deep": _trace_wide_deep,
-    "convnext_tiny": _trace_convnext,
+    "convnext_tiny": _trace_recipe_of_transformers,
     "dbnet_resnet18": _trace_text_detector,
     "dbnet_resnet50": _trace_text_detector,
     "dbnet_mobilenet_v3_large": _trace_text_detector,

@@ -15,7 +15,7 @@ from pipeline.models.lowerings.formulas.matmuls import (
     multiply,
     pad_zeros,
 )
-from pipeline.models.lowerings.problem.conv_window import Axis, ConvWindow, Pair, Slide
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 
@@ -23,13 +23,14 @@ def convolution(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent
     """Slide the flipped kernel over the cotangent, which is dilated by the strides."""
     flipped = rotate_and_swap(kernel, window.groups)
     if lowering.engine == "xla":
-        return slide(window, flipped, cotangent, window.input_grad_pads)
+        return slide(window, flipped, cotangent)
     spread = _dilate(cotangent, window.strides)
     return convolve("onednn", spread, flipped, window.transpose.slide)
 
 
-def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair, Pair]) -> Array:
+def slide(window: ConvWindow, flipped: Array, cotangent: Array) -> Array:
     """Convolve with the positive pads, and crop the result by the negative pads."""
+    pads = window.input_grad_pads
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     gradient = lax.conv_general_dilated(
         cotangent,
@@ -48,8 +49,7 @@ def slide(window: ConvWindow, flipped: Array, cotangent: Array, pads: tuple[Pair
 def phases(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Compute one convolution for each phase of the stride, so that no zeros are multiplied.
 
-    Image rows that are a stride apart meet the same kernel rows. Such a phase is a convolution with
-    a part of the kernel.
+    Image rows that are a stride apart, a phase, meet the same kernel rows.
     """
     down, across = window.strides
     grads = [
@@ -91,7 +91,9 @@ def _compute_phase(
     row, column = offsets
     down, across = window.strides
     part = kernel[row::down, column::across]
-    heights, widths = (_count_phase_rows(axis) for axis in (window.rows, window.columns))
+    # Rows and columns of one phase of the padded images, rounded up.
+    axes = (window.rows, window.columns)
+    heights, widths = (-(-(axis.size + sum(axis.pads)) // axis.stride) for axis in axes)
     if 0 in part.shape:
         shape = (cotangent.shape[0], heights, widths, kernel.shape[2] * window.groups)
         return jnp.zeros(shape, cotangent.dtype)
@@ -115,11 +117,6 @@ def _interleave(window: ConvWindow, phases: Sequence[Array]) -> Array:
     top = window.rows.pads[0]
     left = window.columns.pads[0]
     return padded[:, top : top + window.rows.size, left : left + window.columns.size]
-
-
-def _count_phase_rows(axis: Axis) -> int:
-    """Return the number of rows of one phase of the padded images, rounded up."""
-    return -(-(axis.size + sum(axis.pads)) // axis.stride)
 
 
 def rotate_and_swap(kernel: Array, groups: int) -> Array:

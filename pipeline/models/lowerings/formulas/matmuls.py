@@ -64,8 +64,7 @@ def multiply_by_rows(engine: Engine, a: Array, b: Array) -> Array:
 def convolve(engine: Engine, images: Array, kernel: Array, slide: Slide) -> Array:
     """Convolve NHWC x HWIO -> NHWC by either engine. Negative pads crop the images.
 
-    Images are cropped first, since XLA:CPU (jaxlib 0.10.2) ignores pads of (-1, 1) and reads out of
-    bounds.
+    XLA:CPU (jaxlib 0.10.2) would ignore pads of (-1, 1) and read out of bounds.
     """
     images, pads = crop(images, slide.pads)
     if engine == "onednn":
@@ -95,8 +94,7 @@ def sum_chunks(
 ) -> Array:
     """Sum `compute` over chunks of both arrays. Chunks of `size` images fit in the cache.
 
-    The arrays have the same dtype and number of images. A `size` less than this number must divide
-    it. None: one chunk.
+    The arrays have the same dtype and number of images, which `size` divides. None: one chunk.
     """
     if size is None or size >= images.shape[0]:
         return compute(images, other)
@@ -148,9 +146,6 @@ def slice_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
 
 
 def make_patches(window: ConvWindow, images: Array) -> Array:
-    """Make a row with the pixels that each pixel of the result is computed from.
-
-    Returns (B * H' * W', kernel height * kernel width * C).
-    """
+    """Return the pixels under each result as a row: (B * H' * W', kernel height * width * C)."""
     rows = rearrange_bits(lambda *bits: jnp.concatenate(bits, axis=-1), *slice_taps(window, images))
     return rows.reshape(-1, rows.shape[-1])

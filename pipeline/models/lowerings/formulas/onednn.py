@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pipeline.models.lowerings.problem.conv_window import Slide
+from pipeline.models.lowerings.problem.conv_window import Slide, make_window
 
 CALLS = "__onednn$"
 """Prefix of the calls' names in a compiled program."""
@@ -49,18 +49,12 @@ def convolve(images: Array, kernel: Array, slide: Slide, dtype: Any = None) -> A
             },
         }
     }
-    positions = (
-        (size + sum(pad) - (k - 1) * spread - 1) // stride + 1
-        for size, pad, k, spread, stride in zip(
-            images.shape[1:3],
-            slide.pads,
-            kernel.shape[:2],
-            slide.dilation,
-            slide.strides,
-            strict=True,
-        )
+    batch, height, width, _ = images.shape
+    rows, columns, _, features = kernel.shape
+    window = make_window(
+        (height, width), (rows, columns), slide.strides, slide.pads, slide.dilation, slide.groups
     )
-    shape = (images.shape[0], *positions, kernel.shape[3])
+    shape = (batch, *window.output_size, features)
     result = jax.ShapeDtypeStruct(shape, dtype or images.dtype)
     return _call_onednn("convolution", result, config, images, kernel)
 
@@ -89,10 +83,7 @@ def _call_onednn(
 ) -> Array:
     # Version 2 passes the configuration as text, which XLA parses as JSON.
     call = jax.ffi.ffi_call(
-        CALLS + name,
-        result,
-        custom_call_api_version=2,
-        legacy_backend_config=json.dumps(config),
+        CALLS + name, result, custom_call_api_version=2, legacy_backend_config=json.dumps(config)
     )
     return call(left, right)
 

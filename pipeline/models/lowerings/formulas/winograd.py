@@ -120,10 +120,7 @@ def _convolve(
 def _filter_images(
     tile: int, images: Array, before: tuple[int, int], positions: tuple[int, int]
 ) -> Array:
-    """Compute B^T x B of all tiles x, which overlap by two pixels.
-
-    The result is ((tile + 2)^2, tiles, channels).
-    """
+    """Compute B^T x B of tiles x that overlap by two pixels: ((tile + 2)^2, tiles, channels)."""
     down, across = (-(-count // tile) for count in positions)
     config = [
         (low, count * tile + 2 - size - low, 0)

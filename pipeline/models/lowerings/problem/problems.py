@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from jax import Array
 
 from pipeline.core.host.item_sizes import item_bytes
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
 from pipeline.models.lowerings.problem.lowering import WIDENED, Role, file_name
 
 Kind = Literal["conv2d", "dense", "max_pool"]
@@ -148,13 +148,9 @@ class PoolingProblem:
     @property
     def output_shape(self) -> Shape:
         """The shape of the maxima."""
-        height, width = (
-            (size + sum(pad) - window) // stride + 1
-            for size, pad, window, stride in zip(
-                self.shape[1:3], self.pads, self.window, self.strides, strict=True
-            )
-        )
-        return (self.shape[0], height, width, self.shape[3])
+        batch, height, width, channels = self.shape
+        window = make_window((height, width), self.window, self.strides, self.pads, (1, 1), 1)
+        return (batch, *window.output_size, channels)
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:

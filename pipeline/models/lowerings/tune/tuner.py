@@ -265,12 +265,12 @@ def _find_entries(
     """
     scopes = scopes if mode == "bank" else scopes[:1]
 
-    def find(problem: Problem) -> Entry | None:
+    found: dict[Problem, Entry | None] = {}
+    for problem in problems:
         keys = (f"{problem} on {scope}" for scope in scopes)
-        entries = sorted((bank[key] for key in keys if key in bank), key=_is_untimed)
-        return next(iter(entries), None)
-
-    return {problem: find(problem) for problem in problems}
+        entries = (bank[key] for key in keys if key in bank)
+        found[problem] = min(entries, key=_is_untimed, default=None)
+    return found
 
 
 def _find_engines(

@@ -155,8 +155,11 @@ class _Run:
 
         args, kwargs = jax.tree.map(read, (node.args, dict(node.kwargs)))
         result = operator(context, *args, **kwargs)
-        if is_observing() and node.op in OBSERVED and self._has_batch(args[0]):
-            result = _observe_node(self.graph, node, args[0], result, context.layout)
+        if is_observing() and node.op in OBSERVED:
+            x = args[0]
+            # Only a layer whose first axis is the batch, in PyTorch's order.
+            if x.ndim > 1 and x.shape[0] == self.values[INPUT].shape[0]:
+                result = _observe_node(self.graph, node, x, result, context.layout)
         if isinstance(result, NormResult):
             for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
                 if isinstance(argument, ArrayOf):
@@ -167,19 +170,13 @@ class _Run:
             result = _cast(result, self.context.dtype)
         return result
 
-    def _has_batch(self, x: Any) -> bool:
-        """Return whether the first axis of a tensor is the batch, in PyTorch's order."""
-        batch_size = self.values[INPUT].shape[0]
-        return isinstance(x, TorchTensor) and x.ndim > 1 and x.shape[0] == batch_size
-
 
 def _observe_node(
     graph: TorchGraph, node: GraphNode, x: TorchTensor, result: TorchTensor, layout: Layout
 ) -> TorchTensor:
-    """Return the result of a node, observed if it is a layer without groups of a kernel.
+    """Return the result of a node, observed if it is a layer with an ungrouped kernel.
 
-    `x` is the node's input, with the batch as its first axis. Raises ValueError if the kernel is
-    used twice.
+    `x` is its input, with the batch first. Raises ValueError if the kernel is used twice.
     """
     weight = node.args[1]
     if not isinstance(weight, ArrayOf) or graph.spec(weight.name).role != "parameter":

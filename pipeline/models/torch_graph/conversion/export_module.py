@@ -139,8 +139,7 @@ def _export_form(torch: Any, origin: str, module: Any, example: Any, batch: int 
 def _refuse_new_tensors(torch: Any, module: Any) -> Iterator[None]:
     """Raise ValueError if a trace replaces a tensor among the module's attributes.
 
-    torch.export only warns, and makes the tensor a constant. A new attribute is allowed, since the
-    module doesn't read it.
+    torch.export only warns, and makes the tensor a constant. New attributes aren't read.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -134,8 +134,7 @@ class ProgramReader:
     def read(self) -> Draft | None:
         """Read all nodes; None if an in-place change affects other values.
 
-        Raises ValueError if the output isn't one tensor, and for a node that isn't a call of an
-        operator.
+        Raises ValueError unless the output is one tensor, and each node calls an operator.
         """
         output: Any = None
         _inline_autocast(self.program.graph_module)

@@ -72,10 +72,7 @@ class NodeReader:
         return dict(self.node.kwargs).get(name, default)
 
     def array(self, index: int) -> np.ndarray | None:
-        """Return the values of an argument that is an array; None if the argument is None.
-
-        Raises UnknownLayerError for another argument.
-        """
+        """Return an array argument, None for None. Raises UnknownLayerError for others."""
         argument = self.argument(index)
         if argument is None:
             return None
@@ -105,10 +102,7 @@ _READERS: dict[str, ReadLayers] = {}
 
 
 def read_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Layers:
-    """Return the layers that compute a node with one input.
-
-    Raises UnknownLayerError if no layer has the same result.
-    """
+    """Return the layers of a node with one input. Raises UnknownLayerError if none computes it."""
     reader = NodeReader(graph, node, flow)
     name = node.op.removeprefix("aten.").partition(".")[0]
     if name not in _READERS:
@@ -139,11 +133,9 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 }
 
 
+@_register_reader(*_ACTIVATIONS)
 def _read_activation(reader: NodeReader) -> Layers:
     return _make_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
-
-
-_READERS.update(dict.fromkeys(_ACTIVATIONS, _read_activation))
 
 
 @_register_reader("hardtanh")

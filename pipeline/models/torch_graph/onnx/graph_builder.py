@@ -138,8 +138,7 @@ class TorchGraphBuilder:
         return tuple(map(self.size, first, second))
 
     def fixed_shape(self, value: OnnxValue) -> tuple[int, ...]:
-        """Return the shape of a value, 0 for a first size that depends on the batch. Raises
-        ValueError if another size does."""
+        """Return the shape, 0 for a batch size. Raises ValueError if another size depends on it."""
         sizes = self.shape(value)
         if any(isinstance(size, BatchSize) for size in sizes[1:]):
             raise ValueError(f"a size depends on the batch: {sizes}")
@@ -167,10 +166,6 @@ class TorchGraphBuilder:
             return value
         return self.call("expand.default", value, (BATCH, *sizes[1:]))
 
-    def shape_value(self, value: OnnxValue) -> OnnxValue:
-        """Return the shape as a constant of whole numbers."""
-        return OnnxValue(None, tuple(np.array(a.shape, np.int64) for a in value.arrays))
-
     def size(self, first: int, second: int) -> Length:
         """Return the size that has these values at the two batch sizes."""
         if first == second:
@@ -182,10 +177,7 @@ class TorchGraphBuilder:
         return BatchSize(per_sample, first - per_sample * low)
 
     def integers(self, value: OnnxValue) -> tuple[Length, ...]:
-        """Return a constant of whole numbers, which may depend on the batch.
-
-        Raises ValueError for a tensor that is computed from the network's input.
-        """
+        """Return constant whole numbers. Raises ValueError if they are computed from the input."""
         if not value.is_constant:
             raise ValueError("a shape or an axis depends on the values of the network's input")
         first, second = (np.atleast_1d(array).tolist() for array in value.arrays)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -106,8 +105,7 @@ class _Network:
 
     @cached_property
     def producers(self) -> Mapping[str, OnnxNode]:
-        """The node that computes each tensor. Raises ValueError for cycles, as for any node that
-        reads a tensor which isn't before it."""
+        """The node that computes each tensor. Raises ValueError if a later node is read."""
         producers: dict[str, OnnxNode] = {}
         defined = {"", *self.model.initializers, *(value.name for value in self.model.inputs)}
         for node in self.model.nodes:
@@ -317,13 +315,10 @@ def _show(sizes: Iterable[int | None]) -> str:
 def _with_training(form: Form, train: bool) -> Form:
     """Return the form for training or for evaluation."""
 
-    def fill(argument: Any) -> Any:
-        return train if argument is TRAINING else argument
+    def fill(node: GraphNode) -> GraphNode:
+        return replace(node, args=tuple(train if a is TRAINING else a for a in node.args))
 
-    def fill_node(node: GraphNode) -> GraphNode:
-        return replace(node, args=tuple(map(fill, node.args)))
-
-    return replace(form, nodes=tuple(map(fill_node, form.nodes)))
+    return replace(form, nodes=tuple(map(fill, form.nodes)))
 
 
 def _list_specs(

@@ -10,11 +10,7 @@ import numpy as np
 
 from pipeline.models.torch_graph.graph import ArrayOf
 from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue
-from pipeline.models.torch_graph.onnx.node_reader import (
-    OnnxNodeReader,
-    Results,
-    onnx_operator,
-)
+from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
 
 Pads = tuple[tuple[int, int], ...]
 """Padding before and after, for each spatial axis."""

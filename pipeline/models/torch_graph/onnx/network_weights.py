@@ -120,7 +120,8 @@ class NetworkWeights:
             if name in self.initializers:
                 array = self.initializers[name]
                 is_number = array.size == 1 and not is_layer
-                if not is_number and _is_float(array) and np.isfinite(array).all():
+                is_float = array.dtype.name in ("float16", "bfloat16", "float32", "float64")
+                if is_float and not is_number and np.isfinite(array).all():
                     trained.add(name)
             elif name in self._producers and self._producers[name].op not in _CONSTANT:
                 inner = {(source, False) for source in self._producers[name].inputs}
@@ -183,10 +184,6 @@ class NetworkWeights:
             if tensor is not None and "." in self.names[tensor]:
                 return self.names[tensor].rpartition(".")[0]
         return _make_node_path(node)
-
-
-def _is_float(array: np.ndarray) -> bool:
-    return array.dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
 def _clean_name(name: str) -> str:

@@ -74,10 +74,9 @@ class OnnxNodeReader:
             raise ValueError(f"{name} must be one constant number")
         return float(np.reshape(value.arrays[0], ()))
 
-    def axis(self, default: int, value: OnnxValue | None = None) -> int:
+    def axis(self, default: int) -> int:
         """Return the attribute `axis` as a number from 0 on. Raises ValueError for no axis."""
-        value = self.value() if value is None else value
-        return require_axis(self.attribute("axis", default), value.ndim)
+        return require_axis(self.attribute("axis", default), self.value().ndim)
 
     def shape(self, place: int = 0) -> tuple[Length, ...]:
         """Return the shape of an input."""

@@ -272,8 +272,7 @@ def _read_typed_values(message: _Message, dtype: np.dtype) -> np.ndarray:
 
 
 def _read_external(message: _Message, name: str, size: int, folder: Path | None) -> bytes:
-    """Return the bytes of a tensor in another file. Raises OSError, and ValueError for a file
-    outside of the folder, or one that is too short."""
+    """Return a tensor's bytes. Raises ValueError for a file outside of the folder, or too short."""
     entries = {entry.text(1): entry.text(2) for entry in message.messages(13)}
     location = entries.get("location", "")
     offset = int(entries.get("offset") or 0)

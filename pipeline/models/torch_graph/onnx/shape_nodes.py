@@ -215,10 +215,10 @@ def read_tile(reader: OnnxNodeReader) -> Results:
 @onnx_operator("Shape")
 def read_shape(reader: OnnxNodeReader) -> Results:
     """Read the shape of a tensor, or a range of it."""
-    shape = reader.graph.shape_value(reader.value())
     start = reader.attribute("start", 0)
     end = reader.attribute("end", _END)
-    return OnnxValue(None, tuple(array[start:end] for array in shape.arrays))
+    shapes = (array.shape[start:end] for array in reader.value().arrays)
+    return OnnxValue(None, tuple(np.array(shape, np.int64) for shape in shapes))
 
 
 @onnx_operator("Size")

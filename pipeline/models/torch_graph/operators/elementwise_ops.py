@@ -40,8 +40,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "hardtanh": lambda x, low=-1.0, high=1.0: jnp.clip(x, low, high),
     "sigmoid": jax.nn.sigmoid,
     "log_sigmoid": jax.nn.log_sigmoid,
-    "clamp": lambda x, low=None, high=None: jnp.clip(x, low, high),
-    "clip": lambda x, low=None, high=None: jnp.clip(x, low, high),
+    **dict.fromkeys(("clamp", "clip"), lambda x, low=None, high=None: jnp.clip(x, low, high)),
     "clamp_min": lambda x, low: jnp.maximum(x, low),
     "clamp_max": lambda x, high: jnp.minimum(x, high),
     "rsqrt": lambda x: lax.rsqrt(x),
@@ -54,11 +53,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "erf": jax.scipy.special.erf,
     "zero": lambda x: jnp.zeros_like(x),
     # Nothing is computed in place, so no array needs a copy.
-    "alias": lambda x: x,
-    "lift_fresh_copy": lambda x: x,
-    "positive": lambda x: x,
-    "clone": lambda x, memory_format=None: x,
-    "contiguous": lambda x, memory_format=None: x,
+    **dict.fromkeys(("alias", "lift_fresh_copy", "positive"), lambda x: x),
+    **dict.fromkeys(("clone", "contiguous"), lambda x, memory_format=None: x),
     "detach": lax.stop_gradient,
 }
 for _name, _function in _FUNCTIONS.items():

@@ -152,13 +152,9 @@ def _count_rows(size: int, window: int, stride: int, pads: Pair, counted: int) -
 @aten("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default")
 def adaptive_avg_pool2d(x: TorchTensor, output_size: Sequence[int | None]) -> TorchTensor:
     """Return means of windows that cover the images, for an output size."""
-    order = choose_image_order(x)
-    images = x.transpose(order)
-    for axis, target in zip((1, 2), output_size, strict=True):
-        count = images.shape[axis] if target is None else target
-        _require_side(count)
-        images = average_windows(images, axis, count)
-    return TorchTensor(images, order)
+    sizes = zip(x.shape[2:], output_size, strict=True)
+    targets = [size if target is None else target for size, target in sizes]
+    return _resize(x, targets, average_windows)
 
 
 @aten("adaptive_max_pool2d.default")
@@ -170,12 +166,20 @@ def adaptive_max_pool2d(
     if not any(size % target for size, target in zip(sizes, output_size, strict=True)):
         window = sizes[0] // output_size[0], sizes[1] // output_size[1]
         return (max_pool2d(context, x, MaxPoolSettings(window)),)
+    return (_resize(x, output_size, max_windows),)
+
+
+def _resize(
+    x: TorchTensor, targets: Sequence[int], resize: Callable[[Array, int, int], Array]
+) -> TorchTensor:
+    """Resize images by a function of an array, an axis and its new size."""
     order = choose_image_order(x)
     images = x.transpose(order)
-    for axis, target in zip((1, 2), output_size, strict=True):
-        _require_side(target)
-        images = max_windows(images, axis, target)
-    return (TorchTensor(images, order),)
+    for axis, target in zip((1, 2), targets, strict=True):
+        if not 1 <= target <= MAX_SIDE:
+            raise ValueError(f"a height or width of {target}; must be 1 to {MAX_SIDE:,}")
+        images = resize(images, axis, target)
+    return TorchTensor(images, order)
 
 
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
@@ -183,13 +187,13 @@ def upsample_nearest2d(
     x: TorchTensor, output_size: Sequence[int] | None = None, scales: object = None, *_: object
 ) -> TorchTensor:
     """Resize images by the nearest pixel."""
-    order = choose_image_order(x)
-    images = x.transpose(order)
-    for axis, target in zip((1, 2), _choose_target_size(x, output_size, scales), strict=True):
+
+    def take_nearest(images: Array, axis: int, target: int) -> Array:
         size = images.shape[axis]
         places = np.minimum(np.arange(target) * size // target, size - 1)
-        images = jnp.take(images, places, axis=axis)
-    return TorchTensor(images, order)
+        return jnp.take(images, places, axis=axis)
+
+    return _resize(x, _choose_target_size(x, output_size, scales), take_nearest)
 
 
 Weigh = Callable[[int, int, bool], np.ndarray]
@@ -207,12 +211,10 @@ def _register_resize(name: str, weigh: Weigh) -> None:
         scales: object = None,
         *_: object,
     ) -> TorchTensor:
-        order = choose_image_order(x)
-        images = x.transpose(order)
-        for axis, size in zip((1, 2), _choose_target_size(x, output_size, scales), strict=True):
-            weights = weigh(images.shape[axis], size, align_corners)
-            images = multiply_axis(images, axis, weights)
-        return TorchTensor(images, order)
+        def interpolate(images: Array, axis: int, target: int) -> Array:
+            return multiply_axis(images, axis, weigh(images.shape[axis], target, align_corners))
+
+        return _resize(x, _choose_target_size(x, output_size, scales), interpolate)
 
 
 def _find_places(size: int, target: int, align_corners: bool) -> np.ndarray:
@@ -273,23 +275,14 @@ _register_resize("_upsample_bilinear2d_aa", _antialias(1, lambda d: np.maximum(1
 _register_resize("_upsample_bicubic2d_aa", _antialias(2, lambda d: _weigh_cubic(d, -0.5)))
 
 
-def _choose_target_size(x: TorchTensor, output_size: Sequence[int] | None, scales: object) -> Pair:
+def _choose_target_size(
+    x: TorchTensor, output_size: Sequence[int] | None, scales: object
+) -> Sequence[int]:
     if output_size is not None:
-        height, width = output_size
-    elif isinstance(scales, Sequence) and len(scales) == 2:
-        height, width = (
-            int(size * factor) for size, factor in zip(x.shape[2:], scales, strict=True)
-        )
-    else:
-        raise ValueError("must have a size or two factors to resize by")
-    _require_side(height)
-    _require_side(width)
-    return height, width
-
-
-def _require_side(size: int) -> None:
-    if not 1 <= size <= MAX_SIDE:
-        raise ValueError(f"a height or width of {size}; must be 1 to {MAX_SIDE:,}")
+        return output_size
+    if isinstance(scales, Sequence) and len(scales) == 2:
+        return [int(size * factor) for size, factor in zip(x.shape[2:], scales, strict=True)]
+    raise ValueError("must have a size or two factors to resize by")
 
 
 def _compute_pads(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -191,14 +192,6 @@ class BatchNormSettings:
     cudnn_enabled: bool = True
 
 
-@dataclass(frozen=True)
-class RunningNorm:
-    """Settings of batch norm by the running statistics, in ATen's order."""
-
-    momentum: float
-    eps: float
-
-
 @aten("batch_norm.default", kind="batch_norm", full_weights=True, settings=BatchNormSettings)
 def batch_norm(
     x: TorchTensor,
@@ -240,7 +233,7 @@ def batch_norm(
     "_native_batch_norm_legit_no_training.default",
     kind="batch_norm",
     full_weights=True,
-    settings=RunningNorm,
+    settings=partial(BatchNormSettings, False),
 )
 def batch_norm_no_training(
     x: TorchTensor,
@@ -248,11 +241,10 @@ def batch_norm_no_training(
     bias: TorchTensor | None,
     running_mean: TorchTensor,
     running_var: TorchTensor,
-    settings: RunningNorm,
+    settings: BatchNormSettings,
 ) -> tuple[TorchTensor]:
     """Normalize each channel by the running statistics."""
-    batch_settings = BatchNormSettings(False, settings.momentum, settings.eps)
-    y = batch_norm(x, weight, bias, running_mean, running_var, batch_settings)
+    y = batch_norm(x, weight, bias, running_mean, running_var, settings)
     assert isinstance(y, TorchTensor)
     return (y,)
 

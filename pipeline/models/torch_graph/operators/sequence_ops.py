@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -131,32 +132,15 @@ CELLS: Mapping[str, Cell] = {
 }
 
 
-def _register(name: str, cell: Cell) -> None:
-    """Register an operator that returns the last layer's outputs and all layers' last states."""
-
-    @aten(f"{name}.input", draws=True, settings=Recurrence)
-    def apply(
-        context: OperatorContext,
-        x: TorchTensor,
-        states: TorchTensor | tuple[TorchTensor, ...],
-        settings: Recurrence,
-    ) -> tuple[TorchTensor, ...]:
-        states = states if isinstance(states, tuple) else (states,)
-        return _compute_layers(context, cell, x, states, settings)
-
-
-for _name, _cell in CELLS.items():
-    _register(_name, _cell)
-
-
 def _compute_layers(
-    context: OperatorContext,
     cell: Cell,
+    context: OperatorContext,
     x: TorchTensor,
-    states: tuple[TorchTensor, ...],
+    states: TorchTensor | tuple[TorchTensor, ...],
     settings: Recurrence,
 ) -> tuple[TorchTensor, ...]:
-    """Compute stacked layers, each in one or both directions, with dropout between them."""
+    """Compute stacked layers; return the last layer's outputs and all layers' last states."""
+    states = states if isinstance(states, tuple) else (states,)
     directions = 2 if settings.bidirectional else 1
     num_weights = 4 if settings.has_biases else 2
     weights = settings.weights
@@ -186,6 +170,10 @@ def _compute_layers(
         to_tensor(jnp.stack([state[number] for state in last])) for number in range(len(states))
     )
     return (to_tensor(outputs.transpose(_TIME_FIRST) if batch_first else outputs), *final)
+
+
+for _name, _cell in CELLS.items():
+    aten(f"{_name}.input", draws=True, settings=Recurrence)(partial(_compute_layers, _cell))
 
 
 def _scan(

@@ -28,10 +28,7 @@ _MAX_CONFIG_BYTES = 2**26
 _STATE_GROUPS = ("optimizer", "optimizer_weights", "_compile_metrics")
 """Groups that hold no weights."""
 _NORM = ("gamma", "beta", "moving_mean", "moving_variance")
-_NAMES: Mapping[tuple[int, ...], Sequence[str]] = {
-    (1, 1, 1, 1): _NORM,
-    (1, 1): _NORM[:2],
-}
+_NAMES: Mapping[tuple[int, ...], Sequence[str]] = {(1, 1, 1, 1): _NORM, (1, 1): _NORM[:2]}
 """Names of the variables of a layer that has no kernel, by their numbers of axes."""
 
 

@@ -82,7 +82,8 @@ def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
         if dtype not in _NAMES:
             raise ValueError(f"{name} is {array.dtype}, which a .ckpt can't hold")
         # MindSpore writes a scalar with dimensions (0,).
-        dims = b"".join(_encode_integer_field(_DIMS, size) for size in array.shape or (0,))
+        key = _encode_varint(_DIMS << 3 | VARINT)
+        dims = b"".join(key + _encode_varint(size) for size in array.shape or (0,))
         content = memoryview(array.astype(dtype, copy=False).tobytes())
         for start in range(0, max(1, len(content)), _PART_BYTES):
             part = content[start : start + _PART_BYTES]
@@ -132,10 +133,7 @@ def _read_value(message: memoryview) -> _Value:
 
 
 def _join_parts(values: list[_Value]) -> np.ndarray:
-    """Join the parts of one tag into an array.
-
-    Raises ValueError if they differ, and for an unknown type or an impossible shape.
-    """
+    """Join the parts of one tag. Raises ValueError if they differ, or can't be an array."""
     first = values[0]
     if any((value.dims, value.type) != (first.dims, first.type) for value in values):
         raise ValueError(f"the parts of {show_name(first.tag)} differ in shape or type")
@@ -159,10 +157,6 @@ def _read_packed(field: memoryview) -> list[int]:
         number, index = decode_varint(field, index, _KIND)
         numbers.append(number)
     return numbers
-
-
-def _encode_integer_field(number: int, value: int) -> bytes:
-    return _encode_varint(number << 3 | VARINT) + _encode_varint(value)
 
 
 def _encode_bytes_field(number: int, value: bytes | memoryview) -> bytes:

@@ -22,10 +22,7 @@ MAX_NAME_LENGTH = 1024
 def decode_array(
     name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
 ) -> np.ndarray:
-    """Return the array in `data`, in C order.
-
-    Raises ValueError if the shape is invalid, or doesn't have this number of bytes.
-    """
+    """Return the array in `data`. Raises ValueError if its shape doesn't have as many bytes."""
     num_bytes = array_bytes(name, dtype, shape)
     if len(data) != num_bytes:
         raise ValueError(

@@ -35,8 +35,7 @@ _STATE_DICTS = ("state_dict", "model_state_dict", "model", "model_state", "net")
 def read_torch(path: Path) -> Arrays:
     """Return the tensors of a state dict by name, or of one under a key such as `state_dict`.
 
-    No code of the file is run. Raises ValueError for a file that isn't valid, and
-    zipfile.BadZipFile.
+    No code of the file is run. Raises ValueError and zipfile.BadZipFile for an invalid file.
     """
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
@@ -146,19 +145,17 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
 def _copy_strided(
     name: str, values: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the elements of a storage at strides, in C order.
-
-    Raises ValueError if any is outside of the storage.
-    """
+    """Return elements of a storage in C order. Raises ValueError for any outside of it."""
     size = array_bytes(name, values.dtype, shape)
-    are_valid = [type(stride) is int and stride >= 0 for stride in strides]
-    if offset < 0 or not all(are_valid) or size > values.nbytes:
+    is_valid = all(type(stride) is int and stride >= 0 for stride in strides)
+    is_valid &= offset >= 0 and size <= values.nbytes
+    if is_valid and size:
+        last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        is_valid = last < len(values)
+    if not is_valid:
         raise ValueError(f"{show_name(name)} does not fit into its storage")
     if not size:
         return np.empty(shape, values.dtype)
-    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    if last >= len(values):
-        raise ValueError(f"{show_name(name)} does not fit into its storage")
     itemsize = values.dtype.itemsize
     view = np.lib.stride_tricks.as_strided(
         values[offset:], shape, tuple(stride * itemsize for stride in strides), writeable=False

@@ -59,8 +59,7 @@ _SAFETENSORS_DTYPES = {
 def read_weights(path: Path) -> Arrays:
     """Return the arrays of a weight file in its order, of a .safetensors in natural order of names.
 
-    Nothing in a file is executed. Raises DataError for a file that is missing, of another kind,
-    damaged or too large.
+    Nothing in a file is executed. Raises DataError for a file that can't be read.
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:

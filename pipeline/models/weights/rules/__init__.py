@@ -15,28 +15,22 @@ IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
 """Rules for networks without blocks: layers are counted by kind, in order."""
 TENSORFLOW: LayerRules = ((r".*conv2d_transpose.*", "conv_transpose_#"), *IN_ORDER)
 """Keras's names, which begin with a layer's class."""
-VGG: LayerRules = (
-    (r"pre_logits\.fc(\d)", r"dense_<\1-1>"),
-    (r"head\.fc", "dense_2"),
-    *IN_ORDER,
-)
+VGG: LayerRules = ((r"pre_logits\.fc(\d)", r"dense_<\1-1>"), (r"head\.fc", "dense_2"), *IN_ORDER)
 """timm has convolutions over whole images instead of the first dense layers."""
 
 
-def _make_pair(torch: LayerRules, mindspore: LayerRules) -> Mapping[Framework, LayerRules]:
-    return {"torch": torch, "mindspore": mindspore}
-
-
-def _use_for_both(rules: LayerRules) -> Mapping[Framework, LayerRules]:
-    return _make_pair(rules, rules)
+def _make_pair(
+    torch: LayerRules, mindspore: LayerRules | None = None
+) -> Mapping[Framework, LayerRules]:
+    return {"torch": torch, "mindspore": torch if mindspore is None else mindspore}
 
 
 BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
-    "bert": _use_for_both(transformers.BERT),
-    "densenet": _use_for_both(branches.DENSENET),
+    "bert": _make_pair(transformers.BERT),
+    "densenet": _make_pair(branches.DENSENET),
     "dpn": {"torch": residual.DPN_TORCH},
     "efficientnet": _make_pair(mobile.EFFICIENTNET_TORCH, mobile.EFFICIENTNET_MINDSPORE),
-    "googlenet": _use_for_both(branches.GOOGLENET),
+    "googlenet": _make_pair(branches.GOOGLENET),
     "gpt": {"torch": transformers.GPT},
     "inception_v3": _make_pair(branches.INCEPTION_V3_TORCH, branches.INCEPTION_V3_MINDSPORE),
     "mobilenet_v1": _make_pair(mobile.MOBILENET_V1_TORCH, IN_ORDER),
@@ -44,14 +38,14 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
     "mobilenet_v3": _make_pair(mobile.MOBILENET_V3_TORCH, mobile.MOBILENET_V3_MINDSPORE),
     "regnet_x": _make_pair(residual.REGNET_TORCH, residual.REGNET_MINDSPORE),
     "repvgg": _make_pair(residual.REPVGG_TORCH, residual.REPVGG_MINDSPORE),
-    "resnet": _use_for_both(residual.RESNET),
+    "resnet": _make_pair(residual.RESNET),
     "resnet_v2": {"torch": residual.RESNET_V2_TORCH},
     "shufflenet_v2": _make_pair(mobile.SHUFFLENET_V2_TORCH, mobile.SHUFFLENET_V2_MINDSPORE),
-    "squeezenet": _use_for_both(mobile.SQUEEZENET),
-    "unet": _use_for_both(branches.UNET),
-    "vgg": _use_for_both(VGG),
-    "vit": _use_for_both(transformers.VIT),
-    "wide_deep": _use_for_both(IN_ORDER),
+    "squeezenet": _make_pair(mobile.SQUEEZENET),
+    "unet": _make_pair(branches.UNET),
+    "vgg": _make_pair(VGG),
+    "vit": _make_pair(transformers.VIT),
+    "wide_deep": _make_pair(IN_ORDER),
     "xception": _make_pair(residual.XCEPTION_TORCH, residual.XCEPTION_MINDSPORE),
 }
 """Rules by the name of a model component and by framework."""

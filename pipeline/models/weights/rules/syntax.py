@@ -47,17 +47,14 @@ def place_layer(rules: LayerRules, layer: str, kind: str) -> Place | None:
     for pattern, path in rules:
         match = re.fullmatch(pattern, layer)
         if match is not None and (kind or "{kind}" not in path):
-            return _parse_path(match.expand(path).replace("{kind}", kind))
+            path = match.expand(path).replace("{kind}", kind)
+            path = _OFFSET.sub(lambda terms: str(int(terms[1]) + int(terms[2])), path)
+            return Place(
+                path.removeprefix(_ADDED).removesuffix(_TRANSPOSED),
+                transposed=path.endswith(_TRANSPOSED),
+                added=path.startswith(_ADDED),
+            )
     return None
-
-
-def _parse_path(text: str) -> Place:
-    path = _OFFSET.sub(lambda terms: str(int(terms[1]) + int(terms[2])), text)
-    return Place(
-        path.removeprefix(_ADDED).removesuffix(_TRANSPOSED),
-        transposed=path.endswith(_TRANSPOSED),
-        added=path.startswith(_ADDED),
-    )
 
 
 Framework = Literal["torch", "mindspore", "tensorflow"]

@@ -11,7 +11,7 @@ import io
 import logging
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
 from pipeline.stages.export.onnx import recurrent_nodes as recurrent_nodes
+from pipeline.stages.export.onnx.average_nodes import average_nodes
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,
@@ -124,6 +125,36 @@ def make_onnx_model(run: TrainedRun) -> Any:
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
+    samples = run.samples
+    graph = GraphBuilder(run.arrays)
+    if run.members:
+        results = [_add_network(member, graph) for member in run.members]
+        result = average_nodes(results, samples.targets.task, graph)
+    else:
+        result = _add_network(run, graph)
+    graph.nodes.append(helper.make_node("Identity", [result.name], [OUTPUT]))
+    if sum(array.nbytes for array in graph.constants.values()) > MAX_BYTES:
+        raise RunError(
+            f"{run.recipe.name}: has more than {MAX_BYTES:,} bytes, the most of model.onnx"
+        )
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(samples.dtype))
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            run.recipe.model.name,
+            [helper.make_tensor_value_info(INPUT, kind, [BATCH, *samples.shape])],
+            [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [BATCH, *result.shape])],
+            [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+    )
+    checker.check_model(model)
+    return model
+
+
+def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
+    """Add the evaluation ops and the network of a run; return its output, channels last."""
     recipe = run.recipe
     samples = run.samples
     if not isinstance(recipe.model, LayeredModelSpec):
@@ -138,28 +169,11 @@ def make_onnx_model(run: TrainedRun) -> Any:
         )
     if recipe.dataset.padding_mask:
         raise RecipeError("dataset.padding_mask = true: has no translation to ONNX; must be false")
-    graph = GraphBuilder(run.arrays)
+    graph = replace(graph, weights=run.arrays)
     images = Images(NodeOutput(INPUT, samples.shape), samples.dtype)
     value = add_ops(recipe.dataset.eval.ops, images, graph)
     layers = recipe.model.layers_for(len(samples.classes))
-    result = graph.to_order(add_layers(layers, value, graph), "nhwc")
-    graph.nodes.append(helper.make_node("Identity", [result.name], [OUTPUT]))
-    if sum(array.nbytes for array in graph.constants.values()) > MAX_BYTES:
-        raise RunError(f"{recipe.name}: has more than {MAX_BYTES:,} bytes, the most of model.onnx")
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(samples.dtype))
-    model = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            recipe.model.name,
-            [helper.make_tensor_value_info(INPUT, kind, [BATCH, *samples.shape])],
-            [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [BATCH, *result.shape])],
-            [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-    )
-    checker.check_model(model)
-    return model
+    return graph.to_order(add_layers(layers, value, graph), "nhwc")
 
 
 def _open_session(content: bytes) -> Any:
@@ -182,7 +196,8 @@ def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> floa
         raise RunError(f"ONNX Runtime returns shape {logits.shape}, the run {expected.shape}")
     difference = float(np.abs(logits - expected).max())
     limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
-    if resolve_level(run.recipe) == "O0" and not difference <= limit:
+    levels = {resolve_level(member.recipe) for member in run.members or (run,)}
+    if levels == {"O0"} and not difference <= limit:
         raise RunError(
             f"ONNX Runtime's logits differ from the run's by {difference:.3g}, more than "
             f"{limit:.3g}; nothing was written"

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 
-import jax
-import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.backends.ascend.chip.tasks import Layout
-from pipeline.backends.ascend.compiler.buffers import (
-    count_padded_elements,
-    find_channel_axes,
-)
-from pipeline.backends.ascend.compiler.kernels import Kernels
-from pipeline.backends.ascend.compiler.phases import find_phases
+from pipeline.backends.ascend.compiler.buffers import count_padded_elements
 from pipeline.backends.graph.graph import Value
-from pipeline.backends.graph.tracing import make_graph
-from tests.backends.ascend.steps import of
 
 
 @pytest.mark.parametrize(
@@ -48,32 +39,3 @@ def test_padding(shape: tuple[int, ...], layout: Layout, axis: int | None, store
 def test_padding_never_loses_elements(sides: list[int], layout: Layout) -> None:
     stored = count_padded_elements(Value(tuple(sides), "float16"), layout, len(sides) - 1)
     assert math.prod(sides) <= stored <= math.prod(sides) * 256
-
-
-def test_channels_follow_element_wise_work() -> None:
-    def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        numbers = ("NCHW", "OIHW", "NCHW")
-        made = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
-        return jnp.tanh(made + 1.0)
-
-    graph = make_graph(jax.jit(network).trace(of(2, 3, 8, 8), of(4, 3, 3, 3)))
-    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
-    axes = find_channel_axes(graph, kernels.dataflow)
-    assert axes[graph.outputs[0]] == 1
-
-
-def test_a_reshaped_volume_has_an_axis_only_with_its_rank() -> None:
-    """The reshape's source, with fewer axes, is the same value."""
-
-    def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        numbers = ("NDHWC", "DHWIO", "NDHWC")
-        volumes = x.reshape(2, 4, 4, 2, 3)
-        return jax.lax.conv_general_dilated(
-            volumes, kernel, (1, 1, 1), "SAME", dimension_numbers=numbers
-        )
-
-    graph = make_graph(jax.jit(network).trace(of(2, 8, 12), of(3, 3, 2, 3, 5)))
-    kernels = Kernels(graph, find_phases(graph, ()), lambda index: 0.0)
-    axes = find_channel_axes(graph, kernels.dataflow)
-    assert axes[graph.outputs[0]] == 4
-    assert all(axis < len(graph.values[index].shape) for index, axis in axes.items())

@@ -12,7 +12,7 @@ from jax import Array
 from pipeline.backends.ascend.chip.tasks import Task, TaskGraph
 from pipeline.backends.ascend.cost.vector_work import count_bias_cores
 from tests.backends.ascend.made_up import HW
-from tests.backends.ascend.steps import gradient_step, normalised, of, only
+from tests.backends.ascend.steps import find_round_trips, gradient_step, normalised, of, only
 
 
 def attention(p: dict[str, Array], x: Array) -> Array:
@@ -54,6 +54,40 @@ def test_every_transpose_of_heads_moves_whole_rows() -> None:
 
 def test_eager_frameworks_convert_every_product() -> None:
     assert len(converted(lowered(48, by_op=True))) > 3 * len(converted(lowered(48)))
+
+
+@pytest.mark.parametrize("by_op", [False, True])
+@pytest.mark.parametrize("tokens", [48, 50])
+def test_no_layout_is_converted_twice_in_a_row(tokens: int, by_op: bool) -> None:
+    graph = lowered(tokens, by_op=by_op)
+    assert not find_round_trips(graph)
+
+
+def test_a_move_of_whole_sixteens_reads_one_plain_copy() -> None:
+    """Two slices of a product share its conversion; softmax and the next product read blocks."""
+
+    def sliced(p: dict[str, Array], x: Array) -> Array:
+        y = jax.nn.softmax(x @ p["w"])
+        return (y @ p["w"])[:, :64] * y[:, 32:96] * y[:, 64:128]
+
+    graph = gradient_step(sliced, {"w": of(256, 256)}, of(32, 192, 256)).tasks("O2")
+    softmax = next(task for task in only(graph, "rows", "forward"))
+    assert graph.buffers[softmax.writes[0]].layout == "FRACTAL_NZ"
+    moves = only(graph, "copy", "forward")
+    sources = {index for task in moves for index in task.reads}
+    assert len(moves) == 3
+    assert {graph.buffers[index].layout for index in sources} == {"ND"}
+    assert len(sources) == 2
+
+
+def test_rows_and_columns_of_an_image_are_the_rows_of_a_matrix() -> None:
+    def dense(p: dict[str, Array], x: Array) -> Array:
+        return jax.nn.gelu(x @ p["w"]) @ p["w"]
+
+    def count(*shape: int) -> int:
+        return len(converted(gradient_step(dense, {"w": of(256, 256)}, of(*shape)).tasks("O2")))
+
+    assert count(32, 28, 28, 256) == count(32, 784, 256) < count(32, 7, 7, 256)
 
 
 def test_conversions_come_with_the_launch_of_their_op() -> None:

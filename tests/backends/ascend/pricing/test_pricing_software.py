@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import hypothesis
+import jax
+import jax.numpy as jnp
 import pytest
+from hypothesis import strategies as st
 
 from pipeline.backends.ascend import price
 from pipeline.backends.ascend.chip.options import OptionError
 from tests.backends.ascend.dense_step import ALIGNED, BATCH, WEIGHTS, step
 from tests.backends.ascend.made_up import HW
+from tests.backends.ascend.steps import gradient_step, of
+
+Function = Callable[[jax.Array], jax.Array]
+CALLS: tuple[Function, ...] = (
+    lambda x: jnp.sin(x),
+    lambda x: jnp.tanh(x),
+    lambda x: 0.5 * x,
+    lambda x: x + 1.5,
+    lambda x: jnp.exp(x),
+)
 
 
 def test_a_stack_has_its_own_launches() -> None:
@@ -39,6 +54,49 @@ def test_eager_products_convert_matrices_that_graphs_keep_in_blocks() -> None:
 def test_tokens_that_are_no_whole_sixteens_cost_more_than_more_of_them() -> None:
     odd, whole = (price(step, WEIGHTS, batch).device_ms for batch in (BATCH, ALIGNED))
     assert odd > 1.2 * whole
+
+
+def count_launches(activation: Function, rows: int) -> int:
+    """Count the launches of both passes of an activation between two products."""
+
+    def forward(weights: Any, batch: jax.Array) -> jax.Array:
+        return activation(batch @ weights[0]) @ weights[1]
+
+    graph = gradient_step(forward, [of(32, 32), of(32, 8)], of(rows, 32)).tasks("O2", by_op=True)
+    return sum(
+        task.launched and task.cube is None and task.cost_class == "elementwise"
+        for task in graph.tasks
+        if task.phase in ("forward", "backward")
+    )
+
+
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(
+    st.lists(st.sampled_from(CALLS), min_size=1, max_size=8), st.sampled_from((16, 1024))
+)
+def test_an_activation_of_n_eager_calls_is_at_least_n_launches(
+    calls: list[Function], rows: int
+) -> None:
+    def activation(x: jax.Array) -> jax.Array:
+        for call in calls:
+            x = call(x)
+        return x
+
+    assert count_launches(activation, rows) >= count_launches(lambda x: x, rows) + len(calls)
+
+
+@pytest.mark.parametrize("activation", [jax.nn.gelu, jax.nn.silu, jax.nn.hard_swish])
+def test_an_activation_of_a_framework_is_one_launch_in_each_pass(activation: Function) -> None:
+    by_itself = count_launches(lambda x: x, 1024)
+    assert count_launches(activation, 1024) == by_itself + 2
+
+
+def test_a_formula_of_eight_calls_is_slower_than_the_frameworks_activation() -> None:
+    def written_out(x: jax.Array) -> jax.Array:
+        return 0.5 * x * (1.0 + jnp.tanh(0.8 * (x + 0.0447 * x**3)))
+
+    formula, function = (count_launches(act, 1024) for act in (written_out, jax.nn.gelu))
+    assert formula >= function + 7
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from pipeline import load_recipe
 from pipeline.core.errors import RecipeError, UsageError
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.table import FittedTable, TableFormat
-from pipeline.data.targets import Targets
+from pipeline.data.targets import Targets, Task
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
+from pipeline.stages.export.ensemble import make_ensemble
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
 from pipeline.training.step import image_shape
@@ -91,6 +92,23 @@ def test_a_network_gives_the_same_logits(model: str) -> None:
     run = fresh([f"model={model}"], shape)
     images = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
     assert difference(run, images) < 1e-5
+
+
+@pytest.mark.parametrize("task", ["classification", "multi_label", "regression"])
+def test_an_ensemble_gives_the_same_logits(task: Task) -> None:
+    """Of two architectures in one graph, whose constants have the same names."""
+    shape = (8, 8, 1)
+    names = tuple("0123456789")
+    numbers = (0.0,) * 10 if task == "regression" else ()
+    targets = Targets(names, task, numbers, numbers)
+    dense = "{name: dense, features: $classes}"
+    layers = f"model.layers=[{{name: conv, features: 3, kernel: 3}}, flatten, {dense}]"
+    models = ["model=mlp", "model.hidden=[5]"], ["model=layers", "model.blocks={}", layers]
+    runs = [fresh(list(model), shape) for model in (*models, models[1])]
+    runs = [replace(run, samples=replace(run.samples, targets=targets)) for run in runs]
+    averaged = make_ensemble({Path(str(number)): run for number, run in enumerate(runs)})
+    images = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
+    assert difference(averaged, images) < 1e-5
 
 
 LAYERS: dict[str, list[str]] = {

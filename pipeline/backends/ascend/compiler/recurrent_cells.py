@@ -1,0 +1,281 @@
+"""Scans over the cells of a GRU or LSTM, as the vendor's ops compute them.
+
+MindSpore and torch_npu have one op for a layer and direction, DynamicGRUV2 or DynamicRNN. Its
+kernel keeps state and gates on the cores for all steps. The products that don't depend on the
+state, of the inputs and of the gradients of weights and inputs, are one product over all steps
+(CANN's DynamicGRUV2; the passes dynamic_gru_v2_grad_fission and dynamic_rnn_grad_fission_v2 of
+MindSpore and CANN). In a gradient, a step is a kernel of the cell and a product.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from pipeline.backends.ascend.chip.tasks import CubeWork, Task
+from pipeline.backends.ascend.compiler.buffers import Buffers
+from pipeline.backends.ascend.compiler.dataflow import Dataflow
+from pipeline.backends.ascend.compiler.primitives import classify_primitive
+from pipeline.backends.graph.graph import Graph, Node
+
+CELLS = {(2, 1): "DynamicGRUV2", (3, 2): "DynamicRNN"}
+"""The vendor's ops by the sigmoids and hyperbolic tangents of a cell, in sizes of its state."""
+CELL_KINDS = ("view", "loop_view", "elementwise", "matmul", "move")
+MOVES = ("copy", "trans_data", "transpose", "fill", "cast")
+"""Classes of tasks that rearrange or clear values. Within a kernel they are addresses."""
+
+
+@dataclass(frozen=True)
+class RecurrentCell:
+    """A scan that is one op. Fields are values of the graph, by index, and a number of steps.
+
+    `recurrent` are results of the products on the way from a state to the next state.
+    `accumulators` are sums over the steps, such as the gradients of weights.
+    """
+
+    type: str
+    steps: int
+    recurrent: frozenset[int]
+    accumulators: frozenset[int]
+
+
+def find_cells(graph: Graph, dataflow: Dataflow, *, by_op: bool) -> dict[int, RecurrentCell]:
+    """Return the scans that are GRUs or LSTMs, and the scans of their gradients, by loop.
+
+    Without a graph of the network (`by_op`), a cell in custom code isn't an op of a framework.
+    """
+    loops: dict[int, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.loop:
+            loops[node.loop].append(node)
+    cells: dict[int, RecurrentCell] = {}
+    types: dict[int, str] = {}
+    for loop, nodes in loops.items():
+        calls = {node.call for node in nodes if classify_primitive(node.primitive) != "loop_view"}
+        if any(classify_primitive(node.primitive) not in (*CELL_KINDS, "reduce") for node in nodes):
+            continue
+        if by_op and len(calls) > 1:
+            continue
+        is_gradient = all(node.mark == "backward" for node in nodes)
+        type_ = (
+            _find_forward_type(nodes, types, dataflow)
+            if is_gradient
+            else _classify_cell(graph, nodes)
+        )
+        cell = _analyse_loop(graph, nodes, type_) if type_ else None
+        if cell is None:
+            continue
+        cells[loop] = cell
+        stacked = (node.outputs[0] for node in nodes if node.primitive == "scan_stack")
+        types.update(dict.fromkeys(stacked, cell.type))
+    return cells
+
+
+def _classify_cell(graph: Graph, nodes: Sequence[Node]) -> str | None:
+    """Return the op of a forward scan, None if its body isn't the cell of one."""
+    states = _list_carried(graph, nodes)
+    size = max((graph.values[before].size for before, _ in states), default=0)
+    if not size:
+        return None
+    gates = tuple(
+        sum(graph.values[node.outputs[0]].size for node in nodes if node.primitive == name) / size
+        for name in ("logistic", "tanh")
+    )
+    return CELLS.get(gates)  # type: ignore[arg-type]
+
+
+def _find_forward_type(
+    nodes: Sequence[Node], types: Mapping[int, str], dataflow: Dataflow
+) -> str | None:
+    """Return the op of the forward scan whose stacked values a gradient's scan reads."""
+    slices = (node.inputs[0] for node in nodes if node.primitive == "scan_slice")
+    return next((types[i] for i in map(dataflow.alias.__getitem__, slices) if i in types), None)
+
+
+def _list_carried(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:
+    starts = {node.outputs[0] for node in nodes if node.primitive == "scan_carry"}
+    return [pair for pair in graph.carried if pair[0] in starts and graph.values[pair[0]].size > 1]
+
+
+def _analyse_loop(graph: Graph, nodes: Sequence[Node], type_: str) -> RecurrentCell | None:
+    """Return the cell of a scan; None if no product depends on the state."""
+    users: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for index in node.inputs:
+            users[index].append(node)
+    carried = _list_carried(graph, nodes)
+    sums = {
+        after
+        for before, after in carried
+        if len(users[before]) == 1
+        and users[before][0].primitive in ("add", "add_any")
+        and after in users[before][0].outputs
+    }
+    after_state = {before for before, after in carried if after not in sums}
+    before_state = {after for _, after in carried if after not in sums}
+    for node in nodes:
+        if not after_state.isdisjoint(node.inputs):
+            after_state.update(node.outputs)
+    for node in reversed(nodes):
+        if not before_state.isdisjoint(node.outputs):
+            before_state.update(node.inputs)
+    products = (node.outputs[0] for node in nodes if node.primitive == "dot_general")
+    recurrent = frozenset(products) & after_state & before_state
+    produced = {out for node in nodes for out in node.outputs}
+    sources = {index for node in nodes for index in node.inputs} - produced
+    outer = max(
+        (
+            node.repeat
+            for node in graph.nodes
+            if not sources.isdisjoint(node.outputs)
+            and classify_primitive(node.primitive) != "loop_view"
+        ),
+        default=1,
+    )
+    if not recurrent:
+        return None
+    return RecurrentCell(type_, nodes[0].repeat // outer, recurrent, frozenset(sums))
+
+
+def fuse_cells(
+    tasks: list[Task], cells: Mapping[int, RecurrentCell], buffers: Buffers
+) -> list[Task]:
+    """Return the tasks with one op for each cell, and one product over all steps for others."""
+    for loop, cell in cells.items():
+        tasks = _CellFusion(tasks, loop, cell, buffers).fuse()
+    return tasks
+
+
+class _CellFusion:
+    """The fusion of one scan's tasks. Buffers are indices."""
+
+    def __init__(self, tasks: list[Task], loop: int, cell: RecurrentCell, buffers: Buffers) -> None:
+        self.tasks = tasks
+        self.loop = loop
+        self.cell = cell
+        self.buffers = buffers
+        self.members = [task for task in tasks if task.loop == loop]
+        self.written = {index for task in self.members for index in task.writes}
+        index = buffers.index
+        alias = buffers.alias
+        self.recurrent = {index.get(alias[value]) for value in cell.recurrent}
+        self.sums = {index.get(alias[value]) for value in cell.accumulators}
+
+    def fuse(self) -> list[Task]:
+        """Return all tasks, unchanged if others run between the scan's and read its results."""
+        places = [place for place, task in enumerate(self.tasks) if task.loop == self.loop]
+        if not places:
+            return self.tasks
+        first, last = places[0], places[-1] + 1
+        between = [task for task in self.tasks[first:last] if task.loop != self.loop]
+        if any(not self.written.isdisjoint(task.reads) for task in between):
+            return self.tasks
+        products = [task for task in self.members if task.cube is not None]
+        loose = [task for task in products if self.recurrent.isdisjoint(task.writes)]
+        if len(loose) == len(products):
+            return self.tasks
+        early = [task for task in loose if not self._depends_on_scan(task)]
+        late = [task for task in loose if task not in early]
+        fused = [
+            *chain.from_iterable(map(self._join_steps, early)),
+            self._make_cell(loose),
+            *chain.from_iterable(map(self._join_steps, late)),
+        ]
+        return [*self.tasks[:first], *between, *fused, *self.tasks[last:]]
+
+    def _depends_on_scan(self, product: Task) -> bool:
+        """Return whether a product reads what the scan computes, other than copies of inputs."""
+        makers = [t for t in self.members if not set(t.writes).isdisjoint(product.reads)]
+        return any(
+            maker.cost_class not in MOVES or self._depends_on_scan(maker) for maker in makers
+        )
+
+    def _join_steps(self, product: Task) -> list[Task]:
+        """Return a product of all steps, after the MemSet of its result if it has one."""
+        steps = self.cell.steps
+        assert product.cube is not None
+        adder = self._find_adder(product)
+        work = replace(product.cube, macs=steps * product.cube.macs)
+        if adder is None:
+            work = replace(work, m=steps * work.m)
+            writes: tuple[int, ...] = (self._stack(product.writes[0]),)
+        else:
+            work = replace(work, k=steps * work.k)
+            writes = adder.writes[:1]
+        repeat = product.repeat // steps
+        reads = tuple(dict.fromkeys(map(self._stack, product.reads)))
+        joined = replace(
+            product, reads=reads, writes=writes, cube=work, repeat=repeat, launched=False, loop=0
+        )
+        clears = [
+            replace(task, writes=writes, repeat=repeat, loop=0)
+            for task in self.members
+            if task.type == "MemSet" and task.writes == product.writes
+        ]
+        return [*clears, joined]
+
+    def _find_adder(self, product: Task) -> Task | None:
+        """Return the task that adds a product's result to a sum over the steps."""
+        readers = (task for task in self.members if product.writes[0] in task.reads)
+        return next((task for task in readers if not self.sums.isdisjoint(task.writes)), None)
+
+    def _stack(self, index: int) -> int:
+        """Return the buffer with the values of all steps, the same if they share one value."""
+        buffer = self.buffers.all[index]
+        if buffer.within is not None:
+            return buffer.within
+        if index not in self.written:
+            return index
+        steps = self.cell.steps
+        place = len(self.buffers.all)
+        shape = (steps, *buffer.shape)
+        stacked = replace(
+            buffer, index=place, shape=shape, nbytes=steps * buffer.nbytes, role="activation"
+        )
+        self.buffers.all.append(stacked)
+        self.buffers.change(index, within=place)
+        return place
+
+    def _make_cell(self, loose: Sequence[Task]) -> Task:
+        """Return the op of all steps. It reads and writes what the scan doesn't keep to itself."""
+        apart = [*loose, *filter(None, map(self._find_adder, loose))]
+        members = [task for task in self.members if task not in apart]
+        parts = tuple(task for task in members if task.cost_class not in MOVES)
+        inside = dict.fromkeys(index for task in members for index in task.writes)
+        for index in (index for task in apart for index in task.writes):
+            inside.pop(index, None)
+        reads = dict.fromkeys(index for task in parts for index in task.reads)
+        others = (*(task for task in self.tasks if task.loop != self.loop), *apart)
+        read_outside = {index for task in others for index in task.reads}
+        writes = [
+            index
+            for index in inside
+            if index in read_outside or self.buffers.all[index].within is not None
+        ]
+        products = [task.cube for task in parts if task.cube is not None]
+        depth = max(work.k for work in products)
+        steps = self.cell.steps
+        work = CubeWork(
+            products[0].batch,
+            products[0].m,
+            depth,
+            -(-sum(work.k * work.n for work in products) // depth),
+            steps * sum(work.macs for work in products),
+        )
+        member = next(task for task in parts if task.cube is not None)
+        is_gradient = member.phase == "backward"
+        return replace(
+            member,
+            type=f"{self.cell.type}{'Grad' if is_gradient else ''}",
+            cost_class="recurrent",
+            reads=tuple(index for index in reads if index not in inside),
+            writes=tuple(writes) or member.writes,
+            cube=work,
+            repeat=member.repeat // steps,
+            fused=tuple(dict.fromkeys(name for task in parts for name in task.fused)),
+            loop=0,
+            parts=parts,
+            steps=steps,
+        )

@@ -1,0 +1,133 @@
+"""Swin Transformer: attention in windows that every second block shifts (Liu et al. 2021)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax import Array
+
+WINDOW = 7
+PATCH = 4
+HEAD_FEATURES = 32
+HIDDEN_RATIO = 4
+DEPTHS = (2, 2, 6, 2)
+"""Blocks of each stage of Swin-T."""
+FEATURES = 96
+"""Features of a token in the first stage of Swin-T; each stage has twice as many as the last."""
+MASKED = -100.0
+
+
+class Swin(nn.Module):
+    """Swin-T on images whose edges are multiples of 224."""
+
+    classes: int
+    drop_path: float = 0.2
+
+    @nn.compact
+    def __call__(self, images: Array, train: bool) -> Array:
+        """Return logits (batch, classes) of images (batch, height, width, channels)."""
+        tokens = nn.Conv(FEATURES, (PATCH, PATCH), PATCH, name="patches")(images)
+        tokens = nn.LayerNorm(name="patch_norm")(tokens)
+        rates = iter(np.linspace(0, self.drop_path, sum(DEPTHS)).tolist())
+        for stage, depth in enumerate(DEPTHS):
+            if stage:
+                tokens = PatchMerging(name=f"merge{stage}")(tokens)
+            for block in range(depth):
+                shift = WINDOW // 2 if block % 2 and tokens.shape[1] > WINDOW else 0
+                name = f"stage{stage}_block{block}"
+                tokens = SwinBlock(shift, next(rates), name=name)(tokens, train)
+        pooled = nn.LayerNorm(name="norm")(tokens).mean((1, 2))
+        return nn.Dense(self.classes, name="head")(pooled)
+
+
+class PatchMerging(nn.Module):
+    """Joins squares of four tokens to one of twice the features."""
+
+    @nn.compact
+    def __call__(self, tokens: Array) -> Array:
+        places = ((0, 0), (1, 0), (0, 1), (1, 1))
+        joined = jnp.concatenate([tokens[:, row::2, column::2] for row, column in places], -1)
+        features = 2 * tokens.shape[-1]
+        return nn.Dense(features, use_bias=False, name="reduce")(nn.LayerNorm(name="norm")(joined))
+
+
+class SwinBlock(nn.Module):
+    """Attention in windows, shifted by some tokens, and two dense layers."""
+
+    shift: int
+    drop_path: float
+
+    @nn.compact
+    def __call__(self, tokens: Array, train: bool) -> Array:
+        batch, height, width, features = tokens.shape
+        drop = nn.Dropout(self.drop_path, broadcast_dims=(1, 2, 3), deterministic=not train)
+        windows = nn.LayerNorm(name="norm1")(tokens)
+        if self.shift:
+            windows = jnp.roll(windows, (-self.shift, -self.shift), (1, 2))
+        windows = split_windows(windows)
+        mask = mask_shifted(height, width, self.shift) if self.shift else None
+        windows = WindowAttention(name="attention")(windows, mask)
+        attended = join_windows(windows, batch, height, width)
+        if self.shift:
+            attended = jnp.roll(attended, (self.shift, self.shift), (1, 2))
+        tokens = tokens + drop(attended)
+        hidden = nn.LayerNorm(name="norm2")(tokens)
+        hidden = nn.gelu(nn.Dense(HIDDEN_RATIO * features, name="expand")(hidden), False)
+        return tokens + drop(nn.Dense(features, name="contract")(hidden))
+
+
+class WindowAttention(nn.Module):
+    """Self-attention of the tokens of each window, with a learned bias by their distance."""
+
+    @nn.compact
+    def __call__(self, windows: Array, mask: np.ndarray | None) -> Array:
+        count, length, features = windows.shape
+        heads = features // HEAD_FEATURES
+        qkv = nn.Dense(3 * features, name="qkv")(windows)
+        qkv = qkv.reshape(count, length, 3, heads, HEAD_FEATURES).transpose(2, 0, 3, 1, 4)
+        query, key, value = (qkv[place] for place in range(3))
+        scores = (query * HEAD_FEATURES**-0.5) @ key.swapaxes(-1, -2)
+        table = self.param("bias", nn.initializers.normal(0.02), ((2 * WINDOW - 1) ** 2, heads))
+        bias = table[index_distances().ravel()].reshape(length, length, heads)
+        scores = scores + bias.transpose(2, 0, 1)
+        if mask is not None:
+            places = mask.shape[0]
+            masked = scores.reshape(count // places, places, heads, length, length)
+            scores = (masked + mask[:, None]).reshape(count, heads, length, length)
+        attended = jax.nn.softmax(scores) @ value
+        attended = attended.swapaxes(1, 2).reshape(count, length, features)
+        return nn.Dense(features, name="project")(attended)
+
+
+def split_windows(tokens: Array) -> Array:
+    """Return windows (windows, tokens, features) of tokens (batch, height, width, features)."""
+    batch, height, width, features = tokens.shape
+    shape = (batch, height // WINDOW, WINDOW, width // WINDOW, WINDOW, features)
+    return tokens.reshape(shape).swapaxes(2, 3).reshape(-1, WINDOW**2, features)
+
+
+def join_windows(windows: Array, batch: int, height: int, width: int) -> Array:
+    """Return tokens (batch, height, width, features) from `split_windows`'s windows."""
+    shape = (batch, height // WINDOW, width // WINDOW, WINDOW, WINDOW, windows.shape[-1])
+    return windows.reshape(shape).swapaxes(2, 3).reshape(batch, height, width, -1)
+
+
+def index_distances() -> np.ndarray:
+    """Return the row of the bias table for each pair of a window's tokens, as (tokens, tokens)."""
+    places = np.stack(np.meshgrid(range(WINDOW), range(WINDOW), indexing="ij")).reshape(2, -1)
+    rows, columns = places[:, :, None] - places[:, None, :] + WINDOW - 1
+    return rows * (2 * WINDOW - 1) + columns
+
+
+def mask_shifted(height: int, width: int, shift: int) -> np.ndarray:
+    """Return 0, or `MASKED` for tokens that weren't neighbours, as (windows, tokens, tokens)."""
+
+    def number_bands(length: int) -> np.ndarray:
+        return np.digitize(range(length), (length - WINDOW, length - shift))
+
+    regions = 3 * number_bands(height)[:, None] + number_bands(width)
+    shape = (height // WINDOW, WINDOW, width // WINDOW, WINDOW)
+    windows = regions.reshape(shape).swapaxes(1, 2).reshape(-1, WINDOW**2)
+    return np.where(windows[:, None] == windows[:, :, None], 0.0, MASKED).astype(np.float32)

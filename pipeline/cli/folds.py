@@ -1,0 +1,93 @@
+"""`python -m pipeline folds +recipe=NAME ...`: cross-validation, each fold evaluated once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.cli.train import TrainArguments, run_sweep
+from pipeline.config.compose import compose_and_check
+from pipeline.config.hydra_options import resolve_recipe
+from pipeline.config.overrides import key_of, list_swept_keys, require_hydra_keys
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, printable
+from pipeline.inspect.report.out_of_fold import (
+    OUT_OF_FOLD,
+    FoldMetric,
+    read_fold_metrics,
+    write_folds,
+)
+from pipeline.stages.data import read_selected
+from pipeline.study.population.groups import FOLD, require_members
+from pipeline.study.sweep.vectorized import KEY as VECTORIZE
+
+SECTION = "dataset.folds"
+SWEEPER = "hydra/sweeper"
+STAGES = ("train", "checkpoint", "eval")
+"""Stages without which a fold has no metrics or no predictions."""
+
+
+def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
+    """Train and evaluate a recipe on each of `k` folds, as jobs of a sweep, and print the metrics.
+
+    The exit status is the sweep's. Raises RecipeError with every problem of the recipe, and for
+    more folds than samples of a class; DataError if the data can't be read.
+    """
+    swept = list_swept_keys(overrides)
+    problems = [f"{key}: has several values; folds train one recipe" for key in swept]
+    keys = set(map(key_of, overrides))
+    problems += [
+        f"{key}: is set by --k and --seed" for key in sorted(keys) if key.startswith(SECTION)
+    ]
+    if SWEEPER in keys:
+        problems.append(f"{SWEEPER}: must be left out; folds are a grid")
+    if problems:
+        raise RecipeError(problems)
+    require_hydra_keys(overrides)
+    fixed = [*overrides, f"{SECTION}.count={k}", f"{SECTION}.seed={seed}"]
+    hydra_keys = ("hydra", "train.resume")
+    recipe = compose_and_check(
+        [f"{FOLD}=0", *(item for item in fixed if not key_of(item).startswith(hydra_keys))]
+    )
+    if not set(STAGES) <= set(recipe.stages):
+        raise RecipeError(["stages: must have train, checkpoint and eval for folds"])
+    read_selected(recipe)
+    jobs = [f"{FOLD}=range(0,{k})", *_share_program(recipe, overrides)]
+    typed = [*fixed, *jobs]
+    words = ["folds", "--k", str(k), "--seed", str(seed), *overrides]
+    end = run_sweep(TrainArguments(words, ["-m"], typed, resolve_recipe(typed)))
+    facts = {"sweep": str(end.sweep_dir), "folds": k, "status": end.exit_status}
+    if end.exit_status:
+        return CommandResult(facts, end.exit_status)
+    metrics = read_fold_metrics(end.sweep_dir)
+    count = write_folds(end.sweep_dir, metrics)
+    _print_metrics(metrics, k)
+    file = end.sweep_dir / OUT_OF_FOLD
+    print(printable(f"{file}: {count:,} predictions, each by the run that didn't train on it"))
+    values = {m.name: {"mean": m.mean, "std": m.std, "values": m.values} for m in metrics}
+    return CommandResult({**facts, "metrics": values, "predictions": str(file)})
+
+
+def _share_program(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
+    """Return the override by which folds share a program, if the recipe's runs can."""
+    if {VECTORIZE, "hydra/launcher"} & set(map(key_of, overrides)):
+        return []
+    try:
+        require_members([recipe])
+    except RecipeError:
+        return []
+    return [f"{VECTORIZE}=true"]
+
+
+def _print_metrics(metrics: Sequence[FoldMetric], k: int) -> None:
+    table = Table(title=f"{k} folds", box=SIMPLE_HEAD, padding=0)
+    for name in ("metric", "mean", "std", "least", "greatest"):
+        table.add_column(name, justify="left" if name == "metric" else "right")
+    for metric in metrics:
+        numbers = metric.mean, metric.std, min(metric.values), max(metric.values)
+        table.add_row(metric.name, *(f"{number:.4g}" for number in numbers))
+    Console(markup=False).print(table)

@@ -1,0 +1,82 @@
+"""Deadlines of a run: the time that `train.minutes` or `train.until` names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from datetime import time as time_of_day
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator
+
+from pipeline.core.registry import Expected
+
+if TYPE_CHECKING:
+    from pipeline.config.recipe import TrainSpec
+
+FORMS = "a time such as 18:00, or a date with a time such as 2027-01-31T18:00+01:00"
+
+
+def require_clock_time(text: str) -> str:
+    """Return a clock time that `find_clock_time` can read. Raises ValueError for other texts."""
+    try:
+        _parse_clock_time(text)
+    except ValueError:
+        raise ValueError(f"must be {FORMS}") from None
+    return text
+
+
+# YAML reads 18:00 without quotes as 1080, a number to the base of 60.
+ClockTime = Annotated[
+    Annotated[str, AfterValidator(require_clock_time)], Expected(f"{FORMS}, as text in quotes")
+]
+"""The time of a day, for the next time that the local clock shows it, or a date with a time."""
+
+
+def _parse_clock_time(text: str) -> time_of_day | datetime:
+    """Parse HH:MM, HH:MM:SS, or a date with a time in ISO 8601. Raises ValueError."""
+    parsed = datetime.fromisoformat(text) if "-" in text else time_of_day.fromisoformat(text)
+    if ":" not in text or (isinstance(parsed, time_of_day) and parsed.tzinfo is not None):
+        raise ValueError("has no minutes, or an offset without a date")
+    return parsed
+
+
+def find_clock_time(text: str, now_s: float) -> float:
+    """Return a clock time as seconds since 1970.
+
+    A time of the day is the next one after `now_s` that the local clock shows. In the hour that a
+    clock shows twice the first one counts, unless it is past. A time that a clock leaves out is as
+    much later.
+    """
+    parsed = _parse_clock_time(text)
+    if isinstance(parsed, datetime):
+        return parsed.timestamp()
+    return min(at_s for at_s in _list_times(parsed, now_s) if at_s > now_s)
+
+
+def _list_times(time_: time_of_day, now_s: float) -> Iterator[float]:
+    today = datetime.fromtimestamp(now_s).date()
+    for days in (0, 1):
+        moment = datetime.combine(today + timedelta(days=days), time_)
+        first_s = moment.timestamp()
+        yield first_s
+        # Later than the first one if the clock shows the time twice, earlier if it leaves it out.
+        yield max(first_s, moment.replace(fold=1).timestamp())
+
+
+def find_deadline(train: TrainSpec, started_at: float) -> float | None:
+    """Return the time by `time.perf_counter` at which the command has to end; None without one.
+
+    `started_at` is its start. Raises ValueError if `train.until` was before it.
+    """
+    if train.minutes is not None:
+        return started_at + 60 * train.minutes
+    if train.until is None:
+        return None
+    # The clock is read once, so that a change of the clock doesn't move the deadline.
+    start_s = time.time() - time.perf_counter() + started_at
+    until_s = find_clock_time(train.until, start_s)
+    if until_s <= start_s:
+        raise ValueError(f"train.until = {train.until}: is past; must be a later time")
+    return started_at + until_s - start_s

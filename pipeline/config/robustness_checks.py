@@ -1,0 +1,70 @@
+"""Rules about adversarial training and the attacks of an evaluation: both change pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.config.recipe import Recipe
+from pipeline.data.sources.tabular import TableDataset
+from pipeline.data.sources.text import Text
+from pipeline.data.sources.text_csv import TextCsv
+from pipeline.training.robustness.attack_specs import complete_attacks, find_norm_problem
+from pipeline.training.robustness.pixel_scale import find_pixel_scale
+
+ADVERSARIAL = "train.adversarial"
+
+
+def check_robustness(recipe: Recipe) -> Iterator[str]:
+    """Attacked samples are images of one size, whose pixels can be found in a network's inputs."""
+    adversarial = recipe.train.adversarial
+    attacks = recipe.eval.robustness
+    splits = {ADVERSARIAL: ("train", recipe.dataset.train.ops, adversarial is not None)}
+    splits["eval.robustness"] = ("eval", recipe.dataset.eval.ops, bool(attacks))
+    dataset = recipe.dataset
+    for key, (name, ops, is_set) in splits.items():
+        if not is_set:
+            continue
+        if isinstance(dataset, Text | TextCsv | TableDataset):
+            content = "columns" if isinstance(dataset, TableDataset) else "tokens"
+            yield (
+                f"{key}: attacks change pixels, and dataset = {dataset.name} has {content}; must "
+                f"be {'null' if key == ADVERSARIAL else '[]'}"
+            )
+            continue
+        if dataset.buckets:
+            yield f"{key}: needs images of one size; dataset.buckets must be null"
+        try:
+            find_pixel_scale(ops, 1.0)
+        except ValueError as error:
+            yield f"dataset.{name}.{error} with {key}"
+    if attacks:
+        try:
+            complete_attacks(attacks, adversarial)
+        except ValueError as error:
+            yield f"eval.robustness.{error}"
+    if adversarial is not None:
+        yield from _check_training(recipe)
+
+
+def _check_training(recipe: Recipe) -> Iterator[str]:
+    """Yield the problems of adversarial training with other keys."""
+    train = recipe.train
+    adversarial = train.adversarial
+    assert adversarial is not None, "the caller has checked"
+    problem = find_norm_problem(adversarial.norm, adversarial.radius)
+    if problem is not None:
+        yield f"{ADVERSARIAL}.{problem}"
+    key = f"{ADVERSARIAL} = {adversarial.attack}: must be null with"
+    if recipe.privacy is not None:
+        yield (
+            f"{key} privacy, since an attack reads gradients of samples without the noise of the "
+            "private step"
+        )
+    if train.optimizer.observes_layers:
+        yield f"{key} {train.optimizer.name}, which looks into layers"
+    if train.mode == "eager":
+        yield f"{key} train.mode = eager, which compiles no loop"
+    if recipe.parallel.mode not in ("none", "data"):
+        yield f"{key} parallel.mode = {recipe.parallel.mode}; it can be data"
+    if recipe.dump.steps is not None:
+        yield f"{key} dump.steps, as dumps have images without attack"

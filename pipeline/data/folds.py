@@ -1,0 +1,76 @@
+"""The recipe's section `dataset.folds`: a run evaluates one fold, and trains on the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, model_validator
+
+from pipeline.core.registry import Spec
+from pipeline.data.columns import RawData
+from pipeline.data.held_out import assign_folds
+from pipeline.data.row_views import select_samples
+
+MAX_SEED = 2**63 - 1
+
+
+class FoldsSpec(Spec):
+    """Folds of the training split, one of which takes the place of the evaluation split."""
+
+    count: Annotated[int, Field(ge=2)] = 5
+    """Number of folds. They differ by at most one sample, and by at most one of each class."""
+    index: NonNegativeInt = 0
+    """The fold that is evaluated."""
+    seed: Annotated[NonNegativeInt, Field(le=MAX_SEED)] = 0
+    """The seed by which samples are assigned to folds; the recipe's doesn't change them."""
+
+    @model_validator(mode="after")
+    def _require_fold(self) -> Self:
+        if self.index >= self.count:
+            raise ValueError(f"index = {self.index}: must be 0 to {self.count - 1}")
+        return self
+
+
+def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> np.ndarray:
+    """Return the fold of each training sample, int64 (n,).
+
+    Samples of one class each are stratified. Raises ValueError for more folds than samples, or than
+    samples of a class; samples with the label `ignore_index` have no class.
+    """
+    labels = raw.train.columns["label"]
+    samples = len(raw.train)
+    if samples < folds.count:
+        raise ValueError(f"count = {folds.count}: must be at most {samples:,}, the samples")
+    if raw.targets.task != "classification" or len(labels.shape) != 1:
+        return assign_folds(samples, folds.count, folds.seed)
+    classes = np.asarray(labels[:])
+    numbers, counts = np.unique(classes[classes != ignore_index], return_counts=True)
+    if counts.size and counts.min() < folds.count:
+        name = raw.classes[int(numbers[counts.argmin()])]
+        raise ValueError(
+            f"count = {folds.count}: must be at most {counts.min()}, the training samples of "
+            f"class {name!r:.60}"
+        )
+    return assign_folds(samples, folds.count, folds.seed, classes)
+
+
+def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> RawData:
+    """Return the data with one fold of the training split for evaluation, and the others for
+    training, each in the order of the split.
+
+    Raises ValueError as in `find_folds`.
+    """
+    is_evaluated = find_folds(raw, folds, ignore_index) == folds.index
+    train = select_samples(raw.train, np.flatnonzero(~is_evaluated))
+    evaluated = select_samples(raw.train, np.flatnonzero(is_evaluated))
+    most_evaluated = -(-len(raw.train) // folds.count)
+    most_trained = len(raw.train) - len(raw.train) // folds.count
+    note = f"fold {folds.index} of {folds.count} is evaluated instead of the evaluation split"
+    return replace(
+        raw,
+        train=replace(train, padding=most_trained - len(train)),
+        eval=replace(evaluated, padding=most_evaluated - len(evaluated)),
+        notes=(*raw.notes, note),
+    )

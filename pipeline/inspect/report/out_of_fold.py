@@ -1,0 +1,106 @@
+"""Results of a cross-validation: metrics over the folds, and a prediction for each sample.
+
+Files in the directory of the sweep whose jobs are the folds:
+
+folds.csv           mean, standard deviation and the value in each fold, of every metric
+out_of_fold.csv     the prediction for each training sample, by the run that didn't train on it
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.csv_file import csv_text
+from pipeline.core.reporter import Reporter
+from pipeline.data.folds import find_folds
+from pipeline.inspect.report.evaluated import evaluate_samples
+from pipeline.inspect.report.report_files import list_predictions
+from pipeline.stages.data import drop_folds, load_data, read_selected
+from pipeline.stages.export.trained_run import read_trained_run
+from pipeline.study.sweep.directory import find_jobs
+from pipeline.study.sweep.table import read_jobs
+
+FOLDS = "folds.csv"
+OUT_OF_FOLD = "out_of_fold.csv"
+
+
+@dataclass(frozen=True)
+class FoldMetric:
+    """A metric of each fold's evaluation, in the order of the folds."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over the folds."""
+        return float(np.mean(self.values))
+
+    @property
+    def std(self) -> float:
+        """The standard deviation between folds, with n - 1 in its denominator."""
+        return float(np.std(self.values, ddof=1))
+
+    def cells(self) -> dict[str, Any]:
+        """Return the values by column."""
+        folds = {f"fold_{number}": value for number, value in enumerate(self.values)}
+        return {"metric": self.name, "mean": self.mean, "std": self.std, **folds}
+
+
+def read_fold_metrics(sweep_dir: Path) -> list[FoldMetric]:
+    """Return the metrics that all folds of a sweep have as finite numbers, but for the count."""
+    folds = [row.summary.numbers() for row in read_jobs(sweep_dir)]
+    names = set(folds[0]).intersection(*folds) - {"count"}
+    ordered = (name for name in folds[0] if name in names)
+    return [FoldMetric(name, tuple(numbers[name] for numbers in folds)) for name in ordered]
+
+
+def write_folds(sweep_dir: Path, metrics: Sequence[FoldMetric]) -> int:
+    """Write both files, and return the number of samples with a prediction.
+
+    Raises DataError if a job's checkpoint or the data can't be read, RunError if a file can't be
+    written.
+    """
+    rows = _predict_out_of_fold(sweep_dir)
+    try:
+        write_whole(sweep_dir / FOLDS, csv_text(metric.cells() for metric in metrics))
+        write_whole(sweep_dir / OUT_OF_FOLD, csv_text(rows))
+    except OSError as error:
+        path = error.filename or sweep_dir
+        raise RunError(f"{path}: can't be written: {error.strerror}") from error
+    return len(rows)
+
+
+def _predict_out_of_fold(sweep_dir: Path) -> list[dict[str, Any]]:
+    """Return a row for each training sample, in the order of the split after `select`."""
+    rows: list[dict[str, Any]] = []
+    assigned: np.ndarray | None = None
+    for job in find_jobs(sweep_dir):
+        run = read_trained_run(job)
+        recipe = _evaluate_all_samples(run.recipe)
+        folds = recipe.dataset.folds
+        assert folds is not None, "the job of a fold"
+        if assigned is None:
+            raw = read_selected(drop_folds(recipe))
+            assigned = find_folds(raw, folds, recipe.dataset.ignore_index)
+        samples = np.flatnonzero(assigned == folds.index)
+        dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
+        predictions = evaluate_samples(replace(run, recipe=recipe), dataset)
+        for row in list_predictions(predictions, dataset.targets.names):
+            index = int(samples[row.pop("index")])
+            rows.append({"index": index, "fold": folds.index, **row})
+    return sorted(rows, key=lambda row: row["index"])
+
+
+def _evaluate_all_samples(recipe: Recipe) -> Recipe:
+    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"samples": "all"})})

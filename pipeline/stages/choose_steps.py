@@ -1,0 +1,250 @@
+"""The number of steps of a run with a deadline, chosen by its measured pace before it trains.
+
+The learning rates depend on the number of steps. So it is frozen before the first step, and written
+into the run's recipe: a run with that `train.steps` has the same numbers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.checkpoint.checkpointer import Checkpoints
+from pipeline.checkpoint.retention import Retention
+from pipeline.config.deadline import find_deadline
+from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
+from pipeline.core.errors import RecipeError
+from pipeline.engine.deadline import Deadline, count_steps
+from pipeline.engine.hooks import evaluate_nothing
+from pipeline.engine.schedule import Event
+from pipeline.stages.autosink.choose_sink import SinkPlan
+from pipeline.stages.autosink.dispatch_costs import (
+    Evaluate,
+    TimedRuns,
+    Variant,
+    time_evaluation,
+)
+from pipeline.stages.build import make_learning_rates
+from pipeline.stages.evaluate import EvalOptions, evaluate
+from pipeline.stages.record.recorded_recipe import write_recipe
+from pipeline.stages.runner.context import CompiledRun, OpenPrograms, RunContext
+
+MARGIN_SHARE = 0.01
+"""Share of the time that is left free, for steps that are slower than the measured ones."""
+LATE_SHARE = 0.02
+"""Share of the time by which a run may be late before its steps are cut."""
+TIMED_SHARE = 0.03
+"""Share of the time for measuring steps, within `LEAST_TIMED_S` and `MOST_TIMED_S`."""
+LEAST_TIMED_S = 1.0
+MOST_TIMED_S = 10.0
+LONG_ROUND = 8
+"""Short rounds of measuring steps in the whole time; the long round takes half of it."""
+MOST_EVALUATIONS = 20
+"""Most evaluations that are timed between steps."""
+CLOSING_S = 0.4
+"""Seconds from the last evaluation to the end of the process: logs, pictures, the summary."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Times of a run, in seconds."""
+
+    step_s: float
+    evaluation_s: float
+    save_s: float
+    closing_s: float
+    """From the last evaluation and checkpoint to the end of the process."""
+
+    def __str__(self) -> str:
+        return (
+            f"{1000 * self.step_s:,.4g} ms a step, {self.evaluation_s:,.2g} s an evaluation, "
+            f"{self.save_s:,.2g} s a checkpoint"
+        )
+
+
+def find_end(context: RunContext) -> float | None:
+    """Return the time by `time.perf_counter` at which the command has to end; None without one.
+
+    Raises RecipeError if it is past.
+    """
+    try:
+        return find_deadline(context.recipe.train, context.options.started_at)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+
+
+def freeze_steps(
+    run: CompiledRun, sink: SinkPlan, end_at: float, open_programs: OpenPrograms
+) -> CompiledRun:
+    """Choose the steps that end by `end_at`, and write them into the recipe of the run.
+
+    Programs are compiled again only for more than `UNPLANNED_STEPS` steps. Raises RecipeError if
+    there is no time for a step.
+    """
+    context = run.context
+    train = context.recipe.train
+    budget_s = end_at - context.options.started_at
+    started_s = time.perf_counter()
+    with context.reporter.clock("measuring the pace"):
+        pace = measure_pace(run, sink, budget_s)
+    stop_at = end_at - pace.evaluation_s - pace.save_s - pace.closing_s
+    events = {Event.EVALUATE: pace.evaluation_s, Event.CHECKPOINT: pace.save_s}
+    longest = replace(run.built.run_schedule, total=MAX_STEPS)
+    schedule = schedule_events(context.recipe, longest)
+    left_s = stop_at - MARGIN_SHARE * budget_s - time.perf_counter()
+    every_seconds = context.recipe.checkpoint.every_seconds
+    share = 1.0 if every_seconds is None else 1 + pace.save_s / every_seconds
+    steps = count_steps(schedule, 0, left_s, share * pace.step_s, events)
+    if train.iterations_per_loop is not None:
+        steps -= steps % train.iterations_per_loop
+    if steps < 1:
+        needed_s = budget_s - left_s + pace.step_s * (train.iterations_per_loop or 1)
+        least = f"must leave time for a step; {needed_s / 60:,.2g} minutes would do here"
+        raise RecipeError(f"train.{train.deadline}: {least}")
+    frozen = {"minutes": None, "until": None, "steps": steps, "planned_for": train.deadline}
+    recipe = context.recipe.model_copy(update={"train": train.model_copy(update=frozen)})
+    write = partial(_write_recipe, context, recipe)
+    write(None)
+    measured_s = time.perf_counter() - started_s
+    context.reporter.stage(
+        "deadline",
+        f"{steps:,} steps for {train.deadline}: {pace}; {measured_s:.1f} s to measure this",
+    )
+    deadline = Deadline(stop_at + LATE_SHARE * budget_s, events, write)
+    return _set_steps(run, replace(context, recipe=recipe, deadline=deadline), open_programs)
+
+
+def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
+    """Time steps, a part of an evaluation and a checkpoint of the initial state.
+
+    The learning rates are 0 meanwhile, so that no step diverges. Takes about a share of the time,
+    `TIMED_SHARE` of `budget_s`. Raises RunError if a step isn't finite.
+    """
+    recipe = run.context.recipe
+    executable = run.executable
+    executable.set_learning_rates(np.zeros_like(run.built.learning_rates))
+    timed_s = float(np.clip(TIMED_SHARE * budget_s, LEAST_TIMED_S, MOST_TIMED_S))
+    evaluation_s = compile_s = 0.0
+    is_terminal = run.context.reporter.console.is_terminal
+    with TimedRuns(recipe, run.built.run_schedule, executable, is_terminal=is_terminal) as trials:
+        step_s = time_steps(trials, sink, timed_s)
+        if "eval" in recipe.stages:
+            started_at = time.perf_counter()
+            executable.evaluate(trials.state, 0, 1)
+            compile_s = time.perf_counter() - started_at
+            evaluation_s = _time_whole_evaluation(run, sink, trials, step_s, timed_s)
+        save_s = _time_save(run, trials) if "checkpoint" in recipe.stages else 0.0
+    executable.set_learning_rates(run.built.learning_rates)
+    executable.loader.close()
+    # The program that predicts samples at the end is about as large as the evaluation's.
+    predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
+    closing_s = CLOSING_S + (compile_s if predicts else 0.0)
+    return Pace(step_s, evaluation_s, save_s, closing_s)
+
+
+def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
+    """Time a step of the run's sinks for about `timed_s` seconds; return the seconds of one.
+
+    The difference of a long and a short round counts, each until its logs are written: in a long
+    run, training waits for logs that are written more slowly than steps are done. Steps before
+    these rounds are slower, since the process has just begun.
+    """
+
+    def time_round(steps: int, size: int) -> float:
+        began_at = time.perf_counter()
+        trials.time(Variant(None if sink.size is None else size, sink.mechanism), steps)
+        return time.perf_counter() - began_at
+
+    started_at = time.perf_counter()
+    one = Variant(None if sink.size is None else 1, sink.mechanism)
+    step_s = trials.time(one, 2).step_ms / 1e3
+    while True:
+        if LONG_ROUND * step_s > timed_s:
+            # Such steps are slower than anything else.
+            return trials.time(one, max(2, int(timed_s / step_s))).step_ms / 1e3
+        steps = max(4, int(timed_s / LONG_ROUND / step_s))
+        if time.perf_counter() - started_at > timed_s / 2:
+            break
+        step_s = time_round(steps, 1) / steps
+    size = min(sink.size or 1, steps // 4)
+    time_round(steps, size)
+    short_s = time_round(steps, size)
+    long_s = time_round(LONG_ROUND // 2 * steps, size)
+    step_s = (long_s - short_s) / (LONG_ROUND // 2 - 1) / steps
+    # Other work on the machine may have slowed down the short round alone.
+    return max(step_s, long_s / LONG_ROUND / steps)
+
+
+def _time_whole_evaluation(
+    run: CompiledRun, sink: SinkPlan, trials: TimedRuns, step_s: float, timed_s: float
+) -> float:
+    """Time an evaluation in seconds: a part of a long one, or several short ones between steps.
+
+    Between steps it is slower, as the thread that writes logs has work.
+    """
+    recipe = run.context.recipe
+    batches = run.dataset.eval_order.steps_per_epoch
+    evaluation_s = time_evaluation(run.executable, trials.state, batches)
+    evaluation_s *= 2 if recipe.eval.on_train else 1
+    count = min(int(timed_s / 4 / evaluation_s), MOST_EVALUATIONS)
+    if count < 3:
+        return evaluation_s
+    metrics = run.built.step_config.metrics
+    options = EvalOptions(recipe.train.dispatch_seconds, metrics, on_train=recipe.eval.on_train)
+    size = max(1, int(timed_s / LONG_ROUND / step_s / count))
+
+    def time_round(evaluate_state: Evaluate) -> float:
+        began_at = time.perf_counter()
+        trials.time(Variant(size, sink.mechanism), size * count, evaluate_state)
+        return time.perf_counter() - began_at
+
+    time_round(evaluate_nothing)  # opens the logs
+    steps_s = time_round(evaluate_nothing)
+    both_s = time_round(lambda state: evaluate(run.executable, state, run.dataset, options))
+    return max(evaluation_s, (both_s - steps_s) / count)
+
+
+def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
+    """Time a checkpoint in a temporary folder, in seconds, without the imports of the first one."""
+    tree = run.context.recipe.model_dump(mode="json")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Checkpoints(Path(folder), Retention(keep=1), tree) as writer,
+    ):
+        for step in (1, 2):
+            started_at = time.perf_counter()
+            writer.save(step, trials.state, {}, None)
+            writer.finish()
+    return time.perf_counter() - started_at
+
+
+def _write_recipe(context: RunContext, recipe: Recipe, end: int | None) -> None:
+    """Write a recipe with the step after which training ends early, if it does."""
+    if end is not None:
+        train = recipe.train.model_copy(update={"end_step": end})
+        recipe = recipe.model_copy(update={"train": train})
+        line = f"steps are slower than measured: training ends after step {end:,}"
+        context.reporter.stage("deadline", f"{line} of {recipe.train.steps:,}")
+    context.folder.advanced.add(partial(write_recipe, context.run_dir, recipe))
+
+
+def _set_steps(run: CompiledRun, context: RunContext, open_programs: OpenPrograms) -> CompiledRun:
+    """Return the run with the steps of the recipe in `context`, and their learning rates."""
+    train = context.recipe.train
+    built = run.built
+    schedule = replace(built.run_schedule, total=train.steps or 0)
+    rates = make_learning_rates(train, schedule)
+    # The program keeps its number of rates, and doesn't read those after the last step.
+    rows = [(0, max(0, UNPLANNED_STEPS - len(rates))), *[(0, 0)] * (rates.ndim - 1)]
+    rates = np.pad(rates, rows, mode="edge")
+    built = replace(built, run_schedule=schedule, learning_rates=rates)
+    if schedule.total > UNPLANNED_STEPS:
+        return open_programs(context, context.recipe, run.dataset, built, run.backend)
+    run.executable.set_learning_rates(rates)
+    return replace(run, context=context, built=built)

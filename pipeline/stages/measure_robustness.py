@@ -1,0 +1,248 @@
+"""Robustness of a run's weights: the accuracy on evaluation samples under attacks and corruptions.
+
+Each attack is one compiled program. Draws are a pure function of (seed, restart, sample), and never
+of the secret of a private run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.tree_util import register_dataclass
+
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError
+from pipeline.core.reporter import Reporter
+from pipeline.data.batch import Batch
+from pipeline.data.dataset import Dataset
+from pipeline.data.random import seed_words
+from pipeline.stages.build import make_pixel_scale
+from pipeline.training.robustness.attack_images import attack_images, count_restarts
+from pipeline.training.robustness.attack_losses import Attacked
+from pipeline.training.robustness.attack_specs import (
+    AnyAttack,
+    ApgdAttack,
+    BallAttack,
+    CorruptionAttack,
+    PgdAttack,
+)
+from pipeline.training.robustness.ball import compute_l2
+from pipeline.training.robustness.corruptions import CORRUPTIONS, corrupt
+from pipeline.training.robustness.pixel_scale import PixelScale
+from pipeline.training.robustness.robustness_rows import (
+    UNBOUNDED,
+    AttackRow,
+    CorruptionRow,
+    RobustnessReport,
+)
+from pipeline.training.state import StepConfig
+from pipeline.training.step import map_batch
+
+CHUNK_SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class AttackPlan:
+    """The attacks of an evaluation, which fit the data."""
+
+    attacks: tuple[AnyAttack, ...]
+    """With norm and radius."""
+    scale: PixelScale
+    samples: int
+    """Number of samples, evenly spread over the evaluation split."""
+
+
+def plan_attacks(
+    recipe: Recipe, dataset: Dataset, attacks: Sequence[AnyAttack], samples: int | None = None
+) -> AttackPlan:
+    """Return a plan of attacks with norm and radius, on all evaluation samples or fewer.
+
+    Raises RecipeError if the data can't be attacked.
+    """
+    scale = make_pixel_scale(recipe, dataset, "eval")
+    classes = len(dataset.targets)
+    if classes < 3 and any(isinstance(a, ApgdAttack) and "dlr" in a.losses for a in attacks):
+        raise RecipeError(f"losses of apgd: dlr needs 3 classes, not {classes}; must be [ce]")
+    return AttackPlan(tuple(attacks), scale, min(samples or len(dataset.eval), len(dataset.eval)))
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class _Chunk:
+    """Samples that one call of a program attacks."""
+
+    pixels: Array
+    """float32 (B, H, W, C), from 0 to 1."""
+    labels: Array
+    """int32 (B,)."""
+    sample: Array
+    """Positions in the evaluation split, int32 (B,)."""
+    count: int = field(metadata={"static": True})
+    """Number of samples; others repeat them."""
+
+
+@dataclass(frozen=True, eq=False)
+class RobustnessMeasure:
+    """The evaluation of some weights under the attacks of a plan, on one device."""
+
+    config: StepConfig
+    variables: Any
+    """Parameters and batch statistics, which the compiled programs take as an argument."""
+    dataset: Dataset
+    plan: AttackPlan
+    seed: int
+    reporter: Reporter
+    check: Callable[[], None] = lambda: None
+    """Called before each chunk; raises to stop the evaluation."""
+
+    def measure(self, step: int) -> RobustnessReport:
+        """Return the report of weights after `step` steps, and print its lines."""
+        chunks = list(self._read_chunks())
+        is_fooled = self._compile(lambda attacked, chunk: attacked.is_fooled(chunk.pixels))
+        wrong = [np.asarray(is_fooled(self.variables, chunk)) for chunk in chunks]
+        clean = self._compute_accuracy(chunks, wrong)
+        self.reporter.stage("attack", f"none: accuracy {clean:.4f} over {self.plan.samples:,}")
+        rows: list[AttackRow] = []
+        corruptions: list[CorruptionRow] = []
+        for attack in self.plan.attacks:
+            if isinstance(attack, CorruptionAttack):
+                corruptions += self._corrupt(attack, chunks)
+                continue
+            rows.append(self._attack(attack, attack.attack, chunks, wrong))
+            if isinstance(attack, PgdAttack):
+                radius = 1.0 if attack.norm == "linf" else float(chunks[0].pixels[0].size) ** 0.5
+                changes = {"radius": radius, "restarts": 1, "step": None}
+                rows.append(
+                    self._attack(attack.model_copy(update=changes), UNBOUNDED, chunks, wrong)
+                )
+        classes = len(self.dataset.targets)
+        report = RobustnessReport(
+            step, self.plan.samples, classes, clean, tuple(rows), tuple(corruptions)
+        )
+        for sign in report.masked_gradients:
+            self.reporter.warn(f"masked gradients: {sign}")
+        return report
+
+    def _read_chunks(self) -> Iterator[_Chunk]:
+        """Yield the samples of the plan. The last chunk repeats samples, so that programs fit."""
+        split = self.dataset.eval
+        count = self.plan.samples
+        seed = jnp.asarray(seed_words(self.seed))
+        map_chunk = jax.jit(partial(map_batch, self.config, self.config.eval_ops))
+        rows = np.arange(count) * len(split) // count
+        for first in range(0, count, CHUNK_SAMPLES):
+            chosen = rows[first : first + CHUNK_SAMPLES]
+            chunk = np.resize(chosen, min(CHUNK_SAMPLES, count)).astype(np.int32)
+            columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
+            sample = jnp.asarray(chunk)
+            batch = Batch(columns, seed, jnp.int32(0), sample, jnp.int32(len(chunk)))
+            images, labels = map_chunk(batch)
+            classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
+            pixels = self.plan.scale.to_pixels(images)
+            yield _Chunk(pixels, classes.astype(jnp.int32), sample, len(chosen))
+
+    def _compile(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile a function of the network and a chunk, with more arguments."""
+        network = self.config.network
+
+        def call(variables: Any, chunk: _Chunk, *arguments: Any) -> Any:
+            def apply(pixels: Array) -> Array:
+                inputs = self.plan.scale.to_inputs(pixels)
+                logits: Any = network.apply(variables, inputs, train=False)
+                return logits.astype(jnp.float32)
+
+            return compute(Attacked(self.config.lower(apply), chunk.labels), chunk, *arguments)
+
+        return jax.jit(call)
+
+    def _compute_accuracy(self, chunks: Sequence[_Chunk], fooled: Sequence[np.ndarray]) -> float:
+        counts = [int(wrong[: c.count].sum()) for c, wrong in zip(chunks, fooled, strict=True)]
+        return 1 - sum(counts) / self.plan.samples
+
+    def _attack(
+        self,
+        attack: BallAttack,
+        name: str,
+        chunks: Sequence[_Chunk],
+        wrong: Sequence[np.ndarray],
+    ) -> AttackRow:
+        """Return the row of an attack, which begins again while predictions are right."""
+        seed = jnp.asarray(seed_words(self.seed))
+
+        def search(attacked: Attacked, chunk: _Chunk, restart: Array) -> Any:
+            images, fooled = attack_images(
+                attack, attacked, chunk.pixels, chunk.sample, (seed, restart)
+            )
+            changes = images - chunk.pixels
+            probabilities = jax.nn.softmax(attacked.predict(images))
+            figures = (
+                probabilities.max(axis=-1),
+                compute_l2(changes)[:, 0, 0, 0],
+                jnp.abs(changes).max(axis=(1, 2, 3)),
+            )
+            return fooled, jnp.stack(figures, axis=-1)
+
+        program = self._compile(search)
+        results = []
+        figures = []
+        with self.reporter.clock(f"attacking by {name}"):
+            for chunk, known in zip(chunks, wrong, strict=True):
+                fooled = known.copy()
+                for restart in range(count_restarts(attack)):
+                    if fooled[: chunk.count].all():
+                        break
+                    self.check()
+                    found, found_figures = map(
+                        np.asarray, program(self.variables, chunk, jnp.int32(restart))
+                    )
+                    is_new = (found & ~fooled)[: chunk.count]
+                    figures.append(found_figures[: chunk.count][is_new])
+                    fooled |= found
+                results.append(fooled)
+        all_figures = np.concatenate([np.zeros((0, 3)), *figures])
+        means = [None] * 3 if not len(all_figures) else all_figures.mean(axis=0).tolist()
+        assert attack.norm is not None, "attacks are completed"
+        assert attack.radius is not None, "attacks are completed"
+        row = AttackRow(
+            attack=name,
+            norm=attack.norm,
+            radius=attack.radius,
+            steps=attack.num_steps,
+            restarts=count_restarts(attack),
+            accuracy=self._compute_accuracy(chunks, results),
+            confidence=means[0],
+            mean_l2=means[1],
+            mean_linf=means[2],
+        )
+        self.reporter.stage("attack", str(row))
+        return row
+
+    def _corrupt(self, attack: CorruptionAttack, chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
+        """Return the rows of all corruptions."""
+        rows = []
+        for name in CORRUPTIONS:
+            row = CorruptionRow(
+                name, {n: self._measure_corruption(name, n, chunks) for n in attack.severities}
+            )
+            self.reporter.stage("attack", str(row))
+            rows.append(row)
+        return rows
+
+    def _measure_corruption(self, name: str, severity: int, chunks: Sequence[_Chunk]) -> float:
+        """Return the accuracy under a corruption of a severity."""
+        seed = jnp.asarray(seed_words(self.seed))
+
+        def predict(attacked: Attacked, chunk: _Chunk) -> Array:
+            return attacked.is_fooled(corrupt(name, severity, chunk.pixels, seed, chunk.sample))
+
+        self.check()
+        program = self._compile(predict)
+        fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
+        return self._compute_accuracy(chunks, fooled)

@@ -1,0 +1,134 @@
+"""The ledger of the training samples: what each step's outputs show about each sample's label.
+
+A step reads its batch's samples. Their readings are kept by the number of the sample, in the state
+that the steps of a sink pass on. A step whose update isn't applied keeps none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.tree_util import register_dataclass
+
+EARLY_READINGS = 5
+"""The number of a sample's first readings whose gradient norms are added."""
+
+
+class Readings(NamedTuple):
+    """Facts about the labels of a step's samples, from its outputs; arrays are (B,)."""
+
+    loss: Array
+    """-log p of the label, float32, whatever the loss that is minimised."""
+    margin: Array
+    """Logit of the label minus the largest other logit, float32."""
+    gradient_norm: Array
+    """Norm of p - y, float32: the gradient of the cross-entropy by the logits, for probabilities p
+    and a one-hot label y. Times the norm of the last layer's input, it is the norm of the gradient
+    of the last layer's weights."""
+    rival: Array
+    """The class of the largest other logit, int32."""
+    valid: Array
+    """1 for a sample with a label, 0 for padding and ignored labels, int32."""
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class SampleLedger:
+    """Readings of each training sample so far, arrays (n,). Checkpoints have these names."""
+
+    loss: Array
+    """The last loss, float32."""
+    margin_sum: Array
+    """float32. Divided by `readings` it is the area under the margin (Pleiss et al.,
+    Identifying mislabeled data using the area under the margin ranking, 2020)."""
+    early_gradient_sum: Array
+    """Sum of the first `EARLY_READINGS` gradient norms, float32 (EL2N: Paul et al., Deep learning
+    on a data diet, 2021)."""
+    readings: Array
+    """int32."""
+    learnt: Array
+    """The number of times that the prediction became right, int32."""
+    forgotten: Array
+    """The number of times that the prediction became wrong, int32 (Toneva et al., An empirical
+    study of example forgetting, 2019). The last prediction was right if `learnt` is larger."""
+    rival: Array
+    """The other class with the largest logit in the last reading, int32."""
+
+
+def make_ledger(samples: int) -> SampleLedger:
+    """Return the ledger of a number of samples before the first step."""
+    number = jnp.zeros(samples, jnp.float32)
+    count = jnp.zeros(samples, jnp.int32)
+    return SampleLedger(number, number, number, count, count, count, count)
+
+
+def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
+    """Return the readings of a mapped batch.
+
+    Takes logits (B, C), labels, int (B,) or one-hot (B, C), and a mask of samples with a label,
+    bool (B,). No expression is one of the loss, which XLA would compute once for both, fuse
+    otherwise and so round differently.
+    """
+    logits = jax.lax.stop_gradient(logits).astype(jnp.float32)
+    classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
+    is_label = classes[:, None] == jnp.arange(logits.shape[-1])
+    others = jnp.where(is_label, -jnp.inf, logits)
+    label_logit = jnp.where(is_label, logits, 0).sum(axis=-1)
+    margin = label_logit - others.max(axis=-1)
+    # Odds of each other class against the label, or against the largest one if that is larger.
+    shift = jnp.maximum(-margin, 0)
+    odds = jnp.exp(others - (label_logit + shift)[:, None])
+    label_odds = jnp.exp(-shift)
+    other_odds = odds.sum(axis=-1)
+    total = label_odds + other_odds
+    squares = jnp.square(odds).sum(axis=-1) + jnp.square(other_odds)
+    return Readings(
+        loss=jnp.log(total) + shift,
+        margin=margin,
+        gradient_norm=jnp.sqrt(squares) / total,
+        rival=others.argmax(axis=-1).astype(jnp.int32),
+        valid=mask.astype(jnp.int32),
+    )
+
+
+def add_readings(
+    ledger: SampleLedger, rows: Array, readings: Readings, applied: Array, *, repeats: bool
+) -> SampleLedger:
+    """Return the ledger after a step with the samples `rows`, int32 (B,).
+
+    `applied`, bool (), is whether the step's update was applied. If a step `repeats` a sample, the
+    first reading counts.
+    """
+    samples = ledger.loss.shape[0]
+    batch = jnp.arange(rows.shape[0])
+    counts = (readings.valid > 0) & applied
+    if repeats:
+        same = (rows[:, None] == rows) & counts
+        counts &= ~jnp.tril(same, -1).any(axis=1)
+    # Rows outside of the ledger are dropped. They differ, so that no two rows are equal.
+    rows = jnp.where(counts, rows, samples + batch)
+    was_right = (ledger.learnt - ledger.forgotten).at[rows].get(mode="clip") > 0
+    is_right = readings.margin > 0
+    is_early = ledger.readings.at[rows].get(mode="clip") < EARLY_READINGS
+
+    def add(total: Array, values: Array) -> Array:
+        return total.at[rows].add(values.astype(total.dtype), mode="drop", unique_indices=True)
+
+    def put(last: Array, values: Array) -> Array:
+        return last.at[rows].set(values, mode="drop", unique_indices=True)
+
+    return SampleLedger(
+        loss=put(ledger.loss, readings.loss),
+        margin_sum=add(ledger.margin_sum, readings.margin),
+        early_gradient_sum=add(
+            ledger.early_gradient_sum, jnp.where(is_early, readings.gradient_norm, 0)
+        ),
+        readings=add(ledger.readings, jnp.ones_like(rows)),
+        learnt=add(ledger.learnt, is_right & ~was_right),
+        forgotten=add(ledger.forgotten, ~is_right & was_right),
+        rival=put(ledger.rival, readings.rival),
+    )

@@ -1,0 +1,155 @@
+"""Gradients of a mapped batch: microbatch by microbatch, with what the optimizer observes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pipeline.models.modules.layer_capture import grad_observing_layers
+from pipeline.training.curvature import sum_layers
+from pipeline.training.ledger import Readings, read_samples
+from pipeline.training.losses import make_label_mask, reduce_losses, sample_losses
+from pipeline.training.parallel.microbatches import stack_microbatches
+from pipeline.training.privacy.private_gradients import clip_microbatch
+from pipeline.training.robustness.adversarial_rule import compute_divergence
+from pipeline.training.state import (
+    Gradients,
+    MappedBatch,
+    StepConfig,
+    TrainState,
+    merge_params,
+    split_params,
+)
+from pipeline.training.telemetry import count_updates
+
+GRADIENTS_DRAW = 2**31 - 1
+"""Number that derives the key of custom gradients; no microbatch and no shard has it."""
+
+
+def compute_gradients(
+    config: StepConfig,
+    state: TrainState,
+    batch: MappedBatch,
+    divisor: Array | int,
+    scale: Array | float,
+) -> Gradients:
+    """Return the gradients of `scale` times the loss of the valid samples of a mapped batch.
+
+    A mean divides by `divisor`. Gradients of `accumulate` microbatches are summed one after the
+    other. The sum differs from the whole batch's only by batch norm, which normalizes each
+    microbatch by itself, and by the draws of dropout.
+    """
+    if config.accumulate == 1:
+        return _differentiate_microbatch(config, state, state.batch_stats, batch, divisor, scale)
+    samples = batch.images, batch.labels, batch.mask, batch.draws
+    microbatches, keys = stack_microbatches(samples, batch.dropout_key, config.accumulate)
+
+    def compute(batch_stats: Any, microbatch: tuple[Any, Array]) -> Gradients:
+        (images, labels, mask, draws), key = microbatch
+        mapped = MappedBatch(images, labels, mask, key, draws)
+        return _differentiate_microbatch(config, state, batch_stats, mapped, divisor, scale)
+
+    def add(total: Gradients, microbatch: tuple[Any, Array]) -> tuple[Gradients, Readings | None]:
+        added = compute(total.batch_stats, microbatch)
+        sums = jax.tree.map(
+            jnp.add,
+            total._replace(batch_stats=None),
+            added._replace(batch_stats=None, readings=None),
+        )
+        return sums._replace(batch_stats=added.batch_stats), added.readings
+
+    shapes = jax.eval_shape(
+        lambda: compute(state.batch_stats, jax.tree.map(lambda x: x[0], (microbatches, keys)))
+    )
+    zero: Gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    zero = zero._replace(batch_stats=state.batch_stats, readings=None)
+    total, readings = jax.lax.scan(add, zero, (microbatches, keys))
+    return total._replace(readings=jax.tree.map(lambda rows: rows.reshape(-1), readings))
+
+
+def _differentiate_microbatch(
+    config: StepConfig,
+    state: TrainState,
+    batch_stats: Any,
+    batch: MappedBatch,
+    divisor: Array | int,
+    scale: Array | float,
+) -> Gradients:
+    """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
+    `divisor`, the number of samples or labels of the whole batch."""
+    trained, frozen = split_params(state.params, config.frozen)
+    beta = None if config.adversarial is None else config.adversarial.beta
+    attacked = _attack_images(config, state, batch_stats, batch)
+    if beta is None:
+        batch = batch._replace(images=attacked)
+
+    def apply(trained: Any, batch_stats: Any, images: Array) -> tuple[Array, Any]:
+        logits, changed = config.network.apply(
+            {"params": merge_params(trained, frozen), "batch_stats": batch_stats},
+            images,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": batch.dropout_key},
+        )
+        return logits, changed.get("batch_stats", {})
+
+    def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any, Readings | None]]:
+        logits, changed = apply(trained, batch_stats, batch.images)
+        losses = sample_losses(config, logits, batch.labels)
+        if beta is not None:
+            attacked_logits, changed = apply(trained, changed, attacked)
+            losses = losses + beta * compute_divergence(logits, attacked_logits)
+        loss = reduce_losses(config, losses, batch.labels, batch.mask, divisor)
+        readings = None
+        if config.ledger_samples is not None:
+            where = make_label_mask(config, batch.labels)
+            valid = batch.mask if where is None else batch.mask & where
+            readings = read_samples(logits, batch.labels, valid)
+        return loss.minimised * scale, (loss.reported, changed, readings)
+
+    if config.privacy is not None:
+        return clip_microbatch(config, state, batch, divisor)
+    if config.curvature is not None:
+        observed = grad_observing_layers(scaled_loss, config.lower)
+        values, (loss, batch_stats, readings), captures = observed(trained)
+        due = config.curvature.due(count_updates(state))
+        layers = sum_layers(config.curvature, captures, batch.mask, due)
+        return Gradients(values, loss, batch_stats, layers, readings=readings)
+    backward = jax.grad(config.lower(scaled_loss), has_aux=True)
+    if config.gradients is None:
+        values, (loss, batch_stats, readings) = backward(trained)
+    else:
+        key = jax.random.fold_in(batch.dropout_key, GRADIENTS_DRAW)
+        values, (loss, batch_stats, readings) = config.gradients(backward, trained, key)
+    return Gradients(values, loss, batch_stats, {}, readings=readings)
+
+
+def _attack_images(
+    config: StepConfig, state: TrainState, batch_stats: Any, batch: MappedBatch
+) -> Array:
+    """Return the images of a microbatch, attacked in adversarial training.
+
+    The attack sees the network as an evaluation does: without dropout, and with the running
+    statistics of batch norm. So samples don't depend on each other.
+    """
+    if config.adversarial is None:
+        return batch.images
+    variables = {"params": state.params, "batch_stats": batch_stats}
+
+    def apply(images: Array) -> Array:
+        logits: Any = config.network.apply(variables, images, train=False)
+        return logits
+
+    apply = config.lower(apply)
+    clean = apply(batch.images) if config.adversarial.beta is not None else None
+
+    def compute(images: Array) -> Array:
+        logits = apply(images)
+        if clean is not None:
+            return compute_divergence(clean, logits)
+        return sample_losses(config, logits, batch.labels)
+
+    return config.adversarial.attack(compute, batch.images, batch.draws, state.step)

@@ -1,0 +1,1 @@
+"""Robustness: training on attacked images, and attacks and corruptions that measure it."""

@@ -1,0 +1,76 @@
+"""Attacks of an evaluation by their settings: each returns the worst images that it finds."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import jax.numpy as jnp
+from jax import Array
+
+from pipeline.training.robustness.apgd import search
+from pipeline.training.robustness.attack_losses import LOSSES, Attacked, cross_entropy
+from pipeline.training.robustness.attack_specs import (
+    ApgdAttack,
+    BallAttack,
+    FgsmAttack,
+    NoiseAttack,
+    PgdAttack,
+    SquareAttack,
+)
+from pipeline.training.robustness.ball import Ball, draw_uniforms, maximize
+from pipeline.training.robustness.square import search_squares
+
+START_DRAW = 0
+"""Number of the draws of random starts."""
+
+
+def count_restarts(attack: BallAttack) -> int:
+    """Return the number of random starts of an attack."""
+    return attack.restarts if isinstance(attack, PgdAttack | ApgdAttack) else 1
+
+
+def attack_images(
+    attack: BallAttack, attacked: Attacked, pixels: Array, sample: Array, key: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return attacked images, pixels (B, H, W, C), and whether their predictions are wrong (B,).
+
+    `attack` has a norm and a radius. `key` is the seed, uint32 (2,), and the number of the restart,
+    int32 (). Draws are a pure function of `key` and `sample`, int32 (B,).
+    """
+    assert attack.norm is not None, "attacks are completed"
+    assert attack.radius is not None, "attacks are completed"
+    ball = Ball(attack.norm, attack.radius, pixels)
+    seed = key[0]
+    restart = key[1]
+
+    def draw_start() -> Array:
+        draws = draw_uniforms(seed, restart, sample, START_DRAW, pixels[0].size)
+        return ball.draw(draws.reshape(pixels.shape))
+
+    def ascend(start: Array, steps: int, size: float) -> Array:
+        def objective(points: Array) -> Array:
+            return cross_entropy(attacked.predict(points), attacked.labels)
+
+        return maximize(objective, ball, start, steps, size)
+
+    match attack:
+        case NoiseAttack():
+            end = draw_start()
+        case FgsmAttack():
+            end = ascend(pixels, 1, attack.radius)
+        case PgdAttack():
+            size = attack.step or 2.5 * attack.radius / attack.steps
+            end = ascend(draw_start(), attack.steps, size)
+        case ApgdAttack():
+            start = draw_start()
+            found = [
+                search(attacked, LOSSES[name], ball, start, attack.steps) for name in attack.losses
+            ]
+            end = found[0][0]
+            for images, fooled in found[1:]:
+                end = jnp.where(fooled[:, None, None, None], images, end)
+        case SquareAttack():
+            return search_squares(attacked, ball, seed, sample, attack.steps)
+        case _:
+            assert_never(attack)
+    return end, attacked.is_fooled(end)

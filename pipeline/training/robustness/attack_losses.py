@@ -1,0 +1,66 @@
+"""What attacks of an evaluation maximize, from logits (B, C) and classes int32 (B,)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from pipeline.training.robustness.ball import TINY
+
+AttackLoss = Callable[[Array, Array], Array]
+"""(logits (B, C), classes (B,)) -> float32 (B,), large for a wrong prediction."""
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """A network, with the classes of a batch."""
+
+    predict: Callable[[Array], Array]
+    """(pixels (B, H, W, C)) -> logits (B, classes) float32."""
+    labels: Array
+    """int32 (B,)."""
+
+    def is_fooled(self, pixels: Array) -> Array:
+        """Return whether each prediction is wrong, bool (B,)."""
+        return self.predict(pixels).argmax(axis=-1) != self.labels
+
+    def differentiate(self, loss: AttackLoss, pixels: Array) -> tuple[Array, Array, Array]:
+        """Return losses (B,), whether predictions are wrong, and gradients (B, H, W, C)."""
+
+        def add_up(pixels: Array) -> tuple[Array, tuple[Array, Array]]:
+            logits = self.predict(pixels)
+            losses = loss(logits, self.labels)
+            return losses.sum(), (losses, logits.argmax(axis=-1) != self.labels)
+
+        (_, (losses, fooled)), gradients = jax.value_and_grad(add_up, has_aux=True)(pixels)
+        return losses, fooled, gradients
+
+
+def cross_entropy(logits: Array, labels: Array) -> Array:
+    """Return the cross-entropy of each prediction."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def compute_margin(logits: Array, labels: Array) -> Array:
+    """Return the largest logit of another class minus the logit of the class."""
+    is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
+    others = jnp.where(is_label, -jnp.inf, logits).max(axis=-1)
+    return others - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+
+
+def difference_of_logits_ratio(logits: Array, labels: Array) -> Array:
+    """Return the margin divided by the largest logit minus the third (Croce and Hein 2020, eq. 6).
+
+    The ratio doesn't change if logits are scaled. It needs three classes.
+    """
+    ordered = jnp.sort(logits, axis=-1)
+    return compute_margin(logits, labels) / (ordered[:, -1] - ordered[:, -3] + TINY)
+
+
+LOSSES: Mapping[str, Any] = {"ce": cross_entropy, "dlr": difference_of_logits_ratio}

@@ -1,0 +1,186 @@
+"""Settings of adversarial training, and of the attacks and corruptions of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from pipeline.core.registry import Seq, Spec
+
+Norm = Literal["linf", "l2"]
+"""linf: the largest change of a pixel; l2: the root of the sum of squared changes."""
+Radius = Annotated[float, Field(gt=0, le=1000)]
+"""The largest change of an image by an attack. Pixels of the raw image are from 0 to 1."""
+Severity = Annotated[int, Field(ge=1, le=5)]
+APGD_LOSSES = ("ce", "dlr")
+
+
+class AdversarialSpec(Spec):
+    """Training on attacked images.
+
+    fgsm: one step (Goodfellow et al. 2015; Wong et al. 2020, arXiv 2001.03994); pgd: several steps
+    (Madry et al. 2018, arXiv 1706.06083); trades: the loss of clean images plus `beta` times the
+    divergence of attacked ones (Zhang et al. 2019, arXiv 1901.08573).
+    """
+
+    attack: Literal["fgsm", "pgd", "trades"]
+    norm: Norm = "linf"
+    radius: Radius
+    steps: Annotated[PositiveInt, Field(le=1000)] | None = None
+    """Steps of the attack; null: 7 of pgd, 10 of trades."""
+    step: PositiveFloat | None = None
+    """Length of a step; null: 2.5 times the radius divided by the steps, and 1.25 times the radius
+    with fgsm."""
+    start: Literal["random", "image"] = "random"
+    """Where an attack begins: at a random image within the radius, or at the image."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of samples that are attacked, drawn for each sample and epoch."""
+    beta: PositiveFloat = 6.0
+    """Weight of the divergence in trades."""
+    warmup_steps: NonNegativeInt = 0
+    """Training steps in which the radius, and the length of a step, grow to their full size."""
+
+    @model_validator(mode="after")
+    def _require_fitting_keys(self) -> AdversarialSpec:
+        if self.attack == "fgsm" and self.steps not in (None, 1):
+            raise ValueError(f"steps = {self.steps}: must be 1 with attack = fgsm")
+        if self.attack == "trades" and self.start != "random":
+            raise ValueError("start = image: must be random with attack = trades")
+        if self.attack == "trades" and self.share != 1:
+            raise ValueError(f"share = {self.share}: must be 1.0 with attack = trades")
+        if self.attack != "trades" and "beta" in self.model_fields_set and self.beta != 6.0:
+            raise ValueError(f"beta = {self.beta}: needs attack = trades")
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of an attack."""
+        return self.steps or {"fgsm": 1, "pgd": 7, "trades": 10}[self.attack]
+
+    @property
+    def step_size(self) -> float:
+        """The length of a step of an attack."""
+        if self.step is not None:
+            return self.step
+        if self.attack == "fgsm":
+            return self.radius * (1.25 if self.start == "random" else 1.0)
+        return 2.5 * self.radius / self.num_steps
+
+
+class _BallAttack(Spec):
+    """Base of the attacks within a radius."""
+
+    norm: Norm | None = None
+    """null: the norm of train.adversarial."""
+    radius: Radius | None = None
+    """null: the radius of train.adversarial."""
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps."""
+        return 0
+
+
+class NoiseAttack(_BallAttack):
+    """A random image within the radius, without gradients: what every attack must beat."""
+
+    attack: Literal["noise"]
+
+
+class FgsmAttack(_BallAttack):
+    """One step of the radius from the image (Goodfellow et al. 2015)."""
+
+    attack: Literal["fgsm"]
+
+    @property
+    def num_steps(self) -> int:
+        return 1
+
+
+class PgdAttack(_BallAttack):
+    """Steps along the gradient from random images within the radius (Madry et al. 2018)."""
+
+    attack: Literal["pgd"]
+    steps: Annotated[PositiveInt, Field(le=100_000)] = 40
+    step: PositiveFloat | None = None
+    """Length of a step; null: 2.5 times the radius divided by the steps."""
+    restarts: Annotated[PositiveInt, Field(le=1000)] = 1
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps
+
+
+class ApgdAttack(_BallAttack):
+    """Steps with momentum, whose length is halved when the loss stops growing (Croce and Hein
+    2020, arXiv 2003.01690)."""
+
+    attack: Literal["apgd"]
+    losses: Annotated[Seq[Literal["ce", "dlr"]], Field(min_length=1)] = ("ce", "dlr")
+    """ce: cross-entropy; dlr: the difference of logits ratio, which scaled logits don't change."""
+    steps: Annotated[PositiveInt, Field(le=100_000)] = 100
+    restarts: Annotated[PositiveInt, Field(le=1000)] = 1
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps
+
+
+class SquareAttack(_BallAttack):
+    """Random squares, kept if the margin shrinks, without gradients (Andriushchenko et al. 2020,
+    arXiv 1912.00049)."""
+
+    attack: Literal["square"]
+    steps: Annotated[PositiveInt, Field(le=100_000)] = 1000
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps
+
+
+class CorruptionAttack(Spec):
+    """Corruptions, such as noise and blur (Hendrycks and Dietterich 2019, arXiv 1903.12261)."""
+
+    attack: Literal["corruptions"]
+    severities: Annotated[Seq[Severity], Field(min_length=1)] = (1, 2, 3, 4, 5)
+
+
+BallAttack = NoiseAttack | FgsmAttack | PgdAttack | ApgdAttack | SquareAttack
+AnyAttack = BallAttack | CorruptionAttack
+AttackSpec = Annotated[AnyAttack, Field(discriminator="attack")]
+
+
+def complete_attacks(
+    attacks: Sequence[AnyAttack], trained: AdversarialSpec | None
+) -> tuple[AnyAttack, ...]:
+    """Return the attacks with norms and radii, by default those of training.
+
+    Raises ValueError, which begins with the position and the key, for a missing or wrong one.
+    """
+    completed: list[AnyAttack] = []
+    for position, attack in enumerate(attacks):
+        if isinstance(attack, CorruptionAttack):
+            completed.append(attack)
+            continue
+        norm = attack.norm or (trained.norm if trained else "linf")
+        radius = attack.radius or (trained.radius if trained else None)
+        if radius is None:
+            raise ValueError(
+                f"{position}.radius = null: must be a number above 0 without train.adversarial"
+            )
+        problem = find_norm_problem(norm, radius)
+        if problem is not None:
+            raise ValueError(f"{position}.{problem}")
+        if attack.attack == "square" and norm != "linf":
+            raise ValueError(f"{position}.norm = {norm}: must be linf with attack = square")
+        completed.append(attack.model_copy(update={"norm": norm, "radius": radius}))
+    return tuple(completed)
+
+
+def find_norm_problem(norm: Norm, radius: float) -> str | None:
+    """Return the problem of a radius; None if it is possible."""
+    if norm == "linf" and radius > 1:
+        return f"radius = {radius}: must be at most 1, the range of a pixel, with norm = linf"
+    return None

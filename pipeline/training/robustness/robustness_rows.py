@@ -1,0 +1,117 @@
+"""The figures of a robustness evaluation, and what shows that gradients mislead an attack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MARGIN = 0.01
+"""Difference of accuracies that isn't chance."""
+UNBOUNDED = "pgd, unbounded"
+"""Name of the attack whose radius reaches every image."""
+WHITE_BOX = ("pgd", "apgd")
+"""Attacks by several steps along gradients."""
+
+
+@dataclass(frozen=True)
+class AttackRow:
+    """The accuracy under an attack, and how it has changed the images that it fools."""
+
+    attack: str
+    norm: str
+    radius: float
+    steps: int
+    restarts: int
+    accuracy: float
+    confidence: float | None
+    """Mean probability of the predicted class of fooling images; None without any."""
+    mean_l2: float | None
+    """Mean change of these images."""
+    mean_linf: float | None
+
+    def __str__(self) -> str:
+        """Describe the attack and the accuracy in a line."""
+        parts = [f"{self.attack}, {self.norm} {self.radius:g}"]
+        parts += [f"{self.steps:,} steps"] if self.steps > 1 else []
+        parts += [f"{self.restarts:,} restarts"] if self.restarts > 1 else []
+        return f"{', '.join(parts)}: accuracy {self.accuracy:.4f}"
+
+
+@dataclass(frozen=True)
+class CorruptionRow:
+    """The accuracy under a corruption, by severity."""
+
+    corruption: str
+    accuracies: Mapping[int, float]
+
+    def __str__(self) -> str:
+        """Describe the corruption and the accuracies in a line."""
+        parts = [f"{value:.4f} at severity {n}" for n, value in self.accuracies.items()]
+        return f"{self.corruption}: accuracy {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class RobustnessReport:
+    """The accuracy of a run's weights under attacks and corruptions."""
+
+    step: int
+    samples: int
+    classes: int
+    clean: float
+    attacks: tuple[AttackRow, ...]
+    corruptions: tuple[CorruptionRow, ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        return {
+            **asdict(self),
+            "attacks": [asdict(row) for row in self.attacks],
+            "corruptions": [
+                {
+                    "corruption": row.corruption,
+                    **{f"severity_{n}": value for n, value in row.accuracies.items()},
+                }
+                for row in self.corruptions
+            ],
+            "robust_accuracy": self.robust_accuracy,
+            "masked_gradients": self.masked_gradients,
+        }
+
+    @property
+    def masked_gradients(self) -> list[str]:
+        """The signs of masked gradients."""
+        return find_masked_gradients(self)
+
+    @property
+    def robust_accuracy(self) -> float | None:
+        """The least accuracy under an attack within its radius; None without one."""
+        bounded = [row.accuracy for row in self.attacks if row.attack != UNBOUNDED]
+        return min(bounded, default=None)
+
+
+def find_masked_gradients(report: RobustnessReport) -> list[str]:
+    """Return the signs that attacks fail because gradients don't show the way, not because images
+    are robust (Athalye et al. 2018, arXiv 1802.00420, section 3.1)."""
+    least: dict[str, float] = {}
+    for row in report.attacks:
+        least[row.attack] = min(row.accuracy, least.get(row.attack, 1.0))
+    white = min((least[name] for name in WHITE_BOX if name in least), default=None)
+    signs = []
+    if white is not None:
+        for name, problem in (
+            ("square", "the black box beats the white box"),
+            ("fgsm", "a single step beats many steps"),
+            ("noise", "random noise beats steps along gradients"),
+        ):
+            if name in least and least[name] < white - MARGIN:
+                signs.append(f"{problem}: {least[name]:.4f} under {name}, {white:.4f} under these")
+        if "noise" in least and white == least["noise"] < report.clean:
+            signs.append(f"random noise equals steps along gradients: {white:.4f} under both")
+    unbounded = least.get(UNBOUNDED, 0.0)
+    if unbounded > 1 / report.classes + MARGIN:
+        signs.append(
+            f"a radius that reaches every image leaves {unbounded:.4f}; chance is "
+            f"{1 / report.classes:.4f}"
+        )
+    return signs

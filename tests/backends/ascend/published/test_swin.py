@@ -1,0 +1,60 @@
+"""Swin-T: its parameters, its windows, and what its priced step converts."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.backends.ascend.published.swin import (
+    MASKED,
+    Swin,
+    index_distances,
+    join_windows,
+    mask_shifted,
+    split_windows,
+)
+from pipeline.backends.ascend.published.workloads import load_published_steps, trace_row
+from tests.backends.ascend.steps import find_round_trips, only
+from tests.models.build import count, shapes
+
+
+def test_parameters_are_those_of_the_paper() -> None:
+    """torchvision's swin_t has 28,288,354."""
+    assert count(shapes(Swin(1000), (224, 224, 3))) == 28_288_354
+
+
+def test_windows_are_joined_as_they_were_split() -> None:
+    tokens = jnp.arange(2 * 14 * 21 * 3).reshape(2, 14, 21, 3)
+    windows = split_windows(tokens)
+    assert windows.shape == (2 * 2 * 3, 49, 3)
+    np.testing.assert_array_equal(windows[1, 0], tokens[0, 0, 7])
+    np.testing.assert_array_equal(join_windows(windows, 2, 14, 21), tokens)
+
+
+def test_distances_are_numbered_by_rows_and_columns() -> None:
+    distances = index_distances()
+    assert distances.shape == (49, 49)
+    assert (np.diag(distances) == 6 * 13 + 6).all()
+    assert len(np.unique(distances)) == 13**2
+
+
+def test_only_tokens_that_were_neighbours_attend_to_each_other() -> None:
+    mask = mask_shifted(14, 14, 3)
+    assert mask.shape == (4, 49, 49)
+    assert not mask[0].any()
+    assert set(np.unique(mask[3])) == {MASKED, 0.0}
+    assert (mask[3] == 0).sum() == 16**2 + 12**2 * 2 + 9**2
+
+
+@pytest.mark.parametrize("by_op", [False, True])
+def test_tokens_never_return_to_the_blocks_of_convolutions(by_op: bool) -> None:
+    row = next(row for row in load_published_steps() if row.model == "swin_t")
+    graph = trace_row(row).tasks("O2", by_op=by_op)
+    blocked = [
+        task
+        for task in only(graph, "trans_data")
+        if "NC1HWC0" in {graph.buffers[index].layout for index in (*task.reads, *task.writes)}
+    ]
+    assert len(blocked) <= 4
+    assert not find_round_trips(graph)

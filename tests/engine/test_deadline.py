@@ -1,0 +1,74 @@
+"""The steps that are done in time, and the early end of a run whose steps slow down."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine import deadline as deadline_module
+from pipeline.engine.deadline import Deadline, count_steps
+from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule
+
+Patch = pytest.MonkeyPatch
+
+
+def schedule_of(total: int, evals: int | None = None, saves: int | None = None) -> Schedule:
+    every = {Event.EVALUATE: (evals,) if evals else (), Event.CHECKPOINT: (saves,) if saves else ()}
+    return Schedule(RunSchedule(total, 10, 4), every)
+
+
+@given(
+    st.integers(1, 40),
+    st.none() | st.integers(1, 12),
+    st.none() | st.integers(1, 12),
+    st.integers(0, 100),
+    st.integers(0, 40),
+)
+def test_steps_and_events_between_them_fit(
+    total: int, evals: int | None, saves: int | None, left_s: int, first: int
+) -> None:
+    """Against adding up one step after the other; 2 s a step, 5 s an evaluation, 3 s a save."""
+    first = min(first, total)
+    time_s, last = 0, first
+    for step in range(first + 1, total + 1):
+        time_s += 2
+        if time_s > left_s:
+            break
+        last = step
+        time_s += 5 * (evals is not None and step % evals == 0)
+        time_s += 3 * (saves is not None and step % saves == 0)
+    event_s = {Event.EVALUATE: 5.0, Event.CHECKPOINT: 3.0}
+    assert count_steps(schedule_of(total, evals, saves), first, left_s, 2.0, event_s) == last
+
+
+@pytest.mark.parametrize(
+    ("now", "step", "step_s", "evals", "end"),
+    [
+        (0.0, 10, 2.0, None, 100),  # late by now, but there is time for steps to get faster
+        (94.0, 50, 0.5, None, 100),  # another dispatch follows the next one
+        (98.0, 50, 0.5, None, 54),
+        (97.0, 50, 0.5, 52, 52),  # there is no time for the 2 s of an evaluation after step 52
+        (97.0, 97, 0.5, 99, 99),
+        (97.0, 97, 0.5, 100, 100),  # the last evaluation isn't in this time
+        (99.9, 50, 1.0, None, 51),  # one step follows
+        (200.0, 99, 1.0, None, 100),
+    ],
+)
+def test_training_ends_early_at_the_last_moment(
+    now: float, step: int, step_s: float, evals: int | None, end: int, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    ends: list[int] = []
+    deadline = Deadline(100.0, {Event.EVALUATE: 2.0}, ends.append)
+    shortened = deadline.shorten(schedule_of(100, evals), step, DispatchSize(2.0, step_s))
+    assert shortened.run.total == end
+    assert ends == ([end] if end < 100 else [])
+
+
+def test_without_a_deadline_nothing_changes() -> None:
+    schedule = schedule_of(100)
+    assert Deadline().shorten(schedule, 3, DispatchSize(1.0, 1.0)) is schedule
+    assert Deadline(0.0).shorten(schedule, 0, DispatchSize(1.0)) is schedule

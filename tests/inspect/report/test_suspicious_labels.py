@@ -1,0 +1,152 @@
+"""Suspicious labels of a run: their rank, their files, and samples that a run leaves out."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError
+from pipeline.inspect.report.write_report import write_report
+from tests.whole_run import run
+
+WRONG = 40
+COPIES = 3
+FIRST_WRONG = 200
+
+
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 8, 8, 1) and labels (n,) of the digits that ship with the package."""
+    split = load_recipe("lenet5_digits").dataset.read(Path()).train
+    return split.columns["image"][:], split.columns["label"][:]
+
+
+def save_digits(folder: Path) -> None:
+    """Save digits, of which some training labels are wrong, and some samples are in both splits."""
+    images, truth = read_digits()
+    labels = truth.copy()
+    wrong = np.arange(FIRST_WRONG, FIRST_WRONG + 20 * WRONG, 20)
+    labels[wrong] = (labels[wrong] + 3) % 10
+    shared = np.r_[0:COPIES, 1300:1400]
+    arrays = {"x_train": images[:1200], "y_train": labels[:1200]}
+    arrays |= {"x_test": images[shared], "y_test": truth[shared]}
+    np.savez(folder / "digits.npz", **arrays)
+
+
+def compose(cache: Path, root: Path, *overrides: str) -> Recipe:
+    ops = "[{name: rescale, factor: 0.0625, shift: 0.0}]"
+    data = ["dataset=numpy", f"dataset.root={root / 'digits.npz'}"]
+    ops_keys = [f"dataset.{split}.ops={ops}" for split in ("train", "eval")]
+    model = ["model=mlp", "model.hidden=[32]", "schedule=constant", "train.optimizer.lr=0.05"]
+    quiet = ["monitor.tensorboard=false", "monitor.sample_images=0", f"cache.root={cache}"]
+    settings = [*data, *ops_keys, *model, *quiet, "train.passes=8", "train.ledger=true"]
+    return load_recipe("lenet5_digits", [*settings, *overrides])
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("labels")
+    save_digits(folder)
+    run(compose(cache, folder), folder / "run")
+    write_report(folder / "run", folder / "report")
+    return folder
+
+
+def test_flipped_labels_come_first(folder: Path) -> None:
+    rows = read_rows(folder / "report" / "suspicious_labels.csv")
+    assert sorted(int(row["index"]) for row in rows) == list(range(1200))
+    scores = [float(row["suspicion"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert 0 <= scores[-1] < scores[0] <= 1
+    wrong = {FIRST_WRONG + 20 * number for number in range(WRONG)}
+    top = rows[:WRONG]
+    assert sum(int(row["index"]) in wrong for row in top) >= 0.9 * WRONG
+    _, truth = read_digits()
+    suggested = [int(row["suggested_label"]) == truth[int(row["index"])] for row in top]
+    assert np.mean(suggested) > 0.7
+    assert sum(int(row["readings"]) for row in rows) == 8 * (1200 // 32) * 32
+
+
+def test_the_page_shows_the_worst_and_samples_of_both_splits(folder: Path) -> None:
+    page = (folder / "report" / "index.html").read_text()
+    worst = read_rows(folder / "report" / "suspicious_labels.csv")[:50]
+    for row in worst:
+        assert f"sample {row['index']}<" in page
+    for heading in ("Suspicious labels", "Never learnt", "Equal samples"):
+        assert heading in page
+    twins = read_rows(folder / "report" / "duplicates.csv")
+    assert [(row["index"], row["split"], row["index_of_equal"]) for row in twins] == [
+        (str(number), "eval", str(number)) for number in range(COPIES)
+    ]
+
+
+def test_a_run_without_them_keeps_their_numbers(folder: Path, cache: Path) -> None:
+    lines = (folder / "report" / "suspicious_labels.csv").read_text().splitlines()
+    (folder / "wrong.csv").write_text("\n".join(lines[: WRONG + 1]) + "\n")
+    excluded = {int(line.split(",")[0]) for line in lines[1 : WRONG + 1]}
+    second = folder / "second"
+    summary = run(compose(cache, folder, f"dataset.exclude={folder / 'wrong.csv'}"), second)
+    assert summary.data["samples"]["train"] == 1200 - WRONG
+    write_report(second, folder / "second_report")
+    rows = read_rows(folder / "second_report" / "suspicious_labels.csv")
+    assert {int(row["index"]) for row in rows} == set(range(1200)) - excluded
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "names no sample"),
+        ("index\n", "names no sample"),
+        ("1\n1200\n", "1200: must be the number of a sample, 0 to 1199"),
+        ("a,index\n1,2\n1\n", "line 3: ''|line 3: .*must be the number of a training sample"),
+        ("label\nsix\n", "line 1: .*label.*: must be the number of a training sample"),
+        ("-1\n", "line 1: .*-1.*: must be the number"),
+        ("\n".join(map(str, range(1200))), "names all 1,200 samples"),
+        (None, "can't be read"),
+    ],
+)
+def test_files_that_are_refused(
+    folder: Path, cache: Path, tmp_path: Path, content: str | None, problem: str
+) -> None:
+    file = tmp_path / "list.csv"
+    if content is not None:
+        file.write_text(content)
+    recipe = compose(cache, folder, f"dataset.exclude={file}", "stages=[data]")
+    with pytest.raises(RecipeError, match=f"dataset.exclude = {file}.*({problem})"):
+        run(recipe, tmp_path / "run")
+
+
+def test_a_pipe_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    recipe = compose(cache, folder, f"dataset.exclude={tmp_path / 'pipe'}", "stages=[data]")
+    with pytest.raises(RecipeError, match="isn't a regular file"):
+        run(recipe, tmp_path / "run")
+
+
+def test_rows_of_a_table_are_shown(cache: Path, tmp_path: Path) -> None:
+    keys = ["train.passes=2", "train.ledger=true", "monitor.tensorboard=false"]
+    run(load_recipe("breast_cancer_mlp", [*keys, f"cache.root={cache}"]), tmp_path / "run")
+    page, figures = write_report(tmp_path / "run", tmp_path / "report")
+    assert "(column)" in page.read_text()
+    assert "margin below 0" in figures
+
+
+def test_other_data_are_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
+    save_digits(tmp_path)
+    run(compose(cache, tmp_path, "train.passes=1"), tmp_path / "run")
+    with np.load(tmp_path / "digits.npz") as saved:
+        arrays = {name: saved[name] for name in saved}
+    arrays["y_train"][0] = (arrays["y_train"][0] + 1) % 10
+    np.savez(tmp_path / "digits.npz", **arrays)
+    with pytest.raises(DataError, match="its ledger is of other training data: train label"):
+        write_report(tmp_path / "run", tmp_path / "report")

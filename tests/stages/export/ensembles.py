@@ -1,0 +1,28 @@
+"""Runs of fresh weights, to be averaged."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from pipeline.config.recipe import Recipe
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.targets import Targets
+from pipeline.data.transform import compute_column_specs
+from pipeline.stages.build import build_network
+from pipeline.stages.export.trained_run import Samples, TrainedRun
+from pipeline.training.step import image_shape
+
+DIGITS = Samples((8, 8, 1), "uint8", Targets(tuple("0123456789")))
+
+
+def make_run(recipe: Recipe, seed: int, samples: Samples = DIGITS) -> TrainedRun:
+    """A run of a recipe that has trained no step, with the weights of a seed."""
+    network = build_network(recipe, len(samples.classes))
+    columns = {"image": ColumnSpec(samples.shape, samples.dtype)}
+    mapped = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
+    images = np.zeros((1, *image_shape(mapped)), np.float32)
+    variables = network.init(jax.random.key(seed), images, train=False)
+    arrays = {name: np.asarray(a) for name, a in flatten_dict(variables, sep="/").items()}
+    return TrainedRun(recipe, arrays, seed, samples)

@@ -1,0 +1,152 @@
+"""Runs with a deadline: their steps are frozen, and repeat with `train.steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import UNPLANNED_STEPS
+from pipeline.core.errors import RecipeError
+from pipeline.core.host.signals import Signals
+from pipeline.engine.callbacks.callback import Callback, RunControl
+from pipeline.engine.callbacks.events import SinkReport
+from pipeline.stages import choose_steps
+from pipeline.stages.choose_steps import Pace
+from tests.conftest import MLP
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+Patch = pytest.MonkeyPatch
+
+pytestmark = pytest.mark.slow
+
+COSINE = (*MLP, "schedule=cosine", "train.sink_size=5", "eval.every_steps=7")
+LOGS = ("metrics.jsonl", "evals.jsonl")
+
+
+@pytest.fixture
+def pace(monkeypatch: Patch) -> Callable[..., None]:
+    """Replace the measured pace, so that the number of steps depends little on the machine."""
+
+    def set_pace(step_s: float, closing_s: float = 0.0) -> None:
+        measured = Pace(step_s, 0.0, 0.0, closing_s)
+        monkeypatch.setattr(choose_steps, "measure_pace", lambda *_: measured)
+
+    return set_pace
+
+
+def read_train(run_dir: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load((run_dir / "recipe.yaml").read_text())["train"]
+    return tree
+
+
+def read_logs(run_dir: Path) -> list[bytes]:
+    return [(run_dir / name).read_bytes() for name in LOGS]
+
+
+class StopAtStep(Callback):
+    """Sends the signal to stop at the end of a sink."""
+
+    def __init__(self, signals: Signals, step: int) -> None:
+        self.signals, self.step = signals, step
+
+    def on_sink(self, control: RunControl, report: SinkReport) -> None:
+        if report.step >= self.step:
+            self.signals.stop = "SIGTERM"
+
+
+@pytest.mark.parametrize("sink", ["1", "7", "-1"])
+def test_steps_are_frozen_and_repeat(tiny: Compose, pace: Any, tmp_path: Path, sink: str) -> None:
+    """The recipe of the run has the steps; the rates end at the last value of their schedule."""
+    pace(1.5)
+    sinks = f"train.sink_size={sink}"
+    summary = run(tiny(*COSINE, sinks, "train.minutes=1"), tmp_path / "run")
+    train = read_train(tmp_path / "run")
+    assert 30 <= summary.steps <= 39
+    assert (summary.status, summary.reason) == ("done", None)
+    lengths = (train["steps"], train["minutes"], train["end_step"], train["planned_for"])
+    assert lengths == (summary.steps, None, None, "minutes = 1")
+    run(tiny(*COSINE, sinks, f"train.steps={summary.steps}"), tmp_path / "repeated")
+    assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
+
+
+def test_more_steps_than_compiled_rates(
+    tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    for module in ("pipeline.config.run_length", "pipeline.stages.choose_steps"):
+        monkeypatch.setattr(f"{module}.UNPLANNED_STEPS", 8)
+    pace(1.5)
+    steps = run(tiny(*COSINE, "train.minutes=1"), tmp_path / "run").steps
+    assert steps > 8
+    run(tiny(*COSINE, f"train.steps={steps}"), tmp_path / "repeated")
+    assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
+
+
+def test_slower_steps_end_early_and_repeat(
+    tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch, capsys: Any
+) -> None:
+    """All but a moment of the time is kept for the end, so that every step is late."""
+    monkeypatch.setattr(choose_steps, "LATE_SHARE", -1.0)
+    pace(1.5)
+    summary = run(tiny(*COSINE, "train.minutes=1"), tmp_path / "run")
+    train = read_train(tmp_path / "run")
+    assert summary.status == "done"
+    assert summary.steps == train["end_step"] < train["steps"]
+    assert summary.reason == f"the deadline: {summary.steps} of {train['steps']} steps"
+    assert "deadline   steps are slower than measured: training ends after step" in (
+        capsys.readouterr().out
+    )
+    ends = (f"train.steps={train['steps']}", f"train.end_step={summary.steps}")
+    again = run(tiny(*COSINE, *ends), tmp_path / "repeated")
+    assert again.metrics == summary.metrics
+    assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_resumed_run_keeps_its_steps(
+    tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch, is_named: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pace(1.5)
+    signals = Signals()
+    run_dir = Path("outputs/day/run")
+    stopped = run(
+        tiny(*COSINE, "train.minutes=1"),
+        run_dir,
+        signals=signals,
+        callbacks=[StopAtStep(signals, 10)],
+    )
+    assert stopped.status == "stopped"
+    pace(0.5)
+    resume = f"train.resume={run_dir if is_named else 'auto'}"
+    summary = run(tiny(*COSINE, "train.minutes=1", resume))
+    assert summary.resumed_from is not None
+    assert summary.steps == read_train(run_dir)["steps"] < 40
+    run(tiny(*COSINE, f"train.steps={summary.steps}"), tmp_path / "repeated")
+    assert read_logs(run_dir) == read_logs(tmp_path / "repeated")
+    with pytest.raises(RecipeError, match=r"train\.minutes = 2: .*run has its length for minute"):
+        run(tiny(*COSINE, "train.minutes=2", f"train.resume={run_dir}"))
+
+
+def test_the_measured_pace_holds(tiny: Compose, tmp_path: Path, capsys: Any) -> None:
+    """Nothing is replaced; other work on this machine may change the pace afterwards."""
+    summary = run(tiny(*MLP, "schedule=cosine", "train.minutes=0.15"), tmp_path / "run")
+    train = read_train(tmp_path / "run")
+    assert summary.status == "done"
+    assert 1 <= summary.steps <= train["steps"] <= UNPLANNED_STEPS
+    assert "steps for minutes = 0.15: " in capsys.readouterr().out
+
+
+def test_no_time_for_a_step_is_refused(tiny: Compose, pace: Any, tmp_path: Path) -> None:
+    pace(1e3, closing_s=5.0)
+    rule = r"train\.minutes = 0\.2: must leave time for a step; 17 minutes would do here$"
+    with pytest.raises(RecipeError, match=rule):
+        run(tiny(*COSINE, "train.minutes=0.2"), tmp_path / "run")
+    past = r"train\.until = 2026-01-01T00:00: is past; must be a later time$"
+    with pytest.raises(RecipeError, match=past):
+        run(tiny(*COSINE, "train.until='2026-01-01T00:00'"), tmp_path / "late")

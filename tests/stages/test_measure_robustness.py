@@ -1,0 +1,134 @@
+"""Adversarial training and attacks in whole runs: the same bits however a run is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.cli.runs import attack
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, UsageError
+from pipeline.data.columns import ColumnSpec
+from pipeline.data.targets import Targets
+from pipeline.inspect.report.write_report import write_report
+from pipeline.stages.build_checks import require_attackable
+from tests import outcome
+from tests.conftest import compose_tiny
+from tests.outcome import assert_equal_arrays, assert_same_run
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+LAYERS = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 3, kernel: 3, stride: 2, bias: true}, batch_norm, relu, "
+    "flatten, {name: dropout, rate: 0.2}, {name: dense, features: $classes}]",
+)
+RUN = ("train.batch_size=32", "train.steps=14", "checkpoint.every_steps=7")
+PGD = "++train.adversarial={attack: pgd, radius: 0.1, steps: 2, share: 0.7, warmup_steps: 5}"
+TRADES = "++train.adversarial={attack: trades, norm: l2, radius: 0.5, steps: 2}"
+MLP = ("model=mlp", "model.hidden=[8]")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.parametrize("adversarial", [PGD, TRADES], ids=["pgd", "trades"])
+def test_sinks_resumption_and_devices_change_no_bit(
+    adversarial: str, tiny: Compose, tmp_path: Path
+) -> None:
+    data = "parallel.mode=data"
+    for name, *overrides in (
+        ("1", "train.sink_size=1"),
+        ("7", "train.sink_size=7"),
+        ("14", "train.sink_size=14"),
+        ("one", data, "parallel.devices=1"),
+        ("four", data, "parallel.devices=4"),
+    ):
+        run(tiny(*LAYERS, *RUN, adversarial, *overrides), tmp_path / name)
+    assert_same_run(tmp_path / "1", tmp_path / "7")
+    assert_same_run(tmp_path / "1", tmp_path / "14")
+    assert_same_run(tmp_path / "one", tmp_path / "four")
+    half = tmp_path / "half"
+    run(tiny(*LAYERS, *RUN, adversarial, "train.steps=7"), half)
+    run(tiny(*LAYERS, *RUN, adversarial, f"train.resume={half}"))
+    assert outcome.metrics(half) == outcome.metrics(tmp_path / "7")
+    assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
+
+
+def test_an_attack_raises_the_loss_and_microbatches_attack_the_same(
+    tiny: Compose, tmp_path: Path
+) -> None:
+    first_losses = {}
+    for name, *overrides in (
+        ("clean", "train.steps=2"),
+        ("fgsm", "train.steps=2", "++train.adversarial={attack: fgsm, radius: 0.1}"),
+        ("halves", "train.steps=2", "++train.adversarial={attack: fgsm, radius: 0.1}"),
+    ):
+        halves = ["train.accumulate_steps=2"] if name == "halves" else []
+        run(tiny(*MLP, "train.batch_size=32", *overrides, *halves), tmp_path / name)
+        first_losses[name] = outcome.metrics(tmp_path / name)[0]["loss"]
+    assert first_losses["fgsm"] > first_losses["clean"]
+    assert float(first_losses["halves"]) == pytest.approx(float(first_losses["fgsm"]), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def attacked_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("attacked") / "run"
+    attacks = "{attack: fgsm, radius: 0.1}, {attack: pgd, radius: 0.1, steps: 3, restarts: 2}"
+    robustness = f"++eval.robustness=[{attacks}, {{attack: corruptions, severities: [2]}}]"
+    length = ("train.batch_size=32", "train.steps=60", "checkpoint.every_steps=60")
+    run(compose_tiny(cache, *MLP, *length, robustness), run_dir)
+    return run_dir
+
+
+def test_a_run_ends_with_its_robustness(attacked_run: Path) -> None:
+    document = json.loads((attacked_run / "robustness.json").read_text())
+    metrics = outcome.read_summary(attacked_run)["metrics"]
+    assert document["clean"] == pytest.approx(metrics["accuracy"], abs=1e-6)
+    accuracies = {row["attack"]: row["accuracy"] for row in document["attacks"]}
+    assert list(accuracies) == ["fgsm", "pgd", "pgd, unbounded"]
+    assert accuracies["pgd, unbounded"] <= accuracies["pgd"] <= accuracies["fgsm"] + 0.01
+    assert accuracies["fgsm"] < document["clean"]
+    assert metrics["robust_accuracy"] == document["robust_accuracy"] == accuracies["pgd"]
+    assert len(document["corruptions"]) == 8
+
+
+def test_the_command_and_the_report(attacked_run: Path, tmp_path: Path) -> None:
+    result = attack.main(attacked_run, "l2", 0.5, 3, attacks=["noise", "pgd"], samples=30)
+    assert json.loads((attacked_run / "robustness.json").read_text()) == result.facts
+    assert result.facts["samples"] == 30
+    assert [row["norm"] for row in result.facts["attacks"]] == ["l2"] * 3
+    page, _ = write_report(attacked_run, tmp_path / "report")
+    text = page.read_text()
+    assert "Robustness" in text
+    assert "pgd, unbounded" in text
+    for arguments, problem in (
+        ({"radius": None}, "--radius: missing; the run has no radius of train.adversarial"),
+        ({"radius": 2.0}, "--radius 2.0: must be at most 1"),
+        ({"radius": 0.1, "attacks": ["jsma"]}, "--attacks jsma: must be of noise, fgsm, pgd"),
+        ({"norm": "l2", "radius": 0.1, "attacks": ["square"]}, "needs --norm linf"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            attack.main(attacked_run, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"text": "a tokenizer"}, "has tokens, which have no pixels to change"),
+        ({"raw_image": ColumnSpec((8, 1, 1), "int32")}, "has tokens"),
+        ({"table": "columns"}, "has the columns of a table"),
+        ({"targets": Targets(("a", "b"), "multi_label")}, "not one class for each image"),
+        ({"label_positions": (8, 8)}, "not one class for each image"),
+    ],
+    ids=["text", "ids", "table", "labels", "positions"],
+)
+def test_what_can_not_be_attacked(changed: dict[str, Any], problem: str, tiny: Compose) -> None:
+    facts = {"text": None, "table": None, "targets": Targets(("a", "b")), "label_positions": ()}
+    facts |= {"raw_image": ColumnSpec((8, 8, 1), "uint8"), **changed}
+    with pytest.raises(RecipeError, match=f"dataset = synthetic: .*{problem}"):
+        require_attackable(tiny(), SimpleNamespace(**facts))  # type: ignore[arg-type]
