@@ -33,15 +33,15 @@ class MembershipRow:
     """The largest rate that differential privacy allows; None if the run isn't private."""
 
     def __str__(self) -> str:
+        auc = f"{self.attack}: AUC {self.auc:.4f} +- {self.auc_error:.4f}"
         limit = f"{self.false_positive_rate:.1%} false positives"
         if self.true_positive_rate is None:
             needed = math.ceil(1 / self.false_positive_rate)
-            return f"{self.attack}: {limit} are less than one; {needed:,} samples would do"
+            return f"{auc}; {limit} are less than one, {needed:,} held-out samples would do"
         bound = "" if self.bound is None else f", at most {self.bound:.4f} by its privacy"
         return (
-            f"{self.attack}: AUC {self.auc:.4f} +- {self.auc_error:.4f}; at {limit} (of "
-            f"{self.false_positives:,} held-out samples) true positives "
-            f"{self.true_positive_rate:.4f} (of {self.true_positives:,} members){bound}"
+            f"{auc}; at {limit} ({self.false_positives:,} samples) true positives "
+            f"{self.true_positive_rate:.4f} ({self.true_positives:,} members){bound}"
         )
 
 

@@ -56,6 +56,7 @@ from pipeline.inspect.report.report_files import (
     count_rows,
     csv_files,
     number_rows,
+    replace_files,
 )
 from pipeline.inspect.report.suspicious_labels import (
     DUPLICATES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,35 +14,38 @@ import pytest
 from PIL import Image
 
 from pipeline.cli.runs import fuzz
+from pipeline.config.compose import load_recipe
 from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.data.columns import IMAGES, ColumnSpec
 from pipeline.data.targets import Targets
 from pipeline.inspect.dumps.opened_recipe import load_state, make_silent_reporter, open_recipe
+from pipeline.inspect.fuzz.mutations import ChangeLimits
 from pipeline.inspect.fuzz.search import FuzzSearch, make_predict, require_fuzzable
 from pipeline.stages.export.trained_run import read_run_recipe
-from pipeline.stages.sample_pictures import copy_variables_to_host
-from tests.conftest import MLP, compose_tiny
+from pipeline.training.step import get_evaluated_weights
+from tests.conftest import MLP
 from tests.whole_run import run
 
 
 @pytest.fixture(scope="module")
 def trained_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("fuzzed") / "run"
-    length = ("train.steps=60", "checkpoint.every_steps=60", "train.optimizer.lr=0.05")
-    run(compose_tiny(cache, *MLP, *length), run_dir)
+    length = ("train.steps=60", "checkpoint.every_steps=60", "monitor.tensorboard=false")
+    digits = [*MLP, *length, "model.hidden=[32]", f"cache.root={cache}"]
+    run(load_recipe("lenet5_digits", digits), run_dir)
     return run_dir
 
 
 def test_what_is_found_fools_the_network(trained_run: Path) -> None:
     opened = open_recipe(read_run_recipe(trained_run), trained_run)
     state = load_state(opened, trained_run, 60, make_silent_reporter()).state
-    variables = copy_variables_to_host(state)
+    variables = get_evaluated_weights(opened.built.step_config, state)
     predict = make_predict(opened, 60)
 
     def predict_images(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return predict(variables, images)
 
-    search = FuzzSearch(opened.dataset, predict_images, 1, 0.2)
+    search = FuzzSearch(opened.dataset, predict_images, 1, ChangeLimits(0.2, 16))
     result = search.search(np.arange(40), 700)
     assert result.right + result.wrong == 40
     assert result.found
@@ -90,12 +94,14 @@ def test_the_command_writes_a_sheet_tables_and_facts(trained_run: Path, tmp_path
 def test_refusals(trained_run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="isn't a run directory"):
         fuzz.main(tmp_path, 0.1, 10, 10, with_faults=False)
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path)
+    copy = tmp_path / "run"
+    shutil.copytree(trained_run, copy)
+    shutil.rmtree(copy / "fuzz", ignore_errors=True)
+    (copy / "fuzz").symlink_to(tmp_path)
     with pytest.raises(DataError, match="is a link"):
-        fuzz.main(trained_run, 0.1, 10, 10, with_faults=False, out=link)
+        fuzz.main(copy, 0.1, 10, 10, with_faults=False)
     (tmp_path / "file").write_text("")
-    with pytest.raises((DataError, RunError), match="file"):
+    with pytest.raises(RunError, match="can't be written"):
         fuzz.main(trained_run, 0.1, 10, 10, with_faults=False, out=tmp_path / "file" / "below")
 
 
@@ -113,5 +119,5 @@ def test_refusals(trained_run: Path, tmp_path: Path) -> None:
 def test_what_can_not_be_changed(changed: dict[str, Any], problem: str) -> None:
     facts: dict[str, Any] = {"text": None, "table": None, "unit": IMAGES, "label_positions": ()}
     facts |= {"targets": Targets(("a", "b")), "raw_image": ColumnSpec((8, 8, 1), "uint8")}
-    with pytest.raises(RecipeError, match=f"dataset = made up: {problem}"):
+    with pytest.raises(RecipeError, match=f"dataset = made up: .*{problem}"):
         require_fuzzable(SimpleNamespace(**{**facts, **changed}), "made up")  # type: ignore[arg-type]

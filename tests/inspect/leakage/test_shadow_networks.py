@@ -15,18 +15,20 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter, open_recipe
 from pipeline.inspect.leakage.shadow_networks import draw_subsets, plan_audit
+from pipeline.inspect.report.write_report import write_report
 from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
-LENGTH = ("train.steps=60", "checkpoint.every_steps=60", "train.optimizer.lr=0.1")
+LENGTH = ("train.steps=300", "checkpoint.every_steps=300", "monitor.tensorboard=false")
 
 
 @pytest.fixture(scope="module")
 def overfitted_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("leaking") / "run"
-    noise = ("dataset.train_size=48", "dataset.eval_size=48", "model.hidden=[64]")
-    run(compose_tiny(cache, *MLP, *LENGTH, *noise), run_dir)
+    few = "+dataset.train.select=[{name: take, samples: 120}]"
+    digits = [*MLP, *LENGTH, few, "model.hidden=[64]", f"cache.root={cache}"]
+    run(load_recipe("lenet5_digits", digits), run_dir)
     return run_dir
 
 
@@ -67,6 +69,7 @@ def test_shadow_networks_repeat_and_differ(tiny: Compose) -> None:
     assert np.isfinite(audit.compute_margins(state)).all()
 
 
+@pytest.mark.slow
 def test_a_private_network_is_audited_below_its_bound(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,22 +80,26 @@ def test_a_private_network_is_audited_below_its_bound(
     facts = leakage.main(tmp_path / "run", shadows=4, samples=40).facts
     assert facts["privacy"]["epsilon"] > 0
     assert "bounds every attack" in capsys.readouterr().out
-    assert all(rate["bound"] is not None for row in facts["attacks"] for rate in row["rates"])
+    assert all(rate["bound"] is not None for rate in facts["attacks"])
     again = leakage.main(tmp_path / "run", shadows=4, samples=40).facts
     assert again == facts
 
 
-def test_an_overfitted_run_leaks(overfitted_run: Path) -> None:
+def test_an_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
     facts = leakage.main(overfitted_run, shadows=8, samples=1000).facts
     assert json.loads((overfitted_run / "leakage.json").read_text()) == facts
-    assert facts["pairs"] == 48
-    assert facts["attacks"][1]["auc"] > 0.75
+    # Without the last, smaller batch of the first epoch.
+    assert facts["pairs"] == 96
+    loss, lira = facts["attacks"][0], facts["attacks"][2]
+    assert 0.55 < loss["auc"] < lira["auc"]
+    page, _ = write_report(overfitted_run, tmp_path / "report")
+    assert "How well attacks recognise training samples" in page.read_text()
     only_loss = leakage.main(overfitted_run, shadows=0, samples=10).facts
-    assert [row["attack"] for row in only_loss["attacks"]] == ["loss"]
+    assert [row["attack"] for row in only_loss["attacks"]] == ["loss", "loss"]
 
 
 def test_refusals(overfitted_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--shadows 2.*must be 0, or at least 4"):
+    with pytest.raises(UsageError, match="must be 0, or at least 4"):
         leakage.main(overfitted_run, shadows=2, samples=10)
     with pytest.raises(DataError, match="isn't a run directory"):
         leakage.main(tmp_path, shadows=0, samples=10)
@@ -103,5 +110,5 @@ def test_refusals(overfitted_run: Path, tmp_path: Path) -> None:
 
 def test_samples_without_one_class_are_refused(cache: Path) -> None:
     opened = open_recipe(load_recipe("diabetes_mlp", [f"cache.root={cache}"]))
-    with pytest.raises(RecipeError, match="dataset = .*: must have one class for each sample"):
+    with pytest.raises(RecipeError, match="must have one class for each sample"):
         plan_audit(opened, 1, 10)
