@@ -55,9 +55,9 @@ def test_what_is_found_fools_the_network(trained_run: Path) -> None:
         np.array([found.candidate.sample for found in result.found])
     ]
     assert (predicted != labels).all()
-    for found, number in zip(result.found, predicted, strict=True):
+    for found, number, label in zip(result.found, predicted, labels, strict=True):
         assert found.predicted == number
-        assert found.candidate.label == labels[result.found.index(found)]
+        assert found.candidate.label == label
         assert found.distance <= 0.2
         assert found.candidate.changes.count("affine") <= 1
     assert result.coverage["multisection"] < result.coverage_with_mutants["multisection"]

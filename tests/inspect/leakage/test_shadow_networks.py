@@ -90,8 +90,7 @@ def test_an_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
     assert json.loads((overfitted_run / "leakage.json").read_text()) == facts
     # Without the last, smaller batch of the first epoch.
     assert facts["pairs"] == 96
-    loss, lira = facts["attacks"][0], facts["attacks"][2]
-    assert 0.55 < loss["auc"] < lira["auc"]
+    assert min(row["auc"] for row in facts["attacks"]) > 0.65
     page, _ = write_report(overfitted_run, tmp_path / "report")
     assert "How well attacks recognise training samples" in page.read_text()
     only_loss = leakage.main(overfitted_run, shadows=0, samples=10).facts
