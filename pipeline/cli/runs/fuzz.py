@@ -18,14 +18,14 @@ from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
-from pipeline.inspect.fuzz.mutations import ChangeLimits
-from pipeline.inspect.fuzz.search import (
+from pipeline.inspect.fuzz.fuzz_search import (
     Found,
     FuzzResult,
     FuzzSearch,
     make_predict,
     require_fuzzable,
 )
+from pipeline.inspect.fuzz.mutations import ChangeLimits
 from pipeline.inspect.report.pictures import picture, png, sheet
 from pipeline.inspect.report.report_files import replace_files
 from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus

@@ -51,7 +51,7 @@ def mutate(
     number: Array,
 ) -> tuple[Array, Array, Array]:
     """Return images after a change that is drawn for each, their references, and the changes' index
-    in KINDS, int32 (B,). `number` is that of the round.
+    in KINDS, int32 (B,). `number` counts rounds.
 
     An affine map is applied once at most, so not if `is_affine`, bool (B,), and changes the
     reference too. Other changes stay within the ball around it (DeepHunter, Xie et al. 2019).

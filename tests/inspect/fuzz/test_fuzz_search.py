@@ -19,8 +19,8 @@ from pipeline.core.errors import DataError, RecipeError, RunError
 from pipeline.data.columns import IMAGES, ColumnSpec
 from pipeline.data.targets import Targets
 from pipeline.inspect.dumps.opened_recipe import load_state, make_silent_reporter, open_recipe
+from pipeline.inspect.fuzz.fuzz_search import FuzzSearch, make_predict, require_fuzzable
 from pipeline.inspect.fuzz.mutations import ChangeLimits
-from pipeline.inspect.fuzz.search import FuzzSearch, make_predict, require_fuzzable
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.training.step import get_evaluated_weights
 from tests.conftest import MLP
