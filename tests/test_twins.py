@@ -88,6 +88,11 @@ COVERED = {
         "the command, against dumps of a run",
     ),
     "pipeline.cli.runs.export": ("cli/runs/test_infer.py", "exports that `infer` reads"),
+    "pipeline.cli.runs.fuzz": ("inspect/fuzz/test_fuzz_search.py", "the command, of small runs"),
+    "pipeline.cli.runs.leakage": (
+        "inspect/leakage/test_shadow_networks.py",
+        "the command, of small runs",
+    ),
     "pipeline.cli.forecast": ("cli/test_commands.py", "the command and its refusals"),
     "pipeline.cli.profile": ("inspect/profiler/test_run_profile.py", "the command, of small runs"),
     "pipeline.cli.runs.report": (

@@ -16,7 +16,7 @@ from pipeline.core.files.bounded_read import read_json
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.stages.record.run_directory import ROBUSTNESS
+from pipeline.stages.record.run_directory import FUZZ, LEAKAGE, ROBUSTNESS
 from pipeline.study.runs.lineage import data_of, ops_of
 from pipeline.study.runs.recorded_run import RecordedRun, read_run
 
@@ -48,6 +48,16 @@ def origin_sections(run_dir: Path) -> list[Section]:
     return [
         Section("Lineage", lineage, [RowTable(list(_list_lineage(run)))]),
         _show_robustness(run_dir),
+        Section(
+            "Leakage",
+            "How well attacks recognise training samples.",
+            _show_table(run_dir / LEAKAGE, "attacks"),
+        ),
+        Section(
+            "Faults",
+            "Accuracy with flipped bits, zeros and changed signs of weights.",
+            _show_table(run_dir / FUZZ / "fuzz.json", "faults"),
+        ),
         Section("Profile", "", _show_profile(run_dir)),
         Section("Dumps", "Tensors of a step, by layer.", [RowTable(dumps)] if dumps else []),
     ]
@@ -90,6 +100,11 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
     for descendant in read_descendants(run.run_dir):
         yield row(f"{descendant.made} as", descendant.to, descendant.at)
+
+
+def _show_table(path: Path, key: str) -> list[Block]:
+    rows = _list_plain_rows((_read_object(path) or {}).get(key))
+    return [RowTable(rows)] if rows else []
 
 
 def _show_robustness(run_dir: Path) -> Section:

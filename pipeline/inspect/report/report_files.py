@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.csv_file import csv_text
 from pipeline.data.targets import Targets
 from pipeline.inspect.report.evaluated import (
@@ -25,6 +28,22 @@ CONFUSION = "confusion.csv"
 NUMBERS = "numbers.csv"
 LABELS = "labels.csv"
 MAX_CONFUSIONS = 10
+
+
+def replace_files(folder: Path, names: Iterable[str], files: Mapping[str, str | bytes]) -> None:
+    """Replace the files of an earlier result, of these names; the last of `files` is written last.
+
+    Raises RunError if a file can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        for name, content in files.items():
+            write_whole(folder / name, content)
+    except OSError as error:
+        path = error.filename or folder
+        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:

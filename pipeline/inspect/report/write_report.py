@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import csv_text
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.pages.charts import Curve, curve_chart, histogram, scatter_chart
@@ -57,6 +56,7 @@ from pipeline.inspect.report.report_files import (
     count_rows,
     csv_files,
     number_rows,
+    replace_files,
 )
 from pipeline.inspect.report.suspicious_labels import (
     DUPLICATES,
@@ -158,7 +158,7 @@ def write_report(
         files[MISTAKES] = png(
             sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
         )
-    _replace_files(folder, {**files, PAGE: render_page(page)})
+    replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
     return folder / PAGE, figures
 
 
@@ -188,19 +188,6 @@ def _holds_other_files(folder: Path) -> bool:
         return True
     with page.open("rb") as file:
         return GENERATOR.format(KIND).encode() not in file.read(4096)
-
-
-def _replace_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Replace the files of an earlier report; the page is written last."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in REPORT_FILES:
-            (folder / name).unlink(missing_ok=True)
-        for name, content in files.items():
-            write_whole(folder / name, content)
-    except OSError as error:
-        path = error.filename or folder
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _format_figures(predictions: Predictions, count: int) -> dict[str, str]:

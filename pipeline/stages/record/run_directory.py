@@ -15,6 +15,8 @@ outputs/<date>/<time>_<recipe>/
     price.json, trace.json, timeline.html, result of AutoTune      on an emulated device
     compiled.json                 for a device.target
     robustness.json               accuracy under attacks
+    leakage.json                  how well attacks recognise training samples
+    fuzz/                         changed samples and weights that fool the network
 """
 
 from __future__ import annotations
@@ -50,6 +52,10 @@ COMPILED = "compiled.json"
 """Figures of programs for an absent chip."""
 ROBUSTNESS = "robustness.json"
 """Accuracy under attacks, of `eval.robustness` or the command `attack`."""
+FUZZ = "fuzz"
+"""Folder of the command `fuzz`."""
+LEAKAGE = "leakage.json"
+"""How well attacks recognise training samples, of the command `leakage`."""
 OVERRIDES = "overrides.yaml"
 """Overrides of a job of a sweep."""
 CLAIM = ".claim"
@@ -65,7 +71,7 @@ BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
 JSON_FILES = (
     *(SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS),
-    ROBUSTNESS,
+    *(ROBUSTNESS, LEAKAGE),
 )
 REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *JSON_FILES)
 """Files that are written as a whole, besides those of an emulated device."""

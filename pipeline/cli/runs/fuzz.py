@@ -1,0 +1,158 @@
+"""`python -m pipeline fuzz RUN_DIR`: changed samples, and changed weights, that fool a network."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.core.errors import DataError
+from pipeline.core.files.csv_file import csv_text
+from pipeline.core.files.real_files import require_real_trees
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.reporter import Reporter
+from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
+from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
+from pipeline.inspect.fuzz.fuzz_search import (
+    Found,
+    FuzzResult,
+    FuzzSearch,
+    make_predict,
+    require_fuzzable,
+)
+from pipeline.inspect.fuzz.mutations import ChangeLimits
+from pipeline.inspect.report.pictures import picture, png, sheet
+from pipeline.inspect.report.report_files import replace_files
+from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
+from pipeline.stages.record.run_directory import FUZZ, RECIPE
+from pipeline.training.step import get_evaluated_weights
+
+FACTS = "fuzz.json"
+FOUND = "found.csv"
+FAULTS = "faults.csv"
+SHEET = "sheet.png"
+FILES = (FACTS, FOUND, FAULTS, SHEET)
+MAX_PICTURES = 60
+
+
+def main(
+    run_dir: Path,
+    radius: float,
+    samples: int,
+    mutants: int,
+    with_faults: bool,
+    out: Path | None = None,
+) -> CommandResult:
+    """Search for changed samples with wrong predictions, and write what is found into a folder.
+
+    Raises RecipeError for samples that can't be changed, DataError if the run can't be read,
+    RunError if a file can't be written.
+    """
+    if not (run_dir / RECIPE).is_file():
+        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
+    step = require_checkpoints(run_dir)[-1]
+    folder = run_dir / FUZZ if out is None else out
+    if out is None:
+        require_real_trees(run_dir, (FUZZ,))
+    recipe = read_run_recipe(run_dir)
+    spare_gpus(run_dir)
+    with Reporter() as reporter:
+        opened = open_recipe(recipe, run_dir)
+        dataset = opened.dataset
+        require_fuzzable(dataset, recipe.dataset.name)
+        state = load_state(opened, run_dir, step, reporter).state
+        weights = get_evaluated_weights(opened.built.step_config, state)
+        variables = jax.tree.map(np.asarray, weights)
+        predict = make_predict(opened, step)
+        count = min(samples, len(dataset.eval))
+        rows = np.arange(count) * len(dataset.eval) // count
+        limits = ChangeLimits(radius, recipe.dataset.brightest)
+        fuzz = FuzzSearch(dataset, partial(predict, variables), recipe.seed, limits)
+        with reporter.clock(f"changing samples {mutants:,} times"):
+            result = fuzz.search(rows, mutants)
+        for line in _format_lines(result, mutants, radius):
+            reporter.stage("fuzz", line)
+        faults: list[FaultRow] = []
+        if with_faults:
+            images, labels = (
+                np.asarray(dataset.eval.columns[name][rows]) for name in ("image", "label")
+            )
+
+            def compute_accuracy(params: Any) -> float:
+                logits, _ = predict({**variables, "params": params}, images)
+                return count_right(logits, labels) / count
+
+            for row in measure_faults(variables["params"], compute_accuracy, recipe.seed):
+                text = f"{row.count:,} {row.fault}: accuracy {row.accuracy:.4f}"
+                reporter.stage("faults", f"{text}, at least {row.least:.4f}")
+                faults.append(row)
+        facts = {
+            "step": step,
+            "radius": radius,
+            "mutants": mutants,
+            **{field.name: getattr(result, field.name) for field in fields(result)},
+            "found": len(result.found),
+            "fooled_samples": _count_fooled(result),
+            "faults": [asdict(row) for row in faults],
+        }
+        names = dataset.classes
+        files: dict[str, str | bytes] = {
+            FACTS: json_text(facts, indent=1) + "\n",
+            FOUND: csv_text(_make_row(found, names) for found in result.found),
+        }
+        if faults:
+            files[FAULTS] = csv_text(map(asdict, faults))
+        if result.found:
+            files[SHEET] = _draw_sheet(result, dataset.eval.columns["image"], names)
+        replace_files(folder, FILES, files)
+        reporter.stage("done", f"{folder}: {', '.join(files)}")
+    return CommandResult({**facts, "folder": str(folder)})
+
+
+def _count_fooled(result: FuzzResult) -> int:
+    return len({found.candidate.sample for found in result.found})
+
+
+def _format_lines(result: FuzzResult, mutants: int, radius: float) -> list[str]:
+    before = result.coverage
+    after = result.coverage_with_mutants
+    return [
+        f"{result.right:,} samples, and {result.wrong:,} wrong ones left out; {mutants:,} changed, "
+        f"radius {radius:g}",
+        f"{len(result.found):,} of them are wrong, of {_count_fooled(result):,} samples",
+        f"sections of {result.neurons:,} neurons reached: {before['multisection']:.4f}, with "
+        f"changed samples {after['multisection']:.4f}; beyond their ranges "
+        f"{before['boundary']:.4f} and {after['boundary']:.4f}",
+    ]
+
+
+def _make_row(found: Found, names: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "sample": found.candidate.sample,
+        "label": names[found.candidate.label],
+        "prediction": names[found.predicted],
+        "probability": f"{found.probability:.6f}",
+        "changes": " ".join(found.candidate.changes),
+        "distance": f"{found.distance:.6f}",
+    }
+
+
+def _draw_sheet(result: FuzzResult, column: Any, names: tuple[str, ...]) -> bytes:
+    """Return a sheet of fooled samples, each beside its first changed image that fools."""
+    first = {found.candidate.sample: found for found in reversed(result.found)}
+    shown = [first[sample] for sample in sorted(first)[:MAX_PICTURES]]
+    originals = np.asarray(column[np.array([found.candidate.sample for found in shown])])
+    pictures = [
+        picture(np.concatenate([original, found.candidate.image], axis=1))
+        for original, found in zip(originals, shown, strict=True)
+    ]
+    captions = [
+        (f"{names[f.predicted]}, is {names[f.candidate.label]}", " ".join(f.candidate.changes))
+        for f in shown
+    ]
+    return png(sheet(pictures, captions))

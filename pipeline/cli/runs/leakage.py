@@ -1,0 +1,74 @@
+"""`python -m pipeline leakage RUN_DIR`: do its weights show which samples it was trained on?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeline.cli.commands.command import CommandResult
+from pipeline.core.errors import DataError, RunError, UsageError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.real_files import require_real
+from pipeline.core.files.strict_json import json_text
+from pipeline.core.reporter import Reporter
+from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
+from pipeline.inspect.leakage.membership import (
+    LEAST_SHADOWS,
+    PrivacyBound,
+    rate_scores,
+    score_by_shadows,
+)
+from pipeline.inspect.leakage.shadow_networks import plan_audit
+from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
+from pipeline.stages.record.run_directory import LEAKAGE, RECIPE
+
+
+def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
+    """Attack the membership of a run's samples, and write leakage.json into its directory.
+
+    Raises UsageError for too few shadow networks, RecipeError if the samples can't be audited,
+    DataError if the run can't be read, RunError if a shadow network diverges.
+    """
+    if 0 < shadows < LEAST_SHADOWS:
+        rule = f"must be 0, or at least {LEAST_SHADOWS}: half of them are trained on each sample"
+        raise UsageError([f"--shadows {shadows}"], rule)
+    if not (run_dir / RECIPE).is_file():
+        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
+    step = require_checkpoints(run_dir)[-1]
+    require_real(run_dir, (LEAKAGE,), ())
+    recipe = read_run_recipe(run_dir)
+    spare_gpus(run_dir)
+    with Reporter() as reporter:
+        opened = open_recipe(recipe, run_dir)
+        audit = plan_audit(opened, step, samples)
+        pairs = len(audit.members)
+        reporter.stage(
+            "leakage", f"{pairs:,} members and {pairs:,} held-out samples, step {step:,}"
+        )
+        bound = None
+        budget = opened.built.privacy
+        if budget is not None:
+            bound = PrivacyBound(budget.compute_epsilon(step), budget.spec.delta)
+            line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
+            reporter.stage("privacy", line)
+        margins = audit.compute_margins(load_state(opened, run_dir, step, reporter).state)
+        rows = rate_scores("loss", margins[:pairs], margins[pairs:], bound)
+        if shadows:
+            shadow_margins, was_trained_on = audit.train_shadows(shadows, reporter)
+            scores = score_by_shadows(margins, shadow_margins, was_trained_on)
+            name = f"LiRA, {shadows} shadow networks"
+            rows += rate_scores(name, scores[:pairs], scores[pairs:], bound)
+        for row in rows:
+            reporter.stage("leakage", str(row))
+    facts = {
+        "step": step,
+        "pairs": pairs,
+        "shadows": shadows,
+        "privacy": None if bound is None else asdict(bound),
+        "attacks": [asdict(row) for row in rows],
+    }
+    try:
+        write_whole(run_dir / LEAKAGE, json_text(facts, indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"{run_dir / LEAKAGE}: can't be written: {error.strerror}") from error
+    return CommandResult(facts)

@@ -1,0 +1,1 @@
+"""Fuzz: changed samples and changed weights that fool a trained network."""

@@ -1,0 +1,78 @@
+"""Coverage of a network's layers: k-multisection and boundary coverage of neurons.
+
+A neuron is a feature of a layer's output, averaged over positions (Pei et al. 2017, DeepXplore).
+Its range on training samples is cut into k equal sections. A set of samples covers the share of
+sections that one of its samples reaches, and of the corners beyond both ends of the range (Ma et
+al. 2018, DeepGauge: KMNC and NBC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pipeline.inspect.dumps.layer_observer import LayerObserver
+from pipeline.models.modules.apply_layers import intercept_layers
+from pipeline.models.modules.layout import to_nhwc
+from pipeline.training.state import StepConfig
+
+SECTIONS = 100
+SAME_VALUES = ("flatten", "dropout")
+"""Layers whose outputs are the values of their inputs."""
+
+
+def apply_with_neurons(config: StepConfig, variables: Any, images: Array) -> tuple[Array, Array]:
+    """Return the logits of a network that lists layers, and its neurons, float32 (B, neurons)."""
+    observer = LayerObserver()
+    with intercept_layers(observer):
+        logits: Any = config.network.apply(variables, images, train=False)
+    neurons = []
+    for path, output in observer.outputs.items():
+        form = observer.forms[path]
+        if form.kind in SAME_VALUES:
+            continue
+        values = to_nhwc(output, form.layout).astype(jnp.float32)
+        neurons.append(values.mean(axis=tuple(range(1, values.ndim - 1))))
+    return logits.astype(jnp.float32), jnp.concatenate(neurons, axis=1)
+
+
+@dataclass(frozen=True)
+class NeuronCoverage:
+    """The sections of neurons that samples have reached."""
+
+    low: np.ndarray
+    high: np.ndarray
+    """Ends of each neuron's range on training samples, float32 (neurons,)."""
+    reached: np.ndarray
+    """bool (neurons, SECTIONS + 2), changed by `add`. The first and the last section are corners.
+    """
+
+    def add(self, neurons: np.ndarray) -> bool:
+        """Add a sample, float32 (neurons,), and return whether it reaches a new section."""
+        span = np.maximum(self.high.astype(np.float64) - self.low, np.finfo(np.float32).tiny)
+        place = np.floor((neurons.astype(np.float64) - self.low) / span * SECTIONS)
+        sections = 1 + place.clip(0, SECTIONS - 1).astype(np.int64)
+        sections[neurons < self.low] = 0
+        sections[neurons > self.high] = SECTIONS + 1
+        rows = np.arange(len(sections))
+        is_new = not self.reached[rows, sections].all()
+        self.reached[rows, sections] = True
+        return is_new
+
+    def compute_shares(self) -> dict[str, float]:
+        """Return the shares of reached sections (KMNC) and corners (NBC)."""
+        corners = self.reached[:, [0, -1]]
+        return {
+            "multisection": float(self.reached[:, 1:-1].mean()),
+            "boundary": float(corners.mean()),
+        }
+
+
+def make_coverage(neurons: np.ndarray) -> NeuronCoverage:
+    """Return an empty coverage with the ranges of training samples, float32 (n, neurons)."""
+    reached = np.zeros((neurons.shape[1], SECTIONS + 2), bool)
+    return NeuronCoverage(neurons.min(axis=0), neurons.max(axis=0), reached)

@@ -1,0 +1,82 @@
+"""Faults of weights: flipped bits, weights set to zero, changed signs; and what accuracy is left.
+
+The weights with faults and the flipped bits are a pure function of (seed, kind, trial). More faults
+of a trial include those of fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.data.order import draw_words, permute
+
+KINDS = ("bit flips", "zeros", "sign flips")
+TRIALS = 5
+STREAM = 3 << 61
+"""Number of the first draw of faults, which no epoch has."""
+
+
+@dataclass(frozen=True)
+class FaultRow:
+    """The accuracy with a number of faults."""
+
+    fault: str
+    count: int
+    accuracy: float
+    """Mean over TRIALS draws."""
+    least: float
+    """The least of the draws."""
+
+
+def list_counts(weights: int) -> list[int]:
+    """Return the numbers of faults: powers of ten, up to the number of weights."""
+    return [10**power for power in range(10) if 10**power <= weights]
+
+
+def inject_faults(params: Any, fault: str, count: int, seed: int, trial: int) -> Any:
+    """Return float32 parameters with `count` faults in different weights; `params` stay."""
+    leaves, structure = jax.tree.flatten(params)
+    copies = [np.array(leaf, np.float32) for leaf in leaves]
+    ends = np.cumsum([copy.size for copy in copies])
+    number = STREAM + KINDS.index(fault) * TRIALS + trial
+    places = permute(np.arange(count), int(ends[-1]), seed, number)
+    bits = draw_words(seed, STREAM + (1 << 20) + trial, count) % np.uint64(32)
+    owners = np.searchsorted(ends, places, side="right")
+    for owner in np.unique(owners).tolist():
+        flat = copies[owner].reshape(-1)
+        is_here = owners == owner
+        rows = places[is_here] - (ends[owner] - flat.size)
+        match fault:
+            case "bit flips":
+                masks = np.uint32(1) << bits[is_here].astype(np.uint32)
+                flat.view(np.uint32)[rows] ^= masks
+            case "zeros":
+                flat[rows] = 0
+            case "sign flips":
+                flat[rows] = -flat[rows]
+    return jax.tree.unflatten(structure, copies)
+
+
+def measure_faults(
+    params: Any, compute_accuracy: Callable[[Any], float], seed: int
+) -> Iterator[FaultRow]:
+    """Yield the accuracy of parameters for each kind and number of faults."""
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    for fault in KINDS:
+        for count in list_counts(weights):
+            accuracies = [
+                compute_accuracy(inject_faults(params, fault, count, seed, trial))
+                for trial in range(TRIALS)
+            ]
+            yield FaultRow(fault, count, float(np.mean(accuracies)), min(accuracies))
+
+
+def count_right(logits: np.ndarray, labels: Sequence[int] | np.ndarray) -> int:
+    """Return how many predictions are right. Logits that aren't finite are wrong."""
+    is_finite = np.isfinite(logits).all(axis=1)
+    return int((is_finite & (np.nan_to_num(logits).argmax(axis=1) == np.asarray(labels))).sum())

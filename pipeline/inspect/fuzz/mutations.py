@@ -1,0 +1,98 @@
+"""Changes of images that keep what they show: turns, brightness, contrast, blur and noise.
+
+Images are bytes (B, H, W, C) of 1 or 3 channels. Random numbers are a pure function of (seed,
+round, place in the round).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import jax.numpy as jnp
+from jax import Array
+
+from pipeline.data.ops.affine import RandomAffine
+from pipeline.data.ops.color import adjust_brightness, adjust_contrast
+from pipeline.data.ops.image import list_steps
+from pipeline.data.random import integers, uniforms
+
+AFFINE = RandomAffine(
+    degrees=15.0,
+    translate_x=(-0.1, 0.1),
+    translate_y=(-0.1, 0.1),
+    scale=(0.9, 1.1),
+    shear_x=(-10.0, 10.0),
+    interpolation="linear",
+)
+KINDS = ("affine", "brightness", "contrast", "blur", "noise")
+FACTORS = list_steps(0.7, 1.3)
+"""Factors of brightness and contrast."""
+FIRST_DRAW = 1 << 20
+"""Number of the first draw, which no map op has."""
+
+
+@dataclass(frozen=True)
+class ChangeLimits:
+    """The limits of changes but for affine maps."""
+
+    radius: float
+    """Largest change of a pixel from its reference, as a share of `white`."""
+    white: int
+    """The brightest value of a pixel."""
+
+
+def mutate(
+    limits: ChangeLimits,
+    images: Array,
+    references: Array,
+    is_affine: Array,
+    seed: Array,
+    number: Array,
+) -> tuple[Array, Array, Array]:
+    """Return images after a change that is drawn for each, their references, and the changes' index
+    in KINDS, int32 (B,). `number` counts rounds.
+
+    An affine map is applied once at most, so not if `is_affine`, bool (B,), and changes the
+    reference too. Other changes stay within the ball around it (DeepHunter, Xie et al. 2019).
+    """
+    places = jnp.arange(len(images))
+
+    def draw(index: int, count: int) -> Array:
+        drawn: Array = uniforms(jnp, seed, number, places, FIRST_DRAW + index, count)
+        return drawn
+
+    affine = draw(0, AFFINE.draws)
+    factors = integers(jnp, draw(1, 1)[:, 0], len(FACTORS))
+    kinds = integers(jnp, draw(2, 1)[:, 0], len(KINDS))
+    kinds = jnp.where(is_affine & (kinds == 0), len(KINDS) - 1, kinds)
+    reach = limits.radius * limits.white
+    noise = (2 * draw(3, prod(images.shape[1:])).reshape(images.shape) - 1) * reach
+    is_kind = [(kinds == kind)[:, None, None, None] for kind in range(len(KINDS))]
+    references = jnp.where(is_kind[0], AFFINE(jnp, references, affine), references)
+    changed = jnp.select(
+        is_kind,
+        [
+            AFFINE(jnp, images, affine),
+            adjust_brightness(jnp, images, FACTORS, factors),
+            adjust_contrast(jnp, images, FACTORS, factors),
+            _blur(images),
+            jnp.rint(images + noise).clip(0, 255).astype(jnp.uint8),
+        ],
+    )
+    levels = references.astype(jnp.int32)
+    limit = int(reach + 1e-6)
+    high = jnp.minimum(levels + limit, limits.white)
+    changed = changed.astype(jnp.int32).clip(jnp.maximum(levels - limit, 0), high)
+    return changed.astype(jnp.uint8), references, kinds
+
+
+def _blur(images: Array) -> Array:
+    """Average 3x3 pixels with binomial weights; pixels outside repeat the edge."""
+    levels = images.astype(jnp.int32)
+    for axis in (1, 2):
+        size = levels.shape[axis]
+        before = jnp.take(levels, jnp.maximum(jnp.arange(size) - 1, 0), axis=axis)
+        after = jnp.take(levels, jnp.minimum(jnp.arange(size) + 1, size - 1), axis=axis)
+        levels = before + 2 * levels + after
+    return ((levels + 8) // 16).astype(jnp.uint8)

@@ -1,0 +1,1 @@
+"""Leakage: whether the weights of a run show which samples it was trained on."""

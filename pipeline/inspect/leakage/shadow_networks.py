@@ -1,0 +1,215 @@
+"""Shadow networks: networks of a run's recipe, each trained on half of the audited samples.
+
+One compiled program trains them all. Its arguments are the data, their order and the seed, which
+are a pure function of (seed of the run, number of the network).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pipeline.backends.xla import XlaExecutable
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.reporter import Reporter
+from pipeline.data.batch import Batch
+from pipeline.data.columns import Split
+from pipeline.data.dataset import Dataset
+from pipeline.data.order import draw_words, permute
+from pipeline.data.poisson_order import PoissonOrder
+from pipeline.data.random import seed_words
+from pipeline.data.row_views import RowView
+from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, make_silent_reporter
+from pipeline.stages.compile import compile_to_executable, make_compile_inputs
+from pipeline.stages.private_run import set_secret, share_secret
+from pipeline.training.state import TrainState
+from pipeline.training.step import get_evaluated_weights, map_batch
+
+STREAM = 3 << 60
+"""Number of the first draw of an audit, which no epoch has."""
+CHUNK_SAMPLES = 256
+DISPATCH_STEPS = 1000
+"""Most steps between two moments at which Ctrl-C ends the command."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """The audited samples: as many members as held-out samples, in pairs.
+
+    A shadow network is trained on one of each pair, and on all training samples in no pair, so it
+    has as many training samples as the run.
+    """
+
+    opened: OpenedRecipe
+    step: int
+    """Number of steps of the run and of each shadow network."""
+    members: np.ndarray
+    """Rows of the training split, int64 (pairs,)."""
+    held_out: np.ndarray
+    """Rows of the evaluation split, int64 (pairs,)."""
+
+    def compute_margins(self, state: TrainState) -> np.ndarray:
+        """Return log(p / (1 - p)) of the class of each member, then of each held-out sample.
+
+        float64 (2 pairs,). It orders samples as the loss does, without rounding to 0.
+        """
+        config = self.opened.built.step_config
+        variables = jax.tree.map(np.asarray, get_evaluated_weights(config, state))
+        dataset = self.opened.dataset
+        return np.concatenate(
+            [
+                margins
+                for split, rows in ((dataset.train, self.members), (dataset.eval, self.held_out))
+                for margins in self._compute_split_margins(variables, split, rows)
+            ]
+        )
+
+    def _compute_split_margins(
+        self, variables: Any, split: Split, rows: np.ndarray
+    ) -> Iterator[np.ndarray]:
+        seed = jnp.asarray(seed_words(self.opened.recipe.seed))
+        for first in range(0, len(rows), CHUNK_SAMPLES):
+            # The last chunk repeats samples, so that one program computes all.
+            chunk = np.resize(rows[first : first + CHUNK_SAMPLES], CHUNK_SAMPLES).astype(np.int32)
+            columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
+            batch = Batch(columns, seed, jnp.int32(0), jnp.asarray(chunk), jnp.int32(len(chunk)))
+            margins = np.asarray(self._margins(variables, batch), np.float64)
+            yield margins[: len(rows) - first]
+
+    @cached_property
+    def _margins(self) -> Callable[[Any, Batch], Array]:
+        """The compiled function from variables and a batch to margins, float32 (B,)."""
+        config = replace(self.opened.built.step_config, shards=None)
+        apply = config.lower(partial(config.network.apply, train=False))
+
+        @jax.jit
+        def compute(variables: Any, batch: Batch) -> Array:
+            images, labels = map_batch(config, config.eval_ops, batch)
+            logits: Any = apply(variables, images)
+            logits = logits.astype(jnp.float32)
+            classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
+            is_class = jax.nn.one_hot(classes, logits.shape[-1], dtype=bool)
+            of_class = jnp.where(is_class, logits, 0).sum(axis=-1)
+            rest = jax.nn.logsumexp(jnp.where(is_class, -jnp.inf, logits), axis=-1)
+            return of_class - rest
+
+        return compute
+
+    def train_shadows(self, count: int, reporter: Reporter) -> tuple[np.ndarray, np.ndarray]:
+        """Return the margins under `count` shadow networks, and whether each was trained on each
+        sample, (count, 2 pairs)."""
+        keeps = draw_subsets(self.opened.recipe.seed, count, len(self.members))
+        executable: XlaExecutable | None = None
+        rows = []
+        for number, keep in enumerate(keeps):
+            with reporter.clock(f"training shadow network {number + 1} of {count}"):
+                state, executable = self._train_shadow(number, keep, executable)
+                rows.append(self.compute_margins(state))
+        return np.stack(rows), np.concatenate([keeps, ~keeps], axis=1)
+
+    def _train_shadow(
+        self, number: int, keep: np.ndarray, compiled: XlaExecutable | None
+    ) -> tuple[TrainState, XlaExecutable]:
+        """Return the state of a trained shadow network, and the programs, compiled at the first."""
+        opened = self.opened
+        words = draw_words(opened.recipe.seed, STREAM + 1 + number, 5)
+        seed = int(words[0] >> np.uint64(33))
+        dataset = opened.dataset
+        order = replace(dataset.train_order, seed=seed)
+        dataset = replace(dataset, train=self.swap_samples(keep), train_order=order)
+        secret = None
+        if opened.built.privacy is not None:
+            secret = (words[1:] >> np.uint64(32)).astype(np.uint32)
+            dataset = share_secret(dataset, secret)
+        built = replace(opened.built, seed=seed_words(seed))
+        reporter = make_silent_reporter()
+        backend = opened.backend
+        inputs = make_compile_inputs(opened.recipe, dataset, built, backend, reporter)
+        try:
+            if compiled is None:
+                executable = compile_to_executable(inputs, opened.recipe, backend, reporter)
+                if type(executable) is not XlaExecutable:
+                    raise RecipeError(
+                        f"device = {opened.recipe.device.name}: doesn't train shadow networks; "
+                        "must be cpu or gpu, or use --shadows 0"
+                    )
+            else:
+                executable = replace(compiled, work=replace(inputs, step=compiled.work.step))
+            shadow = replace(opened, dataset=dataset, built=built)
+            state = jax.tree.map(np.array, shadow.fresh_state())
+            if secret is not None and built.privacy is not None:
+                state = set_secret(state, secret, built.privacy)
+            state = executable.put(state)
+            for start in range(0, self.step, DISPATCH_STEPS):
+                end = min(self.step, start + DISPATCH_STEPS)
+                state, telemetry = executable.run(state, start, end, "loop")
+                if telemetry.non_finite_step is not None:
+                    raise RunError(
+                        f"shadow network {number + 1}: step {telemetry.non_finite_step} isn't "
+                        "finite, so it can't be compared; --shadows 0 needs none"
+                    )
+        finally:
+            inputs.train.close()
+        return jax.tree.map(np.array, state), executable
+
+    def swap_samples(self, keep: np.ndarray) -> Split:
+        """Return the training split, with the held-out sample in each pair that isn't in `keep`."""
+        train = self.opened.dataset.train
+        held_out = self.opened.dataset.eval
+        column_ids = np.zeros(len(train), np.int64)
+        rows = np.arange(len(train))
+        column_ids[self.members[~keep]] = 1
+        rows[self.members[~keep]] = self.held_out[~keep]
+        columns = {}
+        for name, column in train.columns.items():
+            view = RowView((column, held_out.columns[name]), column_ids, rows)
+            columns[name] = view[:] if isinstance(column, np.ndarray) else view
+        return replace(train, columns=columns)
+
+
+def plan_audit(opened: OpenedRecipe, step: int, samples: int) -> Audit:
+    """Return the audit of `samples` members and as many held-out samples, or of fewer if a split is
+    smaller. Raises RecipeError if the samples can't be audited."""
+    recipe = opened.recipe
+    dataset = opened.dataset
+    name = recipe.dataset.name
+    if dataset.targets.task != "classification" or dataset.label_positions:
+        raise RecipeError(f"dataset = {name}: must have one class for each sample")
+    if recipe.dataset.buckets is not None:
+        raise RecipeError("dataset.buckets: must be null, since samples of one size are swapped")
+    if dataset.train.specs() != dataset.eval.specs():
+        raise RecipeError(
+            f"dataset = {name}: training and evaluation samples differ in shape or type, so they "
+            "can't be compared"
+        )
+    members = _list_members(dataset, step)
+    pairs = min(samples, len(members), len(dataset.eval))
+    held_out = permute(np.arange(pairs), len(dataset.eval), recipe.seed, STREAM - 1)
+    chosen = permute(np.arange(pairs), len(members), recipe.seed, STREAM - 2)
+    return Audit(opened, step, members[chosen], held_out)
+
+
+def _list_members(dataset: Dataset, step: int) -> np.ndarray:
+    """Return the rows that `step` steps have read. Poisson sampling may draw any but canaries."""
+    order = dataset.train_order
+    if isinstance(order, PoissonOrder):
+        return np.setdiff1d(order.list_reachable(), order.canaries)
+    steps = min(step, order.steps_per_epoch)
+    return np.unique(order.batches(0, steps).rows).astype(np.int64)
+
+
+def draw_subsets(seed: int, count: int, pairs: int) -> np.ndarray:
+    """Draw which member of each pair a shadow network keeps, bool (count, pairs).
+
+    Half of the networks keep each, rounded down.
+    """
+    words = np.stack([draw_words(seed, STREAM + (1 << 40) + n, pairs) for n in range(count)])
+    ranks = words.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+    return ranks < count // 2

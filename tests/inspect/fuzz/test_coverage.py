@@ -1,0 +1,52 @@
+"""Coverage of neurons against its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.config.recipe import Recipe
+from pipeline.inspect.dumps.opened_recipe import open_recipe
+from pipeline.inspect.fuzz.coverage import SECTIONS, apply_with_neurons, make_coverage
+from pipeline.training.step import get_evaluated_weights
+
+
+def test_sections_are_those_of_the_definition() -> None:
+    generator = np.random.default_rng(1)
+    train = generator.normal(size=(50, 6)).astype(np.float32)
+    train[:, 5] = 2.0
+    coverage = make_coverage(train)
+    reached: set[tuple[int, int]] = set()
+    for sample in generator.normal(scale=2, size=(300, 6)).astype(np.float32):
+        before = len(reached)
+        for neuron, value in enumerate(sample.tolist()):
+            low = float(train[:, neuron].min())
+            high = float(train[:, neuron].max())
+            if value < low:
+                section = 0
+            elif value > high:
+                section = SECTIONS + 1
+            else:
+                section = 1 + min(int((value - low) / (high - low) * SECTIONS), SECTIONS - 1)
+            reached.add((neuron, section))
+        assert coverage.add(sample) == (len(reached) > before)
+    inside = [section for _, section in reached if 0 < section <= SECTIONS]
+    shares = coverage.compute_shares()
+    assert shares["multisection"] == len(inside) / (6 * SECTIONS)
+    assert shares["boundary"] == (len(reached) - len(inside)) / 12
+    assert coverage.reached.sum() == len(reached)
+
+
+def test_neurons_are_features_of_all_layers(tiny: Callable[..., Recipe]) -> None:
+    opened = open_recipe(tiny())
+    config = opened.programs(0).config
+    variables = get_evaluated_weights(config, opened.fresh_state())
+    images = jnp.asarray(np.random.default_rng(0).random((3, 32, 32, 1), np.float32))
+    logits, neurons = apply_with_neurons(config, variables, images)
+    expected = config.network.apply(variables, images, train=False)
+    assert np.array_equal(logits, expected)
+    # The last layer's features are the logits.
+    assert np.array_equal(neurons[:, -10:], logits)
+    assert neurons.shape[1] > 200

@@ -1,0 +1,113 @@
+"""Audits of small runs: shadow networks, the command and its refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.cli.runs import leakage
+from pipeline.config.compose import load_recipe
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import DataError, RecipeError, UsageError
+from pipeline.inspect.dumps.opened_recipe import make_silent_reporter, open_recipe
+from pipeline.inspect.leakage.shadow_networks import draw_subsets, plan_audit
+from pipeline.inspect.report.write_report import write_report
+from tests.conftest import MLP, compose_tiny
+from tests.whole_run import run
+
+Compose = Callable[..., Recipe]
+LENGTH = ("train.steps=300", "checkpoint.every_steps=300", "monitor.tensorboard=false")
+
+
+@pytest.fixture(scope="module")
+def overfitted_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("leaking") / "run"
+    few = "+dataset.train.select=[{name: take, samples: 120}]"
+    digits = [*MLP, *LENGTH, few, "model.hidden=[64]", f"cache.root={cache}"]
+    run(load_recipe("lenet5_digits", digits), run_dir)
+    return run_dir
+
+
+def test_half_of_the_networks_keep_each_member() -> None:
+    subsets = draw_subsets(7, 9, 50)
+    assert (subsets.sum(axis=0) == 4).all()
+    assert (draw_subsets(7, 9, 50) == subsets).all()
+    assert (draw_subsets(8, 9, 50) != subsets).any()
+    assert 0.3 < subsets.mean(axis=1).min() <= subsets.mean(axis=1).max() < 0.6
+
+
+def test_a_shadow_network_has_one_of_each_pair(tiny: Compose) -> None:
+    opened = open_recipe(tiny(*MLP))
+    audit = plan_audit(opened, 1, 10)
+    visited = opened.dataset.train_order.batches(0, 1).rows
+    assert len(audit.members) == len(set(audit.members.tolist())) == 10
+    assert np.isin(audit.members, visited).all()
+    keep = np.arange(10) % 2 == 0
+    train = opened.dataset.train
+    split = audit.swap_samples(keep)
+    for name, column in split.columns.items():
+        expected = np.array(train.columns[name][:])
+        held_out = opened.dataset.eval.columns[name][audit.held_out[~keep]]
+        expected[audit.members[~keep]] = held_out
+        assert np.array_equal(column[:], expected)
+    assert len(split) == len(train)
+
+
+def test_shadow_networks_repeat_and_differ(tiny: Compose) -> None:
+    audit = plan_audit(open_recipe(tiny(*MLP)), 6, 20)
+    margins, was_trained_on = audit.train_shadows(4, make_silent_reporter())
+    again, _ = audit.train_shadows(4, make_silent_reporter())
+    assert np.array_equal(margins, again)
+    assert len({row.tobytes() for row in margins}) == 4
+    assert (was_trained_on[:, :20] != was_trained_on[:, 20:]).all()
+    # The margin orders samples as the loss does: log(p / (1 - p)) against the definition.
+    state = audit.opened.fresh_state()
+    assert np.isfinite(audit.compute_margins(state)).all()
+
+
+@pytest.mark.slow
+def test_a_private_network_is_audited_below_its_bound(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private = ("+privacy={noise: 1.0, delta: 1.0e-3}", "checkpoint.every_steps=3")
+    sizes = ("dataset.train_size=200", "train.batch_size=128", "train.steps=3")
+    run(compose_tiny(cache, *MLP, *private, *sizes), tmp_path / "run")
+    capsys.readouterr()
+    facts = leakage.main(tmp_path / "run", shadows=4, samples=40).facts
+    assert facts["privacy"]["epsilon"] > 0
+    assert "bounds every attack" in capsys.readouterr().out
+    assert all(rate["bound"] is not None for rate in facts["attacks"])
+    again = leakage.main(tmp_path / "run", shadows=4, samples=40).facts
+    assert again == facts
+
+
+def test_an_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
+    facts = leakage.main(overfitted_run, shadows=8, samples=1000).facts
+    assert json.loads((overfitted_run / "leakage.json").read_text()) == facts
+    # Without the last, smaller batch of the first epoch.
+    assert facts["pairs"] == 96
+    assert min(row["auc"] for row in facts["attacks"]) > 0.65
+    page, _ = write_report(overfitted_run, tmp_path / "report")
+    assert "How well attacks recognise training samples" in page.read_text()
+    only_loss = leakage.main(overfitted_run, shadows=0, samples=10).facts
+    assert [row["attack"] for row in only_loss["attacks"]] == ["loss", "loss"]
+
+
+def test_refusals(overfitted_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be 0, or at least 4"):
+        leakage.main(overfitted_run, shadows=2, samples=10)
+    with pytest.raises(DataError, match="isn't a run directory"):
+        leakage.main(tmp_path, shadows=0, samples=10)
+    (tmp_path / "recipe.yaml").write_text((overfitted_run / "recipe.yaml").read_text())
+    with pytest.raises(DataError, match="has no checkpoints"):
+        leakage.main(tmp_path, shadows=0, samples=10)
+
+
+def test_samples_without_one_class_are_refused(cache: Path) -> None:
+    opened = open_recipe(load_recipe("diabetes_mlp", [f"cache.root={cache}"]))
+    with pytest.raises(RecipeError, match="must have one class for each sample"):
+        plan_audit(opened, 1, 10)
