@@ -227,7 +227,9 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
     except KeyboardInterrupt as interruption:
         print("the sweep was stopped", file=sys.stderr)
         stop_status = exit_status_of(interruption)
-    status = max(stop_status, conclude(sweep_dir, is_shared=place is not None))
+    # A signal may come before the first job.
+    has_jobs = not stop_status or bool(find_jobs(sweep_dir))
+    status = max(stop_status, conclude(sweep_dir, is_shared=place is not None) if has_jobs else 0)
     if status in (RunError.exit_status, exit_status_of("stopped")):
         print(
             printable(

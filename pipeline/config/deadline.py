@@ -39,6 +39,8 @@ def _parse_clock_time(text: str) -> time_of_day | datetime:
     parsed = datetime.fromisoformat(text) if "-" in text else time_of_day.fromisoformat(text)
     if ":" not in text or (isinstance(parsed, time_of_day) and parsed.tzinfo is not None):
         raise ValueError("has no minutes, or an offset without a date")
+    if isinstance(parsed, datetime):
+        parsed.timestamp()  # raises ValueError in the first and the last year
     return parsed
 
 

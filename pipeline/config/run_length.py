@@ -21,7 +21,7 @@ def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
     """Return the schedule of a run over a dataset of `steps_per_epoch` steps an epoch.
 
     If `sink_size` is auto, a sink is an epoch until its size is chosen. If `end_step` ends the run
-    early, its learning rates are still those of `total_steps`.
+    early, its learning rates still follow `total_steps`.
     """
     size = _get_sink_batches(train) or steps_per_epoch
     total = train.end_step or total_steps(train, steps_per_epoch)

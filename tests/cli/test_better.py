@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
+from pipeline.cli import train
 from pipeline.cli.better import main as compare_sides
 from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import UsageError
 from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.study.sweep.jobs import Job
 from tests import outcome
 from tests.conftest import MLP, TINY
 
@@ -174,6 +176,8 @@ def test_a_killed_comparison_goes_on_and_two_share_one(
         (["--"], "must be followed by -- and the keys of side B"),
         (["--", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: is about both sides; must be typed be"),
         (["--", "train.resume=auto"], "train.resume=auto: is about both sides"),
+        (["--", "train.steps=3", "--pairs", "8", "hydra.sweep.dir=x"], "about both sides"),
+        (["--", "train.steps=3", "--", "train.steps=4"], "must have -- once: there are two sides"),
         (["--metric", "acuracy", "--", "train.steps=3"], "--metric acuracy"),
         (["--pairs", "5", "--", "train.steps=3"], "--pairs 5: must be a whole number from 6"),
         (
@@ -188,6 +192,19 @@ def test_wrong_arguments_are_refused(words: list[str], rule: str) -> None:
     assert rule in str(error.value)
 
 
+def test_keys_between_options_are_those_of_side_b(
+    better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        better("--", "train.batch_size=4", "--pairs", "8", "seed=2", "--json", "eval.samples=9")
+        == 2
+    )
+    message = capsys.readouterr().err
+    assert "seed = 2: was 1 on side A" in message
+    assert "eval.samples = 9: was all on side A" in message
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_wrong_side_starts_nothing(
     better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,3 +213,20 @@ def test_a_wrong_side_starts_nothing(
     assert better("--", "train.optimiser.lr=1") == 2
     assert "train.optimiser" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_before_the_first_job_is_no_error(
+    better: Better, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_hydra = train._run_hydra
+
+    def interrupt(flags: list[str], typed: list[str], overrides: list[str], task: object) -> None:
+        if isinstance(task, Job):
+            raise KeyboardInterrupt
+        run_hydra(flags, typed, overrides, task)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(train, "_run_hydra", interrupt)
+    assert better("hydra.sweep.dir=mine", "--json", "--", "train.batch_size=4") == 75
+    output = capsys.readouterr()
+    assert json.loads(output.out)["verdict"] == "no verdict: no pair is done"
+    assert "has no job" not in output.err

@@ -137,6 +137,21 @@ def test_numbers_have_plain_folds_and_jobs_without_a_shared_program(
 
 
 @pytest.mark.slow
+def test_samples_have_the_numbers_that_exclude_reads(folder: Path, cache: Path) -> None:
+    (folder / "wrong.csv").write_text("index\n0\n7\n")
+    keys = [*DIGITS, f"cache.root={cache}", "dataset.train.select=[{name: skip, samples: 5}]"]
+    keys += ["dataset.exclude=wrong.csv", "train.ledger=true", "hydra.sweep.dir=numbered"]
+    assert main(["folds", "--k", "2", *keys]) == 0
+    predictions = rows(folder / "numbered" / "out_of_fold.csv")
+    numbers = [int(row["index"]) for row in predictions]
+    assert numbers == [number for number in range(5, 1438) if number != 7]
+    assert main(["report", "numbered/1"]) == 0
+    suspicious = rows(folder / "numbered" / "1" / "report" / "suspicious_labels.csv")
+    labels = {row["index"]: row["label"] for row in suspicious}
+    assert labels == {row["index"]: row["label"] for row in predictions if row["fold"] == "0"}
+
+
+@pytest.mark.slow
 def test_killed_folds_are_resumed(folder: Path, cache: Path) -> None:
     keys = [*DIGITS, f"cache.root={cache}", "checkpoint.every_steps=100", "train.sink_size=100"]
     keys = [*(key for key in keys if not key.startswith("train.steps")), f"train.steps={STEPS}"]

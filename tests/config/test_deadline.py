@@ -61,7 +61,11 @@ def test_a_time_of_the_day_comes_within_a_day(now_s: int, hour: int, minute: int
 
 
 @pytest.mark.parametrize(
-    "text", ["1800", "18", "25:00", "18:00+01:00", "2026-11-26", "20261126T1800", "18:00Z", ""]
+    "text",
+    [
+        *("1800", "18", "25:00", "18:00+01:00", "2026-11-26", "20261126T1800", "18:00Z", ""),
+        "0001-01-01T00:00",
+    ],
 )
 def test_other_texts_are_refused(tiny: Compose, text: str) -> None:
     with pytest.raises(RecipeError, match=r"train\.until = .*: must be a time such as 18:00"):

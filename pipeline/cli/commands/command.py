@@ -213,13 +213,26 @@ class ComparingCommand(LazyCommand):
     """A command about two recipes: the overrides after `--` become the parameter `other`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, except overrides after `--`; options may follow these."""
+        """Parse arguments, except overrides after `--`; options may be among these.
+
+        Raises UsageError for a second `--`.
+        """
         words = list(args)
+        if words.count("--") > 1:
+            raise UsageError([self.words, *words], "must have -- once: there are two sides")
         end = words.index("--") if "--" in words else len(words)
-        other = tuple(takewhile(lambda word: not word.startswith("--"), words[end + 1 :]))
-        unparsed = super().parse_args(ctx, words[:end] + words[end + 1 + len(other) :])
+        after = words[end + 1 :]
+        count = len(list(takewhile(lambda word: not word.startswith("--"), after)))
+        options = [word for word in after[count:] if not _is_override(word)]
+        other = (*after[:count], *filter(_is_override, after[count:]))
+        unparsed = super().parse_args(ctx, words[:end] + options)
         ctx.params["other"] = other
         return unparsed
+
+
+def _is_override(word: str) -> bool:
+    """Return whether a word among options is KEY=VALUE or ~KEY, not an option or its value."""
+    return not word.startswith("-") and ("=" in word or word.startswith("~"))
 
 
 class CommandGroup(click.Group):

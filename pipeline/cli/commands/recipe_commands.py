@@ -118,7 +118,7 @@ RECIPE_COMMANDS = (
         spread of every metric. Write them into folds.csv, and the prediction for each training
         sample into out_of_fold.csv.
 
-        Exit status: that of a sweep; 2 for more folds than samples of a class.""",
+        Exit status: as for a sweep; 2 for more folds than samples of a class.""",
         [
             overrides(),
             Option("--k", type=WholeNumber(2, MAX_COUNT), default=5, help="Number of folds."),

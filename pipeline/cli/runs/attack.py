@@ -48,7 +48,7 @@ def main(
 ) -> CommandResult:
     """Attack the newest checkpoint of a run, and write robustness.json into its directory.
 
-    `steps` and `restarts` are those of pgd and apgd; without `attacks`, all run. Raises UsageError
+    `steps` and `restarts` apply to pgd and apgd; without `attacks`, all run. Raises UsageError
     for an unknown attack or a radius that is missing or too large, RecipeError if the data aren't
     images, DataError if the run can't be read, RunError if the file can't be written.
     """

@@ -1,7 +1,7 @@
 """`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: predictions of a trained network.
 
-They are for images, rows of a table or texts; or a text is continued. Several runs, or those of a
-sweep, are an ensemble.
+They are for images, rows of a table or texts; or a text is continued. Several runs, or a sweep, are
+an ensemble.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults of weights: flipped bits, weights set to zero, changed signs; and what accuracy is left.
 
 The weights with faults and the flipped bits are a pure function of (seed, kind, trial). More faults
-of a trial include those of fewer.
+of a trial include its first faults.
 """
 
 from __future__ import annotations

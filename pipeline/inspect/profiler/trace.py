@@ -100,7 +100,7 @@ def _list_operations(planes: Sequence[Any]) -> Iterator[TracedOp]:
 
 
 def _find_first_device(planes: Sequence[Any]) -> int:
-    """Return the least number of a device; those of later processes don't begin at 0."""
+    """Return the least number of a device; in later processes numbers don't begin at 0."""
     return min(
         (
             int(ordinal)

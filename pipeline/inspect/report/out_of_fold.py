@@ -81,9 +81,10 @@ def write_folds(sweep_dir: Path, metrics: Sequence[FoldMetric]) -> int:
 
 
 def _predict_out_of_fold(sweep_dir: Path) -> list[dict[str, Any]]:
-    """Return a row for each training sample, in the order of the split after `select`."""
+    """Return a row for each training sample, by its number in the split as it was read."""
     rows: list[dict[str, Any]] = []
     assigned: np.ndarray | None = None
+    numbers = np.empty(0, np.int64)
     for job in find_jobs(sweep_dir):
         run = read_trained_run(job)
         recipe = _evaluate_all_samples(run.recipe)
@@ -92,7 +93,10 @@ def _predict_out_of_fold(sweep_dir: Path) -> list[dict[str, Any]]:
         if assigned is None:
             raw = read_selected(drop_folds(recipe))
             assigned = find_folds(raw, folds, recipe.dataset.ignore_index)
-        samples = np.flatnonzero(assigned == folds.index)
+            numbers = np.arange(len(assigned))
+            if raw.train.numbers is not None:
+                numbers = raw.train.numbers
+        samples = numbers[assigned == folds.index]
         dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
         predictions = evaluate_samples(replace(run, recipe=recipe), dataset)
         for row in list_predictions(predictions, dataset.targets.names):

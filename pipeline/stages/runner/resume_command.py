@@ -42,7 +42,7 @@ def make_resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | 
 def make_resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
     """Return the shell command that resumes the sweep of a command with arguments `args`."""
     words = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
-    # Keys after -- are those of the second side of a comparison.
+    # Keys after -- belong to the second side of a comparison.
     end = words.index("--") if "--" in words else len(words)
     words.insert(end, f"{SWEEP_DIR}={_quote_path(sweep_dir)}")
     return shlex.join(hide_secret_values([*_find_program_words(args), *words]))

@@ -9,8 +9,10 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.tree_diff import Difference, Where, differences
 from pipeline.study.runs.ranking import TRAIN_LOSS
 
-TRAINING_DATA = ("dataset", "train")
-"""The only section of data in which sides may differ: they are evaluated on the same samples."""
+TRAINING_DATA = (("dataset", "train"), ("dataset", "exclude"))
+"""Keys and sections of data in which sides may differ: they are evaluated on the same samples."""
+FOLDED_DATA = (("dataset", "train", "select"), ("dataset", "exclude"))
+"""Keys of `TRAINING_DATA` that decide which samples are in the fold that is evaluated."""
 EVALUATION = (("stages",), ("eval", "samples"), ("eval", "metrics"))
 """Keys and sections that decide what is measured."""
 LOSSES = ("loss", TRAIN_LOSS)
@@ -24,19 +26,21 @@ def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> Non
     problems = [
         f"{change} on side A; {reason}"
         for change in changes
-        if (reason := _explain_refusal(change, metric)) is not None
+        if (reason := _explain_refusal(change, recipe, metric)) is not None
     ]
     if problems:
         raise RecipeError(problems)
 
 
-def _explain_refusal(change: Difference, metric: str | None) -> str | None:
+def _explain_refusal(change: Difference, recipe: Recipe, metric: str | None) -> str | None:
     """Return the reason why sides can't differ in a key; None if they can."""
     where = change.where
     if where[-1] == "seed":
         return "must be equal: each pair has the same seed on both sides"
-    if where[0] == "dataset" and not _is_below(where, (TRAINING_DATA,)):
+    if where[0] == "dataset" and not _is_below(where, TRAINING_DATA):
         return "must be equal: both sides are evaluated on the same samples"
+    if recipe.dataset.folds is not None and _is_below(where, FOLDED_DATA):
+        return "must be equal with dataset.folds: the fold would have other samples"
     if _is_below(where, EVALUATION):
         return "must be equal: both sides are measured in the same way"
     if metric in LOSSES and _is_below(where, (("train", "loss"),)):

@@ -18,7 +18,7 @@ from pipeline.study.paired_test import (
     count_pairs_to_decide,
     count_unpaired_runs,
 )
-from pipeline.study.runs.ranking import is_larger_better, main_metric
+from pipeline.study.runs.ranking import TRAIN_LOSS, is_larger_better, main_metric
 from pipeline.study.sweep.directory import JobSummary, find_jobs, read_overrides, read_summary
 
 Side = Literal["A", "B"]
@@ -111,7 +111,8 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     """Return the verdict of a sweep's finished pairs, or the reason why there is none.
 
     `metric` is compared; None stands for the main metric of the first pair. Raises RunError if a
-    job lacks the metric, DataError if a job's files can't be read.
+    job lacks the metric or the sides have evaluated other samples, DataError if a job's files can't
+    be read.
     """
     jobs: dict[tuple[int, Side], Path] = {}
     for job_dir in find_jobs(sweep_dir):
@@ -145,8 +146,22 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
         if metric not in numbers:
             problem = no_such("metric of these runs", metric, numbers)
             raise RunError(f"--metric {metric}: {problem}")
+    if metric != TRAIN_LOSS:
+        _require_equal_counts(pairs, sweep_dir)
     verdict = judge(pairs, metric)
     return failures[0] if failures and not verdict.is_final else verdict
+
+
+def _require_equal_counts(pairs: Sequence[tuple[JobSummary, JobSummary]], sweep_dir: Path) -> None:
+    """Raise RunError if sides were evaluated on other samples, as by `eval.samples=trained`."""
+    for pair in pairs:
+        counts = [summary.numbers().get("count") for summary in pair]
+        if counts[0] != counts[1]:
+            numbers = " and ".join(f"{count:,.0f}" for count in counts if count is not None)
+            raise RunError(
+                f"{sweep_dir}: its sides were evaluated on {numbers} samples; must be equal: set "
+                "eval.samples=all"
+            )
 
 
 def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> PairedVerdict:

@@ -1,4 +1,4 @@
-"""Corruptions of images in five severities, like those of Hendrycks and Dietterich 2019
+"""Corruptions of images in five severities, after Hendrycks and Dietterich 2019
 (arXiv 1903.12261). Corruptions that are also map ops use the op.
 
 Images are pixels (B, H, W, C) from 0 to 1. Random numbers are a pure function of (seed, severity,

@@ -93,7 +93,7 @@ class RobustnessReport:
 def find_masked_gradients(report: RobustnessReport) -> list[str]:
     """Return the signs that attacks fail by misleading gradients, not by a robust network.
 
-    The signs are those of Athalye et al. 2018, arXiv 1802.00420, section 3.1.
+    Source: Athalye et al. 2018, arXiv 1802.00420, section 3.1.
     """
     least: dict[str, float] = {}
     for row in report.attacks:

@@ -40,6 +40,15 @@ def test_another_loss_can_be_compared_by_other_metrics_only(tiny: Tiny) -> None:
             require_comparable(tiny(), smoothed, metric)
 
 
+@pytest.mark.parametrize(
+    "override", ["dataset.exclude=wrong.csv", "dataset.train.select=[{name: take, samples: 30}]"]
+)
+def test_a_fold_has_the_same_samples_on_both_sides(tiny: Tiny, override: str) -> None:
+    folds = "++dataset.folds={count: 3}"
+    with pytest.raises(RecipeError, match=r"must be equal with dataset\.folds"):
+        require_comparable(tiny(folds), tiny(folds, override), None)
+
+
 def test_equal_sides_are_refused(tiny: Tiny) -> None:
     with pytest.raises(RecipeError, match="side B: has the recipe of side A"):
         require_comparable(tiny(), tiny(), None)
@@ -47,7 +56,10 @@ def test_equal_sides_are_refused(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["train.sink_size=7", "model=mlp", "dataset.train.buffer_size=10", "eval.every_steps=3"],
+    [
+        *("train.sink_size=7", "model=mlp", "dataset.train.buffer_size=10", "eval.every_steps=3"),
+        *("dataset.exclude=wrong.csv", "dataset.train.select=[{name: take, samples: 30}]"),
+    ],
 )
 def test_sides_may_differ_in_training(tiny: Tiny, override: str) -> None:
     require_comparable(tiny(), tiny(override), "loss")

@@ -141,3 +141,13 @@ def test_jobs_without_a_metric_are_an_error(tmp_path: Path) -> None:
         write_job(tmp_path, number, {"status": "done", "metrics": {}})
     with pytest.raises(RunError, match="its jobs have no metric"):
         read_verdict(tmp_path, None)
+
+
+def test_sides_that_evaluate_other_samples_are_an_error(tmp_path: Path) -> None:
+    """As `eval.samples=trained` does with another length of training."""
+    for number, count in enumerate((30, 40)):
+        metrics = {"accuracy": 0.5, "train_loss": 1.0, "count": count}
+        write_job(tmp_path, number, {"status": "done", "metrics": metrics})
+    with pytest.raises(RunError, match="its sides were evaluated on 30 and 40 samples"):
+        read_verdict(tmp_path, "accuracy")
+    assert isinstance(read_verdict(tmp_path, "train_loss"), PairedVerdict)
