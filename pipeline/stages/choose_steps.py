@@ -99,13 +99,14 @@ def freeze_steps(
     schedule = schedule_events(context.recipe, longest)
     left_s = stop_at - MARGIN_SHARE * budget_s - time.perf_counter()
     every_seconds = context.recipe.checkpoint.every_seconds
-    share = 1.0 if every_seconds is None else 1 + pace.save_s / every_seconds
-    steps = count_steps(schedule, 0, left_s, share * pace.step_s, events)
+    # Checkpoints by time take a share of the time of every step.
+    slowdown = 1.0 if every_seconds is None else 1 + pace.save_s / every_seconds
+    steps = count_steps(schedule, 0, left_s, slowdown * pace.step_s, events)
     if train.iterations_per_loop is not None:
         steps -= steps % train.iterations_per_loop
     if steps < 1:
-        needed_s = budget_s - left_s + pace.step_s * (train.iterations_per_loop or 1)
-        least = f"must leave time for a step; {needed_s / 60:,.2g} minutes would do here"
+        required_s = budget_s - left_s + pace.step_s * (train.iterations_per_loop or 1)
+        least = f"must leave time for a step; {required_s / 60:,.2g} minutes would do here"
         raise RecipeError(f"train.{train.deadline}: {least}")
     frozen = {"minutes": None, "until": None, "steps": steps, "planned_for": train.deadline}
     recipe = context.recipe.model_copy(update={"train": train.model_copy(update=frozen)})

@@ -28,7 +28,6 @@ FOLD = "dataset.folds.index"
 """Key of the evaluated fold. It is an argument of the program if folds need the same constants."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
-COUNTED = "a length in steps"
 CAN_VARY = (
     "seed, train.optimizer.lr, train.schedule, factors and schedules of train.lr_rules, model.init,"
     " dataset.folds.index, numbers of train.optimizer, train.loss, train.clip and train.ema.decay"
@@ -108,9 +107,10 @@ def require_members(recipes: Iterable[Recipe]) -> None:
 
 
 def _list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
+    recipes = list(recipes)
     specs: Mapping[str, Any] = components("device")
     devices = tuple(name for name, device in specs.items() if device.runs_populations)
-    return [
+    problems = [
         f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"
         for recipe in recipes
         for key, value, allowed in (
@@ -119,11 +119,16 @@ def _list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
             ("launch", recipe.launch.name, ("none", "auto")),
             ("train.mode", recipe.train.mode, ("graph",)),
             ("profile.mode", recipe.profile.mode, ("off",)),
-            ("train", recipe.train.deadline or COUNTED, (COUNTED,)),
             ("train.remat", recipe.train.remat, ("none", "blocks")),
         )
         if value not in allowed
     ]
+    problems += [
+        f"train.{deadline}: must be a length in steps with hydra.sweeper.vectorize"
+        for deadline in (recipe.train.deadline for recipe in recipes)
+        if deadline is not None
+    ]
+    return problems
 
 
 def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:

@@ -114,30 +114,9 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     job lacks the metric or the sides have evaluated other samples, DataError if a job's files can't
     be read.
     """
-    jobs: dict[tuple[int, Side], Path] = {}
-    for job_dir in find_jobs(sweep_dir):
-        changed = read_overrides(job_dir) or {}
-        seed = changed.get("seed")
-        side = changed.get("side")
-        if isinstance(seed, int) and side in SIDES:
-            jobs[seed, side] = job_dir
-    pairs: list[tuple[JobSummary, JobSummary]] = []
-    failures: list[str] = []
-    for seed in sorted({seed for seed, _ in jobs}):
-        sides = [jobs.get((seed, side)) for side in SIDES]
-        summaries = [None if folder is None else read_summary(folder) for folder in sides]
-        failures = [
-            f"no verdict: job {printable(folder.name)} (side {side}, seed {seed}) failed: "
-            f"{printable(str(summary.reason))}"
-            for side, folder, summary in zip(SIDES, sides, summaries, strict=True)
-            if folder is not None and summary is not None and summary.status == "failed"
-        ]
-        done = [summary for summary in summaries if summary and summary.status == "done"]
-        if len(done) < len(SIDES):
-            break
-        pairs.append((done[0], done[1]))
+    pairs, failure = _read_pairs(sweep_dir)
     if not pairs:
-        return failures[0] if failures else "no verdict: no pair is done"
+        return failure or "no verdict: no pair is done"
     metric = metric or main_metric([pairs[0][0].numbers()])
     if metric is None:
         raise RunError(f"{sweep_dir}: its jobs have no metric; the stages train and eval have some")
@@ -149,7 +128,34 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     if metric != TRAIN_LOSS:
         _require_equal_counts(pairs, sweep_dir)
     verdict = judge(pairs, metric)
-    return failures[0] if failures and not verdict.is_final else verdict
+    return failure if failure and not verdict.is_final else verdict
+
+
+def _read_pairs(sweep_dir: Path) -> tuple[list[tuple[JobSummary, JobSummary]], str | None]:
+    """Return the pairs that are done, in seed order, up to the first that isn't.
+
+    The text is the failure of this pair; None if it hasn't failed.
+    """
+    jobs: dict[tuple[int, Side], Path] = {}
+    for job_dir in find_jobs(sweep_dir):
+        changed = read_overrides(job_dir) or {}
+        seed = changed.get("seed")
+        side = changed.get("side")
+        if isinstance(seed, int) and side in SIDES:
+            jobs[seed, side] = job_dir
+    pairs: list[tuple[JobSummary, JobSummary]] = []
+    for seed in sorted({seed for seed, _ in jobs}):
+        folders = {side: jobs[seed, side] for side in SIDES if (seed, side) in jobs}
+        summaries = {side: read_summary(folder) for side, folder in folders.items()}
+        for side, summary in summaries.items():
+            if summary is not None and summary.status == "failed":
+                job = f"job {printable(folders[side].name)} (side {side}, seed {seed})"
+                return pairs, f"no verdict: {job} failed: {printable(str(summary.reason))}"
+        done = [summary for summary in summaries.values() if summary and summary.status == "done"]
+        if len(done) < len(SIDES):
+            break
+        pairs.append((done[0], done[1]))
+    return pairs, None
 
 
 def _require_equal_counts(pairs: Sequence[tuple[JobSummary, JobSummary]], sweep_dir: Path) -> None:

@@ -693,5 +693,5 @@ def test_jobs_of_a_sweep_end_at_different_times() -> None:
         train_in_one_process(load_recipe("lenet5_digits", ["train.until=18:00"]))
     recipe = load_recipe("lenet5_digits", ["train.minutes=2"])
     assert train_in_one_process(recipe) == recipe
-    with pytest.raises(RecipeError, match="train = minutes = 2: must be a length in steps with"):
+    with pytest.raises(RecipeError, match=r"train\.minutes = 2: must be a length in steps with"):
         require_members([recipe])
