@@ -1,4 +1,4 @@
-"""What attacks of an evaluation maximize, from logits (B, C) and classes int32 (B,)."""
+"""Losses that attacks of an evaluation maximize, from logits (B, C) and classes int32 (B,)."""
 
 from __future__ import annotations
 

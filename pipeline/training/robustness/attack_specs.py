@@ -155,7 +155,7 @@ AttackSpec = Annotated[AnyAttack, Field(discriminator="attack")]
 def complete_attacks(
     attacks: Sequence[AnyAttack], trained: AdversarialSpec | None
 ) -> tuple[AnyAttack, ...]:
-    """Return the attacks with norms and radii, by default those of training.
+    """Return the attacks with norms and radii, by default norm and radius of training.
 
     Raises ValueError, which begins with the position and the key, for a missing or wrong one.
     """

@@ -1,4 +1,4 @@
-"""Corruptions of images in five severities, like those of Hendrycks and Dietterich 2019
+"""Corruptions of images in five severities, after Hendrycks and Dietterich 2019
 (arXiv 1903.12261), by map ops if one fits.
 
 Images are pixels (B, H, W, C) from 0 to 1. Random numbers are a pure function of (seed, severity,
@@ -29,7 +29,7 @@ SALT_AND_PEPPER = (0.03, 0.06, 0.09, 0.17, 0.27)
 BLUR = (0.4, 0.6, 0.8, 1.0, 1.3)
 """Standard deviation in pixels of an image of 32x32; larger images have more."""
 BRIGHTNESS = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""What is added."""
+"""Values to add."""
 CONTRAST = (0.4, 0.3, 0.2, 0.1, 0.05)
 """Factor of the difference from the image's mean."""
 PIXELATE = (0.8, 0.7, 0.6, 0.5, 0.4)
