@@ -107,6 +107,8 @@ def require_attackable(recipe: Recipe, dataset: Dataset) -> None:
         problem = "has the columns of a table, which have no pixels to change"
     elif dataset.targets.task != "classification" or dataset.label_positions:
         problem = f"has {dataset.targets}, not one class for each image"
+    elif recipe.dataset.buckets:
+        problem = "has images of several sizes, by dataset.buckets"
     if problem is not None:
         raise RecipeError(
             f"dataset = {recipe.dataset.name}: {problem}; attacks need images with one class each"

@@ -132,3 +132,14 @@ def test_what_can_not_be_attacked(changed: dict[str, Any], problem: str, tiny: C
     facts |= {"raw_image": ColumnSpec((8, 8, 1), "uint8"), **changed}
     with pytest.raises(RecipeError, match=f"dataset = synthetic: .*{problem}"):
         require_attackable(tiny(), SimpleNamespace(**facts))  # type: ignore[arg-type]
+
+
+def test_a_run_with_buckets_is_not_attacked(tiny: Compose, tmp_path: Path) -> None:
+    """Padding has no pixels to change."""
+    rescale = "[{name: rescale, factor: 0.004, shift: 0.0}]"
+    ops = [f"dataset.{split}.ops={rescale}" for split in ("train", "eval")]
+    network = "model.layers=[relu, global_avg_pool, {name: dense, features: $classes}]"
+    padded = ("dataset.buckets=[[12, 12]]", "dataset.padding_mask=true", *ops)
+    run(tiny("model=layers", network, "train.steps=2", *padded), tmp_path)
+    with pytest.raises(RecipeError, match=r"images of several sizes, by dataset\.buckets; attacks"):
+        attack.main(tmp_path, radius=0.1, attacks=["fgsm"])

@@ -105,7 +105,7 @@ def _place_on_one_device(recipe: Recipe) -> Recipe:
     if not recipe.parallel.is_data_parallel and recipe.launch.name == "auto":
         return recipe
     tree = recipe.whole_tree()
-    tree["launch"]["name"] = "auto"
+    tree["launch"] |= {"name": "auto", "processes": None, "restarts": 0, "min_processes": None}
     if recipe.parallel.is_data_parallel:
         tree["parallel"] |= {"devices": 1, "mesh": None, "batch_per_device": None}
     return check_tree(tree, length_replaced=True)

@@ -18,6 +18,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.inspect.dumps import dump_files
 from pipeline.inspect.dumps.dump_files import find_dump, read_dump
+from pipeline.inspect.dumps.opened_recipe import open_recipe
 from pipeline.inspect.dumps.tensor_names import TensorName
 from tests.command_line import dump as main
 
@@ -157,3 +158,10 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path, plain: Path) -> 
     (tmp_path / "recipe.yaml").write_bytes((plain / "recipe.yaml").read_bytes())
     with pytest.raises(DataError, match="has no checkpoints, so no step can be computed"):
         main([str(tmp_path), "--step=3"])
+
+
+def test_a_run_of_several_processes_is_opened_in_one(tiny: Callable[..., Recipe]) -> None:
+    local = ("launch=local", "launch.processes=2", "launch.restarts=1", "launch.min_processes=1")
+    opened = open_recipe(tiny(*MLP, "parallel.mode=data", "parallel.devices=2", *local))
+    assert opened.recipe.launch.name == "auto"
+    assert opened.recipe.parallel.num_devices == 1
