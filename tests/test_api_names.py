@@ -78,11 +78,11 @@ def exists(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_name_of_the_last_column_exists(name: str) -> None:
+def test_names_of_the_last_column_exist(name: str) -> None:
     assert exists(name)
 
 
-def test_a_wrong_name_would_be_found() -> None:
+def test_unknown_names_are_detected() -> None:
     for wrong in ("layer linear", "layer dense(units)", "train.batchsize", "device=tpu"):
         assert not exists(wrong)
     for wrong in ("python -m pipeline fit", "pipeline.core.registry.components_of"):
@@ -90,7 +90,7 @@ def test_a_wrong_name_would_be_found() -> None:
 
 
 @pytest.mark.slow
-def test_a_value_of_a_key_is_one_that_it_takes() -> None:
+def test_documented_key_values_are_valid() -> None:
     valued = [name for name in names() if re.fullmatch(r"[a-z_]+\.[a-z_.]+=\w+", name)]
     assert valued
     needs = {"parallel.mode=semi_auto": ["parallel.reproducible=layout", "parallel.devices=2"]}
@@ -100,13 +100,13 @@ def test_a_value_of_a_key_is_one_that_it_takes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["loss", "op", "optimizer"])
-def test_every_component_of_a_kind_is_in_the_table(kind: str) -> None:
+def test_components_are_in_the_table(kind: str) -> None:
     named = {
         match[2] for name in names() if (match := COMPONENT.fullmatch(name)) and match[1] == kind
     }
     assert set(components(kind)) == named
 
 
-def test_every_row_has_as_many_cells_as_its_table() -> None:
+def test_table_rows_are_complete() -> None:
     assert len(rows()) > 80
     assert {row.count("|") - 1 for row in rows()} == {2, 4}

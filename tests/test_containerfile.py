@@ -23,14 +23,14 @@ def arguments(name: str) -> list[str]:
     return [text for instruction, text in INSTRUCTIONS if instruction == name]
 
 
-def test_its_python_is_a_tested_one() -> None:
+def test_image_python_is_a_tested_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (image,) = arguments("FROM")
     version = image.partition("python:")[2].removesuffix("-slim")
     assert f"Programming Language :: Python :: {version}" in project["classifiers"]
 
 
-def test_its_image_is_that_of_job_files() -> None:
+def test_image_name_matches_job_files() -> None:
     from pipeline.stages.launch.job_file import IMAGE
 
     assert TEXT.startswith(f"# podman build -t {IMAGE} .")
@@ -38,7 +38,7 @@ def test_its_image_is_that_of_job_files() -> None:
 
 
 @pytest.mark.slow
-def test_its_files_install_by_its_command(tmp_path: Path) -> None:
+def test_copied_files_install_by_the_command(tmp_path: Path) -> None:
     """Without the dependencies, which a test must not download."""
     pytest.importorskip("pip", reason="pip isn't installed here")
     for text in arguments("COPY"):

@@ -82,7 +82,7 @@ def train(package: Path, cache: Path, *overrides: str) -> Path:
 
 
 @pytest.mark.slow
-def test_each_change_takes_the_files_that_are_named(package: Path, cache: Path) -> None:
+def test_documented_changes_need_only_the_named_files(package: Path, cache: Path) -> None:
     # An optimizer: a class, and its file in conf.
     with (package / "pipeline/training/optimizers/first_order.py").open("a") as file:
         file.write(OPTIMIZER)
@@ -137,7 +137,7 @@ def test_each_change_takes_the_files_that_are_named(package: Path, cache: Path) 
     assert (resumed / "checkpoints/step-4").is_dir()
 
 
-def test_the_table_names_files_that_exist() -> None:
+def test_files_of_the_table_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     table = text.partition("## To change one thing")[2].partition("\n## ")[0]
     paths = re.findall(r"`((?:pipeline|conf|recipes|tests)/[^`]*)`", table)

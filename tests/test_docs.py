@@ -42,12 +42,12 @@ EXCERPTS = re.findall(
 """Parts of files under examples/, which other tests run."""
 
 
-def test_there_are_excerpts_of_every_kind() -> None:
+def test_documents_have_excerpts() -> None:
     assert len(EXCERPTS) >= 9
 
 
 @pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda text: text.split("\n")[0].strip())
-def test_an_excerpt_is_of_an_example(excerpt: str) -> None:
+def test_excerpts_are_from_examples(excerpt: str) -> None:
     files = (ROOT / "examples").rglob("*.py")
     assert any(_without_indents(excerpt) in _without_indents(file.read_text()) for file in files)
 
@@ -56,13 +56,13 @@ def _without_indents(text: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-def test_there_are_two_examples() -> None:
+def test_document_has_two_examples() -> None:
     assert len(EXAMPLES) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(EXAMPLES)), ids=["flax", "by hand"])
-def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
+def test_document_examples_run(number: int, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(EXAMPLES[number])
     said = subprocess.run(
         [sys.executable, "-W", "error", "example.py"], cwd=tmp_path, capture_output=True, text=True
@@ -78,7 +78,7 @@ def test_an_example_runs_as_it_stands(number: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
-def test_the_first_run_of_the_readme_prints_what_it_shows(
+def test_first_readme_run_prints_the_shown_output(
     command: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     readme = (ROOT / "README.md").read_text()
@@ -95,7 +95,7 @@ def test_the_first_run_of_the_readme_prints_what_it_shows(
     assert float(seen[1]) - digit < accuracy < float(seen[2]) + digit
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 120
     assert [line for line in lines if len(line) > 100] == []
@@ -107,13 +107,13 @@ def _without_results(line: str) -> str:
     return re.sub(r"(loss|loss is|accuracy) [\d.]+", r"\1", line)
 
 
-def test_the_readme_has_runs() -> None:
+def test_readme_has_runs() -> None:
     assert len(RUNS) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", RUNS, ids=str.strip)
-def test_a_run_of_the_readme_is_a_valid_recipe(command: str) -> None:
+def test_readme_runs_are_valid_recipes(command: str) -> None:
     recipe, *overrides = shlex.split(command)
     name = recipe.removeprefix("+recipe=")
     assert load_recipe(name, overrides).name == name
@@ -136,7 +136,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_a_file_that_a_document_names_is_there(document: Path) -> None:
+def test_files_named_in_documents_exist(document: Path) -> None:
     named = re.findall(r"`([\w./-]+\.(?:py|yaml|md|json|csv|html))`", document.read_text())
     assert [name for name in sorted(set(named) - ELSEWHERE) if not _is_there(name)] == []
 
@@ -146,14 +146,12 @@ def _is_there(name: str) -> bool:
     return (ROOT / name).exists() or any(ROOT.glob(f"[!.]*/**/{name}"))
 
 
-def test_every_script_of_golden_values_is_in_the_table() -> None:
+def test_golden_scripts_are_in_the_table() -> None:
     assert [row[0] for row in SCRIPTS] == sorted(path.name for path in GOLDEN.glob("make_*.py"))
 
 
 @pytest.mark.parametrize(("script", "needs", "files"), SCRIPTS, ids=[row[0] for row in SCRIPTS])
-def test_a_script_of_golden_values_says_what_it_ran_with(
-    script: str, needs: str, files: str
-) -> None:
+def test_script_of_golden_values_records_its_versions(script: str, needs: str, files: str) -> None:
     said = ast.get_docstring(ast.parse((GOLDEN / script).read_text())) or ""
     for package in re.findall(r"\w+ [\d.]+", needs):
         assert package in " ".join(said.split())

@@ -23,17 +23,17 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 MAX_LINES = 39
 
 
-def test_there_are_five_or_more() -> None:
+def test_at_least_five_examples() -> None:
     assert len(FILES) >= 5
 
 
 @pytest.mark.parametrize("script", FILES, ids=lambda script: script.stem)
-def test_an_example_is_read_at_a_glance(script: Path) -> None:
+def test_examples_are_short(script: Path) -> None:
     assert len(script.read_text().splitlines()) <= MAX_LINES
 
 
 @pytest.mark.slow
-def test_the_flax_network_trains(command: Command) -> None:
+def test_flax_network_example_trains(command: Command) -> None:
     plugin = str(ROOT / "examples" / "flax_network.py")
     network = ["model=flax", "model.import=flax_network:Small", "model.arguments.width=4"]
     tiny = [one for one in TINY if not one.startswith("train.optimizer.lr")]
@@ -45,7 +45,7 @@ def test_the_flax_network_trains(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_an_example_runs(script: Path, cache: Path, tmp_path: Path) -> None:
+def test_example_runs(script: Path, cache: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -60,12 +60,12 @@ def code_cells(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
-def test_there_is_a_notebook() -> None:
+def test_at_least_one_notebook() -> None:
     assert len(NOTEBOOKS) >= 1
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_short_and_has_no_outputs(notebook: Path) -> None:
+def test_notebook_is_short_and_has_no_outputs(notebook: Path) -> None:
     content = json.loads(notebook.read_text())
     assert content["nbformat"] == 4
     assert sum(len(source.splitlines()) for source in code_cells(notebook)) <= MAX_LINES
@@ -77,7 +77,7 @@ def test_a_notebook_is_short_and_has_no_outputs(notebook: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_cells_of_a_notebook_run(notebook: Path, cache: Path, tmp_path: Path) -> None:
+def test_notebook_cells_run(notebook: Path, cache: Path, tmp_path: Path) -> None:
     """One after the other in one process, as Jupyter does."""
     program = "import sys\nscope = {}\nfor cell in sys.argv[1:]:\n    exec(cell, scope)\n"
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": str(ROOT)}

@@ -134,13 +134,13 @@ def _imported_names(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name in modules())
 
 
-def test_every_module_is_in_a_room() -> None:
+def test_modules_belong_to_known_rooms() -> None:
     assert {room_of(module) for module in modules() if module not in PUBLIC} == set(ROOMS)
     assert len(modules()) > 300
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_from_rooms_below_it(room: str) -> None:
+def test_room_imports_only_from_rooms_below(room: str) -> None:
     below = ROOMS[: ROOMS.index(room) + 1]
     wrong = [
         f"{module} imports {imported}"
@@ -152,7 +152,7 @@ def test_a_room_imports_only_from_rooms_below_it(room: str) -> None:
     assert wrong == []
 
 
-def test_no_folders_import_each_other() -> None:
+def test_folders_have_no_circular_imports() -> None:
     """A room's folders have an order, too; a folder and those inside it are one."""
     graph: dict[str, set[str]] = {}
     for module in modules():
@@ -200,20 +200,20 @@ def find_circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-def test_no_modules_import_each_other() -> None:
+def test_modules_have_no_circular_imports() -> None:
     assert find_circle({module: runtime_imports(module) for module in modules()}) == []
 
 
-def test_the_top_level_holds_no_loose_modules() -> None:
+def test_top_level_has_no_other_modules() -> None:
     assert {file.stem for file in (ROOT / "pipeline").glob("*.py")} == {"__init__", "__main__"}
 
 
-def test_a_folder_holds_no_more_modules_than_one_can_overlook() -> None:
+def test_folders_have_a_limited_number_of_modules() -> None:
     counts = Counter(file.parent for file in modules().values())
     assert {str(folder): n for folder, n in counts.items() if n > MAX_MODULES} == {}
 
 
-def test_no_name_of_a_module_stands_for_more_than_two() -> None:
+def test_module_name_is_used_at_most_twice() -> None:
     names = Counter(file.stem for file in modules().values() if not file.stem.startswith("__"))
     assert [name for name, count in names.items() if count > 2] == []
 

@@ -41,7 +41,7 @@ def lists_of_columns(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_the_metrics_of_a_step_are_listed_once() -> None:
+def test_step_metrics_are_listed_once() -> None:
     lists = [
         f"{file}:{line}"
         for file in modules().values()
@@ -51,11 +51,11 @@ def test_the_metrics_of_a_step_are_listed_once() -> None:
     assert lists == []
 
 
-def test_the_path_of_a_checkpoint_is_made_once() -> None:
+def test_checkpoint_path_is_built_in_one_place() -> None:
     assert lines_that_match(STEP_PATHS, CHECKPOINT) == []
 
 
-def test_a_batch_is_split_into_microbatches_once() -> None:
+def test_microbatches_are_split_in_one_place() -> None:
     assert lines_that_match(MICROBATCH_RULES, MICROBATCHES) == []
 
 
@@ -70,14 +70,14 @@ def test_a_batch_is_split_into_microbatches_once() -> None:
         (MICROBATCH_RULES, "array.reshape(config.accumulate, -1)"),
     ],
 )
-def test_a_second_place_would_be_seen(pattern: str, line: str) -> None:
+def test_second_place_is_detected(pattern: str, line: str) -> None:
     assert re.search(pattern, line)
 
 
-def test_a_second_list_would_be_seen() -> None:
+def test_second_list_is_detected() -> None:
     assert list(lists_of_columns(ast.parse("NAMES = ('loss', 'grad_norm', 'skipped')"))) == [1]
 
 
-def test_the_places_exist() -> None:
+def test_places_exist() -> None:
     names = [Path(file).name for file in modules().values()]
     assert all(names.count(place) == 1 for place in (RECORD, CHECKPOINT, MICROBATCHES))

@@ -43,9 +43,7 @@ def plain(x: jax.Array) -> jax.Array:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS.values())
 @pytest.mark.parametrize("shape", [(), (3,), (256,), (7, 9, 5), (300, 4)], ids=str)
-def test_values_and_gradients_are_those_of_the_plain_formula(
-    name: str, shape: tuple[int, ...]
-) -> None:
+def test_values_and_gradients_match_the_plain_formula(name: str, shape: tuple[int, ...]) -> None:
     """Also where the elements fill no whole number of blocks."""
     operator = imported(name)
     x = 3 * jax.random.normal(jax.random.key(1), shape)
@@ -58,7 +56,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", OPERATORS)
-def test_a_recipe_that_names_the_layer_trains_as_with_the_layer_of_the_package(
+def test_custom_layer_trains_like_the_built_in_one(
     layer: str, forked: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """12 steps in sinks of 7."""
@@ -79,7 +77,7 @@ def test_a_recipe_that_names_the_layer_trains_as_with_the_layer_of_the_package(
 
 
 @pytest.mark.slow
-def test_the_kernels_are_lowered_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_lowered_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one: as far as the text of the program, in which two kernels are called."""
     operator = imported("pallas_operator")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

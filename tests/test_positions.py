@@ -31,7 +31,7 @@ def trained(
 
 
 @pytest.mark.slow
-def test_a_gpt_learns_to_count_on(tmp_path: Path, cache: Path) -> None:
+def test_gpt_learns_to_count(tmp_path: Path, cache: Path) -> None:
     generator = np.random.default_rng(0)
     first, step = generator.integers(0, 11, (2, 340, 1))
     numbers = (first + (1 + step % 3) * np.arange(9)) % 11
@@ -61,7 +61,7 @@ def test_a_gpt_learns_to_count_on(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_unet_learns_which_pixels_are_bright(tmp_path: Path, cache: Path) -> None:
+def test_unet_learns_bright_pixels(tmp_path: Path, cache: Path) -> None:
     images = np.random.default_rng(0).random((84, 8, 12, 1), np.float32)
     summary = trained(
         tmp_path,

@@ -14,7 +14,7 @@ from tests.whole_run import run
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
-def test_lenet5_learns_the_digits_of_the_package(cache: Path, tmp_path: Path) -> None:
+def test_lenet5_learns_the_bundled_digits(cache: Path, tmp_path: Path) -> None:
     """Real data that needs no download: 16 epochs over 1,438 digits."""
     overrides = ["train.passes=16", "monitor.tensorboard=false", f"cache.root={cache}"]
     summary = run(load_recipe("lenet5_digits", overrides), tmp_path)
@@ -48,7 +48,7 @@ def test_lenet5_learns_mnist(shared_data: Path, cache: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_lenet5_takes_cifar10(
+def test_resnet20_trains_on_cifar10(
     shared_data: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """D-01, D-02: 390 full batches of 128 an epoch. Unpacking takes seconds, so that is kept."""

@@ -85,7 +85,7 @@ def header_of(name: str) -> list[str]:
     return list(takewhile(lambda line: line.startswith("#"), lines))
 
 
-def test_every_recipe_is_accounted_for() -> None:
+def test_recipes_are_all_tested() -> None:
     shipped = {file.stem for file in RECIPES.glob("*.yaml")}
     assert shipped == {*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE}
     assert len(shipped) == 21
@@ -95,7 +95,9 @@ def test_every_recipe_is_accounted_for() -> None:
 @pytest.mark.parametrize(
     "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
 )
-def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str], str]) -> None:
+def test_recipe_matches_its_golden_resolution(
+    name: str, golden: Callable[[Path, str], str]
+) -> None:
     """Rewritten with `pytest --update-golden`, to be read in the diff."""
     tree = load_recipe(name).model_dump(mode="json")
     text = yaml.safe_dump(tree, sort_keys=False)
@@ -105,7 +107,7 @@ def test_a_recipe_resolves_to_what_it_did(name: str, golden: Callable[[Path, str
 @pytest.mark.parametrize(
     "name", [*TRAINED, *BUILT, *TABLES, *TEXTS, *OF_FILES, *ADVERSARIAL, *PRIVATE]
 )
-def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
+def test_header_has_the_command_and_a_description(name: str) -> None:
     header = header_of(name)
     recipe = "" if name == DEFAULT_RECIPE else f" +recipe={name}"
     assert "# @package _global_" in header
@@ -113,7 +115,7 @@ def test_the_header_gives_the_command_and_says_what_it_is(name: str) -> None:
     assert len(read_description(RECIPES / f"{name}.yaml")) > 20
 
 
-def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
+def test_recipe_document_matches_recipe_headers() -> None:
     document = (ROOT / "docs" / "recipes.md").read_text()
     shipped = document.partition("## Shipped recipes")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", shipped, re.MULTILINE)
@@ -136,7 +138,7 @@ def test_the_document_lists_the_recipes_as_their_headers_do() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
+def test_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name, [*twin(TRAINED[name]), f"cache.root={cache}"])
     summary = run(recipe, tmp_path)
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
@@ -149,7 +151,7 @@ def test_a_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_recipe_of_texts_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
+def test_text_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     small = ["model.features=16", "model.hidden=16", "model.heads=2", "model.blocks=1"]
     length = ["train.batch_size=8", "train.steps=4", "train.sink_size=2", "eval.samples=12"]
     keys = [*TEXTS[name], *small, *length, "train.schedule.warmup_passes=0.0"]
@@ -162,7 +164,7 @@ def test_a_recipe_of_texts_trains_end_to_end(name: str, cache: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_FILES)
-def test_a_recipe_of_files_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
+def test_image_file_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     root = OF_FILES[name](tmp_path / "files")
     short = ["train.batch_size=8", "++train.passes=null", "train.steps=4", "train.sink_size=2"]
     overrides = [f"dataset.root={root}", *short, f"cache.root={cache}"]
@@ -174,7 +176,7 @@ def test_a_recipe_of_files_trains_end_to_end(name: str, cache: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
-def test_a_large_recipe_builds(name: str, cache: Path, tmp_path: Path) -> None:
+def test_large_recipe_builds(name: str, cache: Path, tmp_path: Path) -> None:
     stages = "stages=[data,build]"
     summary = run(load_recipe(name, [*twin(BUILT[name]), stages, f"cache.root={cache}"]), tmp_path)
     parameters = {

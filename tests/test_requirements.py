@@ -49,18 +49,18 @@ ROWS = [
 COMMAND_ROWS = [row for row in ROWS if row.command != "none"]
 
 
-def test_the_table_has_every_code_once() -> None:
+def test_table_has_every_code_once() -> None:
     assert len(CODES) == 122
     assert [row.code for row in ROWS] == CODES
 
 
-def test_every_code_that_is_cited_is_in_the_table() -> None:
+def test_cited_codes_are_in_the_table() -> None:
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
     cited = {code for file in files for code in re.findall(r"\b[A-Z]-\d\d\b", file.read_text())}
     assert sorted(cited - set(CODES)) == []
 
 
-def test_every_test_exists() -> None:
+def test_tests_of_the_table_exist() -> None:
     missing = [row.code for row in ROWS if not _is_test(row.test)]
     assert missing == NOT_IMPLEMENTED
 
@@ -77,14 +77,14 @@ def test_rows_are_short() -> None:
     assert [row.code for row in ROWS if len(" ".join(row).split()) > 25] == []
 
 
-def test_every_code_has_a_command() -> None:
+def test_codes_have_commands() -> None:
     missing = [row.code for row in ROWS if not re.fullmatch("`[^`]+`", row.command)]
     assert missing == sorted([*DOCUMENTED, *NOT_IMPLEMENTED])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", COMMAND_ROWS, ids=[row.code for row in COMMAND_ROWS])
-def test_a_command_is_valid(row: Row) -> None:
+def test_command_is_valid(row: Row) -> None:
     command = row.command.strip("`")
     if command.startswith(("pipeline.", "jax.")):
         evaluate_type(ast.parse(command, mode="eval").body)

@@ -71,7 +71,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_lines_that_were_lost_are_restored_from_the_checkpoint(
+def test_lost_log_lines_are_restored_from_the_checkpoint(
     damage: str, half: Path, unbroken: Path, tiny: Compose
 ) -> None:
     for name in ("metrics.jsonl", "evals.jsonl"):
@@ -87,7 +87,7 @@ def test_lines_that_were_lost_are_restored_from_the_checkpoint(
 
 
 @pytest.mark.slow
-def test_lines_that_nobody_knows_are_named_to_the_end(
+def test_unrecoverable_lines_are_reported_until_the_end(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that ends done, or is done again, says what its logs lack."""
@@ -118,7 +118,7 @@ def test_lines_that_nobody_knows_are_named_to_the_end(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("marks", [None, {"metrics.jsonl": {"size_bytes": "x"}, "evals.jsonl": 3}])
-def test_a_checkpoint_without_marks_resumes_as_ever(
+def test_checkpoint_without_marks_can_be_resumed(
     marks: object, half: Path, unbroken: Path, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of somebody else's, whose marks are none."""
@@ -141,7 +141,7 @@ def test_a_checkpoint_without_marks_resumes_as_ever(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("removed", [["run.log"], [".lock"], ["run.log", ".lock"]])
-def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
+def test_running_run_stays_locked_if_its_files_are_removed(
     removed: list[str], unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -174,7 +174,7 @@ def test_a_run_under_way_is_joined_by_nobody_whatever_is_removed(
         str(checkpoint_path(Path("checkpoints"), 32)),
     ],
 )
-def test_a_resumed_run_writes_through_no_link(name: str, half: Path, tiny: Compose) -> None:
+def test_resumed_run_with_links_is_refused(name: str, half: Path, tiny: Compose) -> None:
     """Whoever made the directory would have files of this user written, truncated and deleted."""
     outside = half.parent / "outside"
     outside.mkdir()
@@ -194,7 +194,7 @@ def test_a_resumed_run_writes_through_no_link(name: str, half: Path, tiny: Compo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.log", "summary.json"])
-def test_a_pipe_or_a_directory_in_the_place_of_a_file_holds_nobody_up(
+def test_pipe_or_directory_in_place_of_a_file_is_refused(
     name: str, half: Path, tiny: Compose
 ) -> None:
     (half / name).unlink(missing_ok=True)
@@ -207,7 +207,7 @@ def test_a_pipe_or_a_directory_in_the_place_of_a_file_holds_nobody_up(
         run(tiny(*LENGTH, f"train.resume={half}"))
 
 
-def test_a_named_directory_that_is_no_run_is_not_cleaned(tiny: Compose, tmp_path: Path) -> None:
+def test_named_directory_without_a_recipe_is_not_cleaned(tiny: Compose, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     draft_path(checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))

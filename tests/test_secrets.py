@@ -44,11 +44,11 @@ def test_passwords_are_hidden_in_texts(text: str, shown: str) -> None:
         "12:30:01 epoch: 1 step: 20, loss is 2.2474456",
     ],
 )
-def test_other_texts_stay(text: str) -> None:
+def test_other_texts_are_unchanged(text: str) -> None:
     assert hide_secrets(text) == text
 
 
-def test_arguments_and_trees_are_without_passwords() -> None:
+def test_passwords_are_hidden_in_arguments_and_trees() -> None:
     args = [f"hydra.sweeper.storage={SECRET}", f"++a.client_secret={SECRET}", "a.secret.b=1"]
     shown = ["hydra.sweeper.storage=***", "++a.client_secret=***", "a.secret.b=1"]
     assert hide_secret_values(args) == shown
@@ -91,7 +91,9 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_no_password_and_goes_on(command: Any, forked: Any, tmp_path: Path) -> None:
+def test_run_writes_no_password_and_can_be_resumed(
+    command: Any, forked: Any, tmp_path: Path
+) -> None:
     base = arguments(tmp_path)
     first = command([*base, "hydra.run.dir=runs/a"])
     assert first.returncode == 0, first.stderr
@@ -105,7 +107,7 @@ def test_a_run_writes_no_password_and_goes_on(command: Any, forked: Any, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_sweep_writes_no_password_and_is_known_again(
+def test_sweep_writes_no_password_and_is_recognised(
     command: Any, forked: Any, tmp_path: Path
 ) -> None:
     storage = f"hydra.sweeper.storage=sqlite:///{SECRET}.db"
@@ -120,7 +122,7 @@ def test_a_sweep_writes_no_password_and_is_known_again(
     assert files_with_secret(tmp_path / "sweep") == []
 
 
-def test_hydra_is_not_to_write_its_config_with_a_password() -> None:
+def test_hydra_config_with_a_password_is_refused() -> None:
     from pipeline.cli.train import main
 
     args = ["hydra.output_subdir=.hydra", f"hydra.sweeper.storage=postgresql://me:{SECRET}@host/x"]
@@ -128,7 +130,7 @@ def test_hydra_is_not_to_write_its_config_with_a_password() -> None:
         main(args)
 
 
-def test_a_mirror_holds_no_password() -> None:
+def test_mirror_with_a_password_is_refused() -> None:
     from pipeline import load_recipe
 
     with pytest.raises(RecipeError) as caught:

@@ -80,7 +80,7 @@ def failure(run_dir: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_ends_a_run_by_the_name_of_the_file(
+def test_full_disk_ends_a_run_with_the_file_name(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """The system lets no file become as long as metrics.jsonl has to."""
@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_ends_a_run_by_the_name_of_the_file(
     ("refuse", "reason"),
     [(no_space, "No space left on device"), (read_only, "Read-only file system")],
 )
-def test_what_was_saved_before_the_disk_refused_is_resumed(
+def test_run_resumes_from_before_a_disk_failure(
     refuse: Any,
     reason: str,
     unbroken: Path,
@@ -149,7 +149,7 @@ def lose_its_log(run_dir: Path) -> None:
         (lose_its_log, "No such file or directory"),
     ],
 )
-def test_a_run_directory_that_goes_away_ends_its_run(
+def test_removed_run_directory_ends_its_run(
     happen: Callable[[Path], None], reason: str, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """What is written to a file that was removed goes nowhere, and the system says nothing."""
@@ -163,7 +163,7 @@ def test_a_run_directory_that_goes_away_ends_its_run(
 
 
 @pytest.mark.slow
-def test_a_directory_that_cannot_be_written_at_all_is_named(tiny: Compose, tmp_path: Path) -> None:
+def test_unwritable_run_directory_is_reported(tiny: Compose, tmp_path: Path) -> None:
     with files_end_at(100), pytest.raises(RunError) as caught:
         run(tiny("stages=[data]"), tmp_path / "run")
     assert str(caught.value) == f"{tmp_path / 'run' / 'recipe.yaml'}: File too large"
@@ -171,7 +171,7 @@ def test_a_directory_that_cannot_be_written_at_all_is_named(tiny: Compose, tmp_p
 
 
 @pytest.mark.slow
-def test_a_summary_that_cannot_be_written_is_named(
+def test_unwritable_summary_is_reported(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder in its place, made while the run went on."""
@@ -182,7 +182,7 @@ def test_a_summary_that_cannot_be_written_is_named(
     assert [line["step"] for line in outcome.metrics(tmp_path)] == ALL_STEPS
 
 
-def test_of_two_failures_the_first_is_told(
+def test_first_of_two_failures_is_reported(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -199,7 +199,7 @@ def test_of_two_failures_the_first_is_told(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["add_recipe", "flush"])
-def test_a_tensorboard_that_fails_is_told_of_once_and_missed_by_nobody(
+def test_failing_tensorboard_is_a_single_warning(
     method: str, unbroken: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -213,7 +213,7 @@ def test_a_tensorboard_that_fails_is_told_of_once_and_missed_by_nobody(
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_for_tensorboard_alone_ends_no_run(
+def test_full_disk_for_tensorboard_does_not_end_the_run(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """Its events of these steps are longer than all that a run has to write."""
@@ -227,7 +227,7 @@ def test_a_disk_that_is_full_for_tensorboard_alone_ends_no_run(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
-def test_a_console_that_is_gone_ends_no_run(cache: Path, tmp_path: Path) -> None:
+def test_lost_console_does_not_end_the_run(cache: Path, tmp_path: Path) -> None:
     """As /dev/full is one, or the pipe to a program that has ended."""
     arguments = [*TINY, "stages=[data]", "hydra.run.dir=run"]
     command = [sys.executable, "-m", "pipeline", *arguments]
@@ -266,7 +266,9 @@ def reads(images: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compose
 
 
 @pytest.mark.slow
-def test_data_that_was_read_may_go_away(reads: Compose, images: Path, tmp_path: Path) -> None:
+def test_resident_data_can_be_removed_during_training(
+    reads: Compose, images: Path, tmp_path: Path
+) -> None:
     hidden = images.with_name("hidden")
     stages = "stages=[data,build,compile,train]"
     try:
@@ -281,7 +283,9 @@ def test_data_that_was_read_may_go_away(reads: Compose, images: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_data_that_is_read_meanwhile_may_not(reads: Compose, images: Path, tmp_path: Path) -> None:
+def test_streamed_data_removed_during_training_fail_the_run(
+    reads: Compose, images: Path, tmp_path: Path
+) -> None:
     """The file is named, and the run resumed when the data is back."""
     run(reads("train.feed=stream"), tmp_path / "kept")
     hidden, run_dir = images.with_name("hidden"), tmp_path / "gone"
@@ -302,7 +306,7 @@ def test_data_that_is_read_meanwhile_may_not(reads: Compose, images: Path, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0], ids=["forward", "back"])
-def test_a_clock_that_jumps_changes_nothing(
+def test_clock_jump_does_not_change_the_run(
     jump_s: float, unbroken: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a day, after half of the steps, while a checkpoint is being written."""
@@ -333,9 +337,7 @@ for arguments in (sys.argv[1:], [*sys.argv[1:], "hydra.run.dir=one"]):
 
 
 @pytest.mark.slow
-def test_runs_that_start_at_the_same_instant_never_share_a_directory(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_simultaneous_runs_never_share_a_directory(cache: Path, tmp_path: Path) -> None:
     """Real processes, whose clocks all say the same; then they are given one directory."""
     command = [sys.executable, "-c", START_TOGETHER, *TINY, "stages=[data]"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}

@@ -10,7 +10,7 @@ from tests.sweep_survival import survive
 
 
 @pytest.mark.slow
-def test_a_study_outlives_a_worker_that_is_killed(cache: Path, tmp_path: Path) -> None:
+def test_study_survives_a_killed_worker(cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="pip install -e '.[dev]' brings Optuna")
     survival = survive(tmp_path, "journal", workers=2, kills=1, trials=2, seed=1, cache=cache)
     assert survival.is_whole, survival

@@ -19,7 +19,7 @@ STEPS = re.findall(
 """Commands without `python`, each with the lines that it prints."""
 
 
-def test_the_tutorial_has_a_script_and_commands() -> None:
+def test_tutorial_has_a_script_and_commands() -> None:
     assert len(SCRIPTS) == 1
     commands = [command for command, _ in STEPS]
     assert len(commands) == TUTORIAL.count("\n    $ ")
@@ -30,7 +30,7 @@ def test_the_tutorial_has_a_script_and_commands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
-def test_the_commands_print_what_the_tutorial_shows(cache: Path, tmp_path: Path) -> None:
+def test_tutorial_commands_print_the_shown_output(cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "shapes.py").write_text(SCRIPTS[0])
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent)}

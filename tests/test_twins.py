@@ -437,22 +437,22 @@ def covers(file: Path, covered: Collection[str]) -> bool:
     return bool(targets & reached)
 
 
-def test_every_module_has_tests_of_its_name_or_a_row() -> None:
+def test_modules_have_twin_tests_or_a_row() -> None:
     assert [name for name in without_twin() if not row_of(name)] == []
 
 
-def test_no_row_is_superfluous() -> None:
+def test_rows_are_all_needed() -> None:
     assert sorted(set(COVERED) - {row_of(name) for name in without_twin()}) == []
 
 
 @pytest.mark.parametrize("row", COVERED)
-def test_the_tests_of_a_row_reach_its_modules(row: str) -> None:
+def test_tests_of_a_row_reach_its_modules(row: str) -> None:
     file, reason = COVERED[row]
     assert reason
     assert covers(TESTS / file, [name for name in without_twin() if row_of(name) == row])
 
 
-def test_every_test_file_has_a_module_or_is_listed() -> None:
+def test_test_files_have_a_module_or_are_listed() -> None:
     assert sorted(unpaired()) == sorted(CROSS_CUTTING)
 
 
@@ -470,6 +470,6 @@ def unpaired() -> Iterator[str]:
             yield place.as_posix()
 
 
-def test_a_test_of_something_else_covers_nothing() -> None:
+def test_unrelated_test_does_not_cover_a_module() -> None:
     assert covers(TESTS / "core/files/test_csv_file.py", ["pipeline.core.files.csv_file"])
     assert not covers(TESTS / "core/files/test_csv_file.py", ["pipeline.stages.warm_start"])

@@ -35,7 +35,7 @@ def run_directory(folder: Path) -> Path:
 
 @pytest.mark.usefixtures("optimized_programs_of_module")
 @pytest.mark.slow
-def test_the_default_recipe_trains_and_is_exported(command: Command, tmp_path: Path) -> None:
+def test_default_recipe_trains_and_exports(command: Command, tmp_path: Path) -> None:
     ran = command([], timeout=SLOWEST_S)
     assert ran.returncode == 0, ran.stderr
     summary = read_summary(run_directory(tmp_path))
@@ -77,7 +77,7 @@ def test_sinks_of_7_and_100_steps_have_the_same_losses(
 
 @pytest.mark.usefixtures("optimized_programs_of_module")
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_losses(
+def test_killed_run_resumes_with_the_same_losses(
     command: Command, sinks_of_100: Path, cache: Path, tmp_path: Path
 ) -> None:
     arguments = [*SHORT, "train.resume=auto"]
@@ -108,7 +108,7 @@ def test_a_killed_run_resumes_to_the_same_losses(
 
 @pytest.mark.usefixtures("optimized_programs_of_module")
 @pytest.mark.slow
-def test_a_sweep_of_two_jobs_runs_both(command: Command, tmp_path: Path) -> None:
+def test_sweep_of_two_jobs_runs_both(command: Command, tmp_path: Path) -> None:
     ran = command(["-m", *SHORT, "train.optimizer.lr=0.01,0.05"], timeout=SLOWEST_S)
     assert ran.returncode == 0, ran.stderr
     (table,) = tmp_path.rglob("sweep.csv")
@@ -118,7 +118,7 @@ def test_a_sweep_of_two_jobs_runs_both(command: Command, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_installed_command_is_the_module(tmp_path: Path) -> None:
+def test_installed_command_equals_the_module(tmp_path: Path) -> None:
     """Its help, its refusals and its restart with settings of the allocator."""
     script = str(Path(sys.executable).with_name("pipeline"))
     environment = {name: text for name, text in os.environ.items() if name != "GLIBC_TUNABLES"}
@@ -147,7 +147,7 @@ def test_the_installed_command_is_the_module(tmp_path: Path) -> None:
     assert "glibc.malloc" in by_script.stderr
 
 
-def test_the_lock_has_every_dependency_within_its_bounds() -> None:
+def test_lock_has_every_dependency_within_its_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     packages = tomllib.loads((ROOT / "pylock.toml").read_text())["packages"]
@@ -160,7 +160,7 @@ def test_the_lock_has_every_dependency_within_its_bounds() -> None:
     assert [name for name in names if not names[name].contains(locked.get(name, "0"))] == []
 
 
-def test_the_lock_has_hashes_and_public_addresses_alone() -> None:
+def test_lock_has_hashes_and_only_public_urls() -> None:
     packages = tomllib.loads((ROOT / "pylock.toml").read_text())["packages"]
     files = [file for row in packages for file in [*row.get("wheels", []), row.get("sdist")]]
     assert len(files) > len(packages)
@@ -169,7 +169,7 @@ def test_the_lock_has_hashes_and_public_addresses_alone() -> None:
         assert len(file["hashes"]["sha256"]) == 64
 
 
-def test_every_dependency_has_both_bounds() -> None:
+def test_dependencies_have_both_bounds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     for line in map(Requirement, [*project["dependencies"], *extras]):

@@ -15,12 +15,12 @@ from pipeline.stages.record.environment import describe_code
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_package_is_typed() -> None:
+def test_package_is_typed() -> None:
     assert Path(pipeline.__file__).with_name("py.typed").read_bytes() == b""
 
 
 @pytest.mark.slow
-def test_the_wheel_has_types_conf_recipes_and_the_lock(tmp_path: Path) -> None:
+def test_wheel_has_types_conf_recipes_and_the_lock(tmp_path: Path) -> None:
     # The builder itself: pip would download one.
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     built = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)

@@ -27,7 +27,7 @@ def test_responses_are_uncorrelated() -> None:
 
 
 @pytest.mark.slow
-def test_the_filters_of_a_recipe_are_its_first_kernel(tmp_path: Path) -> None:
+def test_written_filters_are_the_first_kernel_of_the_recipe(tmp_path: Path) -> None:
     file = tmp_path / "whitening.npz"
     twin = ["dataset.name=synthetic", "+dataset.like=cifar10"]
     script = str(ROOT / "examples" / "whitening.py")

@@ -48,7 +48,7 @@ def test_docstrings_use_plain_words(package: Path) -> None:
 
 
 @pytest.mark.slow
-def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+def test_docstrings_do_not_begin_with_what() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for file in FILES
@@ -59,7 +59,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 
 @pytest.mark.slow
-def test_no_public_class_outside_networks_shares_its_name() -> None:
+def test_public_classes_outside_networks_have_unique_names() -> None:
     names = Counter(
         node.name
         for file in FILES
@@ -131,7 +131,7 @@ def is_packing(node: ast.Assign) -> bool:
 
 
 @pytest.mark.slow
-def test_names_are_nouns_and_verbs_of_the_field(names: Names) -> None:
+def test_names_have_few_fillers_prepositions_and_participles(names: Names) -> None:
     fillers = sum(name in FILLERS for name in names.bindings)
     assert 1000 * fillers / len(names.bindings) <= 3
     prepositions = [
@@ -145,7 +145,7 @@ def test_names_are_nouns_and_verbs_of_the_field(names: Names) -> None:
 
 
 @pytest.mark.slow
-def test_assignments_have_one_target(names: Names) -> None:
+def test_tuple_packing_is_rare(names: Names) -> None:
     assert 1000 * names.packings / names.lines <= 1.5
 
 

@@ -17,7 +17,7 @@ from tests import outcome
 from tests.conftest import STEPS, TINY
 
 
-def test_few_names_are_public() -> None:
+def test_public_names() -> None:
     assert pipeline.__all__ == ["Interrupted", "Trainer", "load_recipe", "load_run", "run", "sink"]
     assert pipeline.Trainer.__name__ == "Trainer"
     assert pipeline.Interrupted is Interrupted
@@ -25,7 +25,7 @@ def test_few_names_are_public() -> None:
         _ = pipeline.Runner  # type: ignore[attr-defined]
 
 
-def test_components_are_written_without_jax() -> None:
+def test_components_import_without_jax() -> None:
     """Recipes are checked without it."""
     script = (
         "import sys; from pipeline.api import *; import pipeline.api as p;"
@@ -36,7 +36,7 @@ def test_components_are_written_without_jax() -> None:
     assert (result.stdout, result.stderr) == ("[]\n", "")
 
 
-def test_a_layer_is_made_by_its_name() -> None:
+def test_layer_is_created_by_name() -> None:
     made = api.layer("conv", features=16, kernel=3)
     assert made.model_dump()["features"] == 16
     with pytest.raises(ValueError, match="there is no layer 'cnv'; choose from"):
@@ -46,7 +46,7 @@ def test_a_layer_is_made_by_its_name() -> None:
 
 
 @pytest.mark.slow
-def test_a_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
+def test_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
     recipe = load_recipe("lenet5_digits", [*TINY, STEPS, f"cache.root={cache}"])
     summary = run(recipe, tmp_path / "new" / "folder")
     assert (summary.status, summary.steps) == ("done", 45)
@@ -55,7 +55,7 @@ def test_a_recipe_is_loaded_and_run(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_without_a_directory_makes_one(
+def test_run_without_a_directory_creates_one(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -66,7 +66,7 @@ def test_a_run_without_a_directory_makes_one(
 
 
 @pytest.mark.slow
-def test_a_recipe_file_will_do(tmp_path: Path) -> None:
+def test_load_recipe_accepts_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("defaults: [override /model: mlp]\ntrain: {steps: 3}\nseed: 5\n")
     recipe = load_recipe(str(file))
@@ -79,7 +79,7 @@ def test_a_recipe_file_will_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_errors_carry_every_problem() -> None:
+def test_recipe_error_has_every_problem() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_mnist", ["train.sink_sise=5", "train.batch_size=0"])
     assert isinstance(caught.value, PipelineError)
@@ -87,19 +87,19 @@ def test_errors_carry_every_problem() -> None:
 
 
 @pytest.mark.slow
-def test_a_recipe_is_frozen() -> None:
+def test_recipe_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_recipe().seed = 2
 
 
-def test_importing_costs_nothing() -> None:
+def test_import_loads_no_heavy_packages() -> None:
     script = "import sys, pipeline; print(sorted({m.split('.')[0] for m in sys.modules}))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert not {"jax", "hydra", "pydantic", "numpy"} & set(eval(result.stdout))
 
 
 @pytest.mark.slow
-def test_a_run_can_be_made_again_from_the_recipe_it_left(tmp_path: Path) -> None:
+def test_written_recipe_loads_as_the_same_recipe(tmp_path: Path) -> None:
     """A whole recipe stands for itself: no default shows through, whatever the components were."""
     first = load_recipe("mlp_quickstart", ["optimizer=adamw", "train.steps=7", "model=resnet20"])
     write_recipe(tmp_path, first)

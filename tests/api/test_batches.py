@@ -24,7 +24,7 @@ OPS = (
 )
 
 
-def test_tuples_and_dicts_hold_the_same(tiny: Compose) -> None:
+def test_tuples_and_dicts_have_the_same_arrays(tiny: Compose) -> None:
     trainer = Trainer(tiny("model=mlp"))
     pairs = zip(trainer.tuples(epoch=1), trainer.dicts(epoch=1), strict=True)
     for (image, label), columns in pairs:
@@ -34,7 +34,7 @@ def test_tuples_and_dicts_hold_the_same(tiny: Compose) -> None:
         assert (image.shape, image.dtype) == ((16, 32, 32, 1), np.float32)
 
 
-def test_an_epoch_has_every_sample_once(tiny: Compose) -> None:
+def test_epoch_has_every_sample_once(tiny: Compose) -> None:
     trainer = Trainer(tiny("model=mlp"))
     for split, raw, sizes in (
         ("train", trainer.dataset.train, 6 * [16]),
@@ -47,7 +47,7 @@ def test_an_epoch_has_every_sample_once(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_batches_are_those_that_training_sees(
+def test_batches_equal_those_of_training(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In eager mode, where the values of a step can be looked at; over two epochs."""

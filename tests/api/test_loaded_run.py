@@ -22,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_is_read_back(trained: Path) -> None:
+def test_loaded_run_has_the_saved_parameters(trained: Path) -> None:
     loaded = pipeline.load_run(trained)
     saved = outcome.arrays(trained)
     assert loaded.step == 45
@@ -45,6 +45,6 @@ def test_plots_have_both_curves(trained: Path) -> None:
     assert [len(axis.lines) for axis in figure.axes] == [2, 1, 1]
 
 
-def test_no_run_is_one_message(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="isn't a run directory"):
         pipeline.load_run(tmp_path)

@@ -53,7 +53,7 @@ def trainer(recipe: Recipe, tmp_path: Path) -> Trainer:
         ),
     ],
 )
-def test_before_a_run_there_is_one_clear_error(
+def test_access_before_a_run_raises_run_error(
     use: Callable[[Trainer], object], message: str, trainer: Trainer
 ) -> None:
     with pytest.raises(RunError) as caught:
@@ -61,20 +61,18 @@ def test_before_a_run_there_is_one_clear_error(
     assert str(caught.value) == message
 
 
-def test_overrides_of_a_recipe_that_is_loaded_are_refused(recipe: Recipe) -> None:
+def test_overrides_of_a_loaded_recipe_are_refused(recipe: Recipe) -> None:
     """They would do nothing."""
     with pytest.raises(ValueError, match="need the name or file of a recipe"):
         Trainer(recipe, ["train.steps=3"])
 
 
-def test_a_run_that_is_none_can_not_be_loaded(tmp_path: Path) -> None:
+def test_loading_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"isn't a run directory; it holds no recipe.yaml"):
         Trainer.load(tmp_path)
 
 
-def test_callbacks_from_python_are_not_sent_to_other_processes(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_python_callbacks_are_refused_with_several_processes(tiny: Compose, tmp_path: Path) -> None:
     """The trainer's own is one of them."""
     launched = tiny(*MLP, "parallel.mode=data", "launch=local", "launch.processes=2")
     with pytest.raises(RecipeError, match="launch = local: must be none with callbacks"):
@@ -85,7 +83,7 @@ def test_callbacks_from_python_are_not_sent_to_other_processes(
 
 
 @pytest.mark.slow
-def test_a_recipe_has_a_name_or_a_file_and_overrides(tmp_path: Path) -> None:
+def test_trainer_accepts_a_name_or_a_file_with_overrides(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("defaults: [override /model: mlp]\ntrain: {steps: 3}\n")
     for recipe in (file, str(file)):
@@ -95,7 +93,9 @@ def test_a_recipe_has_a_name_or_a_file_and_overrides(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_that_of_the_command(trainer: Trainer, recipe: Recipe, tmp_path: Path) -> None:
+def test_fit_equals_the_run_of_the_command(
+    trainer: Trainer, recipe: Recipe, tmp_path: Path
+) -> None:
     summary = trainer.fit()
     run(recipe, tmp_path / "command")
     outcome.assert_same_run(tmp_path / "run", tmp_path / "command")
@@ -115,7 +115,7 @@ def test_a_run_is_that_of_the_command(trainer: Trainer, recipe: Recipe, tmp_path
 
 
 @pytest.mark.slow
-def test_between_two_sinks_the_run_is_seen_and_changed(trainer: Trainer, tmp_path: Path) -> None:
+def test_run_is_read_and_changed_between_sinks(trainer: Trainer, tmp_path: Path) -> None:
     reports = []
     for report in trainer.sinks():
         reports.append(report)
@@ -140,7 +140,7 @@ def test_between_two_sinks_the_run_is_seen_and_changed(trainer: Trainer, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["break", "exception", "dropped"])
-def test_a_loop_that_is_left_can_be_resumed(
+def test_interrupted_loop_can_be_resumed(
     how: str, trainer: Trainer, recipe: Recipe, tiny: Compose, tmp_path: Path
 ) -> None:
     def leave() -> None:
@@ -182,7 +182,7 @@ def test_a_loop_that_is_left_can_be_resumed(
 
 
 @pytest.mark.slow
-def test_a_loop_goes_on_with_a_run(trainer: Trainer, tiny: Compose, tmp_path: Path) -> None:
+def test_loop_continues_a_run(trainer: Trainer, tiny: Compose, tmp_path: Path) -> None:
     for report in trainer.sinks():
         if report.step == 8:
             break
@@ -193,14 +193,14 @@ def test_a_loop_goes_on_with_a_run(trainer: Trainer, tiny: Compose, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_two_trainers_do_not_know_each_other(recipe: Recipe, tmp_path: Path) -> None:
+def test_trainers_are_independent(recipe: Recipe, tmp_path: Path) -> None:
     for name in ("one", "other"):
         Trainer(recipe, run_dir=tmp_path / name).fit()
     outcome.assert_same_run(tmp_path / "one", tmp_path / "other")
 
 
 @pytest.mark.slow
-def test_a_callback_that_fails_ends_the_loop(recipe: Recipe, tmp_path: Path) -> None:
+def test_failing_callback_ends_the_loop(recipe: Recipe, tmp_path: Path) -> None:
     class Failing(Callback):
         def on_sink(self, run: RunControl, report: SinkReport) -> None:
             raise ValueError("mine")
@@ -213,14 +213,14 @@ def test_a_callback_that_fails_ends_the_loop(recipe: Recipe, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_class_of_a_callback_is_none(recipe: Recipe, tmp_path: Path) -> None:
+def test_callback_class_instead_of_instance_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     trainer = Trainer(recipe, callbacks=[Callback], run_dir=tmp_path / "run")  # type: ignore[list-item]
     with pytest.raises(RecipeError, match="must be an instance of a subclass of Callback"):
         trainer.fit()
 
 
 @pytest.mark.slow
-def test_a_run_is_loaded_with_its_parameters(trainer: Trainer, tmp_path: Path) -> None:
+def test_loaded_trainer_has_the_parameters(trainer: Trainer, tmp_path: Path) -> None:
     trainer.fit()
     loaded = Trainer.load(tmp_path / "run")
     assert dict(loaded.parameters).keys() == dict(trainer.parameters).keys()
@@ -237,7 +237,7 @@ def test_a_run_is_loaded_with_its_parameters(trainer: Trainer, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_trainable_parameters_are_those_that_a_step_updates(tiny: Compose, tmp_path: Path) -> None:
+def test_trainable_parameters_are_those_a_step_updates(tiny: Compose, tmp_path: Path) -> None:
     """M-05, with a bias that is trained from step 16 on; compared with what the steps change."""
     unfreeze = "train.unfreeze=[{pattern: dense_0/bias, after_steps: 16}]"
     trainer = Trainer(tiny(*MLP, "train.freeze=[dense_0]", unfreeze), run_dir=tmp_path / "run")
@@ -257,7 +257,7 @@ def test_trainable_parameters_are_those_that_a_step_updates(tiny: Compose, tmp_p
 
 
 @pytest.mark.slow
-def test_predictions_are_of_the_networks_function(trainer: Trainer) -> None:
+def test_predict_matches_numpy(trainer: Trainer) -> None:
     """Against numpy; the evaluation ops resize to 32x32 and rescale to 0 to 1."""
     trainer.fit()
     images = trainer.dataset.eval.columns["image"][:9]
@@ -270,7 +270,7 @@ def test_predictions_are_of_the_networks_function(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
-def test_images_that_are_not_the_datasets_are_refused(trainer: Trainer) -> None:
+def test_images_of_another_shape_or_range_are_refused(trainer: Trainer) -> None:
     trainer.fit()
     for shape in ((8, 8, 1), (1, 8, 8), (1, 32, 32, 1), (1, 8, 8, 3)):
         with pytest.raises(DataError, match=r"must be \('n', 8, 8, 1\)"):
@@ -305,7 +305,7 @@ def _run(recipe: Recipe, run_dir: Path) -> object:
 
 
 @pytest.mark.parametrize("train", [_fit, _loop, _run])
-def test_a_signal_stops_the_script_once_the_run_is_saved(
+def test_signal_raises_interrupted_after_saving(
     train: Callable[[Recipe, Path], object], recipe: Recipe, tmp_path: Path
 ) -> None:
     """Else a script would go on with its next run."""
@@ -315,9 +315,7 @@ def test_a_signal_stops_the_script_once_the_run_is_saved(
     assert outcome.checkpoints(tmp_path / "run") == [8]
 
 
-def test_a_run_that_a_callback_stops_does_not_stop_the_script(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_stop_by_a_callback_does_not_raise(recipe: Recipe, tmp_path: Path) -> None:
     class Stop(Callback):
         def on_sink(self, run: RunControl, report: SinkReport) -> None:
             run.stop("enough")
@@ -336,9 +334,7 @@ print("the end")
 
 
 @pytest.mark.slow
-def test_an_iterator_that_nobody_finishes_ends_with_the_process(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_unfinished_iterator_is_closed_at_exit(cache: Path, tmp_path: Path) -> None:
     options = *MLP, "checkpoint.every_steps=8", "monitor.tensorboard=false", f"cache.root={cache}"
     result = subprocess.run(
         [sys.executable, "-c", ITERATOR, str(tmp_path / "run"), *options],

@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.slow
-def test_python_in_a_layer_runs_at_every_step_and_sees_values(
+def test_python_in_a_layer_runs_at_every_step_with_values(
     tiny: Compose, calls: list[bool], tmp_path: Path
 ) -> None:
     run(tiny(*SHORT, "train.mode=eager", "train.sink_size=3"), tmp_path)
@@ -45,7 +45,7 @@ def test_python_in_a_layer_runs_at_every_step_and_sees_values(
 
 
 @pytest.mark.slow
-def test_python_in_a_layer_runs_when_a_graph_is_traced_alone(
+def test_python_in_a_layer_runs_only_during_tracing_in_graph_mode(
     tiny: Compose, calls: list[bool], tmp_path: Path
 ) -> None:
     run(tiny(*SHORT), tmp_path)
@@ -53,7 +53,7 @@ def test_python_in_a_layer_runs_when_a_graph_is_traced_alone(
 
 
 @pytest.mark.slow
-def test_numbers_are_those_of_the_graph(tiny: Compose, tmp_path: Path) -> None:
+def test_eager_results_match_graph_mode(tiny: Compose, tmp_path: Path) -> None:
     """To float32's last digits: a compiled step fuses what is computed one by one here."""
     graph, eager = tmp_path / "graph", tmp_path / "eager"
     run(tiny(*SHORT, "autotune=off"), graph)
@@ -68,7 +68,7 @@ def test_numbers_are_those_of_the_graph(tiny: Compose, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=4"])
-def test_sinks_change_nothing(sink: str, tiny: Compose, tmp_path: Path) -> None:
+def test_sinks_do_not_change_results(sink: str, tiny: Compose, tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     run(tiny(*SHORT, "train.mode=eager"), one)
     run(tiny(*SHORT, "train.mode=eager", sink), other)
@@ -84,7 +84,7 @@ def test_divergence_stops_at_its_step(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_single_layers_are_compiled_while_python_runs_in_the_others(
+def test_selected_layers_are_compiled_while_others_run_in_python(
     tiny: Compose, calls: list[bool], tmp_path: Path
 ) -> None:
     whole, other = tmp_path / "whole", tmp_path / "other"
@@ -107,13 +107,13 @@ def test_single_layers_are_compiled_while_python_runs_in_the_others(
         ),
     ],
 )
-def test_layers_are_compiled_alone_in_eager_mode_only(overrides: list[str], problem: str) -> None:
+def test_jit_layers_requires_eager_mode(overrides: list[str], problem: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", ["train.jit_layers=[conv_0]", *overrides])
     assert problem in str(caught.value)
 
 
 @pytest.mark.slow
-def test_a_pattern_of_no_layer_is_refused(tiny: Compose, tmp_path: Path) -> None:
+def test_pattern_without_a_matching_layer_is_refused(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"pattern 'relu_0' matches none of the 5 layers in conv"):
         run(tiny(*SHORT, "train.mode=eager", "train.jit_layers=[relu_0]"), tmp_path)

@@ -68,7 +68,7 @@ def whole() -> Any:
 
 
 @pytest.mark.parametrize("worth", [0, 2**40])
-def test_pieces_have_the_bits_of_one_program(
+def test_initialisation_in_pieces_is_bit_equal_to_one_program(
     worth: int, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without tables."""
@@ -118,7 +118,7 @@ def test_arrays_of_a_distribution_share_a_formula() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**32 - 1), max_size=4))
-def test_keys_and_bits_are_those_of_jax(seed: int, folds: list[int]) -> None:
+def test_keys_and_bits_match_jax(seed: int, folds: list[int]) -> None:
     words = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
     for number in folds:

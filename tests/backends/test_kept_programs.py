@@ -60,19 +60,21 @@ def compile_again(key: str | None, length: int = 3) -> tuple[Any, str, int]:
     return compiled, facts.cache, len(traced)
 
 
-def test_a_program_with_a_key_is_found_without_being_traced(folder: Path) -> None:
+def test_program_with_a_key_is_found_without_tracing(folder: Path) -> None:
     assert compile_again("one")[1:] == ("miss", 1)
     assert compile_again("one")[1:] == ("hit", 0)
 
 
-def test_other_keys_and_shapes_are_other_programs(folder: Path) -> None:
+def test_different_keys_and_shapes_are_different_programs(folder: Path) -> None:
     compile_again("one")
     assert compile_again("two")[1:] == ("hit", 1)  # of JAX's own cache, by its text
     assert compile_again("one", length=4)[1:] == ("miss", 1)
     assert compile_again(None)[1:] == ("hit", 1)
 
 
-def test_damaged_files_are_compiled_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_program_file_is_recompiled(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     compile_again("one")
     (file,) = folder.glob("kept-*")
     content = bytearray(file.read_bytes())
@@ -83,14 +85,14 @@ def test_damaged_files_are_compiled_again(folder: Path, capsys: pytest.CaptureFi
     assert compile_again("one")[1:] == ("hit", 0)
 
 
-def test_without_a_cache_nothing_is_kept(folder: Path) -> None:
+def test_programs_are_not_stored_without_a_cache(folder: Path) -> None:
     enable_compile_cache(None, print)
     assert compile_again("one")[1:] == ("off", 1)
     assert find_compiled(program("one")[0], jax.devices("cpu")[:1]) is None
     assert list(folder.iterdir()) == []
 
 
-def test_a_later_program_is_compiled_once_and_waited_for() -> None:
+def test_deferred_program_is_compiled_once() -> None:
     compiled: list[str] = []
     later = LaterProgram(lambda: compiled.append("now") or (lambda number: number + 1))
     assert compiled == []
@@ -100,7 +102,7 @@ def test_a_later_program_is_compiled_once_and_waited_for() -> None:
     assert compiled == ["now"]
 
 
-def test_a_later_program_that_does_not_compile_raises_why() -> None:
+def test_deferred_program_raises_its_compile_error() -> None:
     def fail() -> Any:
         raise ValueError("no")
 
@@ -130,7 +132,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_programs._IN_MEMORY.clear()
 
 
-def test_the_same_program_is_compiled_once() -> None:
+def test_same_program_is_compiled_once() -> None:
     """Wherever it is made: the text has the functions that were called."""
 
     def elsewhere() -> Any:
@@ -143,7 +145,7 @@ def test_the_same_program_is_compiled_once() -> None:
     assert again[0] is first[0]
 
 
-def test_another_shape_name_option_or_device_is_another_program() -> None:
+def test_compile_key_has_shape_name_options_and_devices() -> None:
     others: list[tuple[Any, dict[str, str] | None, list[Any]]] = [
         (lowered(doubled), None, DEVICES),
         (lowered(doubled, 4), None, DEVICES),
@@ -154,7 +156,7 @@ def test_another_shape_name_option_or_device_is_another_program() -> None:
     assert [compile_once(*other, object)[1] for other in others] == [False] * 5
 
 
-def test_the_oldest_is_forgotten() -> None:
+def test_oldest_program_is_evicted() -> None:
     for size in range(1, MAX_IN_MEMORY + 2):
         compile_once(lowered(doubled, size), None, DEVICES, object)
     assert len(kept_programs._IN_MEMORY) == MAX_IN_MEMORY
@@ -162,7 +164,7 @@ def test_the_oldest_is_forgotten() -> None:
     assert not compile_once(lowered(doubled, 1), None, DEVICES, object)[1]
 
 
-def test_devices_that_were_opened_anew_are_others() -> None:
+def test_reopened_devices_do_not_share_programs() -> None:
     """JAX gives up its client where more devices are asked for; its programs can't run any more."""
 
     class _Device:

@@ -27,7 +27,7 @@ def costs(
     return Costs(off_ms, (loop, soft) if soft else (loop,), error)
 
 
-def test_a_cost_goes_through_both_dispatches_that_were_timed() -> None:
+def test_cost_fits_both_timed_dispatches() -> None:
     cost = Cost.fit("loop", single_ms=1.5, long_ms=101.0, steps=200)
     assert cost.step_ms == pytest.approx(0.5)
     assert cost.dispatch_ms + 1 * cost.step_ms == pytest.approx(1.5)
@@ -40,7 +40,7 @@ MEASURED_MS = st.floats(1e-4, 1e4)
 @pytest.mark.slow
 @given(single_ms=MEASURED_MS, long_ms=MEASURED_MS, off_ms=MEASURED_MS, steps=st.integers(2, 500))
 @example(single_ms=2.0, long_ms=1.0, off_ms=2.0, steps=20)
-def test_noise_never_predicts_a_time_below_zero(
+def test_predicted_time_is_positive_despite_noise(
     single_ms: float, long_ms: float, off_ms: float, steps: int
 ) -> None:
     """On a busy machine one step may take longer than many."""
@@ -57,7 +57,7 @@ def test_noise_never_predicts_a_time_below_zero(
     save=st.integers(1, 90),
     longest=st.integers(1, 40),
 )
-def test_dispatches_are_those_that_training_makes(
+def test_dispatch_count_matches_training(
     total: int, size: int, evaluate: int, save: int, longest: int
 ) -> None:
     """The schedule of a run is the oracle: its segments, each in at most `longest` steps."""
@@ -67,24 +67,24 @@ def test_dispatches_are_those_that_training_makes(
     assert count_dispatches(total, (size, evaluate, save), longest) == expected
 
 
-def test_a_prediction_adds_the_step_and_its_share_of_the_dispatches() -> None:
+def test_predicted_time_is_step_plus_share_of_the_dispatch() -> None:
     assert predict_ms(Cost("loop", 0.6, 0.1), 10, FREE) == pytest.approx(0.16)
     assert predict_ms(Cost("loop", 0.6, 0.1), 1, FREE) == pytest.approx(0.7)
 
 
-def test_an_event_splits_sinks_in_a_prediction() -> None:
+def test_events_split_sinks_in_the_prediction() -> None:
     """Sinks of 10 split every 25 steps: dispatches of 10, 10, 5, 5, 10, 10 in 50 steps."""
     bounds = Bounds(total=1000, periods=(25,), window_steps=1024, dispatch_s=1.0)
     assert predict_ms(Cost("loop", 0.5, 1.0), 10, bounds) == pytest.approx(1.0 + 0.5 * 6 / 50)
 
 
-def test_signals_split_sinks_in_a_prediction() -> None:
+def test_dispatch_time_limit_splits_sinks_in_the_prediction() -> None:
     """10 ms hold 5 steps of 2 ms, so a sink of 100 is 20 dispatches."""
     hasty = Bounds(total=1000, periods=(), window_steps=1024, dispatch_s=0.01)
     assert predict_ms(Cost("loop", 1.0, 2.0), 100, hasty) == pytest.approx(2.0 + 1.0 / 5)
 
 
-def test_a_cheap_step_gets_long_sinks_and_an_expensive_one_short() -> None:
+def test_sink_size_is_long_for_cheap_and_short_for_expensive_steps() -> None:
     """The cost of a dispatch is divided until it is below the tolerance."""
     tiny = choose(costs(off_ms=0.5, dispatch_ms=0.45, step_ms=0.05), FREE)
     large = choose(costs(off_ms=50.5, dispatch_ms=0.45, step_ms=50.0), FREE)
@@ -103,13 +103,13 @@ LIMITS = {
 
 
 @pytest.mark.parametrize(("bounds", "size", "why"), LIMITS.values(), ids=LIMITS.keys())
-def test_a_sink_is_no_longer_than_a_dispatch_can_be(bounds: Bounds, size: int, why: str) -> None:
+def test_sink_size_is_limited_by_the_dispatch(bounds: Bounds, size: int, why: str) -> None:
     choice = choose(costs(off_ms=0.5, dispatch_ms=0.45, step_ms=0.05), bounds)
     assert choice.size == size
     assert choice.why.endswith(why)
 
 
-def test_a_sink_divides_what_lies_between_events() -> None:
+def test_sink_divides_the_steps_between_events() -> None:
     """220 steps in two sinks of 110 cost less than 100, 100 and 20."""
     bounds = Bounds(22_000, (220,), 1024, 1.0)
     assert choose(costs(off_ms=0.5, dispatch_ms=0.3, step_ms=0.37), bounds).size == 110
@@ -130,7 +130,7 @@ NONE = {
 
 
 @pytest.mark.parametrize(("given_costs", "why"), NONE.values(), ids=NONE.keys())
-def test_no_sink_where_none_is_sure_to_be_faster(given_costs: Costs, why: str) -> None:
+def test_sink_is_off_unless_surely_faster(given_costs: Costs, why: str) -> None:
     choice = choose(given_costs, FREE)
     assert (choice.size, choice.mechanism, choice.gain) == (None, "none", 1.0)
     assert why in choice.why
@@ -141,14 +141,14 @@ def test_no_sink_where_none_is_sure_to_be_faster(given_costs: Costs, why: str) -
     [Bounds(1, (), 1024, 1.0), Bounds(100, (1,), 1024, 1.0), Bounds(100, (), 1024, 1e-9)],
     ids=["one step", "an event each step", "signals"],
 )
-def test_no_sink_where_a_dispatch_holds_one_step(bounds: Bounds) -> None:
+def test_sink_is_off_if_a_dispatch_holds_one_step(bounds: Bounds) -> None:
     choice = choose(costs(off_ms=1.0, dispatch_ms=0.5, step_ms=0.5), bounds)
     assert choice.size is None
     assert choice.why.startswith("a sink would hold one step: ")
 
 
 @pytest.mark.slow
-def test_the_faster_mechanism_is_taken_and_loop_where_they_tie() -> None:
+def test_faster_mechanism_is_chosen_and_loop_at_a_tie() -> None:
     def mechanism(soft_step_ms: float) -> str:
         soft = Cost("soft", 0.1, soft_step_ms)
         return choose(costs(off_ms=2.0, dispatch_ms=0.1, step_ms=1.0, soft=soft), FREE).mechanism
@@ -172,7 +172,7 @@ MS = st.floats(0.001, 1e4)
     window_steps=st.integers(1, 1024),
     dispatch_s=st.floats(0.001, 10),
 )
-def test_a_choice_is_never_slower_than_no_sink_and_fits_its_bounds(
+def test_choice_is_never_slower_than_no_sink_and_within_bounds(
     off_ms: float,
     single_ms: float,
     step_ms: float,

@@ -68,7 +68,7 @@ VARIANTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS.keys())
-def test_sinks_change_the_speed_and_nothing_else(
+def test_sinks_change_only_the_speed(
     overrides: list[str], reference: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """S-02..S-08: losses, weights, evaluations and checkpoints, bit for bit."""
@@ -79,7 +79,7 @@ def test_sinks_change_the_speed_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_streaming_and_windows_that_end_inside_a_sink_change_nothing(
+def test_streaming_with_windows_ending_in_a_sink_is_bit_equal(
     reference: Path, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
@@ -88,9 +88,7 @@ def test_streaming_and_windows_that_end_inside_a_sink_change_nothing(
 
 
 @pytest.mark.slow
-def test_events_change_nothing_but_what_is_written(
-    reference: Path, tiny: Compose, tmp_path: Path
-) -> None:
+def test_events_do_not_change_training(reference: Path, tiny: Compose, tmp_path: Path) -> None:
     """An evaluation or a checkpoint in a sink leaves no trace in the steps around it."""
     run(tiny(*AUGMENTED, "train.sink_size=20"), tmp_path)
     assert outcome.metrics(tmp_path) == outcome.metrics(reference)
@@ -99,7 +97,7 @@ def test_events_change_nothing_but_what_is_written(
 
 
 @pytest.mark.parametrize("evaluates", [True, False])
-def test_a_cpu_compiles_the_evaluation_when_it_is_due(
+def test_evaluation_is_compiled_when_due_on_cpu(
     evaluates: bool, tiny: Compose, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beside the first steps it would slow them."""
@@ -111,7 +109,7 @@ def test_a_cpu_compiles_the_evaluation_when_it_is_due(
 
 
 @pytest.mark.slow
-def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: Path) -> None:
+def test_different_seed_changes_the_run(reference: Path, tiny: Compose, tmp_path: Path) -> None:
     """The results that the tests above compare do depend on the inputs."""
     run(tiny(*AUGMENTED, "train.sink_size=20", "seed=2"), tmp_path)
     first, other = outcome.metrics(reference), outcome.metrics(tmp_path)
@@ -120,7 +118,7 @@ def test_another_seed_is_another_run(reference: Path, tiny: Compose, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=20"])
-def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
+def test_divergence_saves_the_state_of_the_previous_step(
     sink: str, tiny: Compose, tmp_path: Path
 ) -> None:
     """C-02, in the documents' words; but every step of a sink is tested, not only the last."""
@@ -145,7 +143,7 @@ def test_divergence_stops_at_its_step_with_the_state_before_it_saved(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["loop", "soft"])
-def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
+def test_nan_image_stops_the_run_at_its_step(
     mechanism: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny("train.sink_size=12", f"train.mechanism={mechanism}")
@@ -180,7 +178,7 @@ def test_an_image_that_is_not_a_number_stops_the_run_at_its_step(
 
 
 @pytest.mark.slow
-def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
+def test_run_without_the_checkpoint_stage_reports_no_saved_state(
     tiny: Compose, tmp_path: Path
 ) -> None:
     stages = "stages=[data,build,compile,train]"
@@ -192,7 +190,7 @@ def test_a_run_without_the_checkpoint_stage_says_nothing_of_a_saved_state(
 
 
 @pytest.mark.slow
-def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> None:
+def test_failed_run_has_its_failure_in_the_summary(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         run(tiny("train.optimizer.lr=1e30"), tmp_path)
     summary = outcome.read_summary(tmp_path)
@@ -205,7 +203,7 @@ def test_a_failed_run_says_so_in_its_summary(tiny: Compose, tmp_path: Path) -> N
 @pytest.mark.skipif(
     any(device.platform == "gpu" for device in jax.devices()), reason="this machine has a GPU"
 )
-def test_a_missing_gpu_is_named_with_what_there_is(tiny: Compose, tmp_path: Path) -> None:
+def test_missing_gpu_is_reported_with_available_devices(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         run(tiny("device=gpu"), tmp_path)
     assert str(caught.value).startswith("device gpu:0: JAX sees cpu:0")
@@ -215,12 +213,12 @@ def test_a_missing_gpu_is_named_with_what_there_is(tiny: Compose, tmp_path: Path
         assert "this machine has no NVIDIA driver" in str(caught.value)
 
 
-def test_a_device_number_that_is_not_there_is_refused() -> None:
+def test_unavailable_device_number_is_refused() -> None:
     with pytest.raises(RunError, match=r"^device cpu:99: JAX sees cpu:0, .* only$"):
         find_device("cpu", 99)
 
 
-def test_the_mechanism_is_told_with_its_reason() -> None:
+def test_mechanism_is_reported_with_its_reason() -> None:
     backend = XlaBackend(DevicePlacement((find_device("cpu", 0),)))
     assert backend.mechanism("auto", sink=True)[0] == "loop"
     assert backend.mechanism("loop", sink=True)[0] == "loop"
@@ -302,7 +300,7 @@ def counting(compiled: Executable, monkeypatch: pytest.MonkeyPatch) -> Executabl
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["loop", "soft", "none"])
 @pytest.mark.parametrize("stops", [(25,), (1, 2, 25), (3, 4, 5, 8, 12, 25)])
-def test_every_step_is_run_once_and_told_of(
+def test_every_step_runs_once_and_is_reported(
     mechanism: Mechanism, stops: tuple[int, ...], counting: Executable
 ) -> None:
     state, told = counting.init(), []
@@ -323,7 +321,7 @@ def test_every_step_is_run_once_and_told_of(
 @pytest.mark.parametrize(
     ("nan_step", "mechanism"), [(1, "loop"), (4, "loop"), (7, "loop"), (7, "soft")]
 )
-def test_nothing_runs_behind_a_step_that_is_not_finite(
+def test_steps_after_a_non_finite_step_do_not_run(
     nan_step: int, mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
@@ -337,7 +335,7 @@ def test_nothing_runs_behind_a_step_that_is_not_finite(
     )
 
 
-def test_steps_can_be_run_after_some_that_were_not_finite() -> None:
+def test_steps_can_run_after_a_non_finite_dispatch() -> None:
     """Steps that are only timed may diverge; what counts comes after them."""
     executable = compile_counting(counting_step(nan_step=4))
     executable.run(executable.init(), 0, 10, "loop")
@@ -346,13 +344,13 @@ def test_steps_can_be_run_after_some_that_were_not_finite() -> None:
     assert int(state.step) == 3
 
 
-def test_telemetry_is_a_copy_that_later_steps_leave_alone(counting: Executable) -> None:
+def test_telemetry_is_not_changed_by_later_steps(counting: Executable) -> None:
     state, first = counting.run(counting.init(), 0, 3, "loop")
     counting.run(state, 3, 6, "loop")
     assert first.loss.tolist() == [1, 2, 3]
 
 
-def test_a_state_can_be_put_on_the_device_again_and_again(counting: Executable) -> None:
+def test_state_can_be_put_on_the_device_repeatedly(counting: Executable) -> None:
     """`run` consumes the state it is given; what was saved of it stays good."""
     saved = jax.tree.map(np.array, counting.init())
     for _ in range(2):
@@ -362,7 +360,7 @@ def test_a_state_can_be_put_on_the_device_again_and_again(counting: Executable) 
 
 
 @pytest.mark.parametrize("batches", [1, 4, 10])
-def test_evaluation_adds_up_so_many_batches_and_leaves_the_state(
+def test_evaluation_sums_batches_and_does_not_change_the_state(
     batches: int, counting: Executable
 ) -> None:
     state = counting.init()
@@ -372,15 +370,13 @@ def test_evaluation_adds_up_so_many_batches_and_leaves_the_state(
 
 
 @pytest.mark.parametrize("middle", [1, 4, 7, 10])
-def test_evaluation_goes_on_from_the_sums_of_the_batches_before(
-    middle: int, counting: Executable
-) -> None:
+def test_evaluation_continues_from_earlier_sums(middle: int, counting: Executable) -> None:
     state = counting.init()
     sums = counting.evaluate(state, middle, 10, counting.evaluate(state, 0, middle))
     assert (int(sums.count), float(sums.loss_sum)) == (10, 3 * LABELS.sum())
 
 
-def test_the_report_names_every_program(counting: Executable) -> None:
+def test_compile_report_lists_every_program(counting: Executable) -> None:
     report = counting.report
     names = [program.name for program in report.programs]
     assert names == ["initialisation", "training step", "evaluation"]
@@ -388,7 +384,7 @@ def test_the_report_names_every_program(counting: Executable) -> None:
     assert all(program.temporary_bytes >= 0 for program in report.programs)
 
 
-def test_what_xla_refuses_is_named() -> None:
+def test_compile_error_has_the_program_name() -> None:
     def unknown(seed: jax.Array) -> TrainState:
         return jax.ffi.ffi_call("no_such_kernel", jax.ShapeDtypeStruct((), jnp.float32))()
 

@@ -16,7 +16,7 @@ def tell(pipe: Connection, *names: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_child_has_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_has_a_separate_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIVEN", "the shell's")
     before = dict(os.environ)
     added = {"GIVEN": "ours", "ADDED": "1"}

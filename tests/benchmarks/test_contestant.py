@@ -14,7 +14,7 @@ MODULE = "tests.benchmarks.contestants"
 
 
 @pytest.mark.slow
-def test_rounds_run_on_where_the_warm_up_ended(digits: Callable[..., Task]) -> None:
+def test_rounds_continue_after_the_warm_up(digits: Callable[..., Task]) -> None:
     with started(MODULE, replace(digits(), name="idle"), 0.02) as contestant:
         ready = contestant.warm_up()
         first, second = contestant.run(), contestant.run()
@@ -31,7 +31,7 @@ def test_rounds_run_on_where_the_warm_up_ended(digits: Callable[..., Task]) -> N
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_in_one_line(digits: Callable[..., Task]) -> None:
+def test_failure_is_reported_in_one_line(digits: Callable[..., Task]) -> None:
     with (
         started(MODULE, replace(digits(), name="raising"), 0.02) as contestant,
         pytest.raises(ContestantError, match=r"^ValueError: no room for 1 steps$"),
@@ -40,7 +40,7 @@ def test_a_failure_is_told_in_one_line(digits: Callable[..., Task]) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_is_told(digits: Callable[..., Task]) -> None:
+def test_process_that_ends_is_reported(digits: Callable[..., Task]) -> None:
     with (
         started(MODULE, replace(digits(), name="dying"), 0.02) as contestant,
         pytest.raises(ContestantError, match=r"^its process ended with exit code 7$"),

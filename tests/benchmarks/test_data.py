@@ -29,7 +29,7 @@ def work(tmp_path: Path) -> Work:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["resident", "stream"])
-def test_ours_loads_what_training_would_see(work: Work, way: str) -> None:
+def test_loader_contestant_loads_the_training_batches(work: Work, way: str) -> None:
     loader = open_loader(replace(work, way=way))
     loader.load(4)
     loaded = loader.load(3)
@@ -54,7 +54,7 @@ def test_ours_loads_what_training_would_see(work: Work, way: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_that_are_installed_take_part_in_every_round(work: Work) -> None:
+def test_installed_contestants_take_part_in_every_round(work: Work) -> None:
     lacking = Contestant("torch_loader", "numpy", ("a_package_that_is_not_there",))
     rates, absent = compare({**OURS, "lacking": lacking}, work, rounds=2, round_s=0.01)
     assert absent == {"lacking": "not installed: a_package_that_is_not_there"}
@@ -63,13 +63,13 @@ def test_all_that_are_installed_take_part_in_every_round(work: Work) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_fails_is_named(work: Work) -> None:
+def test_failed_pipeline_is_reported(work: Work) -> None:
     broken = replace(work, arrays=work.arrays.with_name("nothing.npz"))
     with pytest.raises(LoaderError, match=r"^ours, .*: FileNotFoundError: .*nothing\.npz"):
         compare(OURS, broken, rounds=1, round_s=0.01)
 
 
-def test_the_table_compares_the_first_row_with_each(work: Work) -> None:
+def test_data_table_compares_the_first_row_with_the_others(work: Work) -> None:
     text = report({"a": [300.0, 100.0, 200.0], "b": [50.0, 40.0, 60.0]}, {"c": "absent"}, work, 3)
     assert "| a | 200 | 100 to 300 | 5000.00 | 1.0x |" in text
     assert "| b | 50 | 40 to 60 | 20000.00 | 4.0x |" in text

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import parity, quickstart, thor_gain
 
 
-def test_the_quick_start_has_a_row_for_each_framework_and_initialiser() -> None:
+def test_quickstart_table_has_a_row_per_framework_and_initialiser() -> None:
     lines = [
         json.dumps({"framework": "ours", "init": "x", "seed": n, "course": [[a, 0.5], [0.9, 0.25]]})
         for n, a in enumerate((0.8, 0.84, 0.85))
@@ -24,7 +24,7 @@ def test_the_quick_start_has_a_row_for_each_framework_and_initialiser() -> None:
     ]
 
 
-def test_a_loss_parts_from_the_judges_where_it_first_differs_by_more() -> None:
+def test_parity_finds_the_first_step_above_the_tolerance() -> None:
     judged = np.array([2.0, 2.0, -4.0])
     off = judged + np.array([0, 0.1, 0.3])
     assert parity._first_above(off, judged, 0.04) == 2
@@ -35,7 +35,7 @@ def test_a_loss_parts_from_the_judges_where_it_first_differs_by_more() -> None:
     assert parity._range([7, 7]) == "7"
 
 
-def test_kernels_elsewhere_have_their_outputs_first() -> None:
+def test_torch_kernels_have_their_outputs_first() -> None:
     generator = np.random.default_rng(0)
     kernel = generator.normal(size=(5, 5, 1, 6))
     assert parity._as_elsewhere("conv_0/kernel", kernel).shape == (6, 1, 5, 5)
@@ -58,7 +58,7 @@ def done(setting: tuple[str, ...], step: int | None, last: float, seed: int = 1)
     return json.dumps({**line, "steps_per_pass": 100, "processor_s": 7.0})
 
 
-def test_the_best_setting_of_each_optimizer_is_trained_with_the_other_seeds(
+def test_best_setting_per_optimizer_is_run_with_other_seeds(
     tmp_path: Path,
 ) -> None:
     """And what is done is not done again."""
@@ -84,7 +84,7 @@ def test_the_best_setting_of_each_optimizer_is_trained_with_the_other_seeds(
     assert thor_gain._lines(asked(results, accuracy=0.6)) == []
 
 
-def test_nothing_is_done_before_anything_is(tmp_path: Path) -> None:
+def test_thor_runs_start_with_the_first_setting(tmp_path: Path) -> None:
     none = asked(tmp_path / "none")
     assert thor_gain._lines(none) == []
     first = next(thor_gain._open(none, [1]))
@@ -92,5 +92,5 @@ def test_nothing_is_done_before_anything_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["momentum", "thor"])
-def test_settings_differ(name: str) -> None:
+def test_optimizer_settings_are_unique(name: str) -> None:
     assert len(set(thor_gain.SETTINGS[name])) == len(thor_gain.SETTINGS[name])

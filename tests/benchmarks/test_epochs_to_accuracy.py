@@ -11,7 +11,7 @@ from benchmarks import epochs_to_accuracy
 from benchmarks.epochs_to_accuracy import Course
 
 
-def test_a_run_that_never_gets_there_counts_as_endless(
+def test_run_below_the_accuracy_counts_as_never(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     courses = {

@@ -18,12 +18,12 @@ SUMMARY = {
 }
 
 
-def test_the_script_is_valid() -> None:
+def test_gpu_script_has_valid_syntax() -> None:
     checked = subprocess.run(["bash", "-n", str(ROOT / "benchmarks" / "first_gpu.sh")], check=False)
     assert checked.returncode == 0
 
 
-def test_runs_end_in_tables(tmp_path: Path) -> None:
+def test_gpu_tables_are_made_of_runs(tmp_path: Path) -> None:
     (tmp_path / "a1").mkdir()
     (tmp_path / "a1" / "summary.json").write_text(json.dumps(SUMMARY))
     (tmp_path / "equal.txt").write_text("a1 and a2: the same\n")

@@ -23,7 +23,7 @@ def network(*strategies: Strategy) -> Network:
     return Network((), (4, 4), (), 8, strategies)
 
 
-def test_a_strategy_shards_what_it_says() -> None:
+def test_strategy_shards_its_dimensions() -> None:
     found = different_plans(
         network(
             Strategy("data parallel", Mesh(8, 1), {"*": None}),
@@ -49,7 +49,7 @@ def test_equal_plans_are_measured_once() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_strategies_are_of_all_devices_and_enough(name: str) -> None:
+def test_strategies_use_all_devices_and_are_unique(name: str) -> None:
     strategies = NETWORKS[name].strategies
     assert {strategy.mesh.devices for strategy in strategies} == {DEVICES}
     assert len(strategies) >= plans.PLANS
@@ -57,7 +57,7 @@ def test_strategies_are_of_all_devices_and_enough(name: str) -> None:
 
 
 @pytest.mark.parametrize("label", [(), (4,)])
-def test_samples_are_what_a_recipe_reads(label: tuple[int, ...], tmp_path: Path) -> None:
+def test_written_samples_are_a_valid_dataset(label: tuple[int, ...], tmp_path: Path) -> None:
     Network((), (4, 1, 1), label, 8, ()).write(tmp_path / "x.npz")
     arrays = load_arrays(tmp_path / "x.npz")
     assert arrays["x_train"].shape == (plans.SAMPLES, 4, 1, 1)
@@ -67,7 +67,7 @@ def test_samples_are_what_a_recipe_reads(label: tuple[int, ...], tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_table_has_every_plan_and_the_ranks(
+def test_plan_table_has_every_plan_and_its_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = []

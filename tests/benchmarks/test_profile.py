@@ -20,7 +20,7 @@ PROGRAM = HloProgram(
 )
 
 
-def test_kinds_are_told_by_their_time_a_step_without_what_contains_others() -> None:
+def test_kinds_are_ranked_by_time_without_containers() -> None:
     profile = Profile(
         steps=2,
         seconds=0.02,
@@ -44,13 +44,13 @@ def test_kinds_are_told_by_their_time_a_step_without_what_contains_others() -> N
     ]
 
 
-def test_a_gpu_is_traced_without_graphs() -> None:
+def test_gpu_is_traced_without_graphs_by_default() -> None:
     assert traceable(["train.ema.decay=0.9"]) == ("train.ema.decay=0.9",)
     assert traceable(["device=gpu"]) == ("device=gpu", "device.graphs=off")
     assert traceable(["device=gpu", "device.graphs=step"]) == ("device=gpu", "device.graphs=step")
 
 
-def test_calls_of_nvidias_libraries_are_told_apart() -> None:
+def test_calls_of_nvidias_libraries_are_distinguished() -> None:
     def kind(target: str) -> str | None:
         call = HloInstruction("custom-call", frozenset({"custom-call"}), 8, target=target)
         return HloProgram({"one": call}).find_kind("one")
@@ -62,5 +62,5 @@ def test_calls_of_nvidias_libraries_are_told_apart() -> None:
 
 
 @pytest.mark.slow
-def test_the_memory_is_measured() -> None:
+def test_memory_bandwidth_is_measured() -> None:
     assert 0.1 < copied_gb_s() < 10_000

@@ -11,12 +11,12 @@ from benchmarks.scale import Row, exponent
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
-def test_the_exponent_is_that_of_a_power(power: float) -> None:
+def test_exponent_matches_a_power_law(power: float) -> None:
     sizes = (10, 100, 1000)
     assert exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
 
 
-def test_a_row_shows_its_costs_and_their_growth(
+def test_scale_row_has_costs_and_growth(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = Row("squares", (10, 1000), lambda size: size**2 / 1e6, "none")
@@ -27,7 +27,7 @@ def test_a_row_shows_its_costs_and_their_growth(
     assert last == "| squares | 10: 0.000 s, 1,000: 1.000 s | 2.00 | none |"
 
 
-def test_small_rows_are_measured() -> None:
+def test_scale_rows_run_at_small_sizes() -> None:
     assert scale.tables(3) > 0
     assert scale.resume_auto(2) > 0
     assert scale.resumed_log(10_000) > 0

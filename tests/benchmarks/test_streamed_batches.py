@@ -34,19 +34,19 @@ def summary(wait_ms_per_step: float | None) -> Summary:
     )
 
 
-def test_the_wait_is_a_share_of_the_step() -> None:
+def test_loader_wait_is_a_share_of_the_step() -> None:
     cost = read_cost("r", summary(0.01))
     assert cost == LoaderCost(step_ms=2.0, prepare_ms=0.04, wait_ms=0.01, ready=0.75)
     assert math.isclose(cost.wait_share, 0.005)
 
 
-def test_a_run_of_one_window_says_nothing() -> None:
+def test_run_of_one_window_reports_nothing() -> None:
     with pytest.raises(SystemExit, match="r: 3000 steps fit into one window; more are needed"):
         read_cost("r", summary(None))
 
 
 @pytest.mark.slow
-def test_a_run_streams_and_is_told_of_as_it_says_itself(
+def test_run_streams_and_is_described_by_its_summary(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done: list[Summary] = []
@@ -68,7 +68,7 @@ def test_a_run_streams_and_is_told_of_as_it_says_itself(
     assert f" | {cost.wait_share:.3%} | " in said
 
 
-def test_a_recipe_that_is_wrong_ends_in_one_message(
+def test_wrong_root_is_reported_in_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["streamed_batches", "--root=/nowhere"])

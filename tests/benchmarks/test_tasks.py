@@ -21,7 +21,7 @@ from pipeline.models.layers.standard import Conv, MaxPool, Relu, Residual
 
 
 @pytest.mark.slow
-def test_a_task_reads_real_images_resized_once(digits: Callable[..., Task]) -> None:
+def test_digits_task_has_resized_images(digits: Callable[..., Task]) -> None:
     task = digits()
     with np.load(task.images) as arrays:
         assert (arrays["x_train"].shape, arrays["x_train"].dtype) == ((96, 32, 32, 1), np.uint8)
@@ -33,7 +33,7 @@ def test_a_task_reads_real_images_resized_once(digits: Callable[..., Task]) -> N
 
 
 @pytest.mark.slow
-def test_batches_are_every_image_once_normalised(digits: Callable[..., Task]) -> None:
+def test_batches_have_every_image_once_normalised(digits: Callable[..., Task]) -> None:
     task = digits(batch_size=16)
     batches = load_batches(task)
     assert (batches.images.shape, batches.images.dtype) == ((6, 16, 32, 32, 1), np.float32)
@@ -50,14 +50,14 @@ def test_batches_are_every_image_once_normalised(digits: Callable[..., Task]) ->
 
 
 @pytest.mark.slow
-def test_settings_reach_the_recipe_and_overrides_go_last(digits: Callable[..., Task]) -> None:
+def test_task_overrides_take_precedence(digits: Callable[..., Task]) -> None:
     task = digits(overrides=("train.optimizer.lr=0.5",), precision="bf16")
     assert task.optimizer.lr == 0.5
     assert "train.precision=bf16" in task.overrides
 
 
 @pytest.mark.slow
-def test_a_text_is_read_as_tokens_with_the_next_ones_as_labels(tmp_path: Path) -> None:
+def test_text_is_tokens_with_next_tokens_as_labels(tmp_path: Path) -> None:
     task = make_task(
         "gpt",
         tmp_path,
@@ -79,14 +79,14 @@ def test_a_text_is_read_as_tokens_with_the_next_ones_as_labels(tmp_path: Path) -
         _ = task.momentum
 
 
-def test_layers_are_named_as_their_weights_are() -> None:
+def test_layer_names_match_weight_names() -> None:
     residual = Residual(scope="block", body=(Conv(features=2, kernel=3),))
     named = dict(named_layers((Conv(features=2, kernel=3), Relu(), residual)))
     assert list(named) == ["conv_0", "relu_0", "block"]
     assert [path for path, _ in named_layers(residual.body, "block")] == ["block/conv_0"]
 
 
-def test_rows_channel_first_make_the_other_flattening_the_same_map() -> None:
+def test_rows_channel_first_matches_channel_first_flattening() -> None:
     rng = np.random.default_rng(0)
     images = rng.normal(size=(2, 4, 4, 3))
     kernel = rng.normal(size=(48, 5))
@@ -95,7 +95,7 @@ def test_rows_channel_first_make_the_other_flattening_the_same_map() -> None:
     np.testing.assert_allclose(flattened @ rows_channel_first(kernel, 3), expected)
 
 
-def test_windows_are_what_every_peer_has() -> None:
+def test_only_windows_supported_by_every_peer_are_accepted() -> None:
     assert window_of(Conv(features=2, kernel=3, stride=2)) == (3, 2, "same")
     assert window_of(MaxPool(kernel=2)) == (2, 2, "valid")
     assert window_of(Conv(features=2, kernel=3, bias=True), bias=True) == (3, 1, "same")

@@ -18,7 +18,7 @@ STEPS = 40
 
 
 @pytest.mark.slow
-def test_every_step_is_in_both_files_before_the_clock_stops(
+def test_telemetry_timing_includes_writing_both_files(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = device_rows(STEPS)
@@ -55,14 +55,14 @@ def test_every_step_is_in_both_files_before_the_clock_stops(
     ("last", "line"),
     [(STEPS - 1, "sink 1"), (STEPS, "warning    TensorBoard failed and has ended")],
 )
-def test_what_was_not_written_has_no_price(tmp_path: Path, last: int, line: str) -> None:
+def test_unwritten_telemetry_is_an_error(tmp_path: Path, last: int, line: str) -> None:
     (tmp_path / METRICS).write_text(f'{{"step": {last}}}\n')
     (tmp_path / "run.log").write_text(f"00:00:00 {line}\n")
     with pytest.raises(SystemExit, match=f"not all of {STEPS} steps was written\n.*{line}"):
         telemetry._written_bytes(tmp_path, STEPS)
 
 
-def test_rows_are_medians() -> None:
+def test_telemetry_rows_are_medians() -> None:
     costs = [Cost(30.0, 50.0, 2_000_000), Cost(20.0, 90.0, 2_000_000), Cost(70.0, 40.0, 2_000_000)]
     text = telemetry.report(10_000, {"both": costs})
     assert text.startswith("# Telemetry of a sink of 10,000 steps\n")

@@ -18,7 +18,7 @@ READY = Ready(sizes=(2, 3), proof=(2.0, 1.5, 1.0), steps=4, start_s=0.1)
 
 
 @pytest.mark.slow
-def test_ours_and_jax_train_the_same(
+def test_training_matches_the_jax_loop(
     digits: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PEERS, "absent", Peer("nowhere", ("no_such_package",), "not at all"))
@@ -36,13 +36,13 @@ def test_ours_and_jax_train_the_same(
     assert "| absent | not installed: no_such_package" in text
 
 
-def test_another_network_is_refused() -> None:
+def test_peer_with_a_different_network_is_refused() -> None:
     other = replace(READY, sizes=(2, 4))
     with pytest.raises(ContestantError, match="p has 6 parameters in 2 arrays, ours 5 in 2"):
         train._check_same("p", other, READY, 0.02)
 
 
-def test_another_training_is_refused() -> None:
+def test_peer_with_different_training_is_refused() -> None:
     train._check_same("p", replace(READY, proof=(2.003, 1.5, 1.01)), READY, 0.02)
     with pytest.raises(ContestantError, match=r"2.0000, 1.5000, 1.0300 against 2.0000, 1.5000"):
         train._check_same("p", replace(READY, proof=(2.0, 1.5, 1.03)), READY, 0.02)
@@ -50,12 +50,12 @@ def test_another_training_is_refused() -> None:
         train._check_same("p", replace(READY, proof=(2.01, 1.5, 1.0)), READY, 0.02)
 
 
-def test_nan_is_no_agreement() -> None:
+def test_peer_with_a_nan_loss_is_refused() -> None:
     with pytest.raises(ContestantError, match="trains something else"):
         train._check_same("p", replace(READY, proof=(2.0, 1.5, float("nan"))), READY, 0.02)
 
 
-def test_an_unknown_peer_is_named(
+def test_unknown_peer_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train", "--task", "mlp", "--peers", "torch,tourch"])
@@ -65,7 +65,7 @@ def test_an_unknown_peer_is_named(
     assert "no peer tourch; there are torch, torch_compile, keras" in capsys.readouterr().err
 
 
-def test_data_that_is_not_there_ends_in_one_line(
+def test_missing_data_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train", "--task", "mlp", "--root", "/nowhere"])

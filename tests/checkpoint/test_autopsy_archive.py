@@ -13,12 +13,12 @@ def leave(run_dir: Path, text: str) -> None:
     (run_dir / "reproducer" / "step.json").write_text(text)
 
 
-def test_without_an_autopsy_nothing_is_done(tmp_path: Path) -> None:
+def test_set_aside_without_autopsy_does_nothing(tmp_path: Path) -> None:
     assert set_aside_autopsy(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_both_parts_go_together_and_the_newest_is_kept(tmp_path: Path) -> None:
+def test_autopsy_and_reproducer_are_set_aside_together(tmp_path: Path) -> None:
     for text in ("first", "second"):
         leave(tmp_path, text)
         folder = set_aside_autopsy(tmp_path)
@@ -30,7 +30,7 @@ def test_both_parts_go_together_and_the_newest_is_kept(tmp_path: Path) -> None:
     assert (folder / "autopsy.json").read_text() == "second"
 
 
-def test_one_that_was_not_finished_is_put_aside_as_it_is(tmp_path: Path) -> None:
+def test_unfinished_autopsy_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "reproducer").mkdir()
     assert set_aside_autopsy(tmp_path) == tmp_path / "earlier_autopsy"
     assert not (tmp_path / "reproducer").exists()

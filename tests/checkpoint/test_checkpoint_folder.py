@@ -46,30 +46,30 @@ def root(tmp_path: Path) -> Path:
         ("1\n", None),
     ],
 )
-def test_a_step_is_named_by_decimal_digits_alone(name: str, step: int | None) -> None:
+def test_checkpoint_step_requires_ascii_decimal_name(name: str, step: int | None) -> None:
     assert checkpoint_step(Path("checkpoints") / name) == step
 
 
-def test_what_has_arrays_or_a_manifest_is_a_checkpoint(root: Path) -> None:
+def test_folder_with_arrays_or_manifest_is_a_checkpoint(root: Path) -> None:
     assert saved_steps(root) == [5, 40]
     shutil.rmtree(checkpoint_path(root, 5) / "state")
     (checkpoint_path(root, 40) / "manifest.json").unlink()
     assert saved_steps(root) == [5, 40]
 
 
-def test_what_has_a_number_as_name_and_is_no_checkpoint_is_a_stranger(root: Path) -> None:
+def test_numeric_name_without_checkpoint_is_a_stranger(root: Path) -> None:
     numbers = ["2019", "²", "४४१", "007", "+1", "6.0", "6", "8", "9"]
     assert {path.name for path in find_strangers(root)} == set(numbers)
 
 
-def test_a_checkpoint_under_another_spelling_of_its_step_is_a_stranger(root: Path) -> None:
+def test_checkpoint_with_zero_padded_step_is_a_stranger(root: Path) -> None:
     (root / "5").rename(root / "05")
     assert saved_steps(root) == [40]
     assert root / "05" in find_strangers(root)
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOMEM])
-def test_what_the_system_does_not_show_is_neither(
+def test_unreadable_entry_is_an_error_in_both_listings(
     number: int, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_to_stat(root / "40" / "manifest.json", number, monkeypatch)
@@ -90,18 +90,18 @@ def refuse_to_stat(file: Path, number: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "stat", refuse)
 
 
-def test_there_may_be_no_folder_at_all(tmp_path: Path) -> None:
+def test_listings_of_missing_folder_are_empty(tmp_path: Path) -> None:
     assert saved_steps(tmp_path / "checkpoints") == find_strangers(tmp_path / "checkpoints") == []
 
 
-def test_what_is_set_aside_takes_nobodys_place(root: Path) -> None:
+def test_rename_aside_does_not_overwrite(root: Path) -> None:
     (root / "foreign-2019-1").symlink_to(root / "nowhere")
     (root / "2019" / "holiday.jpg").touch()
     assert rename_aside(root / "2019", "foreign").name == "foreign-2019-2"
     assert (root / "foreign-2019-2" / "holiday.jpg").exists()
 
 
-def test_drafts_are_removed_and_nothing_else(root: Path, tmp_path: Path) -> None:
+def test_only_drafts_are_removed(root: Path, tmp_path: Path) -> None:
     (root / "45.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     (root / "46.orbax-checkpoint-tmp").touch()
     (tmp_path / "precious").mkdir()
@@ -114,7 +114,7 @@ def test_drafts_are_removed_and_nothing_else(root: Path, tmp_path: Path) -> None
     assert (tmp_path / "precious").is_dir()
 
 
-def test_a_checkpoint_that_is_removed_in_part_is_none(
+def test_partly_removed_checkpoint_is_not_listed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process may be killed meanwhile, or a file be open elsewhere."""

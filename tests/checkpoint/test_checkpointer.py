@@ -65,7 +65,7 @@ def assert_same_logs(one: Path, other: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [5, 10, 40])
-def test_a_resumed_run_equals_one_that_was_never_broken(
+def test_resumed_run_equals_uninterrupted_run(
     step: int, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """K-05: inside sinks and epochs, at evaluations; bit for bit."""
@@ -78,7 +78,7 @@ def test_a_resumed_run_equals_one_that_was_never_broken(
 
 
 @pytest.mark.slow
-def test_a_run_that_had_saved_nothing_starts_over(
+def test_resume_without_checkpoint_starts_over(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = broken(unbroken, tmp_path / "run", 0)
@@ -88,9 +88,7 @@ def test_a_run_that_had_saved_nothing_starts_over(
 
 
 @pytest.mark.slow
-def test_the_sink_size_may_change_on_resuming(
-    unbroken: Path, tiny: Compose, tmp_path: Path
-) -> None:
+def test_sink_size_may_change_on_resume(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
     run_dir = broken(unbroken, tmp_path / "run", 10)
     events = ["eval.every_steps=10", "checkpoint.every_steps=5"]
     run(tiny(*events, "train.sink=false", f"train.resume={run_dir}"))
@@ -99,7 +97,7 @@ def test_the_sink_size_may_change_on_resuming(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_done_may_go_on(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
+def test_done_run_may_continue(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
     """Stopped inside a sink and between checkpoints: the end is saved, whatever the period."""
     run(tiny(*COURSE, "train.steps=18"), tmp_path)
     summary = run(tiny(*COURSE, f"train.resume={tmp_path}"))
@@ -109,7 +107,7 @@ def test_a_run_that_is_done_may_go_on(unbroken: Path, tiny: Compose, tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_evaluation_at_the_end_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
+def test_final_evaluation_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
     """A run that was killed after it makes it again."""
     every = "eval.every_steps=15"
     run(tiny(every), tmp_path)
@@ -121,7 +119,7 @@ def test_the_evaluation_at_the_end_is_logged_once(tiny: Compose, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_newest_are_kept(tiny: Compose, tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(tiny: Compose, tmp_path: Path) -> None:
     """K-01."""
     run(tiny("checkpoint.every_steps=10", "checkpoint.keep=2"), tmp_path)
     assert outcome.checkpoints(tmp_path) == [40, 45]
@@ -129,7 +127,7 @@ def test_the_newest_are_kept(tiny: Compose, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("metric", "best"), [("loss", min), ("accuracy", max)])
-def test_the_best_is_kept_besides_the_newest(
+def test_best_checkpoint_is_kept_besides_the_newest(
     metric: str, best: Callable[..., float], tmp_path: Path
 ) -> None:
     """E-02; saved by hand, so that the best is neither the first nor the last."""
@@ -141,7 +139,7 @@ def test_the_best_is_kept_besides_the_newest(
     assert outcome.checkpoints(tmp_path) == [wanted, 5]
 
 
-def test_the_best_outlives_checkpoints_without_metrics(tmp_path: Path) -> None:
+def test_best_checkpoint_survives_checkpoints_without_metrics(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(2, "loss")) as checkpoints:
         checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
         for step in (2, 3, 4):
@@ -149,7 +147,7 @@ def test_the_best_outlives_checkpoints_without_metrics(tmp_path: Path) -> None:
     assert outcome.checkpoints(tmp_path) == [1, 3, 4]
 
 
-def test_the_best_is_remembered_across_a_resume(tmp_path: Path) -> None:
+def test_best_checkpoint_is_remembered_across_resume(tmp_path: Path) -> None:
     for first, value in ((1, 0.25), (3, 0.5)):
         with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
             checkpoints.save(first, state_of(first), {}, {"loss": value})
@@ -168,7 +166,7 @@ def state_of(step: int, **params: np.ndarray) -> TrainState:
     )
 
 
-def test_a_checkpoint_and_its_logs_are_synced_before_an_older_one_is_removed(
+def test_checkpoint_and_logs_are_synced_before_older_one_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power cut there would be neither: the system writes names before contents."""
@@ -215,14 +213,14 @@ def test_a_checkpoint_and_its_logs_are_synced_before_an_older_one_is_removed(
     ]
 
 
-def test_a_step_is_saved_once(tmp_path: Path) -> None:
+def test_step_is_saved_once(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {"round": 1}, None)
         checkpoints.save(1, state_of(9), {"round": 2}, None)
     assert outcome.arrays(tmp_path)["step"] == 1
 
 
-def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_arrays_and_host_state_round_trip(tmp_path: Path) -> None:
     """K-02: the arrays with their dtypes, and what the host knows."""
     state, host = state_of(7), {"early_stop": {"best": 0.5, "waited": 1}}
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
@@ -238,7 +236,7 @@ def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     assert restored.params["dense"]["kernel"].dtype == np.float32
 
 
-def test_what_is_saved_is_the_state_at_that_moment(tmp_path: Path) -> None:
+def test_saved_state_is_a_snapshot(tmp_path: Path) -> None:
     """The device is given the buffers again while they are still being written."""
     state = state_of(1)
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
@@ -247,7 +245,7 @@ def test_what_is_saved_is_the_state_at_that_moment(tmp_path: Path) -> None:
     assert outcome.arrays(tmp_path)["params/dense/kernel"].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
-def test_a_checkpoint_that_is_not_complete_does_not_count(tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_ignored(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {}, None)
     (checkpoint_path(tmp_path / "checkpoints", 2)).mkdir()
@@ -257,7 +255,7 @@ def test_a_checkpoint_that_is_not_complete_does_not_count(tmp_path: Path) -> Non
     assert int(restored.step) == 1
 
 
-def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
+def test_restore_without_checkpoints_returns_none(tmp_path: Path) -> None:
     assert restore_state(tmp_path, state_of(0), {}, print) is None
 
 
@@ -266,7 +264,7 @@ def test_a_run_without_checkpoints_has_no_state(tmp_path: Path) -> None:
     ("where", "step"),
     [("", 40), ("checkpoints", 40), (str(checkpoint_path(Path(FOLDER), 10)), 10)],
 )
-def test_evaluating_a_checkpoint_gives_the_runs_own_metrics(
+def test_evaluation_of_checkpoint_matches_run_metrics(
     where: str, step: int, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """E-04: by its run, by the folder of checkpoints, by itself."""
@@ -307,7 +305,7 @@ def test_restore_takes_parameters_and_statistics_only(tmp_path: Path) -> None:
     assert (restored.params["dense"]["kernel"] == 4).all()
 
 
-def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(4, state_of(4), {}, None)
     other = state_of(0, kernel=np.zeros((2, 4), np.float16), bias=np.zeros(4))
@@ -329,7 +327,7 @@ def test_only_the_first_differences_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_from_another_network_fails_with_that_message(
+def test_run_restored_from_another_network_fails(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     restore = f"checkpoint.restore={unbroken}"
@@ -339,7 +337,7 @@ def test_a_run_from_another_network_fails_with_that_message(
 
 
 @pytest.mark.parametrize("where", ["nowhere", "", str(checkpoint_path(Path(FOLDER), 46))])
-def test_a_missing_checkpoint_is_named_with_what_would_be_right(
+def test_missing_checkpoint_is_named_with_valid_forms(
     where: str, unbroken: Path, tmp_path: Path
 ) -> None:
     folder = (unbroken if where.startswith(FOLDER) else tmp_path) / where
@@ -375,7 +373,7 @@ for name, steps in (("one", [3]), ("two", [3, 4])):
 
 
 @pytest.mark.slow
-def test_a_disk_that_refuses_is_an_error_of_the_run(tmp_path: Path) -> None:
+def test_background_write_error_is_raised(tmp_path: Path) -> None:
     """Files can't grow beyond 20 kB here. Written in the background, so the error comes later."""
     result = subprocess.run(
         [sys.executable, "-c", FULL_DISK],
@@ -392,7 +390,7 @@ def test_a_disk_that_refuses_is_an_error_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_fails_the_run_and_keeps_what_there_is(
+def test_full_disk_fails_run_and_keeps_saved_checkpoints(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves, original = "checkpoint.every_steps=10", XlaExecutable.run
@@ -427,7 +425,7 @@ def patiently(save: Callable[..., None]) -> Callable[..., None]:
     return save_and_wait
 
 
-def test_a_folder_that_may_not_be_written_fails_the_save_and_keeps_what_there_is(
+def test_read_only_folder_fails_save_and_keeps_checkpoints(
     tmp_path: Path,
 ) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
@@ -458,13 +456,13 @@ def nobody_may_write(folder: Path) -> Iterator[None]:
         folder.chmod(0o700)
 
 
-def test_a_place_where_no_checkpoints_can_be_made_is_named(tmp_path: Path) -> None:
+def test_checkpoint_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(RunError, match=r"checkpoints: can't make it: .*"):
         Checkpoints(tmp_path, kept(5, None))
 
 
-def test_a_folder_that_can_t_be_made_ends_the_save_and_all_its_threads(
+def test_mkdir_failure_ends_save_and_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of them it is: a process can't end before its threads."""
@@ -494,7 +492,7 @@ def test_a_folder_that_can_t_be_made_ends_the_save_and_all_its_threads(
 
 
 @pytest.mark.slow
-def test_a_run_that_lost_the_arrays_of_its_checkpoints_is_not_done_over(
+def test_run_with_lost_arrays_is_not_started_over(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """The folder looks to orbax as if it were saved."""
@@ -508,7 +506,7 @@ def test_a_run_that_lost_the_arrays_of_its_checkpoints_is_not_done_over(
     outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
 
 
-def test_a_new_run_does_not_go_where_checkpoints_of_another_are(
+def test_new_run_refuses_folder_with_other_checkpoints(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     shutil.copytree(unbroken / "checkpoints", tmp_path / "checkpoints")
@@ -518,7 +516,7 @@ def test_a_new_run_does_not_go_where_checkpoints_of_another_are(
 
 
 @pytest.mark.slow
-def test_folders_that_are_no_checkpoints_cost_a_run_none(
+def test_foreign_folders_do_not_displace_checkpoints(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = broken(unbroken, tmp_path / "run", 10)
@@ -530,7 +528,7 @@ def test_folders_that_are_no_checkpoints_cost_a_run_none(
     assert (run_dir / "checkpoints" / "foreign-2019-1" / "photos").is_dir()
 
 
-def test_what_was_saved_last_is_looked_for_at_the_end(tmp_path: Path) -> None:
+def test_last_checkpoint_is_verified_on_exit(tmp_path: Path) -> None:
     file = checkpoint_path(Path(FOLDER), 2) / "host" / "metadata"
     message = f"{file}: is missing; step 2 was complete when it was saved"
     checkpoints = Checkpoints(tmp_path, kept(5, None))
@@ -543,7 +541,7 @@ def test_what_was_saved_last_is_looked_for_at_the_end(tmp_path: Path) -> None:
     assert caught.value.exit_status == 1
 
 
-def test_what_ended_a_run_is_not_hidden_by_a_checkpoint_that_is_gone(tmp_path: Path) -> None:
+def test_original_exception_is_not_masked_by_missing_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, kept(5, None))
     checkpoints.save(1, state_of(1), {}, None)
     checkpoints.finish()
@@ -551,7 +549,7 @@ def test_what_ended_a_run_is_not_hidden_by_a_checkpoint_that_is_gone(tmp_path: P
     checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 
 
-def test_a_folder_of_checkpoints_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_removed_checkpoint_folder_is_recreated(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {}, None)
         checkpoints.finish()
@@ -560,7 +558,7 @@ def test_a_folder_of_checkpoints_that_was_removed_is_made_again(tmp_path: Path) 
     assert outcome.checkpoints(tmp_path) == [2]
 
 
-def test_the_metrics_of_a_step_may_come_later(tmp_path: Path) -> None:
+def test_metrics_may_be_added_to_saved_step(tmp_path: Path) -> None:
     """Its evaluation had been given up: the checkpoint stays sound, and is the best now."""
     with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
         checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
@@ -574,9 +572,7 @@ def test_the_metrics_of_a_step_may_come_later(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", ['"x"', "null", "1" + "0" * 400, "NaN", "[]"])
-def test_metrics_that_are_no_numbers_make_no_checkpoint_the_best(
-    value: str, tmp_path: Path
-) -> None:
+def test_checkpoint_with_non_numeric_metric_is_not_best(value: str, tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
         checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
         checkpoints.save(2, state_of(2), {}, {"loss": 0.25})

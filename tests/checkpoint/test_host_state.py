@@ -11,7 +11,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.parse_host_state import parse_host_state
 
 
-def test_what_a_run_keeps_comes_back() -> None:
+def test_host_state_round_trips() -> None:
     kept = {
         "early_stop": {"best": math.nan, "waited": 3},
         "unfinished_boundary": {"loss": 0.1, "verdict": None},
@@ -28,7 +28,7 @@ def test_what_a_run_keeps_comes_back() -> None:
     assert asdict(state.sink) == kept["sink"]
 
 
-def test_what_is_not_kept_is_as_at_the_start_and_other_keys_are_passed_over() -> None:
+def test_missing_keys_take_defaults_and_unknown_keys_are_ignored() -> None:
     assert parse_host_state({"of_a_later_version": 1}) == HostState()
 
 
@@ -53,18 +53,18 @@ def test_what_is_not_kept_is_as_at_the_start_and_other_keys_are_passed_over() ->
         ({"sink": {"size": 5, "mechanism": "hard"}}, "sink.mechanism = hard"),
     ],
 )
-def test_what_no_run_keeps_is_refused_by_its_key(data: Any, message: str) -> None:
+def test_invalid_value_is_refused_with_its_key(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_host_state(data)
 
 
-def test_a_verdict_steers_no_terminal() -> None:
+def test_verdict_is_escaped_for_the_terminal() -> None:
     state = parse_host_state({"unfinished_boundary": {"loss": None, "verdict": "\x1b[31m"}})
     assert state.unfinished_boundary is not None
     assert state.unfinished_boundary.verdict == r"\x1b[31m"
 
 
-def test_json_of_callbacks_comes_back_bit_for_bit() -> None:
+def test_callback_json_round_trips_exactly() -> None:
     """NaN, infinities, numbers beyond 64 bits, and nested lists, which no schema describes."""
     states = {"A-1": [math.inf, -0.0, 2**200, {"deep": [[], {}, None, True, "ü\x00"]}], "B-1": 0.1}
     state = parse_host_state(json.loads(json.dumps({"callbacks": {"states": states}})))

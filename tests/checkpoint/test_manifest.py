@@ -41,7 +41,7 @@ def refuse_listing(number: int, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_folder_that_can_t_be_listed_is_not_taken_for_an_empty_one(
+def test_unlistable_folder_is_an_error_in_write_manifest(
     number: int, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifest would be short, the checkpoint damaged, and the one before it removed."""
@@ -52,7 +52,7 @@ def test_a_folder_that_can_t_be_listed_is_not_taken_for_an_empty_one(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_sealed_checkpoint_that_can_t_be_listed_is_not_damaged(
+def test_sealed_checkpoint_that_cannot_be_listed_is_not_damaged(
     number: int, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_manifest(draft, "digest")
@@ -62,13 +62,13 @@ def test_a_sealed_checkpoint_that_can_t_be_listed_is_not_damaged(
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.ENOTDIR])
-def test_a_file_that_is_gone_or_on_a_broken_disk_is_damage(number: int) -> None:
+def test_missing_file_or_io_error_is_damage(number: int) -> None:
     error = make_read_error(Path("file"), OSError(number, os.strerror(number)))
     assert isinstance(error, DamagedError)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES])
-def test_a_process_without_descriptors_memory_or_rights_finds_no_damage(number: int) -> None:
+def test_lack_of_descriptors_memory_or_rights_is_not_damage(number: int) -> None:
     error = make_read_error(Path("file"), OSError(number, os.strerror(number)))
     assert str(error).startswith(f"file: can't be read: {os.strerror(number)}; ")
     assert (type(error), error.exit_status) == (RunError, 1)

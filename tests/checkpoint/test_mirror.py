@@ -80,7 +80,7 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
-def test_a_restored_run_has_every_byte(tmp_path: Path, run_dir: Path) -> None:
+def test_restored_run_is_byte_identical(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir) as mirror:
         pass
     assert mirror.failure is None
@@ -92,7 +92,7 @@ def test_a_restored_run_has_every_byte(tmp_path: Path, run_dir: Path) -> None:
     verify_files(checkpoint_path(restored / FOLDER, 20))
 
 
-def test_what_the_run_adds_and_removes_is_followed(tmp_path: Path, run_dir: Path) -> None:
+def test_mirror_follows_added_and_removed_files(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir) as mirror:
         mirror.add(save(run_dir, 30))
         (run_dir / "metrics.jsonl").write_text("one\ntwo\n")
@@ -111,7 +111,7 @@ def test_what_the_run_adds_and_removes_is_followed(tmp_path: Path, run_dir: Path
     assert read_tree(restored) == read_tree(run_dir)
 
 
-def test_without_links_files_are_copied(
+def test_files_are_copied_without_hard_links(
     tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(source: str, target: str) -> None:
@@ -124,7 +124,7 @@ def test_without_links_files_are_copied(
 
 
 @pytest.mark.parametrize("number", range(1, 16))
-def test_an_interrupted_copy_is_never_read(
+def test_interrupted_copy_is_never_read(
     number: int, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process dies before its write of this number, and half of the file may be there."""
@@ -171,7 +171,7 @@ def test_an_interrupted_copy_is_never_read(
         assert read_tree(folder) in ([written, earlier] if step == 20 else [written])
 
 
-def test_a_damaged_copy_is_left_out(tmp_path: Path, run_dir: Path) -> None:
+def test_damaged_copy_is_skipped(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir):
         pass
     (tmp_path / f"store/20/{FOLDER}/20/state/d/array").write_text("other")
@@ -189,7 +189,7 @@ def test_a_damaged_copy_is_left_out(tmp_path: Path, run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "checkpoints/30/x", "a/b", "ckpt/.."])
-def test_records_of_files_elsewhere_are_ignored(name: str, tmp_path: Path, run_dir: Path) -> None:
+def test_record_with_outside_path_is_ignored(name: str, tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir):
         pass
     file = tmp_path / "store/records/20.json"
@@ -199,14 +199,14 @@ def test_records_of_files_elsewhere_are_ignored(name: str, tmp_path: Path, run_d
     assert sorted(read(tmp_path).records) == [10]
 
 
-def test_other_folders_are_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_mirror_is_refused(tmp_path: Path) -> None:
     assert read_mirror(store_of(tmp_path)) is None
     store_of(tmp_path).write("thesis.pdf", b"x")
     with pytest.raises(DataError, match=r"isn't a mirror, and holds thesis\.pdf"):
         read_mirror(store_of(tmp_path))
 
 
-def test_a_store_that_fails_is_reported_once_and_caught_up(
+def test_failed_store_is_reported_once_and_caught_up(
     tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload = Storage.upload
@@ -240,7 +240,7 @@ def test_a_store_that_fails_is_reported_once_and_caught_up(
     assert sorted(read(tmp_path).records) == [10, 20, 30]
 
 
-def test_a_process_that_was_replaced_writes_no_more(tmp_path: Path, run_dir: Path) -> None:
+def test_replaced_process_stops_writing(tmp_path: Path, run_dir: Path) -> None:
     warnings: list[str] = []
     with mirror_of(tmp_path, run_dir, warnings) as first:
         while len(read(tmp_path).records) < 2:
@@ -255,7 +255,7 @@ def test_a_process_that_was_replaced_writes_no_more(tmp_path: Path, run_dir: Pat
 
 
 @pytest.mark.skipif(importlib.util.find_spec("moto") is None, reason="moto isn't installed")
-def test_a_server_of_s3_holds_a_mirror(
+def test_s3_server_holds_a_mirror(
     tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written, read and restored by s3fs; a missing bucket and missing credentials are refused."""
@@ -287,7 +287,7 @@ def test_a_server_of_s3_holds_a_mirror(
         server.stop()
 
 
-def test_an_interruption_ends_the_wait(
+def test_interruption_ends_the_wait(
     tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()

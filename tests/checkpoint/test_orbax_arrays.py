@@ -42,7 +42,7 @@ def refuse_listing(number: int, patch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: made[0]
 
 
-def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_arrays_round_trip(tmp_path: Path) -> None:
     write_arrays(tmp_path / "state", ARRAYS)
     read = read_arrays(tmp_path / "state")
     assert read.keys() == ARRAYS.keys()
@@ -72,7 +72,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
         ValueError("RESOURCE_EXHAUSTED: Failed to open: Too many open files [os_error_code='24']"),
     ],
 )
-def test_a_process_without_descriptors_finds_no_damage(
+def test_lack_of_descriptors_is_not_damage(
     error: Exception, refusals: list[Exception], tmp_path: Path
 ) -> None:
     write_arrays(tmp_path / "state", ARRAYS)
@@ -82,9 +82,7 @@ def test_a_process_without_descriptors_finds_no_damage(
     assert caught.value.exit_status == 1
 
 
-def test_what_orbax_refuses_once_for_a_hidden_reason_is_read_again(
-    refusals: list[Exception], tmp_path: Path
-) -> None:
+def test_transient_orbax_error_is_retried_once(refusals: list[Exception], tmp_path: Path) -> None:
     """It takes a file for missing where the process could not open it."""
     write_arrays(tmp_path / "state", ARRAYS)
     hidden = AttributeError("'NoneType' object has no attribute 'tree'")
@@ -96,7 +94,7 @@ def test_what_orbax_refuses_once_for_a_hidden_reason_is_read_again(
 
 
 @pytest.mark.parametrize("number", range(1, MOST_LISTINGS))
-def test_a_folder_that_can_t_be_listed_is_no_success(
+def test_write_with_unlistable_folder_fails_or_is_complete(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """orbax finds nothing to put together then, and returns as if it had."""
@@ -111,7 +109,7 @@ def test_a_folder_that_can_t_be_listed_is_no_success(
     assert read_arrays(folder).keys() == ARRAYS.keys()
 
 
-def test_asyncio_does_not_log_what_orbax_could_not_write(caplog: pytest.LogCaptureFixture) -> None:
+def test_asyncio_does_not_log_orbax_write_errors(caplog: pytest.LogCaptureFixture) -> None:
     """Tasks that fail beside the one whose error is raised; those of others are still logged."""
     silence_orbax()
     code = compile("async def write():\n    raise OSError('full')\n", "/lib/orbax/io.py", "exec")

@@ -82,7 +82,7 @@ def write(file: Path, content: bytes | None) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
+def test_damaged_file_is_named_and_not_read(copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     names = files_of(folder)
     assert len(names) > 8
@@ -113,15 +113,13 @@ def test_whatever_is_damaged_is_named_and_never_read(copy: Path) -> None:
         ("manifest.json", b"[1]", rf"{THIRD}/manifest.json: must be the manifest of a checkpoint"),
     ],
 )
-def test_the_message_says_what_is_wrong(
-    name: str, content: bytes | None, message: str, copy: Path
-) -> None:
+def test_message_has_the_reason(name: str, content: bytes | None, message: str, copy: Path) -> None:
     write(checkpoint_path(copy / "checkpoints", 3) / name, content)
     with pytest.raises(DataError, match=message):
         read_saved(checkpoint_path(copy / "checkpoints", 3))
 
 
-def test_a_link_is_refused(copy: Path) -> None:
+def test_link_is_refused(copy: Path) -> None:
     """It could name any file of this machine."""
     file = checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata"
     content = file.read_bytes()
@@ -132,14 +130,14 @@ def test_a_link_is_refused(copy: Path) -> None:
         read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
-def test_a_file_that_the_manifest_does_not_list_is_named(copy: Path) -> None:
+def test_unlisted_file_is_named(copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     (folder / "state" / "more").write_text("mine")
     with pytest.raises(DamagedError, match=r"3/state/more: isn't listed in manifest.json"):
         read_checkpoint(folder)
 
 
-def test_what_is_no_file_is_named_and_not_waited_for(copy: Path) -> None:
+def test_fifo_is_named_and_not_waited_for(copy: Path) -> None:
     os.mkfifo(checkpoint_path(copy / "checkpoints", 3) / "state" / "pipe")
     with pytest.raises(DamagedError, match="3/state/pipe: must be a regular file"):
         read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
@@ -155,7 +153,7 @@ def seal(folder: Path, **files: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["state/_METADATA", "host/metadata", "recipe/metadata"])
-def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path) -> None:
+def test_manifest_without_required_file_is_refused(name: str, copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     seal(folder, **{name: None})
     with pytest.raises(DamagedError, match=f"3/manifest.json: doesn't list {name}"):
@@ -166,7 +164,7 @@ def test_a_manifest_must_list_what_a_checkpoint_is_made_of(name: str, copy: Path
 
 
 @pytest.mark.parametrize("entry", [5, {"bytes": 5}, {"bytes": "5", "sha256": ""}, {}])
-def test_entries_of_a_manifest_are_sizes_and_digests(entry: Any, copy: Path) -> None:
+def test_manifest_entry_must_be_size_and_digest(entry: Any, copy: Path) -> None:
     seal(checkpoint_path(copy / "checkpoints", 3), **{"host/metadata": entry})
     with pytest.raises(
         DamagedError, match=r"3/manifest.json: must be the manifest of a checkpoint"
@@ -174,7 +172,7 @@ def test_entries_of_a_manifest_are_sizes_and_digests(entry: Any, copy: Path) -> 
         read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
-def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
+def test_invalid_host_state_is_damage(copy: Path) -> None:
     folder = checkpoint_path(copy / "checkpoints", 3)
     (folder / "host" / "metadata").write_text('{"early_stop": null}')
     seal(folder)
@@ -189,28 +187,28 @@ def test_host_state_that_no_run_saves_is_damage(copy: Path) -> None:
     assert int(state.step) == 2
 
 
-def test_a_recipe_that_is_no_object_is_damage(copy: Path) -> None:
+def test_non_object_recipe_is_damage(copy: Path) -> None:
     (checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").write_text("[]")
     seal(checkpoint_path(copy / "checkpoints", 3))
     with pytest.raises(DamagedError, match="recipe/metadata: must be a JSON object"):
         read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
 
 
-def test_a_checkpoint_under_the_number_of_another_step_is_damaged(copy: Path) -> None:
+def test_checkpoint_renamed_to_another_step_is_damaged(copy: Path) -> None:
     root = copy / "checkpoints"
     (root / "3").rename(root / "8")
     with pytest.raises(DamagedError, match="8/state: was made at step 3"):
         read_checkpoint(root / "8")
 
 
-def test_a_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
+def test_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
     for step in "123":
         shutil.rmtree(checkpoint_path(copy / "checkpoints", step) / "state")
     with pytest.raises(DamagedError, match=r"none of its checkpoints can be read: .*is missing"):
         read_saved(copy)
 
 
-def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Path) -> None:
+def test_strangers_are_skipped_on_read_and_set_aside_on_resume(copy: Path) -> None:
     """Before the newest or after it: a run may save these steps, and removes none of them."""
     root = copy / "checkpoints"
     (root / "2019").mkdir()
@@ -232,7 +230,7 @@ def test_strangers_are_passed_over_in_reading_and_set_aside_in_resuming(copy: Pa
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
 @pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "host/metadata"])
-def test_a_checkpoint_that_this_process_can_t_read_stays_as_it_is(
+def test_unreadable_checkpoint_is_an_error_and_stays(
     name: str, number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before it is not taken either: hours would be done again."""
@@ -258,7 +256,7 @@ def test_a_checkpoint_that_this_process_can_t_read_stays_as_it_is(
     assert sorted(os.listdir(copy / "checkpoints")) == ["1", "2", "3"]
 
 
-def test_other_spellings_of_a_number_are_set_aside_in_resuming(copy: Path) -> None:
+def test_other_spellings_of_a_step_are_set_aside_on_resume(copy: Path) -> None:
     root = copy / "checkpoints"
     for name in ("03", "+3", "3.0"):
         shutil.copytree(root / "3", root / name)
@@ -273,13 +271,13 @@ def test_other_spellings_of_a_number_are_set_aside_in_resuming(copy: Path) -> No
     assert outcome.checkpoints(copy) == [1, 2, 3]
 
 
-def test_a_name_in_other_digits_is_no_step(copy: Path) -> None:
+def test_non_ascii_digit_is_not_a_step(copy: Path) -> None:
     (copy / "checkpoints" / "²").mkdir()
     with pytest.raises(DataError, match="²: holds no checkpoint"):
         read_saved(copy / "checkpoints" / "²")
 
 
-def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) -> None:
+def test_resume_uses_earlier_checkpoint_and_saves_step_again(copy: Path) -> None:
     write(checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata", b"{}")
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
@@ -301,7 +299,7 @@ def test_a_run_resumes_from_the_one_before_and_saves_the_step_again(copy: Path) 
     assert read_checkpoint(root / "3").host.early_stop.waited == 7
 
 
-def test_weights_are_restored_from_the_one_before_and_nothing_is_renamed(copy: Path) -> None:
+def test_weights_are_restored_from_earlier_checkpoint_without_renames(copy: Path) -> None:
     (checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").unlink()
     warned: list[str] = []
     assert read_saved(copy, warned.append).step == 2
@@ -309,7 +307,7 @@ def test_weights_are_restored_from_the_one_before_and_nothing_is_renamed(copy: P
     assert outcome.checkpoints(copy) == [1, 2, 3]
 
 
-def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
+def test_error_without_readable_checkpoint_names_all(copy: Path) -> None:
     for step in (1, 2, 3):
         (checkpoint_path(copy / "checkpoints", step) / "host" / "metadata").unlink()
     with pytest.raises(DataError) as caught:
@@ -323,9 +321,7 @@ def test_where_none_can_be_read_all_are_named(copy: Path) -> None:
     assert outcome.checkpoints(copy) == [1, 2, 3]
 
 
-def test_an_array_larger_than_memory_is_refused(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_array_larger_than_memory_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: 64)
     folder = checkpoint_path(copy / "checkpoints", 3)
     with pytest.raises(
@@ -335,9 +331,7 @@ def test_an_array_larger_than_memory_is_refused(
 
 
 @pytest.mark.slow
-def test_the_recipe_that_a_run_is_resumed_with_must_be_the_checkpoints(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_resume_with_another_recipe_is_refused(tiny: Compose, tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(1, None), tiny().model_dump(mode="json")) as checkpoints:
         checkpoints.save(3, state_of(3), {}, None)
     other = tiny("seed=5", "stages=[data,build,compile,train]", "train.steps=99").model_dump(
@@ -350,9 +344,7 @@ def test_the_recipe_that_a_run_is_resumed_with_must_be_the_checkpoints(
 
 
 @pytest.mark.slow
-def test_a_warm_start_says_which_layers_and_inputs_were_otherwise(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_warm_start_lists_changed_layers_and_inputs(tiny: Compose, tmp_path: Path) -> None:
     length = "train.steps=7"
     run(tiny(length), tmp_path / "one")
     restore = f"checkpoint.restore={tmp_path / 'one'}"
@@ -371,7 +363,7 @@ def test_a_warm_start_says_which_layers_and_inputs_were_otherwise(
     assert warnings == {"same": [], "other": [f"{where}: trained by another recipe: {change}"]}
 
 
-def test_what_fine_tuning_asks_for_does_not_change_the_meaning_of_weights() -> None:
+def test_fine_tuning_does_not_change_the_meaning_of_weights() -> None:
     trained: dict[str, Any] = {
         "name": "first",
         "seed": 1,
@@ -397,9 +389,7 @@ def test_what_fine_tuning_asks_for_does_not_change_the_meaning_of_weights() -> N
 
 
 @pytest.mark.slow
-def test_weights_that_do_not_fit_are_refused_with_the_keys_that_differ(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_unfit_weights_are_refused_with_differing_keys(tiny: Compose, tmp_path: Path) -> None:
     length = "train.steps=7"
     run(tiny(length), tmp_path / "one")
     restore = f"checkpoint.restore={tmp_path / 'one'}"

@@ -25,27 +25,25 @@ def saved_at(root: Path, minutes: list[float]) -> list[int]:
     return list(range(1, len(minutes) + 1))
 
 
-def test_one_of_every_so_many_minutes_is_kept_besides_the_newest(tmp_path: Path) -> None:
+def test_one_checkpoint_per_interval_is_kept_besides_newest(tmp_path: Path) -> None:
     steps = saved_at(tmp_path, [100, 103, 109, 110, 112, 121, 122, 123])
     assert Retention(2, minutes=10).list_removable(tmp_path, steps) == [2, 3, 5]
 
 
-def test_a_copy_of_the_folder_keeps_the_ages(tmp_path: Path) -> None:
+def test_ages_survive_a_folder_copy(tmp_path: Path) -> None:
     steps = saved_at(tmp_path / "run", [0, 10, 20, 21])
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
     assert Retention(1, minutes=10).list_removable(tmp_path / "copy", steps) == []
 
 
-def test_one_whose_age_nobody_knows_is_no_older_one(tmp_path: Path) -> None:
+def test_checkpoint_of_unknown_age_is_removable(tmp_path: Path) -> None:
     steps = saved_at(tmp_path, [0, 1, 2])
     (tmp_path / "1" / MANIFEST).unlink()
     assert Retention(1, minutes=10).list_removable(tmp_path, steps) == [1]
 
 
 @given(st.lists(st.floats(0, 30), min_size=1, max_size=12), st.integers(1, 40))
-def test_removing_as_they_come_keeps_the_same_as_removing_at_the_end(
-    gaps: list[float], minutes: int
-) -> None:
+def test_incremental_removal_equals_removal_at_the_end(gaps: list[float], minutes: int) -> None:
     """Kept ones are far enough apart, and what is kept does not depend on earlier removals."""
     with tempfile.TemporaryDirectory() as folder:
         root, times = Path(folder), [sum(gaps[: n + 1]) for n in range(len(gaps))]

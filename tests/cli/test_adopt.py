@@ -25,14 +25,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["squeezenet.yaml", "args.yaml", "train.py"])
-def test_a_file_becomes_a_recipe_of_its_name(name: str, folder: Path) -> None:
+def test_adopted_file_becomes_recipe_of_its_name(name: str, folder: Path) -> None:
     assert adopt([name]) == 0
     stem = Path(name).stem
     assert (folder / "recipes" / f"{stem}.yaml").exists()
     assert load_recipe(stem).name == stem
 
 
-def test_the_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert adopt(["squeezenet.yaml", "--out", "mine.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "mapped    epoch_size = 2: train.passes=2" in lines
@@ -42,7 +42,7 @@ def test_the_report_has_every_setting(capsys: pytest.CaptureFixture[str]) -> Non
     assert "# Unmapped: mystery = 7: has no counterpart in a recipe\n" in text
 
 
-def test_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert adopt(["train.py", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["file"] == "recipes/train.yaml"
@@ -51,7 +51,7 @@ def test_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert states["device"] == "added"
 
 
-def test_a_yaml_that_runs_code_is_refused(folder: Path) -> None:
+def test_yaml_that_runs_code_is_refused(folder: Path) -> None:
     Path("evil.yaml").write_text('epoch_size: !!python/object/apply:os.system ["touch executed"]')
     with pytest.raises(RecipeError, match=r"evil\.yaml: .*!!python/object/apply:os\.system"):
         adopt(["evil.yaml"])
@@ -68,7 +68,7 @@ def test_a_yaml_that_runs_code_is_refused(folder: Path) -> None:
         ("epoch_size: 0\nmodel: resnet18", "train.passes = 0"),
     ],
 )
-def test_another_yaml_is_refused(text: str, problem: str) -> None:
+def test_unrecognised_yaml_is_refused(text: str, problem: str) -> None:
     Path("other.yaml").write_text(text)
     with pytest.raises(RecipeError, match=problem):
         adopt(["other.yaml"])
@@ -83,7 +83,7 @@ def test_files_that_cannot_be_read_are_refused() -> None:
         adopt(["pipe.py"])
 
 
-def test_nothing_is_replaced() -> None:
+def test_existing_file_is_not_replaced() -> None:
     Path("mine.yaml").write_text("name: mine")
     with pytest.raises(UsageError, match=r"--out mine\.yaml: exists already; must be a new file"):
         adopt(["args.yaml", "--out", "mine.yaml"])
@@ -92,6 +92,6 @@ def test_nothing_is_replaced() -> None:
         adopt(["args.yaml", "--out", "mine.txt"])
 
 
-def test_a_folder_that_cannot_be_made_is_a_failure() -> None:
+def test_folder_that_cannot_be_made_is_an_error() -> None:
     with pytest.raises(RunError, match=r"args\.yaml/mine\.yaml: can't be written"):
         adopt(["train.py", "--out", "args.yaml/mine.yaml"])

@@ -44,7 +44,7 @@ def summaries(sweep: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_side_that_learns_is_better_than_one_that_does_not(
+def test_learning_side_beats_side_that_does_not_learn(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_a_side_that_learns_is_better_than_one_that_does_not(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["train.sink_size=5", "device=ascend910"])
-def test_what_changes_no_bit_differs_by_exactly_zero(
+def test_equivalent_change_has_zero_difference(
     better: Better, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert better("hydra.sweep.dir=mine", "--", change) == 0
@@ -93,7 +93,7 @@ def test_what_changes_no_bit_differs_by_exactly_zero(
 
 
 @pytest.mark.slow
-def test_a_component_of_side_b_leaves_the_recipe_of_side_a(
+def test_component_of_side_b_does_not_change_side_a(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network that the command names drops the recipe's section, on side B alone."""
@@ -112,7 +112,7 @@ def test_a_component_of_side_b_leaves_the_recipe_of_side_a(
 
 
 @pytest.mark.slow
-def test_a_side_that_fails_has_no_verdict(
+def test_failed_side_has_no_verdict(
     better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert better("hydra.sweep.dir=mine", "--", "train.optimizer.lr=1e38") == 1
@@ -123,7 +123,7 @@ def test_a_side_that_fails_has_no_verdict(
 
 
 @pytest.mark.slow
-def test_little_time_stops_before_a_pair_that_would_not_end(
+def test_time_limit_stops_before_an_unfinishable_pair(
     better: Better, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
@@ -139,7 +139,7 @@ def test_little_time_stops_before_a_pair_that_would_not_end(
 
 
 @pytest.mark.slow
-def test_a_killed_comparison_goes_on_and_two_share_one(
+def test_killed_comparison_resumes_and_is_shared_by_processes(
     better: Better, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--json", "--", "train.optimizer.momentum=0.5", "--pairs", "8"]
@@ -205,7 +205,7 @@ def test_keys_between_options_are_those_of_side_b(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_side_starts_nothing(
+def test_wrong_side_starts_no_run(
     better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert better("--", "seed=2") == 2

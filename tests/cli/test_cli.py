@@ -65,7 +65,7 @@ def say(
 Say = Callable[..., Said]
 
 
-def test_what_is_to_be_called_at_the_end_is_called_before_the_process_ends() -> None:
+def test_atexit_callbacks_run_before_process_exit() -> None:
     program = (
         "import atexit, sys, threading\n"
         "from pipeline.__main__ import main\n"
@@ -82,7 +82,7 @@ def test_what_is_to_be_called_at_the_end_is_called_before_the_process_ends() -> 
     assert ended.stdout.split()[-2:] == ["waited", "called"]
 
 
-def test_help_comes_at_once_and_lists_everything(command: Callable[..., Any]) -> None:
+def test_help_is_fast_and_lists_all_options(command: Callable[..., Any]) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     said: subprocess.CompletedProcess[str] = command(["--help"])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -106,7 +106,7 @@ def test_help_lists_every_command(say: Say) -> None:
         assert any(line.startswith(start) and command.short_help in line for line in lines)
 
 
-def test_help_waits_for_no_library() -> None:
+def test_help_does_not_import_slow_libraries() -> None:
     program = (
         "import sys\n"
         "from pipeline.__main__ import main\n"
@@ -128,7 +128,7 @@ def test_help_waits_for_no_library() -> None:
     assert ended.stdout.splitlines()[-1] == "[]"
 
 
-def test_versions_are_those_of_this_package(say: Say) -> None:
+def test_version_option_prints_package_versions(say: Say) -> None:
     said = say("--version")
     assert (said.status, said.err) == (0, "")
     python = re.escape(platform.python_version())
@@ -150,7 +150,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), UNKNOWN.values(), ids=UNKNOWN.keys())
-def test_an_unknown_word_is_named(arguments: list[str], message: str, say: Say) -> None:
+def test_unknown_argument_is_named(arguments: list[str], message: str, say: Say) -> None:
     said = say(*arguments)
     assert (said.status, said.out) == (2, "")
     assert message in said.err
@@ -165,9 +165,7 @@ def test_help_lists_the_recipes_of_the_working_folder(say: Say, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_command_does_what_it_says_from_any_folder(
-    command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_command_works_from_any_folder(command: Callable[..., Any], tmp_path: Path) -> None:
     said: subprocess.CompletedProcess[str] = command([*TINY, STEPS, "train.sink_size=20"])
     assert (said.returncode, said.stderr) == (0, "")
     (run_dir,) = tmp_path.glob("outputs/*/*_lenet5_digits")
@@ -191,7 +189,7 @@ def test_a_command_does_what_it_says_from_any_folder(
 
 
 @pytest.mark.slow
-def test_a_run_may_be_given_its_directory(say: Say, tmp_path: Path) -> None:
+def test_run_directory_can_be_named(say: Say, tmp_path: Path) -> None:
     assert say(*TINY, "stages=[data]", "hydra.run.dir=deep/mine").status == 0
     assert (tmp_path / "deep" / "mine" / "summary.json").is_file()
     assert not (tmp_path / "outputs").exists()
@@ -210,7 +208,7 @@ def test_stages_may_end_early(say: Say, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_run_returns_1(say: Say) -> None:
+def test_failed_run_returns_1(say: Say) -> None:
     said = say(*TINY, STEPS, "model=mlp", "+model.hidden=[8]", "train.optimizer.lr=1e30")
     assert said.status == 1
     assert said.err.startswith("error: epoch: 1 step: ")
@@ -218,7 +216,7 @@ def test_a_failed_run_returns_1(say: Say) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_without_room_on_the_device_returns_1(say: Say) -> None:
+def test_step_without_room_on_the_device_returns_1(say: Say) -> None:
     small = ["device.hbm_gib.value=1e-3", "device.feature_map_memory_gib.value=1e-3"]
     said = say(*TINY, STEPS, "device=ascend910", *small)
     assert said.status == 1
@@ -282,7 +280,7 @@ BAD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
-def test_a_mistake_is_one_message_without_a_traceback(
+def test_error_is_one_message_without_traceback(
     arguments: list[str], message: str, say: Say
 ) -> None:
     said = say(*arguments)
@@ -304,9 +302,7 @@ def test_a_mistake_is_one_message_without_a_traceback(
     ],
     ids=["yaml", "list", "key", "default", "hydra"],
 )
-def test_a_mistake_in_a_recipe_file_is_named(
-    text: str, message: str, say: Say, tmp_path: Path
-) -> None:
+def test_error_in_recipe_file_is_named(text: str, message: str, say: Say, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     said = say("+recipe=mine.yaml")
     assert said.status == 2
@@ -315,14 +311,14 @@ def test_a_mistake_in_a_recipe_file_is_named(
 
 
 @pytest.mark.slow
-def test_unknown_names_are_listed_in_whole_sentences(say: Say) -> None:
+def test_unknown_name_error_lists_choices(say: Say) -> None:
     said = say("+recipe=zzz")
     # Hydra keeps what other tests in this process have made known.
     assert re.search(r"there is no such recipe[.;] Choose from (\w+, )*lenet5_digits, ", said.err)
 
 
 @pytest.mark.slow
-def test_all_mistakes_come_at_once(say: Say) -> None:
+def test_all_problems_are_reported_at_once(say: Say) -> None:
     said = say("model=lenet6", "train.sink_sise=5", "train.batch_siz=3")
     assert said.err.startswith("error: the recipe has 3 problems:\n  ")
     assert said.err.count("\n") == 4
@@ -337,7 +333,7 @@ def test_debug_shows_the_traceback(say: Say) -> None:
 
 
 @pytest.mark.slow
-def test_a_place_where_nothing_can_be_written_is_named(say: Say, tmp_path: Path) -> None:
+def test_unwritable_run_directory_is_named(say: Say, tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file")
     for arguments in ([], ["hydra.run.dir=outputs/run"]):
         said = say(*TINY, "stages=[data]", *arguments)
@@ -346,7 +342,9 @@ def test_a_place_where_nothing_can_be_written_is_named(say: Say, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_errors_of_a_bug_say_how_to_see_more(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_bug_has_a_hint_to_the_traceback(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
@@ -359,7 +357,7 @@ def test_the_errors_of_a_bug_say_how_to_see_more(say: Say, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_an_interrupt_is_no_error_message(
+def test_interrupt_is_recorded_without_error_message(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -377,7 +375,7 @@ ALL_RECIPES = sorted(file.stem for file in RECIPES.glob("*.yaml"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_RECIPES)
-def test_the_shown_recipe_is_whole_and_resolved(name: str, say: Say) -> None:
+def test_shown_recipe_is_complete_and_resolved(name: str, say: Say) -> None:
     said = say("--cfg", "job", f"+recipe={name}", "train.steps=20_000")
     assert (said.status, said.err) == (0, "")
     tree = yaml.safe_load(said.out)
@@ -387,7 +385,7 @@ def test_the_shown_recipe_is_whole_and_resolved(name: str, say: Say) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet5_digits", "mlp_quickstart"])
-def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: Path) -> None:
+def test_shown_recipe_can_be_run(name: str, say: Say, tmp_path: Path) -> None:
     """And so is recipe.yaml of a run directory, which holds the same."""
     (tmp_path / "shown.yaml").write_text(say("--cfg", "job", f"+recipe={name}").out)
     assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
@@ -395,9 +393,7 @@ def test_the_shown_recipe_is_one_that_can_be_run(name: str, say: Say, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["elsewhere", "recipes"])
-def test_a_file_called_as_a_shipped_recipe_is_the_one_that_is_shown(
-    where: str, say: Say, tmp_path: Path
-) -> None:
+def test_file_named_as_shipped_recipe_is_shown(where: str, say: Say, tmp_path: Path) -> None:
     """Whole, as the recipe.yaml of a run is, with and without a component chosen beside it."""
     whole = say("--cfg", "job", "+recipe=mlp_mnist", "seed=77").out
     folder = tmp_path / where
@@ -413,7 +409,7 @@ def test_a_file_called_as_a_shipped_recipe_is_the_one_that_is_shown(
 
 
 @pytest.mark.slow
-def test_the_schema_is_json_and_its_references_lead_somewhere(say: Say) -> None:
+def test_schema_is_json_with_valid_references(say: Say) -> None:
     said = say("schema")
     schema = json.loads(said.out)
     assert (said.status, schema) == (0, json.loads(json.dumps(recipe_schema())))

@@ -33,7 +33,9 @@ def test_dates_are_listed_from_the_first_to_the_last(
     assert line == "  day  date      30.03.2024 to 02.11.2024, 2 different, 1 missing"
 
 
-def test_names_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_names_are_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.csv").write_text("a\x1b[2J,b\nx\x1b[2J,1\n")
     main([str(tmp_path / "a.csv")])
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
@@ -43,18 +45,18 @@ def test_names_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[s
     "args",
     [[], ["a.csv", "b.csv"], ["a.csv", "colour=red"], ["a.csv", "--delimiter=ab"], ["--all"]],
 )
-def test_other_arguments_are_refused(args: list[str]) -> None:
+def test_wrong_arguments_are_refused(args: list[str]) -> None:
     with pytest.raises(UsageError):
         main(args)
 
 
-def test_another_encoding_is_to_be_typed_as_an_option(tmp_path: Path) -> None:
+def test_wrong_encoding_error_suggests_the_option(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("a,b\n\xe9,2\n".encode("latin-1"))
     with pytest.raises(DataError, match="isn't utf-8; set --encoding, such as latin-1"):
         main([str(tmp_path / "a.csv")])
 
 
-def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+def test_file_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
     with pytest.raises(DataError, match=r"a.csv: has no rows"):
         main([str(tmp_path / "a.csv")])

@@ -52,7 +52,7 @@ def help_of(command: click.Command, width: int = 100) -> str:
     return command.get_help(context)
 
 
-def test_there_are_as_many_commands_as_modules() -> None:
+def test_commands_match_modules() -> None:
     folder = ROOT_FOLDER / "pipeline" / "cli"
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "worker"}
     for package in ("convert", "runs"):
@@ -62,7 +62,7 @@ def test_there_are_as_many_commands_as_modules() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_has_help_with_an_example(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_has_help_with_an_example(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ROOT([*words.split(), "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: {PROGRAM} {words} ")
@@ -75,7 +75,7 @@ def test_a_command_has_help_with_an_example(words: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_the_parameters_of_a_command_are_those_of_its_function(words: str) -> None:
+def test_command_parameters_match_function_parameters(words: str) -> None:
     command = COMMANDS[words]
     main = import_module(f"pipeline.cli.{command.module}").main
     names = {param.name for param in command.params} - {"quiet"}
@@ -86,7 +86,7 @@ def test_the_parameters_of_a_command_are_those_of_its_function(words: str) -> No
 @pytest.mark.parametrize(
     ("words", "option"), OPTIONS, ids=lambda value: getattr(value, "name", value)
 )
-def test_options_are_written_alike(words: str, option: click.Option) -> None:
+def test_options_have_consistent_names_and_types(words: str, option: click.Option) -> None:
     assert re.fullmatch(r"--[a-z0-9]+(-[a-z0-9]+)*", option.opts[0])
     assert option.help
     assert option.help.endswith(".")
@@ -97,7 +97,7 @@ def test_options_are_written_alike(words: str, option: click.Option) -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_every_command_is_quiet_if_asked_and_prints_facts_as_json(words: str) -> None:
+def test_every_command_has_quiet_and_json(words: str) -> None:
     names = {option.opts[0] for command, option in OPTIONS if command == words}
     assert "--quiet" in names
     assert "--json" in names or words in ("completion", "schema")
@@ -111,7 +111,7 @@ OLD = [
 
 
 @pytest.mark.parametrize(("words", "option"), OLD, ids=lambda value: getattr(value, "was", value))
-def test_an_old_spelling_is_refused_with_the_new_one(words: str, option: Option) -> None:
+def test_old_option_spelling_is_refused_with_new_spelling(words: str, option: Option) -> None:
     is_off = option.opts[0].startswith("--no-")
     value = ("false" if is_off else "true") if option.is_flag else "3"
     new = option.opts[0] if option.is_flag else f"{option.opts[0]} 3"
@@ -121,7 +121,7 @@ def test_an_old_spelling_is_refused_with_the_new_one(words: str, option: Option)
         assert str(caught.value) == f"{option.was}={value}: is now {new}"
 
 
-def test_some_options_were_keys() -> None:
+def test_old_options_are_not_empty() -> None:
     assert len(OLD) > 20
 
 
@@ -144,14 +144,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("line", "message"), REFUSED.items(), ids=REFUSED)
-def test_a_wrong_line_is_refused_with_what_would_be_right(line: str, message: str) -> None:
+def test_wrong_command_line_is_refused_with_a_hint(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         ROOT(line.split())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
-def test_facts_are_json_alone(
+def test_json_option_prints_only_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -171,7 +171,7 @@ def test_facts_are_json_alone(
     ("words", "keys"),
     [("forecast", {"step_ms", "interval_ms"}), ("explain", {"recipe", "sink", "why"})],
 )
-def test_figures_of_an_emulated_device_are_json(
+def test_emulated_device_metrics_are_json(
     words: str, keys: set[str], cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = [*TINY, STEPS, f"cache.root={cache}", "device=ascend910"]
@@ -223,7 +223,9 @@ def test_bash_completes_commands_options_and_recipes(
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_scripts_exist_for_other_shells(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ROOT(["completion", shell]) == 0
     assert f"_PIPELINE_COMPLETE={shell}_complete" in capsys.readouterr().out
 
@@ -243,11 +245,11 @@ def reference() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def test_the_reference_is_current(golden: Callable[[Path, str], str]) -> None:
+def test_command_reference_is_current(golden: Callable[[Path, str], str]) -> None:
     assert golden(REFERENCE, reference()) == reference()
 
 
-def test_the_root_completes_groups() -> None:
+def test_root_completes_groups() -> None:
     assert isinstance(ROOT, Root)
     context = click.Context(ROOT)
     assert [item.value for item in ROOT.shell_complete(context, "loss=ms")] == ["loss=mse"]
@@ -260,7 +262,7 @@ def test_the_root_completes_groups() -> None:
         ("pipeline --resolve +recipe = lenet5_di", "lenet5_digits"),
     ],
 )
-def test_recipes_are_completed_after_flags_of_hydra(
+def test_recipes_are_completed_after_hydra_flags(
     words: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COMP_WORDS", words)
@@ -269,7 +271,7 @@ def test_recipes_are_completed_after_flags_of_hydra(
     assert completed in capsys.readouterr().out
 
 
-def test_a_table_without_a_header_is_said_to_have_none(
+def test_table_without_a_header_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "table.csv"

@@ -47,7 +47,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_where_all_is_well_it_says_so_and_leaves_nothing(say: Say, tmp_path: Path) -> None:
+def test_healthy_machine_is_reported_and_nothing_stays(say: Say, tmp_path: Path) -> None:
     said = say()
     assert (said.status, said.err) == (0, "")
     assert set(said.lines) >= {
@@ -75,7 +75,7 @@ def test_where_all_is_well_it_says_so_and_leaves_nothing(say: Say, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_recipe_is_looked_at_with_its_overrides(say: Say) -> None:
+def test_recipe_is_checked_with_overrides(say: Say) -> None:
     """Nothing is downloaded for it."""
     said = say("dataset=mnist")
     assert said.status == 0
@@ -92,14 +92,14 @@ def test_a_recipe_is_looked_at_with_its_overrides(say: Say) -> None:
 
 
 @pytest.mark.slow
-def test_a_device_that_is_not_there_fails(say: Say) -> None:
+def test_missing_device_fails(say: Say) -> None:
     said = say("device=gpu")
     assert said.status == 1
     assert said.lines["device"].startswith("fail: device gpu:0: JAX sees cpu:0")
     assert said.lines["in all"].split(": ")[1].startswith("1 failed")
 
 
-def test_folders_that_cannot_be_written_fail(say: Say, tmp_path: Path) -> None:
+def test_unwritable_folders_fail(say: Say, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "outputs").touch()
     said = say(f"cache.root={tmp_path / 'file' / 'cache'}")
@@ -108,7 +108,7 @@ def test_folders_that_cannot_be_written_fail(say: Say, tmp_path: Path) -> None:
     assert said.lines["outputs"] == "fail: outputs: File exists"
 
 
-def test_a_file_system_without_locks_or_with_another_time_is_reported(
+def test_missing_file_locks_and_clock_skew_are_reported(
     say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -123,7 +123,7 @@ def test_a_file_system_without_locks_or_with_another_time_is_reported(
     assert re.match(r"warn: the file system's is \+3,[56]\d\d s off", said.lines["clock"])
 
 
-def test_a_disk_that_is_nearly_full_is_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_full_disk_is_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     fields: dict[str, Any] = {"f_bavail": 10, "f_frsize": 4096, "f_files": 1000, "f_favail": 7}
     nearly_full = type("Disk", (), fields)
     monkeypatch.setattr(module.os, "statvfs", lambda _: nearly_full)
@@ -132,7 +132,7 @@ def test_a_disk_that_is_nearly_full_is_reported(say: Say, monkeypatch: pytest.Mo
     assert said.lines["disk"].startswith("warn: 0.0 GB free for outputs, 7 files; make room")
 
 
-def test_limits_of_a_shared_machine_are_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resource_limits_are_reported(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = replace(
         read_limits(),
         open_files=256,
@@ -151,7 +151,7 @@ def test_limits_of_a_shared_machine_are_reported(say: Say, monkeypatch: pytest.M
     assert "load 3.5; other programs use them" in lines["cores"]
 
 
-def test_versions_that_were_not_tested_are_reported(
+def test_untested_versions_are_reported(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pylock.toml").write_text("packages = 3")
@@ -166,7 +166,7 @@ def test_versions_that_were_not_tested_are_reported(
     assert said.status == 1
 
 
-def test_what_an_extra_lacks_is_found_also_inside_of_what_it_has(
+def test_missing_requirements_of_an_extra_are_found_transitively(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     required = {
@@ -189,7 +189,7 @@ def test_what_an_extra_lacks_is_found_also_inside_of_what_it_has(
         (["model=lenet6"], "model = lenet6: there is no such model"),
     ],
 )
-def test_a_wrong_recipe_is_reported_at_once(args: list[str], message: str, say: Say) -> None:
+def test_wrong_recipe_is_reported(args: list[str], message: str, say: Say) -> None:
     said = say(*args)
     assert said.status == 2
     assert message in said.err

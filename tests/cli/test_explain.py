@@ -82,7 +82,7 @@ def test_sinks_of_the_default_recipe_are_explained(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
-def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: Path) -> None:
+def test_out_option_writes_a_file(explained: Explain, tmp_path: Path) -> None:
     status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "--out=deep/mine")
     assert (status, err) == (0, "")
     told = json.loads((tmp_path / "deep" / "mine" / "explain.json").read_text())
@@ -95,7 +95,7 @@ def test_a_file_is_written_where_one_is_requested(explained: Explain, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0.1, 7.0])
-def test_a_machine_that_others_use_is_warned_of(
+def test_busy_machine_is_warned_of(
     load: float, explained: Explain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
@@ -106,7 +106,7 @@ def test_a_machine_that_others_use_is_warned_of(
 
 
 @pytest.mark.slow
-def test_no_sinks_leave_nothing_to_achieve(
+def test_recipe_without_sinks_has_no_achieved_speedup(
     explained: Explain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choosing(monkeypatch, None)
@@ -117,7 +117,7 @@ def test_no_sinks_leave_nothing_to_achieve(
 
 
 @pytest.mark.slow
-def test_a_run_of_single_steps_is_not_measured(explained: Explain) -> None:
+def test_run_of_single_steps_is_not_measured(explained: Explain) -> None:
     status, out, _ = explained(*TINY, "train.steps=1")
     assert status == 0
     assert "no sinks: a sink would hold one step: the run has no more than 1 step" in out
@@ -133,7 +133,7 @@ constraints: []
 
 
 @pytest.mark.slow
-def test_a_plan_that_is_given_is_explained_instead_of_one_that_is_searched(
+def test_plan_of_a_file_is_explained_instead_of_a_searched_one(
     explained: Explain, tmp_path: Path
 ) -> None:
     Path(tmp_path, "mine.yaml").write_text(PLAN)
@@ -149,7 +149,7 @@ def test_a_plan_that_is_given_is_explained_instead_of_one_that_is_searched(
 
 
 @pytest.mark.slow
-def test_an_emulated_device_is_explained_by_its_model(
+def test_emulated_device_is_explained_by_its_model(
     explained: Explain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
@@ -191,7 +191,7 @@ MISTAKES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_returns_2(arguments: list[str], message: str, explained: Explain) -> None:
+def test_invalid_recipe_returns_2(arguments: list[str], message: str, explained: Explain) -> None:
     status, out, err = explained(*arguments)
     assert (status, out) == (2, "")
     assert message in err
@@ -204,7 +204,7 @@ def test_steps_that_diverge_return_1(explained: Explain) -> None:
     assert "Invalid loss, terminating training" in err
 
 
-def test_a_place_where_nothing_can_be_written_returns_1(explained: Explain, tmp_path: Path) -> None:
+def test_unwritable_output_returns_1(explained: Explain, tmp_path: Path) -> None:
     """Before anything is measured."""
     (tmp_path / "file").write_text("")
     status, out, err = explained(*TINY, "train.steps=1", "--out=file/run")
@@ -213,7 +213,7 @@ def test_a_place_where_nothing_can_be_written_returns_1(explained: Explain, tmp_
 
 
 @pytest.mark.slow
-def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
+def test_calendar_matches_the_segments_of_a_run(tiny: Compose) -> None:
     recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2")
     run_schedule = RunSchedule(45, 6, 45)
     told = calendar_of(recipe, run_schedule)
@@ -233,7 +233,7 @@ def test_the_calendar_is_that_of_the_segments_of_a_run(tiny: Compose) -> None:
 
 
 @pytest.mark.parametrize(("kind", "samples"), [("resident", 0), ("stream", 16 * 8 * 8)])
-def test_memory_is_that_of_a_window(
+def test_memory_is_counted_for_a_window(
     kind: str, samples: int, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of 16: a number for each sample and two for the batch, beside what it holds."""

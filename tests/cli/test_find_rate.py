@@ -10,7 +10,7 @@ from pipeline.core.errors import UsageError
 from tests.conftest import MLP, TINY
 
 
-def test_it_prints_a_rate_and_draws_the_losses(
+def test_rate_is_printed_and_losses_are_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "rates.html"

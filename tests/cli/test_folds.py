@@ -56,7 +56,7 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def test_metrics_are_those_of_the_folds(swept: Path) -> None:
+def test_metrics_are_aggregated_over_the_folds(swept: Path) -> None:
     found = {row["metric"]: row for row in rows(swept / "folds.csv")}
     metrics = [outcome.read_summary(swept / str(fold))["metrics"] for fold in range(3)]
     assert [part["count"] for part in metrics] == [480, 479, 479]
@@ -88,7 +88,7 @@ def test_members_share_a_program(swept: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["-1", "1", "7"])
-def test_a_fold_is_the_run_alone_at_any_sink(
+def test_fold_equals_separate_run_at_any_sink_size(
     swept: Path, folder: Path, cache: Path, size: str
 ) -> None:
     alone = folder / f"alone_{size}"
@@ -103,7 +103,7 @@ def test_a_fold_is_the_run_alone_at_any_sink(
 
 
 @pytest.mark.slow
-def test_folds_that_need_other_constants_have_separate_programs(folder: Path, cache: Path) -> None:
+def test_folds_with_different_constants_have_separate_programs(folder: Path, cache: Path) -> None:
     """Weights of classes are computed from the labels of the fold's training samples."""
     keys = [*DIGITS, f"cache.root={cache}", "train.loss.class_weights=balanced"]
     assert main(["folds", "--k", "2", *keys, "hydra.sweep.dir=weighted"]) == 0
@@ -116,7 +116,7 @@ def test_folds_that_need_other_constants_have_separate_programs(folder: Path, ca
 
 
 @pytest.mark.slow
-def test_numbers_have_plain_folds_and_jobs_without_a_shared_program(
+def test_regression_folds_of_eager_recipe_are_separate_jobs(
     folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An eager recipe can't be in a population, so its folds are jobs one after the other."""
@@ -176,7 +176,7 @@ def test_killed_folds_are_resumed(folder: Path, cache: Path) -> None:
         )
 
 
-def test_more_folds_than_samples_of_a_class_are_one_message(cache: Path) -> None:
+def test_more_folds_than_samples_of_a_class_are_refused(cache: Path) -> None:
     problem = r"dataset.folds.count = 128: must be at most 127, the training samples of class '8'"
     with pytest.raises(RecipeError, match=problem):
         ROOT(["folds", "--k", "128", *DIGITS, f"cache.root={cache}"])
@@ -217,7 +217,7 @@ def probabilities(printed: str) -> np.ndarray:
     return table
 
 
-def test_an_ensemble_of_folds_averages_their_probabilities(
+def test_ensemble_of_folds_averages_their_probabilities(
     swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a folder, as several runs, and after an export."""
@@ -242,7 +242,7 @@ def test_an_ensemble_of_folds_averages_their_probabilities(
         ROOT(["export", str(swept), str(tmp_path / "ckpt"), "--to", "ckpt"])
 
 
-def test_a_report_compares_the_ensemble_with_its_members(
+def test_report_compares_the_ensemble_with_its_members(
     swept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On the evaluation split of the recipe, which no fold has."""
@@ -262,7 +262,7 @@ def test_a_report_compares_the_ensemble_with_its_members(
     assert ROOT(["report", *runs, "--out", str(swept.parent / "two")]) == 0
 
 
-def test_a_sweep_without_a_finished_job_has_no_ensemble(tmp_path: Path) -> None:
+def test_sweep_without_a_finished_job_has_no_ensemble(tmp_path: Path) -> None:
     (tmp_path / "sweep" / "0").mkdir(parents=True)
     (tmp_path / "sweep" / "0" / "overrides.yaml").write_text("seed: 1\n")
     assert main(["report", str(tmp_path / "sweep")]) == 2

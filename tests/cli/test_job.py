@@ -35,7 +35,7 @@ def job_file(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nothing_is_measured_if_time_and_memory_are_given(
+def test_nothing_is_measured_if_time_and_memory_are_set(
     engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "run_trial", None)
@@ -61,7 +61,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     return asked
 
 
-def test_figures_are_the_upper_end_of_what_was_measured(
+def test_job_limits_are_upper_bounds_of_measurements(
     measured: list[Sequence[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, err = job_file("--to", "slurm", *RECIPE, "checkpoint.every_steps=9", capsys=capsys)
@@ -76,7 +76,7 @@ def test_figures_are_the_upper_end_of_what_was_measured(
     assert "data" in err
 
 
-def test_a_time_limit_needs_no_forecast(
+def test_time_limit_needs_no_forecast(
     measured: list[Sequence[str]],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +87,7 @@ def test_a_time_limit_needs_no_forecast(
     assert "a stop with a checkpoint took 70.5 s here" in out
 
 
-def test_minutes_of_training_are_the_time_limit(
+def test_train_minutes_set_the_time_limit(
     measured: list[Sequence[str]],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +99,7 @@ def test_minutes_of_training_are_the_time_limit(
         ROOT(["job", "--to", "slurm", *LIMITS, *TINY, "train.until=18:00"])
 
 
-def test_a_step_that_cannot_be_forecast_needs_a_time_limit(
+def test_step_that_cannot_be_forecast_needs_a_time_limit(
     measured: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -138,7 +138,7 @@ def test_processes_share_the_devices(capsys: pytest.CaptureFixture[str]) -> None
         (["device=ascend910", "--processes", "2", *DATA], "is emulated by one process"),
     ],
 )
-def test_recipe_that_the_engine_cannot_run(words: list[str], problem: str) -> None:
+def test_recipe_unsupported_by_engine_is_refused(words: list[str], problem: str) -> None:
     with pytest.raises(RecipeError, match=problem) as caught:
         ROOT(["job", "--to", "slurm", *LIMITS, *RECIPE, *words])
     assert "hunter2" not in str(caught.value)
@@ -155,21 +155,19 @@ def test_recipe_that_the_engine_cannot_run(words: list[str], problem: str) -> No
         (["--to", "ray", "device=gpu", "--gpu", "H100"], "--gpu H100: must be a kind of GPU"),
     ],
 )
-def test_wrong_options(words: list[str], problem: str) -> None:
+def test_wrong_options_are_refused(words: list[str], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         ROOT(["job", *LIMITS, *words, *RECIPE])
 
 
-def test_gpus_are_those_of_each_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_are_counted_per_process(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--processes", "2", *LIMITS, *RECIPE, *DATA, "device=gpu")
     assert "--gpus-per-task=2\n" in job_file("--to", "slurm", *words, capsys=capsys)[0]
     sky = yaml.safe_load(job_file("--to", "skypilot", "--gpu", "L4", *words, capsys=capsys)[0])
     assert sky["resources"]["accelerators"] == "L4:2"
 
 
-def test_files_of_this_machine_get_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_local_files_get_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*LIMITS, *RECIPE, f"cache.root={tmp_path}")
     warning = f"cache.root = {tmp_path}: is a file of this machine; the job needs a copy there\n"
     for engine in ENGINES:
@@ -180,7 +178,7 @@ def test_files_of_this_machine_get_a_warning(
     assert err.endswith(warning)
 
 
-def test_recipe_and_plug_in_of_the_working_folder_get_a_warning(
+def test_local_recipe_and_plugin_get_a_warning(
     forked: Callable[..., CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "recipes").mkdir()
@@ -199,7 +197,9 @@ def test_recipe_and_plug_in_of_the_working_folder_get_a_warning(
 
 
 @pytest.mark.slow
-def test_a_job_of_a_measured_recipe(command: Callable[..., CompletedProcess[str]]) -> None:
+def test_job_file_is_printed_for_a_measured_recipe(
+    command: Callable[..., CompletedProcess[str]],
+) -> None:
     printed = command(["job", "--to", "slurm", *TINY, "train.steps=20000"], timeout=300)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.startswith("#!/bin/bash\n")

@@ -30,7 +30,7 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_project_has_the_files_of_the_example_under_its_name(
+def test_project_has_example_files_under_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["own"]) == 0
@@ -59,20 +59,20 @@ def test_all_files_of_the_example_are_copied() -> None:
 @pytest.mark.parametrize(
     "name", ["", "a b", "../a", "a/b", "1a", "-a", ".", "a.yaml", "null", "True", "recipe="]
 )
-def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a name of letters"):
         main(["--", name])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=str)
-def test_it_takes_one_name(names: list[str]) -> None:
+def test_one_name_is_required(names: list[str]) -> None:
     with pytest.raises(UsageError, match="new takes NAME"):
         main(names)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_is_there_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_existing_path_is_not_overwritten(kind: str, tmp_path: Path) -> None:
     there = tmp_path / "own"
     there.write_text("mine") if kind == "file" else there.mkdir()
     with pytest.raises(RunError, match="own: already exists; choose another name"):
@@ -80,12 +80,12 @@ def test_what_is_there_is_left_alone(kind: str, tmp_path: Path) -> None:
     assert there.is_dir() == (kind == "folder")
 
 
-def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="can't be made: File name too long"):
         main(["a" * 300])
 
 
-def test_its_help_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_new_command_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: python -m pipeline new NAME")
 
@@ -95,9 +95,7 @@ def in_project(command: Command, *arguments: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_the_project_trains_with_its_plugin_and_is_refused_without(
-    tmp_path: Path, forked: Command
-) -> None:
+def test_project_trains_only_with_its_plugin(tmp_path: Path, forked: Command) -> None:
     assert main(["own"]) == 0
     for file in (tmp_path / "own").iterdir():
         file.rename(tmp_path / file.name)
@@ -115,7 +113,7 @@ def test_the_project_trains_with_its_plugin_and_is_refused_without(
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_project_pass(cache: Path, tmp_path: Path) -> None:
+def test_project_tests_pass(cache: Path, tmp_path: Path) -> None:
     assert main(["own"]) == 0
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],

@@ -53,7 +53,7 @@ def recipe_with(keys: list[str]) -> Recipe:
     return load_recipe("lenet5_digits", keys)
 
 
-def test_it_proposes_what_is_near_the_best(
+def test_proposals_are_near_the_best_runs(
     history: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(history), *DIGITS, "--count=5"]) == 0
@@ -74,7 +74,7 @@ def test_it_proposes_what_is_near_the_best(
         ("dataset", {"train": {"ops": []}}),
     ],
 )
-def test_a_run_that_did_something_else_is_no_trial(
+def test_run_of_another_recipe_is_not_a_trial(
     section: str,
     value: dict[str, Any],
     tmp_path: Path,
@@ -123,7 +123,7 @@ def from_history(study: optuna.Study) -> float:
 
 
 @pytest.mark.slow
-def test_earlier_runs_spare_two_fifths_of_the_trials_of_random_search() -> None:
+def test_history_saves_two_fifths_of_random_search_trials() -> None:
     """Twenty earlier runs, none of them good; the median of ten seeds."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     drawn = random.Random(0)
@@ -146,16 +146,16 @@ def test_earlier_runs_spare_two_fifths_of_the_trials_of_random_search() -> None:
         ["outputs", *DIGITS, "--metric=accurate"],
     ],
 )
-def test_other_arguments_are_refused(args: list[str]) -> None:
+def test_wrong_arguments_are_refused(args: list[str]) -> None:
     with pytest.raises(UsageError):
         main(args)
 
 
-def test_nothing_to_search_is_refused(history: Path) -> None:
+def test_recipe_without_search_keys_is_refused(history: Path) -> None:
     with pytest.raises(RecipeError, match="must have a key to search"):
         main([str(history), "+recipe=lenet5_digits"])
 
 
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no run"):
         main([str(tmp_path), *DIGITS])

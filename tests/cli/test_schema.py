@@ -47,7 +47,7 @@ def test_shipped_file_fits_the_schema_it_names(file: Path) -> None:
     assert [problem.message for problem in problems] == []
 
 
-def test_schema_is_looked_up_for_every_shipped_file() -> None:
+def test_schema_is_checked_for_every_shipped_file() -> None:
     assert len(FILES) > 35
 
 

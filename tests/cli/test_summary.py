@@ -31,7 +31,7 @@ def table(recipe: Recipe) -> LayerTable:
     return make_layer_table(recipe, Reporter())
 
 
-def test_layers_are_listed_in_their_order(tiny: Compose) -> None:
+def test_layers_are_listed_in_order(tiny: Compose) -> None:
     found = table(tiny())
     assert [row.path for row in found.layers] == [
         *("conv_0", "relu_0", "max_pool_0", "conv_1", "relu_1", "max_pool_1", "flatten_0"),
@@ -47,7 +47,7 @@ def test_layers_are_listed_in_their_order(tiny: Compose) -> None:
     assert (found.parameters, found.trained) == (61_684, {0: found.parameters})
 
 
-def test_it_says_what_is_trained_and_how_fast(tiny: Compose) -> None:
+def test_header_has_the_task_and_its_speed(tiny: Compose) -> None:
     found = table(tiny(*TUNED))
     trained = {row.path: row.trained for row in found.layers if row.parameters}
     assert trained == {
@@ -65,12 +65,12 @@ def test_it_says_what_is_trained_and_how_fast(tiny: Compose) -> None:
     assert "trained     850; " in text
 
 
-def test_parameters_that_differ_are_named(tiny: Compose) -> None:
+def test_partly_frozen_layers_name_their_parameters(tiny: Compose) -> None:
     found = table(tiny("train.freeze=['*/bias']"))
     assert {row.trained for row in found.layers} == {"", "yes", "bias no, kernel yes"}
 
 
-def test_a_network_of_blocks_lists_what_is_inside(tiny: Compose) -> None:
+def test_blocks_are_listed_with_their_layers(tiny: Compose) -> None:
     recipe = tiny("model=resnet20", "dataset.like=cifar10", "dataset.eval.ops=[]")
     found = table(recipe)
     blocks = [row.path for row in found.layers if row.path.startswith("stage2_block0/")]
@@ -82,7 +82,7 @@ def test_a_network_of_blocks_lists_what_is_inside(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_summarised_as_its_recipe(
+def test_run_summary_equals_summary_of_its_recipe(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny("train.steps=2", *TUNED), tmp_path)
@@ -98,21 +98,21 @@ def test_a_run_is_summarised_as_its_recipe(
     assert "0 frozen" in out
 
 
-def test_a_scope_that_there_is_not_lists_those_there_are(tiny: Compose) -> None:
+def test_unmatched_scope_error_lists_scopes(tiny: Compose) -> None:
     with pytest.raises(
         RecipeError, match=r"train.freeze: pattern 'dence_0' matches none .*dense_2"
     ):
         table(tiny("train.freeze=[dence_0]"))
 
 
-def test_usage_is_said(tmp_path: Path) -> None:
+def test_usage_is_printed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean --json"):
         summary(["--jsn"])
     with pytest.raises(DataError, match="isn't a run directory; name one, or \\+recipe=NAME"):
         summary([str(tmp_path)])
 
 
-def test_the_command_prints_the_table(
+def test_summary_command_prints_the_table(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

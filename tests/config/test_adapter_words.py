@@ -25,7 +25,7 @@ STEPS = "train.steps=200"
         ("mix_compile_mode=true", "mode", "eager"),
     ],
 )
-def test_a_word_stands_for_a_key(word: str, key: str, value: object) -> None:
+def test_adapter_word_stands_for_a_key(word: str, key: str, value: object) -> None:
     """The recipe that a run keeps has the key alone."""
     keys = [STEPS, "train.sink_size=-1", f"train.{word}"]
     kept = load_recipe("lenet5_digits", keys).model_dump(mode="json")["train"]
@@ -67,13 +67,13 @@ def test_a_word_stands_for_a_key(word: str, key: str, value: object) -> None:
         ),
     ],
 )
-def test_the_adapters_rules_are_kept(overrides: list[str], problem: str) -> None:
+def test_adapter_rules_are_enforced(overrides: list[str], problem: str) -> None:
     keys = ["train.sink_size=-1", STEPS, *(f"train.{one}" for one in overrides)]
     with pytest.raises(RecipeError, match=re.escape(problem)):
         load_recipe("lenet5_digits", keys)
 
 
-def test_the_steps_that_loops_must_divide_are_those_of_all_epochs() -> None:
+def test_loop_size_must_divide_steps_of_all_epochs() -> None:
     """The 1,438 digits are 44 batches of 32 an epoch."""
     keys = ["train.sink_size=-1", "train.passes=5"]
     assert load_recipe("lenet5_digits", [*keys, "train.iterations_per_loop=20"]).train.passes == 5
@@ -81,6 +81,6 @@ def test_the_steps_that_loops_must_divide_are_those_of_all_epochs() -> None:
         load_recipe("lenet5_digits", [*keys, "train.iterations_per_loop=50"])
 
 
-def test_one_step_a_loop_is_what_mixed_compute_mode_takes() -> None:
+def test_mixed_compute_mode_accepts_one_step_per_loop() -> None:
     keys = ["train.sink_size=-1", STEPS, "train.mix_compile_mode=true"]
     assert load_recipe("lenet5_digits", [*keys, "train.iterations_per_loop=1"]).train.sink_size == 1

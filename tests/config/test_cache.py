@@ -14,18 +14,18 @@ from tests.whole_run import run
 UNSAID = CacheSpec(root=None, compiled=True)
 
 
-def test_the_recipe_says_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_sets_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert cache_root(CacheSpec(root=Path("/here"), compiled=True)) == Path("/here")
 
 
-def test_else_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_root_uses_xdg_cache_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert cache_root(UNSAID) == Path("/elsewhere/pipeline")
 
 
 @pytest.mark.parametrize("xdg", [None, ""])
-def test_else_it_is_in_the_users_home(xdg: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_root_falls_back_to_home(xdg: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if xdg is not None:
@@ -33,7 +33,7 @@ def test_else_it_is_in_the_users_home(xdg: str | None, monkeypatch: pytest.Monke
     assert cache_root(UNSAID) == Path("/home/someone/.cache/pipeline")
 
 
-def test_where_there_is_no_home_the_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_error_names_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
@@ -47,7 +47,7 @@ def programs(root: Path) -> tuple[Path | None, list[str]]:
     return find_program_folder(CacheSpec(root=root, compiled=True), lines.append), lines
 
 
-def test_programs_are_kept_in_a_folder_of_this_user(tmp_path: Path) -> None:
+def test_program_folder_is_in_the_cache_root(tmp_path: Path) -> None:
     assert programs(tmp_path / "new") == (tmp_path / "new" / "xla-2", [])
     (tmp_path / "xla-2").mkdir(0o755)
     (tmp_path / "link").symlink_to(tmp_path)
@@ -57,7 +57,7 @@ def test_programs_are_kept_in_a_folder_of_this_user(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["the cache", "the programs"])
 @pytest.mark.parametrize("mode", [0o777, 0o757])
-def test_where_everybody_may_write_there_are_no_programs(
+def test_world_writable_folder_is_refused_for_programs(
     mode: int, inside: bool, tmp_path: Path
 ) -> None:
     root = tmp_path / "my cache"
@@ -77,7 +77,7 @@ def test_where_everybody_may_write_there_are_no_programs(
         )
 
 
-def test_the_sticky_bit_protects_a_folder_inside_and_not_the_programs(tmp_path: Path) -> None:
+def test_sticky_bit_is_accepted_for_root_but_not_program_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     assert programs(tmp_path) == (tmp_path / "xla-2", [])
     (tmp_path / "xla-2").mkdir()
@@ -86,7 +86,7 @@ def test_the_sticky_bit_protects_a_folder_inside_and_not_the_programs(tmp_path: 
 
 
 @pytest.mark.parametrize("name", [".", "xla-2"])
-def test_a_folder_of_somebody_else_has_no_programs(
+def test_folder_of_another_user_is_refused_for_programs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for root: whose it is may put there what root would run."""
@@ -102,7 +102,9 @@ def test_a_folder_of_somebody_else_has_no_programs(
 
 
 @pytest.mark.slow
-def test_a_run_warns_once_and_compiles(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_run_with_refused_program_folder_warns_once(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
     root = tmp_path / "cache"
     root.mkdir()
     root.chmod(0o777)

@@ -292,7 +292,7 @@ def test_problem_is_one_clear_line(overrides: list[str], message: str) -> None:
 
 
 @pytest.mark.slow
-def test_all_problems_come_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = problems(
         "+train.sink_sise=5", "model.name=lenet6", "train.batch_siz=3", "loss=cros_entropy"
     )
@@ -306,18 +306,18 @@ def test_all_problems_come_at_once() -> None:
 
 
 @pytest.mark.slow
-def test_rules_report_together() -> None:
+def test_problems_of_several_rules_are_reported_together() -> None:
     found = problems("train.sink_size=0", "train.batch_size=70000", "checkpoint.best=loss")
     assert len(found) == 3
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_test_case() -> None:
     """The rules of privacy have theirs in test_privacy_checks.py."""
     others = {*device_checks.RULES, check_privacy}
     assert len(set(CHECKS) - others) == 29
 
 
-def test_a_run_shortened_on_the_command_line_may_end_within_its_warmup() -> None:
+def test_shortened_run_may_end_during_warmup() -> None:
     recipe = load_recipe("resnet50_cifar10", ["train.steps=3"])
     table = recipe.train.schedule.table(0.1, 3, 1562)
     assert (recipe.train.epochs, recipe.train.steps) == (None, 3)
@@ -325,13 +325,13 @@ def test_a_run_shortened_on_the_command_line_may_end_within_its_warmup() -> None
 
 
 @pytest.mark.slow
-def test_unknown_recipe_is_named_with_the_ones_there_are() -> None:
+def test_unknown_recipe_suggests_the_nearest() -> None:
     (found,) = problems(recipe="lenet5_mnits")
     assert "recipe = lenet5_mnits: there is no such recipe; did you mean lenet5_mnist?" in found
 
 
 @pytest.mark.slow
-def test_a_component_chosen_on_the_command_line_comes_with_its_own_defaults() -> None:
+def test_component_override_brings_its_defaults() -> None:
     """No key of the recipe's own component remains."""
     chosen = load_recipe("lenet5_digits", ["dataset=mnist", "model=resnet20", "optimizer=adam"])
     plain = load_recipe("lenet5_mnist", ["model=resnet20", "optimizer=adam", "dataset=mnist"])
@@ -341,7 +341,7 @@ def test_a_component_chosen_on_the_command_line_comes_with_its_own_defaults() ->
     assert chosen.train.optimizer.lr == 0.001
 
 
-def test_the_plus_before_recipe_may_be_omitted() -> None:
+def test_plus_before_recipe_may_be_omitted() -> None:
     assert resolve_recipe(["recipe=mlp_mnist"]) == ["+recipe=mlp_mnist"]
 
 
@@ -369,7 +369,7 @@ def _keys(indent: int) -> str:
     ],
     ids=["top", "deep", "components", "values"],
 )
-def test_thousands_of_problems_take_no_longer_than_a_few(
+def test_thousands_of_problems_are_reported_quickly(
     text: str, opening: str, tmp_path: Path
 ) -> None:
     """Guessing what each of them may have been among all the others took a minute."""
@@ -387,7 +387,7 @@ def test_thousands_of_problems_take_no_longer_than_a_few(
 
 
 @pytest.mark.slow
-def test_an_unknown_key_is_no_proposal_for_another() -> None:
+def test_unknown_key_is_not_suggested_for_another() -> None:
     first, second = problems("+train.abcdef1=1", "+train.abcdef2=1")
     assert first == "train.abcdef1 = 1: there is no such key"
     assert second == "train.abcdef2 = 1: there is no such key"
@@ -406,7 +406,7 @@ def test_an_unknown_key_is_no_proposal_for_another() -> None:
     ],
     ids=["unknown", "deleted", "unparsable", "too many", "long", "deep"],
 )
-def test_the_command_line_is_bounded_too(overrides: list[str], message: str) -> None:
+def test_command_line_size_is_bounded(overrides: list[str], message: str) -> None:
     """Each problem was looked for by composing all the others."""
     begun_s = time.process_time()
     found = problems(*overrides)
@@ -419,7 +419,7 @@ def test_the_command_line_is_bounded_too(overrides: list[str], message: str) -> 
 
 
 @pytest.mark.slow
-def test_mistakes_of_every_kind_are_found_in_one_go() -> None:
+def test_problems_of_all_kinds_are_found_together() -> None:
     found = problems(
         "train.k=1", "+seed=1", "~zzz", "seed", "stages=[data", "model=no", "loss=cros"
     )
@@ -427,7 +427,7 @@ def test_mistakes_of_every_kind_are_found_in_one_go() -> None:
 
 
 @pytest.mark.slow
-def test_a_problem_is_one_line_whatever_is_in_a_key(tmp_path: Path) -> None:
+def test_problem_is_one_line_for_any_key(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text('"a\\n  error: b\\e[31m": 1\n' + "x" * 900 + ": 1\n" + "lo\u0455s: 1\n")
     with pytest.raises(RecipeError) as caught:

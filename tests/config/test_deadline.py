@@ -48,14 +48,14 @@ def utc(text: str) -> float:
         ("2026-11-26T12:00", "2026-11-26T18:00Z", "2026-11-26T18:00"),
     ],
 )
-def test_a_time_is_the_next_that_the_local_clock_shows(
+def test_clock_time_is_the_next_on_the_local_clock(
     berlin: None, now: str, text: str, at: str
 ) -> None:
     assert find_clock_time(text, utc(now)) == utc(at)
 
 
 @given(st.integers(0, 4_000_000_000), st.integers(0, 23), st.integers(0, 59))
-def test_a_time_of_the_day_comes_within_a_day(now_s: int, hour: int, minute: int) -> None:
+def test_clock_time_is_within_a_day(now_s: int, hour: int, minute: int) -> None:
     at_s = find_clock_time(f"{hour:02}:{minute:02}", now_s)
     assert now_s < at_s <= now_s + 25 * 3600
 
@@ -67,12 +67,12 @@ def test_a_time_of_the_day_comes_within_a_day(now_s: int, hour: int, minute: int
         "0001-01-01T00:00",
     ],
 )
-def test_other_texts_are_refused(tiny: Compose, text: str) -> None:
+def test_invalid_until_is_refused(tiny: Compose, text: str) -> None:
     with pytest.raises(RecipeError, match=r"train\.until = .*: must be a time such as 18:00"):
         tiny(f"train.until='{text}'")
 
 
-def test_a_deadline_counts_from_the_start(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_counts_from_the_start(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(time=lambda: utc("2026-11-26T12:00"), perf_counter=lambda: 100.0)
     monkeypatch.setattr(deadline, "time", clock)
     assert find_deadline(tiny("train.minutes=2").train, 90.0) == 210

@@ -52,13 +52,13 @@ def whole() -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_that_is_lacking_has_its_default(key: str, whole: dict[str, Any]) -> None:
+def test_missing_key_takes_its_default(key: str, whole: dict[str, Any]) -> None:
     stripped = without(whole, key)
     assert stripped != whole
     assert check_tree(fill_missing(stripped)) == check_tree(whole)
 
 
-def test_many_may_be_lacking_and_nothing_else_is_touched(whole: dict[str, Any]) -> None:
+def test_missing_keys_are_filled_and_others_unchanged(whole: dict[str, Any]) -> None:
     changed = without(whole, *KEYS)
     changed["train"]["optimizer"]["lr"] = 0.123
     changed["dataset"]["train"]["shuffle"] = False
@@ -69,7 +69,7 @@ def test_many_may_be_lacking_and_nothing_else_is_touched(whole: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_a_component_takes_the_default_of_the_option_it_is_most_like() -> None:
+def test_missing_component_key_takes_default_of_closest_option() -> None:
     """All ResNets have one name, and each has a file of its own."""
     for name in ("resnet20_cifar10", "resnet50_cifar10"):
         tree = load_recipe(name).model_dump(mode="json")
@@ -79,18 +79,18 @@ def test_a_component_takes_the_default_of_the_option_it_is_most_like() -> None:
 
 
 @pytest.mark.slow
-def test_a_device_takes_it_from_the_file_that_its_file_starts_from() -> None:
+def test_missing_device_key_takes_default_of_base_file() -> None:
     tree = load_recipe("lenet5_digits", ["device=ascend910_proa"]).model_dump(mode="json")
     assert normalise_recipe(without(tree, "device.strict", "device.hbm_gib")) == tree
 
 
-def test_what_has_no_default_stays_missing(whole: dict[str, Any]) -> None:
+def test_key_without_default_stays_missing(whole: dict[str, Any]) -> None:
     filled = fill_missing(without(whole, "train.optimizer", "train.loss.name"))
     assert "optimizer" not in filled["train"]
     assert "name" not in filled["train"]["loss"]
 
 
-def test_other_mistakes_are_left_to_the_check(whole: dict[str, Any]) -> None:
+def test_invalid_values_are_left_to_validation(whole: dict[str, Any]) -> None:
     wrong = without(whole, "seed")
     wrong["train"]["batch_size"] = "many"
     wrong["unheard_of"] = 1
@@ -99,7 +99,7 @@ def test_other_mistakes_are_left_to_the_check(whole: dict[str, Any]) -> None:
     assert normalise_recipe(wrong) == filled
 
 
-def test_a_recipe_that_leaves_components_to_be_chosen_is_not_whole(whole: dict[str, Any]) -> None:
+def test_recipe_without_a_component_does_not_name_every_component(whole: dict[str, Any]) -> None:
     assert names_every_component(whole)
     assert not names_every_component({**whole, "defaults": []})
     for component in ("model", "train.loss", "train.schedule.name"):

@@ -111,7 +111,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_it_is_refused(case: str) -> None:
+def test_incompatible_device_settings_are_refused(case: str) -> None:
     overrides, message = REFUSED[case]
     with pytest.raises(RecipeError) as refused:
         load_recipe("lenet5_digits", overrides)
@@ -119,7 +119,7 @@ def test_it_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["semi_auto", "auto"])
-def test_shards_that_nobody_gave_are_no_problem(mode: str) -> None:
+def test_default_shards_are_not_reported(mode: str) -> None:
     """`exact` fills them in; it alone is refused."""
     with pytest.raises(RecipeError) as refused:
         load_recipe("lenet5_digits", [f"parallel.mode={mode}", "parallel.reproducible=exact"])
@@ -129,7 +129,7 @@ def test_shards_that_nobody_gave_are_no_problem(mode: str) -> None:
     assert recipe.parallel.reproducible == "layout"
 
 
-def test_the_batch_of_a_device_gives_that_of_all() -> None:
+def test_batch_per_device_sets_total_batch() -> None:
     recipe = load_recipe(
         "lenet5_digits", [DATA, "parallel.devices=8", "parallel.batch_per_device=32"]
     )
@@ -140,7 +140,7 @@ def test_the_batch_of_a_device_gives_that_of_all() -> None:
     ("devices", "batch_size", "shards"),
     [(1, 32, 8), (8, 32, 8), (2, 12, 4), (1, 7, 1), (16, 64, 16)],
 )
-def test_a_recipe_says_its_shards(devices: int, batch_size: int, shards: int) -> None:
+def test_recipe_has_its_number_of_shards(devices: int, batch_size: int, shards: int) -> None:
     """So that a run that is resumed on other devices has as many."""
     sizes = [f"parallel.devices={devices}", f"train.batch_size={batch_size}"]
     assert load_recipe("lenet5_digits", [DATA, *sizes]).parallel.shards == shards
@@ -158,7 +158,7 @@ def test_a_recipe_says_its_shards(devices: int, batch_size: int, shards: int) ->
         (20_000, [], "parallel.devices = 20000: must be less than or equal to 16384"),
     ],
 )
-def test_processes_are_devices_where_the_recipe_names_none(
+def test_processes_count_as_devices_without_devices_key(
     processes: int, overrides: list[str], message: str
 ) -> None:
     """Checked again once their number is known."""
@@ -168,7 +168,7 @@ def test_processes_are_devices_where_the_recipe_names_none(
     assert message in str(refused.value)
 
 
-def test_the_batch_of_a_device_is_times_the_processes() -> None:
+def test_batch_per_device_is_multiplied_by_processes() -> None:
     recipe = load_recipe("lenet5_digits", [DATA, "parallel.batch_per_device=32"])
     known = fit_to_processes(recipe, 4)
     assert (known.parallel.devices, known.train.batch_size) == (4, 128)

@@ -19,12 +19,12 @@ from pipeline.config.dump_spec import MAX_DUMPED, parse_steps
         ("3-3", (3,)),
     ],
 )
-def test_steps_are_ascending_and_each_once(text: str, steps: tuple[int, ...]) -> None:
+def test_steps_are_sorted_and_unique(text: str, steps: tuple[int, ...]) -> None:
     assert parse_steps(text) == steps
 
 
 @given(steps=st.sets(st.integers(0, 10**9 - 1), min_size=1, max_size=20))
-def test_any_list_of_steps_is_read(steps: set[int]) -> None:
+def test_list_of_steps_is_parsed(steps: set[int]) -> None:
     assert parse_steps("|".join(map(str, steps))) == tuple(sorted(steps))
 
 
@@ -40,6 +40,6 @@ def test_any_list_of_steps_is_read(steps: set[int]) -> None:
         ("0-9999|10000-19998", "19,999 steps or more; must be at most 10,000"),
     ],
 )
-def test_other_texts_are_refused(text: str, message: str) -> None:
+def test_invalid_steps_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_steps(text)

@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.files import SECTIONS, find_groups, find_recipes, read_description
 
 
-def test_a_recipe_of_the_working_folder_is_before_a_shipped_one(tmp_path: Path) -> None:
+def test_working_folder_recipe_overrides_shipped_recipe(tmp_path: Path) -> None:
     shipped = find_recipes(tmp_path)
     custom = tmp_path / "recipes" / "lenet5_digits.yaml"
     custom.parent.mkdir()
@@ -35,7 +35,7 @@ def test_every_group_of_a_section_has_files_with_a_description() -> None:
         ("", ""),
     ],
 )
-def test_directives_are_no_description(tmp_path: Path, text: str, line: str) -> None:
+def test_directives_are_not_read_as_description(tmp_path: Path, text: str, line: str) -> None:
     file = tmp_path / "part.yaml"
     file.write_text(text)
     assert read_description(file) == line

@@ -21,7 +21,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.slow
-def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
+def test_default_recipe_applies_to_its_dataset_and_model_only() -> None:
     """Another network on other data is another run, and 40 epochs are not its length."""
     recipe = compose_and_check(["dataset=mnist", "model=resnet20", "train.passes=3"])
     assert (recipe.name, recipe.train.passes) == ("resnet20_mnist", 3)
@@ -32,7 +32,7 @@ def test_the_default_recipe_is_for_its_own_dataset_and_model() -> None:
 
 
 @pytest.mark.slow
-def test_the_default_recipe_stays_where_components_or_keys_of_it_are_overridden() -> None:
+def test_default_recipe_survives_overrides_of_its_components() -> None:
     for overrides in ([], ["optimizer=adam"], ["device=cpu"], ["model.name=lenet5"]):
         recipe = compose_and_check(overrides)
         assert (recipe.name, recipe.train.passes) == ("lenet5_digits", 40)
@@ -40,24 +40,24 @@ def test_the_default_recipe_stays_where_components_or_keys_of_it_are_overridden(
     assert (named.name, named.train.passes, named.model.name) == ("lenet5_digits", 40, "mlp")
 
 
-def test_each_job_of_a_sweep_over_models_is_named_after_its_own() -> None:
+def test_model_sweep_jobs_are_named_after_their_model() -> None:
     swept = resolve_recipe(["model=mlp,lenet5", "train.steps=3"])
     assert swept[-1] == "name=${model.name}_digits"
     assert compose_and_check(["model=mlp", *swept[1:]]).name == "mlp_digits"
 
 
-def test_the_components_without_a_recipe_are_those_of_conf() -> None:
+def test_default_components_match_conf() -> None:
     defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
     assert all({group: name} in defaults for group, name in DEFAULT_COMPONENTS.items())
 
 
-def test_one_recipe_is_named() -> None:
+def test_two_recipes_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"given 2 times, \+recipe=a \+recipe=b; give one"):
         compose_and_check(["+recipe=a", "+recipe=b"])
 
 
 @pytest.mark.slow
-def test_a_custom_component_has_the_defaults_of_its_name(tmp_path: Path) -> None:
+def test_custom_component_takes_defaults_of_its_name(tmp_path: Path) -> None:
     own = write(tmp_path, "quick.yaml", "name: adam\nlr: 0.5\n")
     plain = load_recipe("lenet5_digits", ["optimizer=adam", "train.optimizer.lr=0.5"])
     assert load_recipe("lenet5_digits", [f"optimizer={own}"]) == plain
@@ -67,7 +67,7 @@ def test_a_custom_component_has_the_defaults_of_its_name(tmp_path: Path) -> None
     assert digits.train.drop_remainder
 
 
-def test_a_component_takes_no_default_of_which_there_are_several(tmp_path: Path) -> None:
+def test_component_with_ambiguous_defaults_is_refused(tmp_path: Path) -> None:
     """Which of the ResNets a file means can't be guessed."""
     own = write(tmp_path, "mine.yaml", "name: resnet\nwidths: [8, 16, 32]\n")
     with pytest.raises(RecipeError, match=r"resnet: the section lacks block, blocks, stem; give"):
@@ -75,7 +75,7 @@ def test_a_component_takes_no_default_of_which_there_are_several(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_recipe_chooses_a_component_by_a_file_beside_it(tmp_path: Path) -> None:
+def test_recipe_selects_a_component_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "components").mkdir()
     write(tmp_path / "components", "quick.yaml", "name: adam\nlr: 0.5\n")
     write(tmp_path, "thin.yaml", "defaults: [resnet20, _self_]\nwidths: [8, 16, 32]\n")
@@ -88,7 +88,7 @@ def test_a_recipe_chooses_a_component_by_a_file_beside_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_recipes_of_two_folders_have_files_of_one_name(tmp_path: Path) -> None:
+def test_recipes_of_two_folders_may_share_file_names(tmp_path: Path) -> None:
     rates = {"one": 0.1, "two": 0.2}
     for name, lr in rates.items():
         folder = tmp_path / name

@@ -38,14 +38,14 @@ def eager_help(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("eager_help")
-def test_flags_may_be_described_lazily() -> None:
+def test_lazy_flag_help_is_allowed() -> None:
     with allow_lazy_help():
         parsed = get_args_parser().parse_intermixed_args(["--cfg", "job", "seed=1"])
     assert (parsed.cfg, parsed.overrides) == ("job", ["seed=1"])
 
 
 @pytest.mark.usefixtures("eager_help")
-def test_the_help_of_other_flags_is_still_checked() -> None:
+def test_help_of_other_flags_is_still_checked() -> None:
     parser = argparse.ArgumentParser()
     with allow_lazy_help(), pytest.raises(ValueError, match="format"):
         parser.add_argument("--share", help="100 %")
@@ -53,7 +53,7 @@ def test_the_help_of_other_flags_is_still_checked() -> None:
     assert check.__name__ == "check"
 
 
-def test_an_option_takes_the_place_of_an_earlier_one() -> None:
+def test_stored_option_replaces_an_earlier_one() -> None:
     for node in ({"seed": 1}, {"seed": 2}):
         store_option(group="recipe", name="versions_test", package="_global_", node=node)
     stored = ConfigStore.instance().repo["recipe"].pop("versions_test.yaml")
@@ -66,6 +66,6 @@ def test_overrides_are_applied_to_a_composed_config() -> None:
     assert config == {"train": {"lr": 0.2, "steps": 5}}
 
 
-def test_a_grid_is_the_product_of_its_values() -> None:
+def test_grid_is_the_product_of_its_values() -> None:
     parsed = OverridesParser.create().parse_overrides(["a=1,2", "b=3"])
     assert BasicSweeper.split_arguments(parsed, None) == [[["a=1", "b=3"], ["a=2", "b=3"]]]

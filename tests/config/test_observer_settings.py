@@ -8,7 +8,7 @@ from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 
 
-def test_settings_are_those_of_the_recipe(tiny: Callable[..., Recipe]) -> None:
+def test_observer_settings_match_the_recipe(tiny: Callable[..., Recipe]) -> None:
     settings = make_observer_settings(tiny("train.batch_size=8", "monitor.loss_every=7"))
     assert (settings.batch_size, settings.loss_every) == (8, 7)
     assert settings.trains
@@ -16,7 +16,7 @@ def test_settings_are_those_of_the_recipe(tiny: Callable[..., Recipe]) -> None:
     assert settings.board is None
 
 
-def test_tensorboard_shows_the_whole_recipe(tiny: Callable[..., Recipe]) -> None:
+def test_tensorboard_settings_have_the_whole_recipe(tiny: Callable[..., Recipe]) -> None:
     recipe = tiny("monitor.tensorboard=true", "train.loss_scale=dynamic", "stages=[data,build]")
     settings = make_observer_settings(recipe)
     assert settings.board == recipe.model_dump(mode="json")

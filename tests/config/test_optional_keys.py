@@ -77,7 +77,7 @@ def test_rules_for_initial_weights_can_be_set(override: str) -> None:
 
 
 @pytest.mark.slow
-def test_components_within_a_section_take_their_keys() -> None:
+def test_nested_components_accept_their_keys() -> None:
     train = composed(
         "train.on_nan={name: rollback, most: 5}",
         "train.loss_scale={name: dynamic, factor: 4}",
@@ -96,7 +96,7 @@ def test_only_optional_keys_are_added() -> None:
     assert mark_optional_keys(["model.padding=same"]) == ["++model.padding=same"]
 
 
-def test_sweeps_vary_them_too() -> None:
+def test_optional_keys_can_be_swept() -> None:
     known = resolve_recipe(["model=resnet18", "model.padding=same,symmetric"])
     assert list_swept_keys(known) == ["model.padding"]
     command = Command(overrides=(), sweeper=Sweeper(params={"model.padding": "same,symmetric"}))

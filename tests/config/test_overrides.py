@@ -36,7 +36,7 @@ def test_quotes_that_work_in_a_shell_are_shown(
     assert OverridesParser.create().parse_override(argument).value() == value
 
 
-def test_alternatives_of_a_sweep_are_quoted_apart() -> None:
+def test_sweep_values_are_quoted_separately() -> None:
     ((_, problem),) = find_parse_problems(["dataset.root=/tmp/ä,/tmp/b"])
     (argument,) = shlex.split(problem.partition(", as ")[2])
     sweep = OverridesParser.create().parse_override(argument)
@@ -46,16 +46,16 @@ def test_alternatives_of_a_sweep_are_quoted_apart() -> None:
 @pytest.mark.parametrize(
     "override", ["x=[1,2", "x='ä", "x=range(1,ä", "x=${oc.env:HOME", f"seed={'9' * 5000}"]
 )
-def test_no_quotes_are_proposed_that_would_change_the_meaning(override: str) -> None:
+def test_quotes_that_change_the_meaning_are_not_suggested(override: str) -> None:
     ((_, problem),) = find_parse_problems([override])
     assert "quotes" not in problem
 
 
-def test_a_key_has_ascii_letters() -> None:
+def test_non_ascii_key_is_refused() -> None:
     assert list(find_parse_problems(["größe=3"])) == [("größe=3", "there is no such key")]
 
 
-def test_a_value_that_a_shell_has_split_is_shown_in_quotes() -> None:
+def test_value_split_by_the_shell_is_shown_in_quotes() -> None:
     assert list(find_parse_problems(["dataset.root=/tmp/my", "data", "set"])) == [
         (
             "data",
@@ -67,7 +67,7 @@ def test_a_value_that_a_shell_has_split_is_shown_in_quotes() -> None:
     assert list(find_parse_problems(["+recipe=mine", "data"])) == [("data", "must be KEY=VALUE")]
 
 
-def test_many_long_overrides_take_no_time() -> None:
+def test_many_long_overrides_are_parsed_quickly() -> None:
     begun = time.process_time()
     found = list(find_parse_problems([f"x=[{'ö,' * 4000}b]"] * 20 + ["x=[ö,ü]"] * 900))
     assert time.process_time() - begun < 5

@@ -46,7 +46,7 @@ def in_float32(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[fl
 
 
 @pytest.mark.parametrize("precision", ["O1", "O2", "O3", "bf16"])
-def test_a_small_network_trains_in_every_precision(
+def test_small_network_trains_in_every_precision(
     precision: str, tiny: Compose, tmp_path: Path, in_float32: list[float]
 ) -> None:
     """P-03: about as in float32, but not the same; weights and momentum stay float32."""
@@ -69,7 +69,7 @@ def test_a_small_network_trains_in_every_precision(
         *[("bf16", True, "float32"), ("O0", False, None), ("O0", True, None), ("O1", False, None)],
     ],
 )
-def test_batch_norm_is_kept_in_float32_or_not(
+def test_keep_batchnorm_fp32_sets_batch_norm_dtype(
     level: str, keep: bool | None, dtype: str | None, tiny: Compose
 ) -> None:
     """P-03: `keep_batchnorm_fp32`; None stands for the type of the network."""
@@ -81,7 +81,7 @@ def test_batch_norm_is_kept_in_float32_or_not(
     assert (norm is not None) == (level == "O2")
 
 
-def test_batch_norm_rounds_once_in_either_type(tiny: Compose, tmp_path: Path) -> None:
+def test_batch_norm_losses_are_equal_in_either_dtype(tiny: Compose, tmp_path: Path) -> None:
     losses_by_key = []
     for key in ("null", "false"):
         keys = ("train.precision=O2", f"train.keep_batchnorm_fp32={key}", "train.loss_scale=1024")
@@ -90,7 +90,7 @@ def test_batch_norm_rounds_once_in_either_type(tiny: Compose, tmp_path: Path) ->
     assert losses_by_key[0] == losses_by_key[1]
 
 
-def test_batch_norm_in_float32_takes_time_on_an_ascend(tiny: Compose, tmp_path: Path) -> None:
+def test_float32_batch_norm_is_slower_on_ascend(tiny: Compose, tmp_path: Path) -> None:
     keys = ("device=ascend910", "device.precision=O2", "stages=[data,build,compile]")
     times = []
     for value in ("null", "false", "true"):
@@ -99,7 +99,7 @@ def test_batch_norm_in_float32_takes_time_on_an_ascend(tiny: Compose, tmp_path: 
     assert times[0] == times[1] < times[2]
 
 
-def test_o2_brings_a_dynamic_loss_scale(tiny: Compose, tmp_path: Path) -> None:
+def test_o2_uses_dynamic_loss_scale(tiny: Compose, tmp_path: Path) -> None:
     """`_config_level` of MindSpore; the scale comes down to where gradients fit into float16."""
     summary = run(tiny(*NORMED, "train.precision=O2"), tmp_path)
     lines = outcome.metrics(tmp_path)
@@ -132,7 +132,7 @@ COURSE = [
 ]
 
 
-def test_an_overflow_skips_the_update_and_its_learning_rate(overflowing: Path) -> None:
+def test_overflow_skips_the_update_and_its_learning_rate(overflowing: Path) -> None:
     """P-01 (7): the schedule counts updates, and the run goes on."""
     lines = outcome.metrics(overflowing)
     skipped = [bool(line.get("skipped")) for line in lines]
@@ -148,7 +148,7 @@ def test_an_overflow_skips_the_update_and_its_learning_rate(overflowing: Path) -
     assert summary["status"] == "done"
 
 
-def test_the_scale_follows_the_overflows(overflowing: Path) -> None:
+def test_loss_scale_follows_overflows(overflowing: Path) -> None:
     lines = outcome.metrics(overflowing)
     scale, good = np.float32(1e22), 0
     for line in lines:
@@ -179,7 +179,7 @@ def test_overflows_are_the_same_at_every_sink_size(
     outcome.assert_same_run(tmp_path, overflowing)
 
 
-def test_a_resumed_run_goes_on_with_scale_and_counts(
+def test_resumed_run_continues_with_scale_and_counts(
     overflowing: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -194,7 +194,7 @@ def test_a_resumed_run_goes_on_with_scale_and_counts(
     assert outcome.arrays(run_dir)["overflows/skipped_steps"] == summary.loss_scale["skipped_steps"]
 
 
-def test_a_fixed_scale_drops_the_update_or_ends_the_run(tiny: Compose, tmp_path: Path) -> None:
+def test_fixed_scale_drops_the_update_or_ends_the_run(tiny: Compose, tmp_path: Path) -> None:
     """P-02: `drop_overflow_update`."""
     drops = "train.loss_scale={name: fixed, scale: 1.0e38}"
     summary = run(tiny(drops, "train.steps=5"), tmp_path / "drops")
@@ -206,14 +206,12 @@ def test_a_fixed_scale_drops_the_update_or_ends_the_run(tiny: Compose, tmp_path:
     assert outcome.arrays(tmp_path / "ends")["step"] == 0
 
 
-def test_a_loss_that_is_no_number_ends_a_run_whatever_the_scale(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_non_finite_loss_fails_run_with_dynamic_scale(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"loss is (nan|inf)"):
         run(tiny("train.loss_scale=dynamic", "train.optimizer.lr=1e30"), tmp_path)
 
 
-def test_layers_by_path_train_in_their_type(tiny: Compose, tmp_path: Path) -> None:
+def test_layers_selected_by_path_train_in_their_dtype(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("train.to_float=[{pattern: 'dense_*', dtype: bfloat16}]", "train.steps=6"), tmp_path)
     run(tiny("train.steps=6"), tmp_path / "float32")
     by_path, single = losses(tmp_path), losses(tmp_path / "float32")
@@ -222,7 +220,7 @@ def test_layers_by_path_train_in_their_type(tiny: Compose, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["train.precision=O1", "train.precision=O2"])
-def test_a_network_that_is_no_list_of_layers_has_one_type(
+def test_dtype_rules_require_a_list_of_layers(
     how: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(how)
@@ -231,7 +229,7 @@ def test_a_network_that_is_no_list_of_layers_has_one_type(
         run(recipe, tmp_path)
 
 
-def test_auto_is_what_the_device_says(tiny: Compose) -> None:
+def test_auto_is_the_choice_of_the_device(tiny: Compose) -> None:
     recipe = tiny("train.precision=auto")
     assert resolve_level(recipe) == "O0"
     assert resolve_level(tiny("train.precision=auto", "device=gpu")) == "bf16"

@@ -42,5 +42,5 @@ def test_training_images_are_not_written(tiny: Compose) -> None:
         tiny(PRIVACY, "monitor.tensorboard=true", "monitor.sample_images=4")
 
 
-def test_a_recipe_without_privacy_has_none_of_these_rules(tiny: Compose) -> None:
+def test_recipe_without_privacy_skips_privacy_rules(tiny: Compose) -> None:
     assert tiny("eval.on_train=true", "train.on_nan=skip").privacy is None

@@ -11,7 +11,7 @@ from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.core.errors import RecipeError
 
 
-def test_options_of_the_documents_become_keys() -> None:
+def test_documented_options_become_keys() -> None:
     options = {
         "output": "/tmp/it's here",
         "training_trace": "on",
@@ -28,7 +28,7 @@ def test_options_of_the_documents_become_keys() -> None:
     assert (spec.fp_point, spec.bp_point) == (None, "dot.2")
 
 
-def test_without_the_mode_options_have_no_effect() -> None:
+def test_options_without_mode_have_no_effect() -> None:
     assert parse_profiling_variables({}) == []
     assert parse_profiling_variables({"PROFILING_MODE": "false", "PROFILING_OPTIONS": "{"}) == []
     assert parse_profiling_variables({"PROFILING_MODE": "true"}) == ["profile.mode=on"]
@@ -57,13 +57,13 @@ def test_without_the_mode_options_have_no_effect() -> None:
         ),
     ],
 )
-def test_bad_options_are_one_message(environment: dict[str, str], problem: str) -> None:
+def test_invalid_options_are_refused(environment: dict[str, str], problem: str) -> None:
     with pytest.raises(RecipeError) as refused:
         parse_profiling_variables(environment)
     assert problem in str(refused.value)
 
 
 @pytest.mark.parametrize("steps", [19, 201])
-def test_a_trace_has_20_to_200_steps(steps: int) -> None:
+def test_trace_must_have_20_to_200_steps(steps: int) -> None:
     with pytest.raises(RecipeError, match=r"profile\.steps"):
         load_recipe("lenet5_digits", [f"profile.steps={steps}"])

@@ -43,7 +43,7 @@ def with_number(tree: dict[str, Any], where: Where, number: float) -> dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_number_out_of_range_is_a_problem_and_no_exception(name: str) -> None:
+def test_out_of_range_number_is_refused(name: str) -> None:
     tree = load_recipe(name, RECIPES[name]).model_dump(mode="json")
     places = numbers_of(tree)
     assert len(places) > 30
@@ -106,14 +106,14 @@ def test_every_number_of_the_schema_has_bounds() -> None:
         ("seed=-0.0", "seed = -0.0: must be a whole number"),
     ],
 )
-def test_the_message_has_the_bound(override: str, message: str) -> None:
+def test_out_of_range_message_has_the_bound(override: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", [override])
     (problem,) = caught.value.problems
     assert message in problem
 
 
-def test_a_rate_for_a_batch_is_scaled_with_the_batch() -> None:
+def test_lr_for_batch_scales_rate_with_batch() -> None:
     keys = ["train.batch_size=64", "train.optimizer.lr=0.1", "train.optimizer.lr_for_batch=256"]
     rule = "{pattern: dense_0, optimizer: {name: sgd, lr: 0.004, lr_for_batch: 32, "
     rule += "weight_decay: 0.0, decay_rules: []}}"
@@ -125,6 +125,6 @@ def test_a_rate_for_a_batch_is_scaled_with_the_batch() -> None:
     assert check_tree(recipe.model_dump(mode="json")) == recipe
 
 
-def test_a_rate_is_for_a_batch_of_at_least_one() -> None:
+def test_lr_for_batch_must_be_positive() -> None:
     with pytest.raises(RecipeError, match=r"train\.optimizer\.lr_for_batch = 0: must be"):
         load_recipe("lenet5_digits", ["train.optimizer.lr_for_batch=0"])

@@ -31,7 +31,7 @@ def problem(*overrides: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_component_can_be_chosen_by_its_file(tmp_path: Path) -> None:
+def test_component_can_be_selected_by_file(tmp_path: Path) -> None:
     """It may start from a shipped one, and replaces the recipe's component as a name does."""
     net = write(tmp_path, "thin.yaml", "defaults: [resnet20, _self_]\nwidths: [8, 16, 32]\n")
     loss = write(tmp_path, "distance.yaml", "defaults: [mse, _self_]\n")
@@ -43,7 +43,7 @@ def test_a_component_can_be_chosen_by_its_file(tmp_path: Path) -> None:
     assert recipe.train == plain.train
 
 
-def test_a_recipe_may_name_its_own_images(tmp_path: Path) -> None:
+def test_recipe_file_may_define_an_image_folder(tmp_path: Path) -> None:
     """Over the keys of the default dataset; the two that only this one has need not be given."""
     section = f"dataset: {{name: image_folder, root: {tmp_path}}}"
     recipe = load_recipe(str(write(tmp_path, "own.yaml", f"{section}\ntrain: {{steps: 2}}\n")))
@@ -51,7 +51,7 @@ def test_a_recipe_may_name_its_own_images(tmp_path: Path) -> None:
     assert (recipe.dataset.follow_links, recipe.dataset.image_size) == (False, None)
 
 
-def test_a_chip_of_ones_own_gets_no_figure_of_another(tmp_path: Path) -> None:
+def test_custom_device_with_missing_key_is_refused(tmp_path: Path) -> None:
     shipped = (CONF / "device" / "ascend910.yaml").read_text()
     own = "".join(line for line in shipped.splitlines(True) if not line.startswith("hbm_gib:"))
     assert problem(f"device={write(tmp_path, 'mine.yaml', own)}") == (
@@ -60,19 +60,19 @@ def test_a_chip_of_ones_own_gets_no_figure_of_another(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_starts_from_itself_is_an_error(tmp_path: Path) -> None:
+def test_circular_defaults_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "defaults: [mine, _self_]\n")
     assert problem(f"device={file}").startswith("defaults: must not be circular")
 
 
-def test_a_file_is_an_option_of_a_sweep(tmp_path: Path) -> None:
+def test_component_file_can_be_swept(tmp_path: Path) -> None:
     file = write(tmp_path, "mine.yaml", "name: cpu\n")
     assert resolve_recipe([f"device={file},cpu"])[-1] == "device=mine,cpu"
     assert resolve_recipe(["device=cpu,gpu"])[-1] == "device=cpu,gpu"
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
+def test_problem_of_a_file_is_reported(tmp_path: Path) -> None:
     assert problem("device=none.yaml") == "device = none.yaml: there is no such file"
     taken = write(tmp_path, "cpu.yaml", "name: cpu\n")
     assert problem(f"device={taken}") == (
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
 
 
 @given(st.text(alphabet="a\\'\" ,=[]{}()é\n$#:~+"))
-def test_hydra_reads_what_is_quoted_as_it_stands(text: str) -> None:
+def test_quoted_value_is_read_literally_by_hydra(text: str) -> None:
     parsed = OverridesParser.create().parse_override(f"key={quote_value(text)}")
     assert str(parsed.value()) == text
 
@@ -102,7 +102,7 @@ def test_hydra_reads_what_is_quoted_as_it_stands(text: str) -> None:
         ("dataset: {train: {ops: {a: 3}}}", "dataset.train.ops = {'a': 3}: must be a list"),
     ],
 )
-def test_a_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path: Path) -> None:
+def test_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text + "\n")
     with pytest.raises(RecipeError) as caught:
@@ -112,12 +112,12 @@ def test_a_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path
     assert load_recipe(str(file)).seed == 3
 
 
-def test_several_values_for_one_run_are_refused_with_what_to_type() -> None:
+def test_several_values_for_one_run_are_refused_with_a_hint() -> None:
     expected = "seed=1,2: has several values; must have one, or a list in brackets; -m runs each"
     assert problem("seed=1,2") == expected
 
 
-def test_an_address_of_another_form_is_refused_with_the_form() -> None:
+def test_invalid_mirror_address_is_refused_with_its_pattern() -> None:
     assert problem("dataset=mnist", "dataset.mirrors=[ftp://x]") == (
         "dataset.mirrors.0 = ftp://x: must match ^https?://[^@?#]*$"
     )
@@ -134,7 +134,5 @@ def test_an_address_of_another_form_is_refused_with_the_form() -> None:
         ("=3", "=3: must be KEY=VALUE"),
     ],
 )
-def test_hydras_groups_and_overrides_without_a_key_are_refused_clearly(
-    override: str, expected: str
-) -> None:
+def test_hydra_groups_and_overrides_without_key_are_refused(override: str, expected: str) -> None:
     assert problem(override).startswith(expected)

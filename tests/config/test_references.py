@@ -22,14 +22,14 @@ def test_texts_are_listed_with_their_paths() -> None:
 @pytest.mark.parametrize(
     "text", ["${oc.env:HOME}", "${a}${oc.create:{}}", "${${a}}", "${a", "${.a}"]
 )
-def test_a_resolver_is_refused(text: str) -> None:
+def test_resolver_is_refused(text: str) -> None:
     (problem,) = find_refused_references({"train": {"steps": text}})
     assert problem.startswith("train.steps = ")
     assert "resolvers such as oc.env are for the command line" in problem
 
 
 @pytest.mark.parametrize("text", ["${train.batch_size}", "a${b}-${c[0].d}", "no reference", "$a"])
-def test_a_reference_to_a_key_is_allowed(text: str) -> None:
+def test_reference_to_a_key_is_allowed(text: str) -> None:
     assert list(find_refused_references({"a": [text]})) == []
 
 
@@ -42,12 +42,12 @@ def test_a_reference_to_a_key_is_allowed(text: str) -> None:
         {"a": "${b.c}", "b": "${a}"},
     ],
 )
-def test_a_circle_is_refused(tree: dict[str, Any]) -> None:
+def test_circular_or_deep_reference_is_refused(tree: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must not be circular|levels deep|chain of references"):
         require_bounded(tree)
 
 
-def test_references_that_multiply_are_refused() -> None:
+def test_exponential_references_are_refused() -> None:
     tree: dict[str, Any] = {"a0": ["x"] * 10}
     for level in range(1, 8):
         tree[f"a{level}"] = [f"${{a{level - 1}}}"] * 10
@@ -56,7 +56,7 @@ def test_references_that_multiply_are_refused() -> None:
 
 
 @pytest.mark.parametrize("length", [MAX_CHAIN - 1, MAX_CHAIN + 1])
-def test_a_chain_has_a_longest_length(length: int) -> None:
+def test_reference_chain_length_is_bounded(length: int) -> None:
     tree: dict[str, Any] = {f"a{number}": f"${{a{number + 1}}}" for number in range(length)}
     tree[f"a{length}"] = 1
     if length < MAX_CHAIN:
@@ -66,5 +66,5 @@ def test_a_chain_has_a_longest_length(length: int) -> None:
         require_bounded(tree)
 
 
-def test_a_missing_key_is_not_its_business() -> None:
+def test_reference_to_missing_key_is_not_checked() -> None:
     require_bounded({"a": "${b.c}", "b": 1})

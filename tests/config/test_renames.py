@@ -22,12 +22,12 @@ def rule(match: str, to: str | None, syntax: str = "regex") -> RenameSpec:
         (rule("junk", None), "junk", None),
     ],
 )
-def test_a_rule_renames_what_it_matches(rename: RenameSpec, name: str, result: str | None) -> None:
+def test_rule_renames_matching_name(rename: RenameSpec, name: str, result: str | None) -> None:
     assert rename.pattern.fullmatch(name)
     assert rename.apply(name) == result
 
 
-def test_a_rule_matches_whole_names() -> None:
+def test_rule_matches_whole_names() -> None:
     assert not rule("fc", "x").pattern.fullmatch("fc1")
     assert not rule("f.c", "x", "glob").pattern.fullmatch("fxc")
 
@@ -42,13 +42,13 @@ def test_a_rule_matches_whole_names() -> None:
         ("a(b)", r"\2", r"has group 2, and match 'a\(b\)' has 1"),
     ],
 )
-def test_a_rule_that_can_not_be_applied_is_refused(match: str, to: str, message: str) -> None:
+def test_inapplicable_rule_is_refused(match: str, to: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         rule(match, to)
 
 
 @pytest.mark.parametrize("syntax", ["regex", "glob"])
-def test_no_rule_takes_long_over_a_name(syntax: str) -> None:
+def test_rule_matching_is_fast(syntax: str) -> None:
     """Python's own expressions take centuries over the first of these."""
     for match in ("(a+)+b", "(a|a)*b", "(.*)*(.*)*(.*)*b", "*a*a*a*a*a*a*a*a*a*a*a*a*b"):
         try:

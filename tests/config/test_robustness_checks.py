@@ -40,7 +40,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("overrides", "problem"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_attacks_do_not_fit(
+def test_attacks_with_incompatible_settings_are_refused(
     overrides: list[str], problem: str, tiny: Callable[..., Recipe]
 ) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -48,7 +48,7 @@ def test_what_attacks_do_not_fit(
     assert problem in str(caught.value)
 
 
-def test_tokens_have_no_pixels() -> None:
+def test_attacks_on_tokens_are_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("gpt_text", [PGD, "++eval.robustness=[{attack: fgsm}]"])
     message = str(caught.value)
@@ -56,7 +56,7 @@ def test_tokens_have_no_pixels() -> None:
     assert "eval.robustness: attacks change pixels, and dataset = text has tokens" in message
 
 
-def test_a_recipe_with_attacks(tiny: Callable[..., Recipe]) -> None:
+def test_recipe_with_attacks_is_accepted(tiny: Callable[..., Recipe]) -> None:
     recipe = tiny(PGD, "++eval.robustness=[{attack: apgd, losses: [ce]}, {attack: corruptions}]")
     assert recipe.train.adversarial is not None
     assert recipe.train.adversarial.num_steps == 7

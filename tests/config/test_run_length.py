@@ -25,7 +25,7 @@ class Length:
     sink_size: int | str = -1
 
 
-def test_sink_epochs_are_sinks_if_sink_size_is_positive() -> None:
+def test_epochs_count_sinks_if_sink_size_is_positive() -> None:
     """S-06: 10 sink epochs of 1000 batches over 1875 an epoch are 10,000 steps, 5.33 epochs."""
     assert total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
 
@@ -39,7 +39,7 @@ def test_sink_epochs_are_sinks_if_sink_size_is_positive() -> None:
         Length(passes=10),
     ],
 )
-def test_sink_epochs_are_epochs_otherwise(length: Length) -> None:
+def test_epochs_count_passes_without_positive_sink_size(length: Length) -> None:
     """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
     assert total_steps(length, 1875) == 18_750
 
@@ -49,7 +49,7 @@ def test_total_steps_without_a_length_is_refused() -> None:
         total_steps(Length(), 10)
 
 
-def test_a_length_beyond_all_reason_is_refused() -> None:
+def test_excessive_length_is_refused() -> None:
     with pytest.raises(ValueError, match="100000001 steps in all; must be at most 100000000"):
         total_steps(Length(steps=100_000_001), 10)
 
@@ -63,7 +63,7 @@ def test_sinks_continue_where_the_last_one_stopped() -> None:
     assert [run.place(1000 * k).sink for k in range(1, 11)] == list(range(1, 11))
 
 
-def test_a_sink_that_is_not_chosen_yet_is_an_epoch() -> None:
+def test_auto_sink_size_defaults_to_an_epoch() -> None:
     assert schedule_run(Length(passes=2, sink_size="auto"), 7).sink_steps == 7
 
 
@@ -73,7 +73,7 @@ def test_sink_size_minus_one_is_a_sink_per_epoch() -> None:
     assert (run.sink_steps, run.sinks, ends) == (7, 2, [7, 14])
 
 
-def test_without_sinks_every_step_is_a_segment() -> None:
+def test_segments_without_sinks_are_single_steps() -> None:
     run = schedule_run(Length(steps=4, sink=False), 3)
     segments = list(run.segments(0, {}))
     assert [(s.start, s.stop) for s in segments] == [(0, 1), (1, 2), (2, 3), (3, 4)]
@@ -81,7 +81,7 @@ def test_without_sinks_every_step_is_a_segment() -> None:
     assert (run.place(4).sink, run.place(4).sink_step) == (2, 1)
 
 
-def test_events_of_a_recipe_are_plain_numbers(tiny: Compose) -> None:
+def test_scheduled_events_are_plain_numbers(tiny: Compose) -> None:
     """Without the checkpoint stage no segment is split for a save."""
     recipe = tiny("eval.every_passes=2", "checkpoint.every_steps=5", "train.dispatch_seconds=0.5")
     run = RunSchedule(20, 6, 8)

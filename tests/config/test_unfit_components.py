@@ -39,13 +39,13 @@ def problem(*overrides: str) -> str:
         ("model.name=resnet", "choose one whole: model=resnet101, resnet152, "),
     ],
 )
-def test_a_name_alone_makes_no_component(override: str, message: str) -> None:
+def test_component_name_without_its_keys_is_refused(override: str, message: str) -> None:
     """Each key used to be a problem, and two of them proposed one another."""
     assert message in problem(override)
 
 
 @pytest.mark.slow
-def test_a_component_that_is_chosen_whole_is_not_to_be_chosen_again() -> None:
+def test_component_selected_whole_is_not_suggested_again() -> None:
     assert problem("model=lenet5", "model.hidden=[8]") == (
         "model.hidden = [8]: there is no such key"
     )
@@ -54,19 +54,19 @@ def test_a_component_that_is_chosen_whole_is_not_to_be_chosen_again() -> None:
     )
 
 
-def test_a_key_that_was_typed_is_not_what_the_name_brought_along() -> None:
+def test_typed_key_is_reported_as_unknown() -> None:
     """The section of a GPU is that of a CPU and an index."""
     assert problem("+device.index=0") == "device.index = 0: there is no such key"
 
 
 @pytest.mark.slow
-def test_a_key_of_another_component_is_still_an_unknown_key() -> None:
+def test_key_of_another_component_is_unknown() -> None:
     overrides = ["optimizer=adam", "train.optimizer.momentum=0.9"]
     assert problem(*overrides).startswith("train.optimizer.momentum = 0.9: there is no such key")
 
 
 @pytest.mark.slow
-def test_other_problems_of_the_section_are_reported_beside_it() -> None:
+def test_other_problems_of_the_section_are_also_reported() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", ["train.optimizer.name=adam", "train.optimizer.lr=x"])
     assert len(caught.value.problems) == 2

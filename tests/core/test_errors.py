@@ -33,28 +33,30 @@ def failing(error: BaseException) -> int:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_an_error_becomes_a_message_and_a_status(
+def test_error_becomes_a_message_and_a_status(
     error: BaseException, status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report_errors(lambda: failing(error), debug=False) == status
     assert capsys.readouterr() == ("", message)
 
 
-def test_without_an_error_the_status_is_the_actions_own(
+def test_status_without_an_error_is_that_of_the_action(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert report_errors(lambda: 7, debug=False) == 7
     assert capsys.readouterr() == ("", "")
 
 
-def test_debug_puts_the_traceback_before_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_the_traceback_before_the_message(capsys: pytest.CaptureFixture[str]) -> None:
     report_errors(lambda: failing(RunError("the disk is full")), debug=True)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1] == "error: the disk is full"
 
 
-def test_an_error_of_a_library_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_library_errors_are_escaped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def fail() -> int:
         raise ValueError("\x1b[2Jcat\rdog\nmouse")
 
@@ -63,13 +65,13 @@ def test_an_error_of_a_library_steers_no_terminal(capsys: pytest.CaptureFixture[
     assert said.startswith("error: ValueError: \\x1b[2Jcat\\rdog\nmouse (debug=true")
 
 
-def test_a_recipe_error_counts_and_carries_its_problems() -> None:
+def test_recipe_error_has_its_problems() -> None:
     error = RecipeError(["a = 1: wrong", "b = 2: wrong"])
     assert error.problems == ("a = 1: wrong", "b = 2: wrong")
     assert str(error) == "the recipe has 2 problems:\n  a = 1: wrong\n  b = 2: wrong"
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_closed_pipe_prints_no_error() -> None:
     """As in `python -m pipeline --help | head -1`."""
     script = (
         "import sys; from pipeline.core.errors import report_errors\n"
@@ -92,10 +94,10 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     ("outcome", "status"),
     [("done", 0), ("pruned", 0), ("stopped", 75), ("failed", 1), ("waiting", 1)],
 )
-def test_what_became_of_a_run_has_an_exit_status(outcome: str, status: int) -> None:
+def test_run_outcome_has_an_exit_status(outcome: str, status: int) -> None:
     assert exit_status_of(outcome) == status
 
 
-def test_an_exit_that_was_requested_is_no_failure() -> None:
+def test_requested_exit_is_not_a_failure() -> None:
     asked_for = (KeyboardInterrupt(), SystemExit(3), ValueError("a bug"))
     assert [status_after(error) for error in asked_for] == ["stopped", "stopped", "failed"]

@@ -52,13 +52,13 @@ def test_components_are_found_by_kind_and_by_name() -> None:
     assert components("no kind") == {}
 
 
-def test_a_part_is_made_by_its_name() -> None:
+def test_component_is_made_by_name() -> None:
     assert make_component(KIND, "circle_of_this_test", radius=2.0) == Circle(radius=2.0)
     with pytest.raises(ValueError, match=r"there is no shape .* 'star'; choose from circle_of_"):
         make_component(KIND, "star")
 
 
-def test_a_name_is_taken_once() -> None:
+def test_duplicate_component_name_is_refused() -> None:
     component(KIND)(Circle)
     with pytest.raises(ValueError, match=r"'circle_of_this_test' is already .*\.Circle"):
 
@@ -67,7 +67,7 @@ def test_a_name_is_taken_once() -> None:
             name: Literal["circle_of_this_test"] = "circle_of_this_test"
 
 
-def test_a_name_alone_is_a_part_with_its_defaults() -> None:
+def test_component_name_stands_for_its_defaults() -> None:
     drawing = Drawing.model_validate(
         {"shapes": ["circle_of_this_test", {"name": "polygon_of_this_test", "corners": 4}]}
     )
@@ -84,7 +84,7 @@ def test_a_name_alone_is_a_part_with_its_defaults() -> None:
         ({"shapes": [], "colour": 1}, "Extra inputs"),
     ],
 )
-def test_other_sections_are_refused(tree: dict[str, Any], message: str) -> None:
+def test_invalid_sections_are_refused(tree: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Drawing.model_validate(tree)
 
@@ -98,7 +98,7 @@ def test_other_sections_are_refused(tree: dict[str, Any], message: str) -> None:
         {"radius": "1.0"},
     ],
 )
-def test_numbers_are_those_that_programs_compute_with(fields: dict[str, Any]) -> None:
+def test_invalid_numbers_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Circle(**fields)
 

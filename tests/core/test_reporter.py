@@ -18,7 +18,7 @@ def screen() -> tuple[Console, io.StringIO]:
     return Console(file=file, force_terminal=True, width=100, markup=False, highlight=False), file
 
 
-def test_lines_go_out_as_they_are_without_a_terminal(
+def test_lines_without_terminal_are_printed_unchanged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     reporter = Reporter()
@@ -33,7 +33,7 @@ def test_lines_go_out_as_they_are_without_a_terminal(
     ]
 
 
-def test_what_would_steer_a_terminal_is_written_out(tmp_path: Path) -> None:
+def test_control_characters_are_escaped(tmp_path: Path) -> None:
     """Names out of files get into lines; the lines of one text are meant."""
     console, shown = screen()
     with Reporter(tmp_path, console) as reporter:
@@ -43,7 +43,7 @@ def test_what_would_steer_a_terminal_is_written_out(tmp_path: Path) -> None:
         assert "\x1b" not in text
 
 
-def test_lines_go_to_the_log_with_the_time(tmp_path: Path) -> None:
+def test_log_lines_have_the_time(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
         reporter.say("one")
         assert (tmp_path / "run.log").read_text().endswith("one\n")
@@ -53,7 +53,7 @@ def test_lines_go_to_the_log_with_the_time(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d data       two", second)
 
 
-def test_a_resumed_run_goes_on_in_the_same_log(tmp_path: Path) -> None:
+def test_resumed_run_continues_the_same_log(tmp_path: Path) -> None:
     for text in ("before", "after"):
         with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
             reporter.say(text)
@@ -61,14 +61,14 @@ def test_a_resumed_run_goes_on_in_the_same_log(tmp_path: Path) -> None:
     assert [line.split(" ")[1] for line in log] == ["before", "after"]
 
 
-def test_a_closed_log_takes_no_more(tmp_path: Path) -> None:
+def test_closed_log_is_not_written(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
         pass
     reporter.say("too late")
     assert (tmp_path / "run.log").read_text() == ""
 
 
-def test_there_are_no_bars_or_clocks_without_a_terminal() -> None:
+def test_bars_and_clocks_need_a_terminal() -> None:
     file = io.StringIO()
     reporter = Reporter(console=Console(file=file))
     assert reporter.bar(10, 0) is None
@@ -77,7 +77,7 @@ def test_there_are_no_bars_or_clocks_without_a_terminal() -> None:
     assert file.getvalue() == ""
 
 
-def test_elsewhere_a_long_stage_prints_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_stage_without_terminal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.core.reporter.SILENCE_S", 0.01)
     file = io.StringIO()
     with Reporter(console=Console(file=file)).clock("compiling evaluation"):
@@ -87,13 +87,13 @@ def test_elsewhere_a_long_stage_prints_what_it_does(monkeypatch: pytest.MonkeyPa
     assert file.getvalue() == "busy       compiling evaluation\n"
 
 
-def test_a_terminal_shows_lines_as_they_are() -> None:
+def test_lines_on_a_terminal_are_printed_unchanged() -> None:
     console, file = screen()
     Reporter(console=console).say("dataset.train.ops[0] is [bold]")
     assert file.getvalue() == "dataset.train.ops[0] is [bold]\n"
 
 
-def test_a_terminal_shows_a_clock_while_it_lasts() -> None:
+def test_terminal_shows_a_clock_while_it_lasts() -> None:
     console, file = screen()
     with Reporter(console=console).clock("compiling evaluation of lenet5"):
         pass
@@ -101,7 +101,7 @@ def test_a_terminal_shows_a_clock_while_it_lasts() -> None:
     assert "0:00:00" in file.getvalue()
 
 
-def test_a_terminal_shows_a_bar_over_steps() -> None:
+def test_terminal_shows_a_bar_over_steps() -> None:
     console, file = screen()
     bar = Reporter(console=console).bar(total=1_000, done=300)
     assert bar is not None
@@ -129,7 +129,7 @@ class Gone(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_console_that_is_gone_is_reported_in_the_log_and_missed_no_more(tmp_path: Path) -> None:
+def test_closed_console_is_reported_once_in_the_log(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=Gone())) as reporter:
         for text in ("one", "two"):
             reporter.say(text)
@@ -141,12 +141,12 @@ def test_a_console_that_is_gone_is_reported_in_the_log_and_missed_no_more(tmp_pa
     ]
 
 
-def test_without_a_log_the_error_is_the_callers() -> None:
+def test_console_error_without_a_log_is_raised() -> None:
     with pytest.raises(BrokenPipeError):
         Reporter(console=Console(file=Gone())).say("one")
 
 
-def test_a_log_that_cannot_be_written_is_reported_on_the_console(
+def test_log_that_cannot_be_written_is_reported_on_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with files_end_at(20), Reporter(tmp_path) as reporter:
@@ -161,7 +161,7 @@ def test_a_log_that_cannot_be_written_is_reported_on_the_console(
     ]
 
 
-def test_where_both_are_gone_a_run_goes_on_in_silence(
+def test_run_continues_without_console_and_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with files_end_at(5), Reporter(tmp_path, Console(file=Gone())) as reporter:

@@ -24,7 +24,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return algorithms
 
 
-def test_a_file_that_stays_as_it_is_is_read_once(tmp_path: Path, computed: list[str]) -> None:
+def test_unchanged_file_is_read_once(tmp_path: Path, computed: list[str]) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     for _ in range(3):
@@ -33,7 +33,7 @@ def test_a_file_that_stays_as_it_is_is_read_once(tmp_path: Path, computed: list[
     assert computed == ["sha256", "md5"]
 
 
-def test_a_change_is_seen_also_where_the_time_was_put_back(tmp_path: Path) -> None:
+def test_change_is_detected_with_restored_mtime(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     before = file.stat()
@@ -44,7 +44,7 @@ def test_a_change_is_seen_also_where_the_time_was_put_back(tmp_path: Path) -> No
     assert checksum(file) == hashlib.sha256(b"abd").hexdigest()
 
 
-def test_what_is_as_it_was_written(tmp_path: Path) -> None:
+def test_recorded_sums_hold_for_unchanged_files(tmp_path: Path) -> None:
     names = ("a", "b")
     assert not has_recorded_sums(tmp_path, names)
     for name in names:

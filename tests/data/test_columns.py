@@ -7,7 +7,7 @@ import numpy as np
 from pipeline.data.columns import BlankColumn, ColumnSpec, Facts, make_blank_data
 
 
-def test_a_blank_column_has_shape_and_type_and_takes_no_memory() -> None:
+def test_blank_column_has_shape_and_dtype_without_memory() -> None:
     column = BlankColumn((1 << 40, 32, 32, 3), np.dtype(np.uint8))
     rows = column[np.array([0, 7, (1 << 40) - 1])]
     assert (rows.shape, rows.dtype, rows.any()) == ((3, 32, 32, 3), np.uint8, False)

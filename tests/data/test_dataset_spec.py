@@ -37,19 +37,19 @@ def source(name: str) -> DatasetSpec:
     return built
 
 
-def test_every_source_has_a_file() -> None:
+def test_every_dataset_has_a_config_file() -> None:
     assert {file.stem for file in FILES} == set(components("dataset"))
     assert len(FILES) == 18
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_file_gives_every_key(file: Path) -> None:
+def test_config_file_sets_every_key(file: Path) -> None:
     assert set(load(file.stem)) == set(components("dataset")[file.stem].model_fields)
     assert source(file.stem).name == file.stem
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_file_opens_with_schema_and_description(file: Path) -> None:
+def test_config_file_starts_with_schema_and_description(file: Path) -> None:
     schema, description, first_key = file.read_text(encoding="utf-8").splitlines()[:3]
 
     assert schema.startswith("# yaml-language-server: $schema=../../recipe.schema.json")
@@ -76,14 +76,14 @@ def applied(name: str, pixels: list[float]) -> np.ndarray:
     return values
 
 
-def test_mnist_constants_are_those_of_the_documents() -> None:
+def test_mnist_constants_match_the_documents() -> None:
     """D-06: two rescales, (1/255, 0) and (1/0.3081, -0.1307/0.3081)."""
     for pixel in (0.0, 100.0, 255.0):
         expected = (pixel / 255 - 0.1307) / 0.3081
         np.testing.assert_allclose(applied("mnist", [pixel]), [expected], rtol=1e-14)
 
 
-def test_cifar10_constants_are_those_of_the_documents() -> None:
+def test_cifar10_constants_match_the_documents() -> None:
     """D-06, D-07: mean and deviation per channel; crop and flip are for training only."""
     expected = [(0.2 - 0.4914) / 0.2023, (0.4 - 0.4822) / 0.1994, (1.0 - 0.4465) / 0.2010]
     np.testing.assert_allclose(applied("cifar10", [51.0, 102.0, 255.0]), expected, rtol=1e-12)

@@ -157,7 +157,7 @@ def closed_mirror() -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["good", "good/", "unmeasured", "rangeless", "elsewhere"])
-def test_fetch_brings_the_file(server: Server, tmp_path: Path, kind: str) -> None:
+def test_fetch_downloads_the_file(server: Server, tmp_path: Path, kind: str) -> None:
     path = fetch(FILE, [server.mirror(kind)], tmp_path / "made" / "here")
 
     assert path == tmp_path / "made" / "here" / "data.bin"
@@ -165,7 +165,7 @@ def test_fetch_brings_the_file(server: Server, tmp_path: Path, kind: str) -> Non
     assert not path.with_name("data.bin.part").exists()
 
 
-def test_a_download_is_printed(
+def test_download_is_reported_once(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """D-03's line."""
@@ -177,44 +177,40 @@ def test_a_download_is_printed(
     assert (printed.out, printed.err.strip()) == (line, "")
 
 
-def test_fetch_leaves_a_file_that_is_there(server: Server, tmp_path: Path) -> None:
+def test_fetch_keeps_an_existing_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / FILE.name).write_bytes(b"mine")
 
     assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == b"mine"
     assert server.seen == []
 
 
-def test_fetch_continues_a_part(server: Server, tmp_path: Path) -> None:
+def test_fetch_resumes_a_partial_file(server: Server, tmp_path: Path) -> None:
     part_of(tmp_path, CONTENT[:1_000])
 
     assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
     assert server.seen == [("good", "bytes=1000-")]
 
 
-def test_fetch_starts_again_where_the_server_ignores_ranges(server: Server, tmp_path: Path) -> None:
+def test_fetch_restarts_if_the_server_ignores_ranges(server: Server, tmp_path: Path) -> None:
     part_of(tmp_path, CONTENT[:1_000])
 
     assert fetch(FILE, [server.mirror("rangeless")], tmp_path).read_bytes() == CONTENT
     assert server.seen == [("rangeless", "bytes=1000-")]
 
 
-def test_next_mirror_continues_what_was_interrupted(server: Server, tmp_path: Path) -> None:
+def test_next_mirror_resumes_an_interrupted_download(server: Server, tmp_path: Path) -> None:
     mirrors = [server.mirror("truncated"), server.mirror("good")]
 
     assert fetch(FILE, mirrors, tmp_path).read_bytes() == CONTENT
     assert server.seen == [("truncated", None), ("good", f"bytes={SENT_BYTES}-")]
 
 
-def test_truncating_mirror_is_tried_again_while_it_sends_more(
-    server: Server, tmp_path: Path
-) -> None:
+def test_truncating_mirror_is_retried_while_it_progresses(server: Server, tmp_path: Path) -> None:
     assert fetch(FILE, [server.mirror("truncated")], tmp_path).read_bytes() == CONTENT
     assert [range_ for _, range_ in server.seen] == [None, "bytes=4096-", "bytes=8192-"]
 
 
-def test_truncating_mirror_is_given_up_when_it_brings_no_more(
-    server: Server, tmp_path: Path
-) -> None:
+def test_truncating_mirror_is_abandoned_without_progress(server: Server, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"truncated_rangeless/data.bin: closed after 4,096 of 10,240"
     ):
@@ -230,7 +226,7 @@ def test_next_mirror_is_tried_after_a_wrong_checksum(server: Server, tmp_path: P
     assert server.seen == [("wrong", None), ("good", None)]
 
 
-def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
+def test_wrong_checksum_leaves_no_file(server: Server, tmp_path: Path) -> None:
     wrong = hashlib.md5(CONTENT[::-1]).hexdigest()
 
     with pytest.raises(DataError, match=f"wrong checksum: md5 {wrong} instead of {FILE.md5}"):
@@ -239,21 +235,23 @@ def test_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [b"\xff" * 1_000, b"\xff" * 20_000])
-def test_part_with_wrong_bytes_is_dropped(server: Server, tmp_path: Path, left: bytes) -> None:
+def test_partial_file_with_wrong_bytes_is_dropped(
+    server: Server, tmp_path: Path, left: bytes
+) -> None:
     part_of(tmp_path, left)
 
     assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
     assert server.seen == [("good", f"bytes={len(left)}-"), ("good", None)]
 
 
-def test_part_that_is_complete_is_taken(server: Server, tmp_path: Path) -> None:
+def test_complete_partial_file_is_used(server: Server, tmp_path: Path) -> None:
     part_of(tmp_path, CONTENT)
 
     assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
     assert server.seen == [("good", f"bytes={len(CONTENT)}-")]
 
 
-def test_bytes_from_elsewhere_in_the_file_are_refused(server: Server, tmp_path: Path) -> None:
+def test_bytes_at_a_wrong_offset_are_refused(server: Server, tmp_path: Path) -> None:
     part = part_of(tmp_path, CONTENT[:1_000])
 
     with pytest.raises(DataError, match="sent bytes from 5 instead of 1,000"):
@@ -263,7 +261,7 @@ def test_bytes_from_elsewhere_in_the_file_are_refused(server: Server, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stalling", "silent"])
-def test_mirror_that_stalls_makes_way(server: Server, tmp_path: Path, kind: str) -> None:
+def test_stalled_mirror_is_skipped(server: Server, tmp_path: Path, kind: str) -> None:
     mirrors = [server.mirror(kind), server.mirror("good")]
     began = time.monotonic()
 
@@ -272,7 +270,7 @@ def test_mirror_that_stalls_makes_way(server: Server, tmp_path: Path, kind: str)
 
 
 @pytest.mark.slow
-def test_each_mirror_gives_its_reason(server: Server, tmp_path: Path) -> None:
+def test_error_has_the_reason_of_each_mirror(server: Server, tmp_path: Path) -> None:
     mirrors = [server.mirror(kind) for kind in ("missing", "silent", "ftp")] + [closed_mirror()]
 
     with pytest.raises(DataError) as caught:
@@ -286,7 +284,7 @@ def test_each_mirror_gives_its_reason(server: Server, tmp_path: Path) -> None:
     assert reasons[3].endswith("Connection refused")
 
 
-def test_another_size_than_published_is_refused(server: Server, tmp_path: Path) -> None:
+def test_size_other_than_published_is_refused(server: Server, tmp_path: Path) -> None:
     file = RemoteFile(FILE.name, FILE.md5, size_bytes=5)
 
     with pytest.raises(DataError, match="offers 10,240 bytes instead of 5"):
@@ -304,7 +302,7 @@ def test_fetch_without_mirrors_is_refused(tmp_path: Path) -> None:
         fetch(FILE, [], tmp_path)
 
 
-def test_failed_download_says_how_to_go_on(server: Server, tmp_path: Path) -> None:
+def test_failed_download_has_a_hint(server: Server, tmp_path: Path) -> None:
     files = [FILE, RemoteFile("labels.bin", "0")]
     mirrors = [server.mirror("good"), closed_mirror()]
 
@@ -320,7 +318,7 @@ def test_failed_download_says_how_to_go_on(server: Server, tmp_path: Path) -> No
     assert "dataset.name=synthetic +dataset.like=mnist" in message
 
 
-def test_fetch_all_brings_every_file(server: Server, tmp_path: Path) -> None:
+def test_fetch_all_downloads_every_file(server: Server, tmp_path: Path) -> None:
     files = [FILE, RemoteFile("copy.bin", FILE.md5, len(CONTENT))]
 
     fetch_all("mnist", files, [server.mirror("good")], tmp_path)
@@ -347,7 +345,7 @@ def test_parallel_processes_download_once(server: Server, tmp_path: Path) -> Non
     assert server.seen == [("late", None)]
 
 
-def test_file_system_without_locks_does(
+def test_file_system_without_locks_is_supported(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -373,7 +371,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
-def test_progress_shows_on_a_terminal_only(
+def test_progress_is_shown_only_on_a_terminal(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -16,14 +16,14 @@ from pipeline.data.file_errors import SIZED_BY_FILE, name_file
         (ValueError("has no rows"), "a.npz: has no rows"),
     ],
 )
-def test_an_error_has_the_name(error: Exception, message: str) -> None:
+def test_error_has_the_file_name(error: Exception, message: str) -> None:
     with pytest.raises(DataError) as caught, name_file("a.npz"):
         raise error
     assert str(caught.value) == message
     assert caught.value.__cause__ is error
 
 
-def test_other_errors_stay_unless_they_are_listed() -> None:
+def test_other_errors_are_converted_only_if_listed() -> None:
     with pytest.raises(MemoryError), name_file("a.npz"):
         raise MemoryError
     with pytest.raises(DataError), name_file("a.npz", SIZED_BY_FILE):

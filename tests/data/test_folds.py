@@ -35,7 +35,7 @@ def classified(labels: np.ndarray) -> RawData:
 
 @pytest.mark.parametrize("count", [3, 5, 10])
 @pytest.mark.parametrize("name", CLASSIFIED)
-def test_classes_are_shared_as_by_scikit_learn_golden(name: str, count: int) -> None:
+def test_stratified_folds_match_scikit_learn_golden(name: str, count: int) -> None:
     labels = np.array(list(SETS[name]["labels"]), np.int32)
     expected = np.array(SETS[name]["folds"][str(count)])
     folds = find_folds(classified(labels), FoldsSpec(count=count))
@@ -48,7 +48,7 @@ def test_classes_are_shared_as_by_scikit_learn_golden(name: str, count: int) -> 
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])
-def test_folds_of_numbers_have_the_sizes_of_scikit_learn_golden(count: int) -> None:
+def test_regression_fold_sizes_match_scikit_learn_golden(count: int) -> None:
     rows = SETS["diabetes"]["rows"]
     targets = Targets(("progression",), "regression", (0.0,), (1.0,))
     data = make_data(np.linspace(0, 1, rows, dtype=np.float32)[:, None], targets)
@@ -69,7 +69,7 @@ def test_folds_are_a_partition_and_shares_differ_by_one(
     assert (folds == assign_folds(len(labels), count, seed, strata)).all()
 
 
-def test_the_first_folds_are_those_of_every_version() -> None:
+def test_fold_assignment_is_stable_between_versions() -> None:
     assert assign_folds(12, 3, 0).tolist() == [2, 0, 2, 0, 1, 0, 1, 2, 1, 1, 2, 0]
     assert assign_folds(12, 3, 1, np.arange(12) % 2).tolist() == [
         2,
@@ -87,7 +87,7 @@ def test_the_first_folds_are_those_of_every_version() -> None:
     ]
 
 
-def test_other_seeds_draw_other_folds() -> None:
+def test_seed_changes_the_folds() -> None:
     assert (assign_folds(100, 5, 0) != assign_folds(100, 5, 1)).any()
 
 
@@ -127,6 +127,6 @@ def test_more_folds_than_samples_are_refused() -> None:
     ("settings", "problem"),
     [({"count": 1}, "greater than or equal to 2"), ({"index": 5}, "index = 5: must be 0 to 4")],
 )
-def test_wrong_folds_are_refused(settings: dict[str, int], problem: str) -> None:
+def test_invalid_folds_settings_are_refused(settings: dict[str, int], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         FoldsSpec(**settings)

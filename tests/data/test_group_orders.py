@@ -42,7 +42,7 @@ def make_order(buckets: list[int], **changed: Any) -> BucketedOrder:
 @pytest.mark.parametrize(
     "case", BUCKETED_GOLDEN["cases"], ids=lambda case: f"{len(case['lengths'])}"
 )
-def test_batches_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
+def test_bucketed_batches_match_mindspore_golden(case: dict[str, Any]) -> None:
     """`bucket_batch_by_length`: full batches as they fill up, then what is left in each bucket."""
     sizes = np.array(case["lengths"])[:, None]
     numbers = assign_buckets(sizes, [(bucket,) for bucket in BUCKETED_GOLDEN["buckets"]])
@@ -100,9 +100,7 @@ ORDERS = st.builds(
 
 @pytest.mark.slow
 @given(order=ORDERS, data=st.data())
-def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(
-    order: BucketedOrder, data: st.DataObject
-) -> None:
+def test_steps_equal_slices_of_the_listed_epochs(order: BucketedOrder, data: st.DataObject) -> None:
     whole = list_batches(order, epochs=3)
     assert len(whole) == 3 * order.steps_per_epoch
     first = data.draw(st.integers(0, len(whole)))
@@ -116,7 +114,7 @@ def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(
 
 @pytest.mark.slow
 @given(order=ORDERS)
-def test_no_batch_mixes_buckets(order: BucketedOrder) -> None:
+def test_batch_has_samples_of_one_bucket(order: BucketedOrder) -> None:
     batches = order.batches(0, 2 * order.steps_per_epoch)
     of_rows = order.buckets[batches.indices]
     assert (of_rows == of_rows[:, :1]).all()
@@ -124,7 +122,7 @@ def test_no_batch_mixes_buckets(order: BucketedOrder) -> None:
 
 @pytest.mark.slow
 @given(order=ORDERS)
-def test_an_epoch_has_every_sample_once_but_for_the_remainders(order: BucketedOrder) -> None:
+def test_epoch_has_every_sample_once_except_remainders(order: BucketedOrder) -> None:
     batches = order.batches(0, order.batches_per_repetition)
     seen = [
         sample
@@ -139,7 +137,7 @@ def test_an_epoch_has_every_sample_once_but_for_the_remainders(order: BucketedOr
         assert sorted(seen) == list(range(order.samples))
 
 
-def test_one_bucket_is_the_order_without_buckets() -> None:
+def test_single_bucket_equals_order_without_buckets() -> None:
     from tests.data.test_order import make_order as make_plain
 
     for drop_remainder in (True, False):
@@ -150,7 +148,7 @@ def test_one_bucket_is_the_order_without_buckets() -> None:
         assert np.array_equal(bucketed.counts, plain.counts)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_inconsistent_buckets_are_refused() -> None:
     with pytest.raises(ValueError, match="3 buckets for 4 samples"):
         make_order([0, 0, 0], samples=4)
     with pytest.raises(ValueError, match="differ in their number of batches"):
@@ -184,7 +182,7 @@ counts = st.lists(st.integers(1, 30), min_size=1, max_size=4)
 
 @SLOW
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 50))
-def test_every_class_is_drawn_as_often(counts: list[int], seed: int, epoch: int) -> None:
+def test_classes_are_drawn_equally_often(counts: list[int], seed: int, epoch: int) -> None:
     labels = np.repeat(np.arange(len(counts)) * 3, counts)
     whole = balanced_order(labels.tolist(), seed=seed)
     batches = whole.batches(epoch * len(labels), len(labels))
@@ -195,7 +193,7 @@ def test_every_class_is_drawn_as_often(counts: list[int], seed: int, epoch: int)
 
 @SLOW
 @given(counts=counts, seed=st.integers(0, 2**31 - 1))
-def test_none_is_drawn_again_before_all_of_its_class_were(counts: list[int], seed: int) -> None:
+def test_class_samples_repeat_only_after_all_are_drawn(counts: list[int], seed: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     rows = (
         balanced_order(labels.tolist(), seed=seed, shuffle=False)
@@ -210,7 +208,7 @@ def test_none_is_drawn_again_before_all_of_its_class_were(counts: list[int], see
 
 @SLOW
 @given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 9))
-def test_a_sample_has_another_key_each_time(counts: list[int], seed: int, epoch: int) -> None:
+def test_repeated_sample_has_a_new_key(counts: list[int], seed: int, epoch: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     batches = balanced_order(labels.tolist(), seed=seed).batches(epoch * len(labels), len(labels))
     keys = batches.indices.ravel()
@@ -219,7 +217,7 @@ def test_a_sample_has_another_key_each_time(counts: list[int], seed: int, epoch:
     np.testing.assert_array_equal(batches.rows, batches.indices % len(labels))
 
 
-def test_any_step_is_reached_without_those_before_it() -> None:
+def test_any_step_is_computed_directly() -> None:
     labels = [0] * 20 + [1] * 3 + [2] * 8
     one, other = balanced_order(labels, 4), balanced_order(labels, 4)
     whole = one.batches(0, 100)
@@ -228,7 +226,7 @@ def test_any_step_is_reached_without_those_before_it() -> None:
         np.testing.assert_array_equal(part.indices[0], whole.indices[step])
 
 
-def test_shards_share_a_balanced_epoch() -> None:
+def test_shards_partition_a_balanced_epoch() -> None:
     labels = [0] * 12 + [1] * 4
     rows = [
         balanced_order(labels, num_shards=2, shard_id=shard).batches(0, 8).indices.ravel()
@@ -238,7 +236,7 @@ def test_shards_share_a_balanced_epoch() -> None:
     assert sorted(np.concatenate(rows).tolist()) == sorted(whole.tolist())
 
 
-def test_keys_stay_below_what_int32_holds() -> None:
+def test_keys_fit_into_int32() -> None:
     labels = np.ones(60_000, int)
     labels[0] = 0
     keys = balanced_order(labels.tolist(), 100).batches(0, 600).indices
@@ -247,7 +245,7 @@ def test_keys_stay_below_what_int32_holds() -> None:
 
 
 @pytest.mark.parametrize("seeds", [(1, 2)])
-def test_another_seed_is_another_order(seeds: tuple[int, int]) -> None:
+def test_seed_changes_the_order(seeds: tuple[int, int]) -> None:
     labels = [0] * 30 + [1] * 5
     one, other = (balanced_order(labels, seed=seed).batches(0, 35).indices for seed in seeds)
     assert one.tolist() != other.tolist()
@@ -280,7 +278,7 @@ def epoch_of(whole: InterleavedOrder, epoch: int) -> np.ndarray:
     return whole.batches(epoch * whole.steps_per_epoch, whole.steps_per_epoch).rows.ravel()
 
 
-def test_files_are_read_in_turn() -> None:
+def test_files_are_interleaved() -> None:
     files, samples = interleave([3, 1, 2], 2)
     assert list(zip(files.tolist(), samples.tolist(), strict=True)) == [
         (0, 0),
@@ -292,7 +290,7 @@ def test_files_are_read_in_turn() -> None:
     ]
 
 
-def test_turns_are_tensorflows() -> None:
+def test_interleaving_matches_tensorflow_golden() -> None:
     """Golden values of tests/golden/make_tfrecord.py."""
     for case in json.loads(INTERLEAVED_GOLDEN.read_text())["orders"]:
         found = interleave(case["files"], case["cycle_length"])
@@ -300,14 +298,14 @@ def test_turns_are_tensorflows() -> None:
 
 
 @given(files=sizes, cycle_length=st.integers(1, 4), buffer=st.integers(1, 40))
-def test_an_epoch_has_every_sample_once(files: list[int], cycle_length: int, buffer: int) -> None:
+def test_epoch_has_every_sample_once(files: list[int], cycle_length: int, buffer: int) -> None:
     whole = interleaved_order(tuple(files), cycle_length, buffer_size=buffer)
     for epoch in range(3):
         assert sorted(epoch_of(whole, epoch).tolist()) == list(range(sum(files)))
 
 
 @given(files=sizes, shards=st.integers(1, 4), shuffle=st.booleans())
-def test_shards_read_files_of_their_own(files: list[int], shards: int, shuffle: bool) -> None:
+def test_shards_read_separate_files(files: list[int], shards: int, shuffle: bool) -> None:
     file_of = np.repeat(np.arange(len(files)), files)
     for shard in range(shards):
         if not any(files[shard::shards]):
@@ -318,18 +316,18 @@ def test_shards_read_files_of_their_own(files: list[int], shards: int, shuffle: 
         assert set(file_of[rows]) == {n for n in range(shard, len(files), shards) if files[n]}
 
 
-def test_epochs_open_files_in_another_order() -> None:
+def test_file_order_changes_between_epochs() -> None:
     whole = interleaved_order((4,) * 8, cycle_length=1)
     firsts = {tuple((epoch_of(whole, epoch)[::4] // 4).tolist()) for epoch in range(5)}
     assert len(firsts) == 5
 
 
-def test_without_a_shuffle_every_epoch_is_the_same() -> None:
+def test_unshuffled_epochs_are_equal() -> None:
     whole = interleaved_order((2, 2, 2), shuffle=False, buffer_size=None)
     assert epoch_of(whole, 0).tolist() == epoch_of(whole, 3).tolist() == [0, 2, 1, 3, 4, 5]
 
 
-def test_a_shard_without_samples_is_refused() -> None:
+def test_shard_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no samples|can't be filled"):
         interleaved_order((3, 0), num_shards=2, shard_id=1)
 
@@ -340,7 +338,7 @@ def test_a_shard_without_samples_is_refused() -> None:
     shuffle=st.booleans(),
     first=st.integers(0, 9),
 )
-def test_each_part_of_a_batch_has_its_own_files(
+def test_batch_parts_read_separate_files(
     files: list[int], groups: int, shuffle: bool, first: int
 ) -> None:
     """D-20: part g of every batch is what a shard g of the files reads (TensorFlow's order)."""

@@ -18,7 +18,7 @@ NAMES = tuple("abcde")
     share=st.floats(0.01, 0.99),
     seed=st.integers(0, 2**31 - 1),
 )
-def test_every_class_is_split_by_its_share(counts: list[int], share: float, seed: int) -> None:
+def test_split_is_stratified_by_class(counts: list[int], share: float, seed: int) -> None:
     groups = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     train, evaluated = hold_out(groups, NAMES, share, seed)
     assert sorted([*train, *evaluated]) == list(range(len(groups)))
@@ -30,20 +30,20 @@ def test_every_class_is_split_by_its_share(counts: list[int], share: float, seed
         assert held in (1, count - 1) or abs(held - share * count) <= 0.5
 
 
-def test_the_rows_are_a_function_of_the_seed() -> None:
+def test_held_out_rows_depend_on_the_seed() -> None:
     groups = np.repeat([0, 1], 50)
     first, again, other = (hold_out(groups, NAMES, 0.3, seed)[1] for seed in (1, 1, 2))
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
 
 
-def test_another_class_leaves_the_rows_of_a_class_as_they_were() -> None:
+def test_held_out_rows_of_a_class_ignore_other_classes() -> None:
     two = hold_out(np.repeat([0, 1], [20, 30]), NAMES, 0.5, 7)[1]
     one = hold_out(np.repeat([0, 1], [20, 10]), NAMES, 0.5, 7)[1]
     assert one[one < 20].tolist() == two[two < 20].tolist()
 
 
-def test_a_class_of_one_sample_is_named() -> None:
+def test_class_of_one_sample_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^b has 1 sample; a split needs at least 2 of each class"
     ):

@@ -81,7 +81,7 @@ def test_draws_are_a_function_of_seed_epoch_sample_and_op() -> None:
         ("shape", r"sample 0: returned uint8 of shape \(1, 2, 1\); its output is uint8 of shape"),
     ],
 )
-def test_an_op_that_fails_is_named_with_its_sample(kind: Any, message: str) -> None:
+def test_failed_op_is_named_with_its_sample(kind: Any, message: str) -> None:
     column = map_on_host(make_split(), [Strange(kind=kind)], seed=3).columns["image"]
     with pytest.raises(DataError, match=message):
         column[np.array([0])]
@@ -103,12 +103,12 @@ def make_recipe(*overrides: str) -> Recipe:
         ("dataset.train.select=[{name: take, samples: 0}]", "select.0.samples = 0: must be"),
     ],
 )
-def test_recipes_that_are_refused(override: str, message: str) -> None:
+def test_invalid_recipes_are_refused(override: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_data(make_recipe(override), Reporter())
 
 
-def test_a_resident_split_has_no_draws_of_later_epochs() -> None:
+def test_resident_feed_is_refused_for_host_ops() -> None:
     recipe = make_recipe("dataset.train.host_ops=[test_shift]", "train.feed=resident")
     with pytest.raises(RecipeError, match=r"train.feed = resident: must be auto or stream"):
         load_data(recipe, Reporter())
@@ -121,7 +121,7 @@ def test_predictions_refuse_host_ops_of_evaluation() -> None:
         make_predict(TrainedRun(recipe, {}, 1, samples))
 
 
-def test_batches_in_python_have_the_draws_of_their_epoch() -> None:
+def test_python_batches_have_the_draws_of_their_epoch() -> None:
     recipe = make_recipe("dataset.train.host_ops=[test_shift]")
     dataset = load_data(recipe, Reporter())
     first, second = (next(dict_batches(recipe, dataset, "train", epoch)) for epoch in (0, 1))
@@ -133,7 +133,7 @@ def test_batches_in_python_have_the_draws_of_their_epoch() -> None:
 
 
 @pytest.mark.slow
-def test_training_is_equal_in_any_sink_and_resumed(tmp_path: Path) -> None:
+def test_training_is_equal_at_any_sink_and_resumed(tmp_path: Path) -> None:
     ops = ["dataset.train.host_ops=[test_shift]", f"cache.root={tmp_path / 'cache'}"]
     run(make_recipe(*ops, "train.sink=false"), tmp_path / "off")
     for size in (1, 7, 70):

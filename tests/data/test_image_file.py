@@ -37,7 +37,7 @@ UPRIGHT = {
 
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
-def test_images_are_turned_by_their_orientation(tmp_path: Path, orientation: int) -> None:
+def test_images_are_rotated_by_exif_orientation(tmp_path: Path, orientation: int) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     Image.fromarray(PIXELS).save(tmp_path / "image.png", exif=exif)
@@ -52,7 +52,7 @@ def test_pixels_of_more_than_8_bits_are_refused() -> None:
         require_eight_bits(Image.new("F", (2, 2)))
 
 
-def test_an_image_of_too_many_pixels_is_not_opened(tmp_path: Path) -> None:
+def test_image_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
     Image.new("1", (2**13 + 1, 2**13)).save(tmp_path / "wide.png")
     with (
         pytest.raises(ValueError, match="it has 8,193 x 8,192 pixels; at most 67,108,864"),
@@ -62,7 +62,7 @@ def test_an_image_of_too_many_pixels_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "gif", "webp"])
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
+def test_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"image.{suffix}"
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(noise).save(path)
@@ -74,13 +74,13 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
         require_whole(path, FORMATS, checked.append)
 
 
-def test_classes_have_colours_of_their_own() -> None:
+def test_class_colors_are_distinct() -> None:
     colours = make_class_colours(40)
     assert colours[0].tolist() == [0, 0, 0]
     assert len({tuple(colour) for colour in colours.tolist()}) == 40
 
 
-def test_a_mask_is_drawn_and_stored_by_class() -> None:
+def test_mask_is_drawn_and_stored_by_class() -> None:
     mask = np.array([[0, 1, 2], [255, 1, 0]])
     picture = draw_masks(mask, 3)
     np.testing.assert_array_equal(picture[0], make_class_colours(3))

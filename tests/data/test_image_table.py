@@ -21,7 +21,7 @@ from pipeline.data.image_table import parse_labels
         ({"a": ["1", "0", "1"], "b": ["0", "2", "1"]}, "regression", ("a", "b")),
     ],
 )
-def test_the_task_follows_from_the_values(
+def test_task_is_inferred_from_the_values(
     columns: dict[str, list[str]], task: str, names: tuple[str, ...]
 ) -> None:
     labels = parse_labels(columns, "auto")
@@ -45,14 +45,14 @@ def test_the_task_follows_from_the_values(
         ({"a": ["nan"]}, "regression", "a"),
     ],
 )
-def test_values_that_the_task_does_not_take_are_refused(
+def test_values_unfit_for_the_task_are_refused(
     columns: dict[str, list[str]], task: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         parse_labels(columns, task)
 
 
-def test_numbers_are_standardised_and_labels_are_not() -> None:
+def test_numbers_are_standardised_and_flags_are_not() -> None:
     train, evaluated = np.array([0, 2]), np.array([1])
     numbers = parse_labels({"price": ["1.5", "9", "2.5"]}, "regression")
     scaled, other, targets = numbers.split_labels(train, evaluated)

@@ -15,7 +15,7 @@ EPOCHS = st.integers(0, 2**31 - 1)
 
 
 @given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80) | st.none())
-def test_a_shuffled_epoch_is_a_permutation_that_keeps_to_its_window(seed, epoch, samples, window):
+def test_shuffled_epoch_is_a_permutation_within_its_window(seed, epoch, samples, window):
     order = compute_epoch_order(seed, epoch, samples, True, window)
     assert order.dtype == np.int32
     assert sorted(order) == list(range(samples))
@@ -24,16 +24,16 @@ def test_a_shuffled_epoch_is_a_permutation_that_keeps_to_its_window(seed, epoch,
 
 
 @given(seed=SEEDS, epoch=EPOCHS)
-def test_without_shuffle_the_order_is_that_of_the_files(seed, epoch):
+def test_unshuffled_order_is_sequential(seed, epoch):
     np.testing.assert_array_equal(compute_epoch_order(seed, epoch, 9, False, 4), range(9))
 
 
-def test_a_window_of_one_moves_nothing():
+def test_window_of_one_does_not_shuffle():
     np.testing.assert_array_equal(compute_epoch_order(3, 0, 20, True, 1), range(20))
 
 
 @pytest.mark.parametrize("window", [20, 21, 10**6])
-def test_a_window_of_the_whole_dataset_is_a_full_shuffle(window):
+def test_window_of_the_whole_dataset_is_a_full_shuffle(window):
     np.testing.assert_array_equal(
         compute_epoch_order(3, 0, 20, True, window), compute_epoch_order(3, 0, 20, True, None)
     )
@@ -52,7 +52,7 @@ def test_epochs_and_seeds_differ_and_repeat_exactly(window):
         assert compute_epoch_order(seed, epoch, 100, True, window).tobytes() == order
 
 
-def test_orders_of_a_seed_never_change_between_versions():
+def test_orders_are_stable_between_versions():
     assert compute_epoch_order(42, 3, 10, True, None).tolist() == [1, 6, 3, 4, 5, 9, 2, 8, 0, 7]
     assert compute_epoch_order(42, 3, 10, True, 4).tolist() == [3, 1, 0, 5, 7, 2, 6, 4, 9, 8]
 
@@ -65,7 +65,7 @@ def test_orders_of_a_seed_never_change_between_versions():
         (4, 2, {"0123", "0132", "0213", "0231", "1023", "1032", "1203", "1230"}),
     ],
 )
-def test_every_order_that_a_window_allows_is_equally_likely(samples, window, possible):
+def test_orders_within_a_window_are_equally_likely(samples, window, possible):
     draws = 400 * len(possible)
     seen = Counter(
         "".join(map(str, compute_epoch_order(1, epoch, samples, True, window)))
@@ -76,7 +76,7 @@ def test_every_order_that_a_window_allows_is_equally_likely(samples, window, pos
 
 
 @given(seed=SEEDS, epoch=EPOCHS, samples=st.integers(1, 60), window=st.integers(1, 80))
-def test_a_window_is_a_buffer_that_is_refilled(seed, epoch, samples, window):
+def test_window_shuffle_equals_a_refilled_buffer(seed, epoch, samples, window):
     """The shuffle in vectors against the buffer of D-08, sample by sample."""
     words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(samples).tolist()
     size = min(window, samples)
@@ -90,7 +90,7 @@ def test_a_window_is_a_buffer_that_is_refilled(seed, epoch, samples, window):
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_steps_of_a_large_dataset_are_those_of_its_whole_epoch(monkeypatch, shards):
+def test_steps_of_large_dataset_match_its_whole_epoch(monkeypatch, shards):
     monkeypatch.setattr(orders, "LARGE", 50)
     compute_epoch_order.cache_clear()
     for shuffle, buffer_size in ((True, None), (True, 1000), (True, 7), (False, None)):
@@ -113,7 +113,7 @@ def test_steps_of_a_large_dataset_are_those_of_its_whole_epoch(monkeypatch, shar
     compute_epoch_order.cache_clear()
 
 
-def test_an_order_that_others_share_can_not_be_written_to():
+def test_cached_order_is_read_only():
     with pytest.raises(ValueError, match="read-only"):
         compute_epoch_order(0, 0, 5, True, None)[0] = 1
 
@@ -137,18 +137,18 @@ def test_steps_per_epoch_count_batches_then_repeat_them(
     assert Batching(samples, batch_size, drop_remainder, repeat).steps_per_epoch == steps
 
 
-def test_the_last_batch_of_60000_by_64_holds_32_samples():
+def test_last_batch_of_60000_by_64_holds_32_samples():
     batches = make_order(samples=60_000, batch_size=64, drop_remainder=False).batches(936, 3)
     assert batches.counts.tolist() == [64, 32, 64]  # D-09
 
 
-def test_a_batch_that_can_never_be_full_is_refused():
+def test_batch_larger_than_the_dataset_is_refused():
     with pytest.raises(ValueError, match=r"batch of 65 .* 64 samples, .* must be at most 64"):
         Batching(64, 65, drop_remainder=True, repeat=1)
 
 
 @pytest.mark.parametrize("drop_remainder", [True, False])
-def test_no_samples_are_refused(drop_remainder):
+def test_empty_dataset_is_refused(drop_remainder):
     with pytest.raises(ValueError, match="there are no samples"):
         make_order(samples=0, drop_remainder=drop_remainder)
 
@@ -199,7 +199,7 @@ def list_batches(order, epochs):
     ),
     data=st.data(),
 )
-def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(order, data):
+def test_steps_equal_slices_of_the_listed_epochs(order, data):
     whole = list(list_batches(order, epochs=3))
     assert len(whole) == 3 * order.steps_per_epoch
     first = data.draw(st.integers(0, len(whole)))
@@ -215,20 +215,20 @@ def test_any_run_of_steps_equals_that_slice_of_the_listed_epochs(order, data):
     }
 
 
-def test_a_batch_larger_than_the_dataset_is_filled_up_with_its_first_sample():
+def test_oversized_batch_is_padded_with_the_first_sample():
     batches = make_order(samples=3, batch_size=5, drop_remainder=False).batches(0, 2)
     assert batches.indices.tolist() == [[0, 1, 2, 0, 0]] * 2
     assert batches.counts.tolist() == [3, 3]
 
 
-def test_repetitions_within_an_epoch_are_shuffled_apart():
+def test_repetitions_within_an_epoch_are_shuffled_separately():
     order = make_order(samples=40, batch_size=40, shuffle=True, repeat=2)
     batches = order.batches(0, 4)
     assert batches.epochs.tolist() == [0, 1, 2, 3]
     assert len({row.tobytes() for row in batches.indices}) == 4
 
 
-def test_a_far_step_costs_no_more_than_a_near_one():
+def test_distant_step_costs_no_more_than_a_near_one():
     order = make_order(samples=60_000, batch_size=32, shuffle=True)
     compute_epoch_order.cache_clear()
     batches = order.batches(1875 * 1_000_000 + 5, 1)

@@ -14,13 +14,13 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 @settings(deadline=None)
 @given(size=st.integers(1, 3000), seed=SEEDS, number=st.integers(0, 2**63 - 1))
-def test_every_number_comes_once(size: int, seed: int, number: int) -> None:
+def test_permutation_has_every_number_once(size: int, seed: int, number: int) -> None:
     assert sorted(permute(np.arange(size), size, seed, number)) == list(range(size))
 
 
 @settings(deadline=None)
 @given(size=st.integers(1, 2**32), seed=SEEDS, place=st.integers(0, 2**32 - 1))
-def test_a_place_does_not_depend_on_those_asked_with_it(size: int, seed: int, place: int) -> None:
+def test_position_does_not_depend_on_others_of_the_query(size: int, seed: int, place: int) -> None:
     places = np.array([place % size, 0, size - 1])
     together = permute(places, size, seed, 3)
     assert ((together >= 0) & (together < size)).all()
@@ -29,7 +29,7 @@ def test_a_place_does_not_depend_on_those_asked_with_it(size: int, seed: int, pl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 100])
-def test_numbers_are_at_every_place_equally_often(size: int) -> None:
+def test_permutation_places_are_uniform(size: int) -> None:
     draws = 6000
     counts = np.zeros((size, size))
     for number in range(draws):
@@ -40,7 +40,7 @@ def test_numbers_are_at_every_place_equally_often(size: int) -> None:
     assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
 
 
-def test_neighbours_are_spread() -> None:
+def test_neighbours_are_spread_as_independent_draws() -> None:
     """Distances of neighbours in an epoch of 10 million are those of independent draws."""
     size, n = 10_000_000, 100_000
     found = permute(np.arange(n), size, 1, 2)
@@ -50,11 +50,11 @@ def test_neighbours_are_spread() -> None:
     assert abs(np.corrcoef(np.arange(n), found)[0, 1]) < 5 / np.sqrt(n)
 
 
-def test_numbers_never_change_between_versions() -> None:
+def test_permutation_is_stable_between_versions() -> None:
     assert permute(np.arange(4), 2_000_000, 42, 3).tolist() == [817957, 1785404, 1688044, 1556813]
 
 
 @pytest.mark.parametrize("size", [0, 2**32 + 1])
-def test_sizes_that_are_refused(size: int) -> None:
+def test_invalid_sizes_are_refused(size: int) -> None:
     with pytest.raises(ValueError, match="must be 1 to"):
         permute(np.arange(1), size, 0, 0)

@@ -41,13 +41,13 @@ def make_shards(epoch: int = 0, **settings: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("case", GOLDEN["in_order"], ids=str)
-def test_shards_in_order_are_those_of_mindspore_golden(case: dict[str, Any]) -> None:
+def test_unshuffled_shards_match_mindspore_golden(case: dict[str, Any]) -> None:
     """Equal and unequal lengths; NumpySlicesDataset(shuffle=False, num_shards, shard_id)."""
     own = make_shards(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
     assert own == case["shards"]
 
 
-def test_shards_of_files_are_those_of_mindspore_golden() -> None:
+def test_cifar10_shards_match_mindspore_golden() -> None:
     """D-01: Cifar10Dataset deals as every other reader does."""
     case = GOLDEN["cifar10"]
     own = make_shards(samples=case["samples"], num_shards=case["num_shards"], shuffle=False)
@@ -56,7 +56,7 @@ def test_shards_of_files_are_those_of_mindspore_golden() -> None:
 
 
 @pytest.mark.parametrize("case", GOLDEN["shuffled"], ids=lambda case: str(case["samples"]))
-def test_shards_are_dealt_from_one_shuffled_order_golden(case: dict[str, Any]) -> None:
+def test_shards_are_taken_from_one_shuffled_order_golden(case: dict[str, Any]) -> None:
     """MindSpore shuffles the whole first, alike in every run, and deals then; so it is here."""
     samples, shards = case["samples"], case["num_shards"]
     there = np.array(case["whole"])
@@ -72,7 +72,7 @@ def test_shards_are_dealt_from_one_shuffled_order_golden(case: dict[str, Any]) -
 @pytest.mark.parametrize(
     "case", GOLDEN["shuffled_behind_the_reader"], ids=lambda case: str(case["samples"])
 )
-def test_a_window_shuffles_within_its_shard_golden(case: dict[str, Any]) -> None:
+def test_window_shuffles_within_its_shard_golden(case: dict[str, Any]) -> None:
     """D-08: `shuffle(buffer_size)` follows the reader, so a shard keeps its samples."""
     samples, shards = case["samples"], case["num_shards"]
     for epoch in range(3):
@@ -93,7 +93,7 @@ SETTINGS = {
 
 
 @given(epoch=st.integers(0, 2**20), settings=st.fixed_dictionaries(SETTINGS))
-def test_the_shards_of_an_epoch_part_the_data(epoch: int, settings: dict[str, Any]) -> None:
+def test_shards_of_an_epoch_cover_the_data(epoch: int, settings: dict[str, Any]) -> None:
     """Every sample is dealt; shards are equally long, so the fewest possible are dealt again."""
     own = make_shards(epoch, **settings)
     samples, shards = settings["samples"], settings["num_shards"]
@@ -110,7 +110,7 @@ def test_the_shards_of_an_epoch_part_the_data(epoch: int, settings: dict[str, An
     settings=st.fixed_dictionaries(SETTINGS),
     data=st.data(),
 )
-def test_a_step_of_a_shard_depends_on_nothing_but_its_number(
+def test_shard_step_depends_only_on_its_number(
     step: int, count: int, settings: dict[str, Any], data: st.DataObject
 ) -> None:
     shard = data.draw(st.integers(0, settings["num_shards"] - 1))
@@ -123,19 +123,19 @@ def test_a_step_of_a_shard_depends_on_nothing_but_its_number(
         assert (run.epochs[position], run.counts[position]) == (one.epochs[0], one.counts[0])
 
 
-def test_a_whole_shuffle_deals_other_samples_in_every_epoch() -> None:
+def test_full_shuffle_changes_shard_samples_every_epoch() -> None:
     epochs = [make_shards(epoch, samples=40, num_shards=4) for epoch in range(3)]
     assert len({tuple(sorted(shards[0])) for shards in epochs}) == 3
 
 
-def test_one_shard_is_the_whole() -> None:
+def test_single_shard_is_the_whole_order() -> None:
     for buffer_size in (None, 5):
         settings = {"samples": 30, "buffer_size": buffer_size, "batch_size": 4}
         whole, shard = make_order(**settings), make_order(**settings, num_shards=1, shard_id=0)
         assert np.array_equal(whole.batches(3, 20).indices, shard.batches(3, 20).indices)
 
 
-def test_a_batch_larger_than_a_shard_is_refused() -> None:
+def test_batch_larger_than_a_shard_is_refused() -> None:
     expected = r"batch of 5 .* 4 samples of each of 4 shards, .* must be at most 4"
     with pytest.raises(ValueError, match=expected):
         make_order(batch_size=5, num_shards=4, shard_id=0)

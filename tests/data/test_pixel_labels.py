@@ -64,7 +64,7 @@ def mapped(xp: Any, ops: tuple[MapOp, ...], given: dict[str, Any], epoch: int = 
 
 
 @pytest.mark.parametrize("op", EXACT, ids=lambda op: f"{op.name}-{op.model_dump_json()[:40]}")
-def test_every_label_goes_where_its_pixel_goes(op: MapOp) -> None:
+def test_pixel_labels_move_with_their_pixels(op: MapOp) -> None:
     given = columns()
     ops = make_joint_ops((op,), SPECS, NONE)
     result = mapped(np, ops, given)
@@ -103,7 +103,7 @@ def test_host_and_compiled_step_agree() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "cubic", "area"])
-def test_labels_are_copied_where_pixels_are_mixed(name: str) -> None:
+def test_labels_are_resized_to_the_nearest_pixel(name: str) -> None:
     """A label between two classes would be a third one."""
     given = columns()
     given["label"] = given["label"] % 2 * 7
@@ -114,7 +114,7 @@ def test_labels_are_copied_where_pixels_are_mixed(name: str) -> None:
     assert np.array_equal(result["label"], mapped(np, nearest, given)["label"])
 
 
-def test_labels_of_tokens_follow_too() -> None:
+def test_token_labels_move_with_their_tokens() -> None:
     specs = {"image": ColumnSpec((10, 1, 1), "float32"), "label": ColumnSpec((10,), "int32")}
     ops = make_joint_ops((RandomCrop(size=(4, 1)),), specs, None)
     tokens = np.arange(BATCH * 10).reshape(BATCH, 10)
@@ -135,13 +135,13 @@ def test_labels_of_tokens_follow_too() -> None:
         ColumnSpec((9,), "int32"),
     ],
 )
-def test_labels_of_no_place_stay(label: ColumnSpec) -> None:
+def test_labels_without_position_are_unchanged(label: ColumnSpec) -> None:
     """One a sample, one-hot, or several of them, as many as the image is high."""
     ops = (RandomHorizontalFlip(), RandAugment(), Rescale(factor=1.0, shift=0.0))
     assert make_joint_ops(ops, {**SPECS, "label": label}, None) == ops
 
 
-def test_what_moves_nothing_leaves_labels_alone() -> None:
+def test_ops_that_move_no_pixel_leave_labels_unchanged() -> None:
     ops = (Cutout(size=2), Rescale(factor=1.0, shift=0.0), Hwc2Chw())
     assert make_joint_ops(ops, SPECS, None) == ops
 
@@ -178,14 +178,14 @@ def test_what_moves_nothing_leaves_labels_alone() -> None:
         ),
     ],
 )
-def test_what_labels_cannot_follow_is_refused(
+def test_ops_unsupported_for_labels_are_refused(
     ops: list[MapOp], label: ColumnSpec, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_joint_ops(ops, {**SPECS, "label": label}, None)
 
 
-def test_every_op_that_moves_pixels_says_so() -> None:
+def test_every_op_that_moves_pixels_is_marked() -> None:
     """Those that are known to; an op that is added to the package has to be put on either side."""
     moving = {name for name, op in components("op").items() if getattr(op, "moves_pixels", False)}
     still = {

@@ -27,7 +27,7 @@ def make_order(samples: int = 400, expected: int = 40, size: int = 100) -> Poiss
     )
 
 
-def test_a_batch_is_a_function_of_its_step() -> None:
+def test_batch_depends_only_on_its_step() -> None:
     order = make_order()
     whole = order.batches(0, 12)
     for first, count in ((0, 5), (5, 7), (11, 1)):
@@ -37,7 +37,7 @@ def test_a_batch_is_a_function_of_its_step() -> None:
         np.testing.assert_array_equal(part.epochs, np.arange(first, first + count))
 
 
-def test_each_sample_is_drawn_with_the_same_probability_in_each_step() -> None:
+def test_samples_are_drawn_with_equal_probability_in_each_step() -> None:
     """Planted mistake: a fixed order that is accounted for as Poisson sampling."""
     order = make_order()
     batches = order.batches(0, 3000)
@@ -57,7 +57,7 @@ def test_each_sample_is_drawn_with_the_same_probability_in_each_step() -> None:
     assert 0.9 < again < 1.1
 
 
-def test_the_key_decides_and_the_seed_does_not() -> None:
+def test_order_depends_on_the_key_and_not_the_seed() -> None:
     order = make_order()
     first = order.batches(0, 1)
     same = replace(order, seed=2).batches(0, 1)
@@ -69,7 +69,7 @@ def test_the_key_decides_and_the_seed_does_not() -> None:
     assert "2147483648" not in repr(order)
 
 
-def test_half_of_the_canaries_are_never_drawn() -> None:
+def test_canary_non_members_are_never_drawn() -> None:
     canaries = np.arange(0, 400, 2)
     order = replace(make_order(), canaries=canaries)
     members = order.draw_members()
@@ -83,7 +83,7 @@ def test_half_of_the_canaries_are_never_drawn() -> None:
     assert drawn & {*canaries.tolist()} == {*canaries[members].tolist()}
 
 
-def test_the_expected_batch_is_the_largest_that_fits() -> None:
+def test_expected_batch_is_the_largest_that_fits() -> None:
     expected = find_expected_batch_size(60_000, 256, 1e-17)
     assert 130 < expected < 160
     assert compute_overflow(60_000, 256, expected) <= 1e-17
@@ -93,7 +93,7 @@ def test_the_expected_batch_is_the_largest_that_fits() -> None:
         find_expected_batch_size(60_000, 2, 1e-17)
 
 
-def test_a_step_may_draw_nothing() -> None:
+def test_step_may_draw_no_sample() -> None:
     batches = make_order(samples=50, expected=1).batches(0, 40)
     assert 0 in batches.counts
     assert (batches.indices[batches.counts == 0] == 0).all()

@@ -26,7 +26,7 @@ def pair(xp, words):
 @pytest.mark.slow
 @pytest.mark.parametrize("xp", [np, jnp])
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_threefry_gives_the_published_answers(xp, counter, key, expected):
+def test_threefry_returns_the_published_values(xp, counter, key, expected):
     result = threefry_2x32(pair(xp, key), pair(xp, counter))
     assert tuple(int(word[0]) for word in result) == expected
 
@@ -41,7 +41,7 @@ def test_threefry_agrees_with_jax():
 
 
 @pytest.mark.slow
-def test_uniforms_have_the_same_bits_on_host_and_device_with_a_traced_seed():
+def test_uniforms_are_identical_on_host_and_device():
     epochs = np.arange(1000, dtype=np.int32) % 7
     device = jax.jit(lambda *keys: uniforms(jnp, *keys, op=3, draws=5))
     for seed in (0, MAX_SEED):
@@ -53,11 +53,11 @@ def test_uniforms_have_the_same_bits_on_host_and_device_with_a_traced_seed():
 
 
 @pytest.mark.parametrize("xp", [np, jnp])
-def test_uniforms_of_no_draws_are_empty(xp):
+def test_uniforms_of_zero_draws_are_empty(xp):
     assert uniforms(xp, seed_words(1), 0, SAMPLES, op=0, draws=0).shape == (1000, 0)
 
 
-def test_a_scalar_epoch_stands_for_that_of_every_sample():
+def test_scalar_epoch_applies_to_every_sample():
     words = seed_words(5)
     np.testing.assert_array_equal(
         uniforms(np, words, 4, SAMPLES, op=1, draws=2),
@@ -65,7 +65,7 @@ def test_a_scalar_epoch_stands_for_that_of_every_sample():
     )
 
 
-def test_a_draw_depends_neither_on_its_batch_nor_on_later_draws():
+def test_draw_is_independent_of_batch_and_later_draws():
     words = seed_words(5)
     whole = uniforms(np, words, 4, SAMPLES, op=1, draws=5)
     shuffled = SAMPLES[::-1][100:200]
@@ -74,7 +74,7 @@ def test_a_draw_depends_neither_on_its_batch_nor_on_later_draws():
         np.testing.assert_array_equal(part, whole[shuffled, :draws])
 
 
-def test_every_coordinate_and_no_mere_sum_of_them_changes_the_draws():
+def test_draws_differ_for_every_combination_of_coordinates():
     coordinates = [
         (seed, epoch, op) for seed in (0, 1, 2**32, 2**33) for epoch in range(3) for op in range(3)
     ]
@@ -107,7 +107,7 @@ def test_uniforms_are_uniform_along_every_coordinate(axis):
     assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 0.05
 
 
-def test_uniforms_are_multiples_of_one_in_two_to_the_24():
+def test_uniforms_are_multiples_of_2_to_the_minus_24():
     drawn = uniforms(np, seed_words(3), 0, SAMPLES, 0, draws=4)
     scaled = drawn.astype(np.float64) * 2**24
     np.testing.assert_array_equal(scaled, np.rint(scaled))
@@ -115,7 +115,7 @@ def test_uniforms_are_multiples_of_one_in_two_to_the_24():
 
 
 @given(bound=st.integers(1, 2**24))
-def test_integers_reach_both_ends_and_never_the_bound(bound):
+def test_integers_reach_zero_and_stay_below_the_bound(bound):
     ends = np.array([0, (2**24 - 1) / 2**24], np.float32)
     np.testing.assert_array_equal(integers(np, ends, bound), [0, bound - 1])
 
@@ -129,7 +129,7 @@ def test_seed_words_are_low_then_high(seed, words):
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
-def test_a_seed_out_of_range_is_refused(seed):
+def test_seed_out_of_range_is_refused(seed):
     with pytest.raises(
         ValueError, match=f"seed = {seed}: must be a whole number from 0 to 9223372036854775807"
     ):

@@ -50,7 +50,7 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
-def test_a_folder_is_copied_once_and_offline_afterwards(
+def test_folder_is_copied_once_and_reused_offline(
     bucket: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = copy_once(ADDRESS, tmp_path / "cache")
@@ -63,7 +63,7 @@ def test_a_folder_is_copied_once_and_offline_afterwards(
     assert capsys.readouterr().out == ""
 
 
-def test_a_file_keeps_its_name_and_must_have_the_digest_of_its_address(tmp_path: Path) -> None:
+def test_copied_file_keeps_its_name_and_is_verified(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"c").hexdigest()
     copy = copy_once(Address(f"s3://bucket/data/c#sha256={digest}"), tmp_path / "cache")
     assert (copy.name, copy.read_bytes()) == ("c", b"c")
@@ -75,7 +75,7 @@ def test_a_file_keeps_its_name_and_must_have_the_digest_of_its_address(tmp_path:
         copy_once(Address("s3://bucket/data/c#md5=0"), tmp_path / "cache")
 
 
-def test_a_copy_that_has_changed_is_refused(tmp_path: Path) -> None:
+def test_changed_copy_is_refused(tmp_path: Path) -> None:
     copy = copy_once(ADDRESS, tmp_path / "cache")
     (copy / "c").write_bytes(b"d")
     with pytest.raises(DataError, match=r"has changed; remove .* to copy it again"):
@@ -85,7 +85,7 @@ def test_a_copy_that_has_changed_is_refused(tmp_path: Path) -> None:
         copy_once(ADDRESS, tmp_path / "cache")
 
 
-def test_an_interrupted_copy_goes_on_with_files_that_are_the_same(
+def test_interrupted_copy_continues_with_equal_files(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[str] = []
@@ -111,7 +111,7 @@ def test_an_interrupted_copy_goes_on_with_files_that_are_the_same(
     assert read_tree(copy) == read_tree(bucket)
 
 
-def test_a_file_that_changes_meanwhile_ends_the_copy(
+def test_file_changed_during_the_copy_is_an_error(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     download = Storage.download
@@ -127,7 +127,7 @@ def test_a_file_that_changes_meanwhile_ends_the_copy(
     assert (copy_once(ADDRESS, tmp_path / "cache") / "c").read_bytes() == b"e"
 
 
-def test_half_a_file_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_download_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     download = Storage.download
 
     def halve(self: Storage, name: str, file: Path) -> None:
@@ -140,7 +140,7 @@ def test_half_a_file_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", ["../x", "a//b", "a/../../x", "a\nb"])
-def test_names_that_lead_elsewhere_are_refused(
+def test_unsafe_file_names_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: Any = {name: {"size": 1, "name": name}}
@@ -150,12 +150,12 @@ def test_names_that_lead_elsewhere_are_refused(
         copy_once(ADDRESS, tmp_path / "cache")
 
 
-def test_nothing_at_the_address_is_one_message(tmp_path: Path) -> None:
+def test_empty_address_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file or folder, or it is empty"):
         copy_once(Address("s3://bucket/none"), tmp_path / "cache")
 
 
-def test_a_file_is_chosen_by_its_name(tmp_path: Path) -> None:
+def test_file_is_selected_by_name(tmp_path: Path) -> None:
     def choose(names: Sequence[str]) -> str:
         return max(names)
 
@@ -163,18 +163,18 @@ def test_a_file_is_chosen_by_its_name(tmp_path: Path) -> None:
     assert (copy.name, copy.read_bytes()) == ("b", b"train/b")
 
 
-def test_a_disk_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=3)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(RunError, match=r"has 15 B, and .* has room for 3 B"):
         copy_once(ADDRESS, tmp_path / "cache")
 
 
-def test_fsspec_knows_the_faulty_storage() -> None:
+def test_faulty_storage_is_registered_with_fsspec() -> None:
     assert isinstance(fsspec.filesystem("s3"), FaultyFileSystem)
 
 
-def test_a_run_reads_data_and_weights_of_addresses(bucket: Path, tmp_path: Path) -> None:
+def test_run_reads_data_and_weights_from_addresses(bucket: Path, tmp_path: Path) -> None:
     """The data of a folder, and the weight file of a repository; the recipe keeps the addresses."""
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)
     labels = np.arange(40, dtype=np.int32) % 10

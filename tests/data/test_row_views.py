@@ -60,7 +60,7 @@ Rows = st.lists(st.integers(0, 6), min_size=1, max_size=9)
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=Rows, positions=st.lists(st.integers(-1, 0), max_size=4))
-def test_selected_rows(kind: Any, rows: list[int], positions: list[int]) -> None:
+def test_selected_rows_are_read(kind: Any, rows: list[int], positions: list[int]) -> None:
     column = select_samples(Split({"x": kind(VALUES)}), np.array(rows)).columns["x"]
     np.testing.assert_array_equal(column[:], VALUES[rows])
     np.testing.assert_array_equal(column[np.array(positions, int)], VALUES[rows][positions])
@@ -75,7 +75,7 @@ def test_selected_rows(kind: Any, rows: list[int], positions: list[int]) -> None
 
 @pytest.mark.parametrize("first", KINDS)
 @pytest.mark.parametrize("second", KINDS)
-def test_joined_columns(first: Any, second: Any) -> None:
+def test_joined_columns_are_read(first: Any, second: Any) -> None:
     parts = [Split({"x": first(VALUES)}), Split({"x": second(VALUES[:3] + 100)})]
     joined = join_splits(parts)
     expected = np.concatenate([VALUES, VALUES[:3] + 100])
@@ -84,7 +84,7 @@ def test_joined_columns(first: Any, second: Any) -> None:
     assert joined.files == (7, 3)
 
 
-def test_ragged_columns() -> None:
+def test_ragged_columns_are_selected_and_joined() -> None:
     ragged = make_ragged_array(np.arange(11), np.array([[2], [5], [4]]))
     view = select_samples(Split({"x": ragged}), np.array([2, 0])).columns["x"]
     assert isinstance(view, RaggedColumn)
@@ -97,13 +97,13 @@ def test_ragged_columns() -> None:
     assert joined.sample_name(1) == "sample 1"
 
 
-def test_files_are_counted_if_the_order_stays() -> None:
+def test_samples_per_file_are_counted_if_the_order_is_kept() -> None:
     split = Split({"x": VALUES}, files=(2, 0, 5))
     assert select_samples(split, np.array([1, 2, 6])).files == (1, 0, 2)
     assert select_samples(split, np.array([2, 1])).files == ()
 
 
-def test_columns_that_do_not_fit() -> None:
+def test_incompatible_columns_are_refused() -> None:
     with pytest.raises(ValueError, match=r"x is int32 of shape .* and int64 of shape"):
         join_splits([Split({"x": VALUES}), Split({"x": VALUES.astype(np.int64)})])
     with pytest.raises(ValueError, match="the columns are x and y; must be equal"):

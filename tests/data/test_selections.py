@@ -39,14 +39,14 @@ def select(*rules: Selection, data: RawData | None = None) -> list[int]:
     return [int(image.max()) for image in raw.train.columns["image"][:]]
 
 
-def test_rules_apply_to_what_the_one_before_leaves() -> None:
+def test_selection_rules_apply_in_sequence() -> None:
     assert select(SkipFirst(samples=2), TakeFirst(samples=3)) == [2, 2, 4]
     assert select(TakeFirst(samples=3), SkipFirst(samples=2)) == [2]
     assert select(TakeFirst(samples=99)) == select()
     assert select(Classes(keep=("a", 2)), TakeFirst(samples=4)) == [0, 2, 2, 5]
 
 
-def test_the_log_and_the_files_follow() -> None:
+def test_selections_update_notes_and_samples_per_file() -> None:
     raw = apply_selections([SkipFirst(samples=3), Unique()], make_data(), "train")
     assert raw.notes == (
         "train.select.0 (skip): 9 of 12 images",
@@ -56,7 +56,7 @@ def test_the_log_and_the_files_follow() -> None:
     assert len(raw.eval) == 12
 
 
-def test_equal_samples_are_read_once() -> None:
+def test_unique_keeps_one_of_equal_samples() -> None:
     assert select(Unique()) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
     raw = apply_selections([TakeFirst(samples=5)], make_data(), "train")
     raw = apply_selections([Unique(apart=True)], raw, "eval")
@@ -80,7 +80,7 @@ class Wrong(Selection):
         return np.array(self.rows) / 0 if self.rows is None else np.array(self.rows)
 
 
-def test_a_custom_rule() -> None:
+def test_custom_rule_is_applied() -> None:
     assert select(Odd()) == [1, 5, 9]
 
 
@@ -95,12 +95,12 @@ def test_a_custom_rule() -> None:
         (Wrong(rows=None), r"select.0 \(wrong\): TypeError"),
     ],
 )
-def test_rules_that_do_not_fit(rule: Selection, message: str) -> None:
+def test_unfit_rules_are_refused(rule: Selection, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         select(rule)
 
 
-def test_damaged_files_are_left_out_if_the_recipe_says_so(tmp_path: Path) -> None:
+def test_damaged_files_are_omitted_if_the_recipe_allows_it(tmp_path: Path) -> None:
     save_images(tmp_path, {"train": 3, "eval": 3})
     damaged = [tmp_path / "train/ant/00.png", tmp_path / "train/owl/02.png"]
     whole = damaged[1].read_bytes()

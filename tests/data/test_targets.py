@@ -16,7 +16,7 @@ values = arrays(np.float64, (6, 2), elements=st.floats(-1e3, 1e3, width=32)).fil
 
 
 @given(train=values, evaluated=values)
-def test_predictions_come_back_to_the_units(train: np.ndarray, evaluated: np.ndarray) -> None:
+def test_predictions_are_converted_to_data_units(train: np.ndarray, evaluated: np.ndarray) -> None:
     scaled, other, targets = standardise_targets(train, evaluated, ("a", "b"))
     assert scaled.dtype == other.dtype == np.float32
     np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-4)
@@ -25,7 +25,7 @@ def test_predictions_come_back_to_the_units(train: np.ndarray, evaluated: np.nda
     np.testing.assert_allclose(targets.to_data_units(other), evaluated, rtol=1e-4, atol=1e-2)
 
 
-def test_outputs_of_classes_have_no_units() -> None:
+def test_class_outputs_have_no_units() -> None:
     outputs = np.ones((2, 3))
     assert Targets(("a", "b", "c")).to_data_units(outputs) is outputs
 
@@ -38,7 +38,7 @@ def test_outputs_of_classes_have_no_units() -> None:
         ([[1.0], [2.0]], [[np.inf]], "price has values in the evaluation split"),
     ],
 )
-def test_numbers_that_can_not_be_standardised_are_refused(
+def test_non_standardisable_numbers_are_refused(
     train: list[list[float]], evaluated: list[list[float]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -54,5 +54,5 @@ def test_numbers_that_can_not_be_standardised_are_refused(
         (Targets(("price",), "regression", (2.0,), (0.5,)), "1 number (price 2 +- 0.5)"),
     ],
 )
-def test_targets_are_named_by_their_task(targets: Targets, text: str) -> None:
+def test_target_text_names_the_task(targets: Targets, text: str) -> None:
     assert str(targets) == text

@@ -32,19 +32,19 @@ TRAINING = (
 )
 
 
-def test_specs_follow_the_list_column_by_column():
+def test_specs_are_computed_through_the_op_list():
     assert compute_column_specs(TRAINING, SPECS) == {
         "image": ColumnSpec((3, 12, 12), "float32", "chw"),
         "label": ColumnSpec((), "int32"),
     }
 
 
-def test_no_ops_change_nothing():
+def test_empty_op_list_changes_nothing():
     assert compute_column_specs((), SPECS) == SPECS
     assert apply_ops(np, (), COLUMNS, SEED, 0, SAMPLE) == COLUMNS
 
 
-def test_what_the_specs_say_is_what_comes_out():
+def test_arrays_are_sharded_as_the_specs_say():
     result = apply_ops(np, TRAINING, COLUMNS, SEED, 0, SAMPLE)
     specs = compute_column_specs(TRAINING, SPECS)
     assert set(result) == set(specs)
@@ -52,7 +52,7 @@ def test_what_the_specs_say_is_what_comes_out():
         assert (values.shape[1:], values.dtype.name) == (specs[name].shape, specs[name].dtype)
 
 
-def test_each_op_gets_what_the_last_one_made():
+def test_ops_are_applied_in_sequence():
     ops = (CenterCrop(size=(4, 4)), Rescale(factor=2.0, shift=1.0), Rescale(factor=3.0, shift=0.0))
     result = apply_ops(np, ops, COLUMNS, SEED, 0, SAMPLE)
     expected = (COLUMNS["image"][:, 2:6, 2:6].astype(np.float32) * 2 + 1) * 3
@@ -60,7 +60,7 @@ def test_each_op_gets_what_the_last_one_made():
     np.testing.assert_array_equal(result["label"], COLUMNS["label"])
 
 
-def test_an_op_draws_by_its_position():
+def test_op_draws_depend_on_its_position():
     ops = (RandomHorizontalFlip(), RandomHorizontalFlip())
     result = apply_ops(np, ops, COLUMNS, SEED, 4, SAMPLE)["image"]
     first, second = (uniforms(np, SEED, 4, SAMPLE, op, 1)[:, 0] < 0.5 for op in range(2))
@@ -72,7 +72,7 @@ def test_an_op_draws_by_its_position():
     np.testing.assert_array_equal(result, expected)
 
 
-def test_a_sample_is_augmented_alike_in_any_batch():
+def test_augmentation_of_a_sample_is_independent_of_its_batch():
     whole = apply_ops(np, TRAINING, COLUMNS, SEED, 7, SAMPLE)
     rows = [4, 1]
     part = {name: values[rows] for name, values in COLUMNS.items()}
@@ -86,7 +86,7 @@ def test_every_epoch_augments_differently():
 
 
 @pytest.mark.slow
-def test_one_compiled_program_serves_every_seed_and_epoch_and_agrees_with_the_host():
+def test_compiled_program_serves_all_seeds_and_matches_the_host():
     traces = []
 
     @jax.jit
@@ -103,13 +103,13 @@ def test_one_compiled_program_serves_every_seed_and_epoch_and_agrees_with_the_ho
     assert len(traces) == 1
 
 
-def test_an_op_that_does_not_fit_is_named_by_position_and_name():
+def test_unfit_op_is_named_by_position_and_name():
     ops = (CenterCrop(size=(4, 4)), CenterCrop(size=(6, 6)))
     with pytest.raises(ValueError, match=r"^ops\.1 \(center_crop\): can't crop 6x6 from 4x4"):
         compute_column_specs(ops, SPECS)
 
 
-def test_an_unknown_column_is_refused_with_the_columns_there_are():
+def test_unknown_column_is_refused_with_known_columns():
     ops = (OneHot(classes=10), OneHot(column="labels", classes=10))
     expected = r"^ops\.1 \(one_hot\): there is no column 'labels'; the columns are image, label$"
     with pytest.raises(ValueError, match=expected):

@@ -51,7 +51,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("name", mark_slow_except([*OPTIMIZERS][:1], OPTIMIZERS))
-def test_the_halves_of_a_step_compute_the_step(name: str, jitted: bool) -> None:
+def test_split_step_equals_the_step(name: str, jitted: bool) -> None:
     step = make_step(OPTIMIZERS[name])
     step = jax.jit(step) if jitted else step
     state = make_state(OPTIMIZERS[name])
@@ -66,7 +66,7 @@ def test_the_halves_of_a_step_compute_the_step(name: str, jitted: bool) -> None:
         np.testing.assert_allclose(read_numbers(leaf), read_numbers(expected_leaf), rtol=1e-6)
 
 
-def test_the_update_is_computed_from_the_state_of_the_second_half() -> None:
+def test_update_is_computed_from_the_second_state() -> None:
     def step(state: Any, batch: Any) -> Any:
         return state - 0.5 * batch, {"loss": jnp.sum(batch)}
 
@@ -74,7 +74,7 @@ def test_the_update_is_computed_from_the_state_of_the_second_half() -> None:
     np.testing.assert_array_equal(compute_state(jnp.full(2, 3.0)), [2.5, 2.5])
 
 
-def test_products_stay_out_of_the_update() -> None:
+def test_matmuls_stay_outside_the_update_branch() -> None:
     """A branch would compute them without XLA's library."""
 
     def step(state: Any, batch: Any) -> Any:

@@ -256,7 +256,7 @@ class Actor(Callback):
         self.told = list(state)
 
 
-def test_callbacks_are_told_of_everything_once_and_in_order(play: Runner) -> None:
+def test_callbacks_get_every_event_once_and_in_order(play: Runner) -> None:
     actor = Actor()
     play(World(), actor, recipe=["eval.every_steps=12", "checkpoint.every_steps=12"])
     events = [(event, step) for event, step in actor.told if event != "step"]
@@ -272,7 +272,7 @@ def test_callbacks_are_told_of_everything_once_and_in_order(play: Runner) -> Non
     assert [step for event, step in actor.told if event == "step"] == list(range(1, 25))
 
 
-def test_events_that_were_asked_for_happen_at_their_step(play: Runner) -> None:
+def test_requested_events_happen_at_their_step(play: Runner) -> None:
     world = World()
 
     def ask(run: RunControl) -> None:
@@ -285,7 +285,7 @@ def test_events_that_were_asked_for_happen_at_their_step(play: Runner) -> None:
     assert list(world.saved) == [10, 16, 24]
 
 
-def test_a_learning_rate_holds_from_the_next_step_on(play: Runner) -> None:
+def test_learning_rate_applies_from_the_next_step(play: Runner) -> None:
     world = World()
     seen = []
 
@@ -303,7 +303,7 @@ def test_a_learning_rate_holds_from_the_next_step_on(play: Runner) -> None:
 
 
 @pytest.mark.parametrize("sink", [None, 1, 3, 24])
-def test_changed_rates_do_not_depend_on_the_sinks(sink: int | None, play: Runner) -> None:
+def test_changed_rates_do_not_depend_on_sink_size(sink: int | None, play: Runner) -> None:
     def losses(sink: int | None) -> dict[int, tuple[float, float]]:
         world = World()
         acts: dict[tuple[str, int], Act] = {
@@ -316,7 +316,7 @@ def test_changed_rates_do_not_depend_on_the_sinks(sink: int | None, play: Runner
     assert losses(sink) == losses(8)
 
 
-def test_parameters_are_replaced_where_they_are_set(play: Runner) -> None:
+def test_set_parameters_apply_from_their_boundary(play: Runner) -> None:
     world = World()
 
     def act(run: RunControl) -> None:
@@ -332,7 +332,7 @@ def test_parameters_are_replaced_where_they_are_set(play: Runner) -> None:
     assert world.evaluations == {16: 4.0}
 
 
-def test_an_evaluation_before_parameters_are_set_is_not_that_of_the_end(play: Runner) -> None:
+def test_evaluation_before_set_parameters_is_not_the_final_one(play: Runner) -> None:
     """The eval stage would report a network that is not the one that was saved."""
 
     def act(run: RunControl) -> None:
@@ -359,7 +359,7 @@ def refusals(play: Runner, where: tuple[str, int], *acts: Act) -> list[str]:
     return messages
 
 
-def test_what_can_not_be_granted_is_refused(play: Runner) -> None:
+def test_impossible_requests_are_refused(play: Runner) -> None:
     most = "from 0 to 3.403e+38, float32's maximum"
     assert refusals(
         play,
@@ -390,7 +390,7 @@ def test_what_can_not_be_granted_is_refused(play: Runner) -> None:
     ]
 
 
-def test_what_depends_on_time_is_refused_in_a_checkpoint(play: Runner) -> None:
+def test_late_requests_are_refused_in_on_checkpoint(play: Runner) -> None:
     """Which would have been saved without it."""
     asked = refusals(
         play,
@@ -404,7 +404,7 @@ def test_what_depends_on_time_is_refused_in_a_checkpoint(play: Runner) -> None:
     ]
 
 
-def test_at_the_end_nothing_can_be_changed_any_more(play: Runner) -> None:
+def test_changes_are_refused_in_on_end(play: Runner) -> None:
     message = "training has ended; nothing can be changed"
     assert (
         refusals(
@@ -419,7 +419,7 @@ def test_at_the_end_nothing_can_be_changed_any_more(play: Runner) -> None:
 
 
 @pytest.mark.parametrize(("reason", "said"), [("good", "good"), ("", "it gave no reason")])
-def test_a_callback_stops_the_run_as_done(reason: str, said: str, play: Runner) -> None:
+def test_stop_by_a_callback_ends_the_run_as_done(reason: str, said: str, play: Runner) -> None:
     world = World()
 
     def act(run: RunControl) -> None:
@@ -451,9 +451,7 @@ EVENTS = ["on_steps", "on_sink", "on_eval", "on_checkpoint", "state", "on_end"]
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_callback_that_fails_ends_the_run_and_the_state_is_saved(
-    event: str, play: Runner
-) -> None:
+def test_failing_callback_ends_the_run_and_saves_the_state(event: str, play: Runner) -> None:
     world, other = World(), Actor()
     recipe = ["eval.every_steps=8", "checkpoint.every_steps=8"]
     with pytest.raises(CallbackError) as caught:
@@ -464,7 +462,7 @@ def test_a_callback_that_fails_ends_the_run_and_the_state_is_saved(
 
 
 @pytest.mark.parametrize("event", ["on_begin", *EVENTS])
-def test_a_callback_that_warns_is_called_no_more(event: str, play: Runner) -> None:
+def test_failing_callback_with_warn_is_not_called_again(event: str, play: Runner) -> None:
     world, other = World(), Actor()
     failing = Failing(event, ValueError("bad"), "warn")
     recipe = ["eval.every_steps=8", "checkpoint.every_steps=8"]
@@ -475,7 +473,7 @@ def test_a_callback_that_warns_is_called_no_more(event: str, play: Runner) -> No
     assert len([event for event, _ in other.told if event == "step"]) == TOTAL
 
 
-def test_an_exit_in_a_callback_is_a_failure(play: Runner) -> None:
+def test_system_exit_in_a_callback_is_a_failure(play: Runner) -> None:
     world = World()
     with pytest.raises(CallbackError, match="callback Failing, on_sink: SystemExit: 0"):
         play(world, Failing("on_sink", SystemExit(0)))
@@ -489,7 +487,7 @@ def test_ctrl_c_in_a_callback_ends_the_process(play: Runner) -> None:
     assert world.saved == {}
 
 
-def test_a_begin_that_fails_saves_nothing(play: Runner) -> None:
+def test_failing_on_begin_saves_nothing(play: Runner) -> None:
     world = World()
     with pytest.raises(CallbackError, match="on_begin: RuntimeError: no"):
         play(world, Failing("on_begin", RuntimeError("no")))
@@ -507,14 +505,14 @@ def test_a_begin_that_fails_saves_nothing(play: Runner) -> None:
     ],
     ids=["set", "NaN", "keys", "numpy", "module"],
 )
-def test_a_state_that_is_no_json_is_refused(state: Any, problem: str, play: Runner) -> None:
+def test_callback_state_that_is_not_json_is_refused(state: Any, problem: str, play: Runner) -> None:
     actor = Actor()
     actor.state = lambda: state  # type: ignore[method-assign]
     with pytest.raises(CallbackError, match=problem):
         play(World(), actor)
 
 
-def test_a_restore_that_fails_ends_the_run_before_it_trains(play: Runner) -> None:
+def test_failing_restore_ends_the_run_before_training(play: Runner) -> None:
     world = World()
     play(world, Actor({("on_sink", 8): lambda run: run.stop("enough")}))
     actor = Actor()
@@ -540,7 +538,7 @@ class Compared(Callback):
         self.count = state
 
 
-def test_equal_callbacks_are_told_apart(play: Runner) -> None:
+def test_equal_callbacks_are_distinguished(play: Runner) -> None:
     world = World()
     play(world, Compared(), Compared(10))
     assert world.saved[24][1]["callbacks"]["states"] == {"Compared-1": 3, "Compared-2": 13}
@@ -569,7 +567,7 @@ def test_scalars_have_the_step_of_their_boundary(play: Runner) -> None:
     ]
 
 
-def test_parameters_that_were_set_survive_an_evaluation_that_is_interrupted(play: Runner) -> None:
+def test_set_parameters_survive_an_interrupted_evaluation(play: Runner) -> None:
     def actor() -> Actor:
         acts: dict[tuple[str, int], Act] = {
             ("on_sink", 16): lambda run: (
@@ -594,7 +592,7 @@ def test_parameters_that_were_set_survive_an_evaluation_that_is_interrupted(play
     assert world.metrics == unbroken.metrics
 
 
-def test_what_was_granted_holds_where_a_run_goes_on_without_its_callbacks(play: Runner) -> None:
+def test_granted_requests_apply_to_a_resumed_run_without_callbacks(play: Runner) -> None:
     """As after a loop over sinks in Python that set a rate and was left."""
     world = World()
 
@@ -615,7 +613,7 @@ def test_what_was_granted_holds_where_a_run_goes_on_without_its_callbacks(play: 
         world.saved = {24: world.saved[24]}
 
 
-def test_callbacks_may_be_added_to_a_run_that_had_none(play: Runner) -> None:
+def test_callbacks_can_be_added_to_a_resumed_run(play: Runner) -> None:
     world, actor = World(), Actor()
     play(world, recipe=["checkpoint.every_steps=8"])
     del world.saved[24], world.saved[16]
@@ -623,7 +621,7 @@ def test_callbacks_may_be_added_to_a_run_that_had_none(play: Runner) -> None:
     assert actor.told[:3] == [["step", 9], *[["step", step] for step in (10, 11)]]
 
 
-def test_a_non_finite_step_that_ends_a_run_is_told_once_it_is_done(play: Runner) -> None:
+def test_non_finite_step_that_ends_a_run_is_reported_at_the_end(play: Runner) -> None:
     world, actor = World(nan_step=11), Actor()
     with pytest.raises(RunError, match="Step 11 of 24"):
         play(world, actor)
@@ -634,7 +632,7 @@ def test_a_non_finite_step_that_ends_a_run_is_told_once_it_is_done(play: Runner)
     assert [s for event, s in resumed.told if event == "step"] == list(range(1, 25))
 
 
-def test_after_a_rollback_the_rate_is_that_which_callbacks_set(play: Runner) -> None:
+def test_rate_set_by_a_callback_applies_after_a_rollback(play: Runner) -> None:
     """Though the updates that are repeated had another one."""
     world, actor = World(), Actor({("on_sink", 16): lambda run: run.set_learning_rate(0.125)})
     seen: list[float] = []
@@ -649,7 +647,7 @@ def test_after_a_rollback_the_rate_is_that_which_callbacks_set(play: Runner) -> 
     assert seen == [0.125]
 
 
-def test_of_several_processes_all_do_what_the_first_one_grants(play: Runner) -> None:
+def test_processes_follow_the_requests_of_the_first(play: Runner) -> None:
     answers: list[str] = []
 
     def first(decide: Callable[[], Any]) -> Any:
@@ -724,7 +722,7 @@ def _killing(where: tuple[str, int]) -> Actor:
     8,
 )
 @example({("on_sink", 8): [("log", 1)]}, [("in evaluation", 8), ("on_checkpoint", 10)], 8)
-def test_kills_change_nothing(
+def test_callbacks_after_kills_equal_an_unbroken_run(
     play: Runner,
     acts: Mapping[tuple[str, int], Sequence[tuple[str, int]]],
     kills: Sequence[tuple[str, int]],
@@ -768,7 +766,7 @@ changes = st.lists(
 
 
 @given(changes)
-def test_many_changes_are_kept_as_one_rate_and_one_factor(changes: list[RateChange]) -> None:
+def test_rate_changes_are_combined_into_one_rate_and_one_factor(changes: list[RateChange]) -> None:
     """Exactly so where factors are powers of two, which round nothing."""
     combined = combine_changes(changes)
     assert [change.factor is None for change in combined] in ([], [True], [False], [True, False])
@@ -779,7 +777,7 @@ def test_many_changes_are_kept_as_one_rate_and_one_factor(changes: list[RateChan
     assert change_rates(SCHEDULE, combined).dtype == np.float32
 
 
-def test_factors_without_end_stay_finite() -> None:
+def test_combined_factor_stays_finite() -> None:
     combined = combine_changes(100 * [RateChange(factor=1e38)])
     assert parse_host_state({"callbacks": {"granted": {"rates": [asdict(combined[0])]}}})
 
@@ -789,12 +787,12 @@ def test_factors_without_end_stay_finite() -> None:
     [{}, {"rate": 0.1, "factor": 0.5}, {"rate": -1.0}, {"factor": 1e39}, {"rate": "0.1"}],
     ids=str,
 )
-def test_a_change_that_is_none_is_no_host_state(change: Mapping[str, Any]) -> None:
+def test_invalid_rate_change_in_host_state_is_refused(change: Mapping[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"callbacks\.granted\.rates\.0"):
         parse_host_state({"callbacks": {"granted": {"rates": [change]}}})
 
 
-def test_requests_of_a_stranger_end_a_run_in_order(play: Runner) -> None:
+def test_invalid_stored_requests_are_ignored(play: Runner) -> None:
     """Steps that are done, doubled, out of order or beyond the end are no events."""
     world, wild = World(), [99, 3, 2**31 - 1, 20, 20, *range(1000, 3000), 5, 0]
     play(world, Actor({("on_sink", 8): lambda run: run.stop("saved")}))
@@ -807,7 +805,7 @@ def test_requests_of_a_stranger_end_a_run_in_order(play: Runner) -> None:
     assert world.metrics[24][1] == 0.5
 
 
-def test_a_state_without_parameters_is_replaced_as_a_whole() -> None:
+def test_view_is_unavailable_until_its_state_is_set() -> None:
     state = replace(state_at(3), params={})
     view = RunView(Path("run"), RunSchedule(4, 2, 2), lambda _: EVALUATION)
     with pytest.raises(ValueError, match="once training has begun"):
@@ -818,7 +816,7 @@ def test_a_state_without_parameters_is_replaced_as_a_whole() -> None:
     assert view.parameters() == {}
 
 
-def test_a_rate_that_is_set_reaches_rules_without_a_schedule_of_their_own() -> None:
+def test_set_rate_applies_to_rules_without_a_schedule() -> None:
     own = RateRule.model_validate({"pattern": "b", "factor": 0.5, "schedule": "cosine"})
     rules = [RateRule(pattern="a", factor=0.5), own]
     rates = np.array([[1.0, 0.5, 7.0], [0.8, 0.4, 7.0]], np.float32)

@@ -27,7 +27,7 @@ def schedule_of(total: int, evals: int | None = None, saves: int | None = None) 
     st.integers(0, 100),
     st.integers(0, 40),
 )
-def test_steps_and_events_between_them_fit(
+def test_counted_steps_and_events_fit_the_deadline(
     total: int, evals: int | None, saves: int | None, left_s: int, first: int
 ) -> None:
     """Against adding up one step after the other; 2 s a step, 5 s an evaluation, 3 s a save."""
@@ -57,7 +57,7 @@ def test_steps_and_events_between_them_fit(
         (200.0, 99, 1.0, None, 100),
     ],
 )
-def test_training_ends_early_at_the_last_moment(
+def test_run_is_shortened_to_fit_the_deadline(
     now: float, step: int, step_s: float, evals: int | None, end: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: now))
@@ -68,7 +68,7 @@ def test_training_ends_early_at_the_last_moment(
     assert ends == ([end] if end < 100 else [])
 
 
-def test_without_a_deadline_nothing_changes() -> None:
+def test_schedule_is_unchanged_without_a_deadline() -> None:
     schedule = schedule_of(100)
     assert Deadline().shorten(schedule, 3, DispatchSize(1.0, 1.0)) is schedule
     assert Deadline(0.0).shorten(schedule, 0, DispatchSize(1.0)) is schedule

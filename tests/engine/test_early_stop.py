@@ -35,7 +35,7 @@ def evaluations_until_stop(stop: EarlyStop, losses: list[float]) -> int:
         ([3, nan, 2], 2, 0.0, 0),
     ],
 )
-def test_training_ends_when_patience_has_run_out(
+def test_early_stop_ends_training_after_patience(
     losses: list[float], patience: int, min_delta: float, count: int
 ) -> None:
     for metric, better in (("loss", "min"), ("accuracy", "max")):
@@ -43,12 +43,12 @@ def test_training_ends_when_patience_has_run_out(
         assert evaluations_until_stop(stop, losses) == count
 
 
-def test_without_a_metric_it_never_stops() -> None:
+def test_early_stop_without_a_metric_never_stops() -> None:
     assert evaluations_until_stop(EarlyStop(), [1.0] * 20) == 0
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_a_checkpoint_continues_the_count(cut: int) -> None:
+def test_restored_early_stop_continues_the_count(cut: int) -> None:
     losses = [3.0, 2.0, 2.5, 2.4, 2.1]
     before = EarlyStop("loss", "min", 3)
     for loss in losses[:cut]:
@@ -59,7 +59,7 @@ def test_a_checkpoint_continues_the_count(cut: int) -> None:
     assert after.reason == "loss no better than 2.0"
 
 
-def test_a_metric_that_is_never_a_number_is_the_reason() -> None:
+def test_nan_metric_is_the_stop_reason() -> None:
     stop = EarlyStop("loss", "min", 2)
     assert evaluations_until_stop(stop, [nan, nan]) == 2
     assert stop.reason == "loss is no number in 2 evaluations"

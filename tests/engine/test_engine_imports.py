@@ -29,7 +29,7 @@ def module_name(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", ENGINE, ids=module_name)
-def test_no_module_of_the_engine_names_a_recipe(file: Path) -> None:
+def test_engine_modules_import_no_recipe_packages(file: Path) -> None:
     """Neither at its top, nor for types, nor inside a function."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -41,7 +41,7 @@ def test_no_module_of_the_engine_names_a_recipe(file: Path) -> None:
     assert refused == set()
 
 
-def test_the_engine_loads_without_the_packages_of_recipes() -> None:
+def test_engine_loads_without_recipe_packages() -> None:
     program = (
         f"import sys, {', '.join(map(module_name, LOADED))}\n"
         f"print([name for name in {RECIPE} if name in sys.modules])"

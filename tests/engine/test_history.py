@@ -7,7 +7,7 @@ import pytest
 from pipeline.engine.history import MAX_TIMED_DISPATCHES, History
 
 
-def test_the_first_dispatch_is_timed_apart() -> None:
+def test_first_dispatch_is_timed_separately() -> None:
     history = History(step=0)
     assert (history.step_ms, history.median_step_ms, history.newest_step_s) == (None, None, None)
     history.add_dispatch(10, 5.0, ended_at=105.0)
@@ -21,7 +21,7 @@ def test_the_first_dispatch_is_timed_apart() -> None:
     assert history.newest_step_s == pytest.approx(0.2)
 
 
-def test_the_mean_is_over_all_dispatches_and_the_median_over_the_newest() -> None:
+def test_mean_covers_all_dispatches_and_median_the_newest() -> None:
     history = History(step=0)
     for number in range(2 * MAX_TIMED_DISPATCHES + 1):
         history.add_dispatch(1, 1.0 if number <= MAX_TIMED_DISPATCHES else 3.0, ended_at=0.0)

@@ -97,7 +97,7 @@ def gpt(texts: tuple[Path, int], cache: Path) -> Compose:
 
 
 @pytest.mark.slow
-def test_a_decoder_learns_from_texts_of_several_lengths(
+def test_decoder_learns_from_texts_of_several_lengths(
     gpt: Compose, texts: tuple[Path, int], tmp_path: Path
 ) -> None:
     """Padding and the label of none count nowhere, and a sink changes nothing."""
@@ -111,7 +111,7 @@ def test_a_decoder_learns_from_texts_of_several_lengths(
 
 
 @pytest.mark.slow
-def test_texts_go_through_records(
+def test_texts_are_unchanged_by_records(
     gpt: Compose, texts: tuple[Path, int], cache: Path, tmp_path: Path
 ) -> None:
     """D-13: labels of several sizes too."""
@@ -130,7 +130,7 @@ def built(recipe: Recipe) -> None:
 
 
 @pytest.mark.slow
-def test_labels_of_positions_need_a_label_for_padding(gpt: Compose, tmp_path: Path) -> None:
+def test_position_labels_without_ignore_index_are_refused(gpt: Compose, tmp_path: Path) -> None:
     with np.load(str(gpt().dataset.root)) as arrays:
         changed = {name: arrays[name] for name in arrays}
     changed |= {name: np.abs(changed[name]) % 11 for name in ("y_train", "y_test")}
@@ -141,7 +141,7 @@ def test_labels_of_positions_need_a_label_for_padding(gpt: Compose, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_labels_of_several_sizes_are_of_images_of_several_sizes(
+def test_labels_of_several_sizes_without_such_images_are_refused(
     gpt: Compose, tmp_path: Path
 ) -> None:
     """They would be padded with a class, without a word."""
@@ -189,7 +189,7 @@ def unet(cache: Path, tmp_path: Path) -> Compose:
 
 
 @pytest.mark.slow
-def test_pixels_without_a_label_count_nowhere(unet: Compose, tmp_path: Path) -> None:
+def test_ignored_pixels_are_not_counted(unet: Compose, tmp_path: Path) -> None:
     """Labels move with their pixels, or there were nothing to be learned."""
     moves = (
         "[{name: random_horizontal_flip}, {name: random_vertical_flip},"
@@ -202,7 +202,7 @@ def test_pixels_without_a_label_count_nowhere(unet: Compose, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_label_that_is_no_class_is_refused_unless_it_is_masked(unet: Compose) -> None:
+def test_invalid_label_is_refused_without_a_mask(unet: Compose) -> None:
     with pytest.raises(RecipeError, match=r"ops\.0 \(pad\): makes pixels that have no label"):
         built(unet("dataset.classes=256", "dataset.train.ops=[{name: pad, padding: [0,0,1,1]}]"))
     hot = "[{name: one_hot, classes: 2}]"
@@ -235,7 +235,7 @@ SMALL = ["train.batch_size=8", "train.steps=2"]
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_conflicting_settings_are_refused(
     overrides: list[str], problem: str, tiny: Compose
 ) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -244,7 +244,7 @@ def test_what_does_not_go_together_is_refused(
 
 
 @pytest.mark.slow
-def test_a_loss_that_takes_no_mask_is_refused_with_masked_labels(tiny: Compose) -> None:
+def test_loss_without_a_mask_is_refused_with_masked_labels(tiny: Compose) -> None:
     loss = SampledMse()
     recipe = tiny("dataset.ignore_index=3")
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"loss": loss})})
@@ -255,7 +255,7 @@ def test_a_loss_that_takes_no_mask_is_refused_with_masked_labels(tiny: Compose) 
 
 
 @pytest.mark.slow
-def test_a_short_batch_is_not_mixed_with_its_padding(tiny: Compose) -> None:
+def test_mixing_a_short_batch_with_its_padding_is_refused(tiny: Compose) -> None:
     """96 samples in batches of 20 leave 16."""
     raw_image = [
         f"dataset.train.ops={OPS[:-1]},{{name: one_hot, classes: 10}},cut_mix]",
@@ -272,7 +272,7 @@ def test_a_short_batch_is_not_mixed_with_its_padding(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
+def test_inference_of_a_text_uses_no_padding(gpt: Compose) -> None:
     """All of what is given counts; the export of a run is the same function."""
     recipe = gpt()
     dataset = load_data(recipe, QUIETLY)
@@ -294,7 +294,7 @@ def test_a_text_is_inferred_without_padding(gpt: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_a_vocabulary_as_large_as_that_of_gpt2(gpt: Compose, tmp_path: Path) -> None:
+def test_gpt2_sized_vocabulary_trains(gpt: Compose, tmp_path: Path) -> None:
     """50,257 classes: no matrix of classes by classes, and no list of them in the summary."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 50_257, (8, 6))

@@ -166,7 +166,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
 Play = Callable[..., History]
 
 
-def test_a_sink_is_split_where_something_happens_and_in_a_fixed_order(play: Play) -> None:
+def test_sink_is_split_at_events_in_a_fixed_order(play: Play) -> None:
     """Telemetry, the end of the sink, evaluation, the checkpoint."""
     script = Script()
     history = play(script, "eval.every_steps=8", "checkpoint.every_steps=8")
@@ -190,7 +190,7 @@ def test_a_sink_is_split_where_something_happens_and_in_a_fixed_order(play: Play
 
 
 @pytest.mark.slow
-def test_events_between_the_ends_of_sinks_come_at_their_step(play: Play) -> None:
+def test_events_inside_a_sink_happen_at_their_step(play: Play) -> None:
     script = Script()
     play(script, "eval.every_passes=1", "checkpoint.every_steps=5")
     evals = [event for event in script.events if event.startswith("eval")]
@@ -204,7 +204,7 @@ def test_events_between_the_ends_of_sinks_come_at_their_step(play: Play) -> None
 
 
 @pytest.mark.slow
-def test_a_sink_that_came_in_chunks_is_reported_as_a_whole(play: Play) -> None:
+def test_chunked_sink_is_reported_as_a_whole(play: Play) -> None:
     script = Script(step_s=0.25)
     play(script, "checkpoint.every_steps=5")
     first, second, last = script.reports
@@ -214,7 +214,7 @@ def test_a_sink_that_came_in_chunks_is_reported_as_a_whole(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_without_sinks_every_step_is_reported(play: Play) -> None:
+def test_every_step_is_reported_without_sinks(play: Play) -> None:
     """S-07."""
     script = Script()
     play(script, "train.sink=false")
@@ -223,7 +223,7 @@ def test_without_sinks_every_step_is_reported(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_inside_a_sink(play: Play) -> None:
+def test_resumed_run_continues_inside_a_sink(play: Play) -> None:
     script = Script()
     play(script, "eval.every_steps=8", first=10)
     assert [event for event in script.events if not event.startswith("steps")] == [
@@ -237,7 +237,7 @@ def test_a_resumed_run_goes_on_inside_a_sink(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_at_its_end_saves_and_does_nothing_else(play: Play) -> None:
+def test_finished_run_only_saves(play: Play) -> None:
     script = Script()
     history = play(script, first=20)
     assert script.events == ["save 20"]
@@ -245,21 +245,21 @@ def test_a_run_that_is_at_its_end_saves_and_does_nothing_else(play: Play) -> Non
 
 
 @pytest.mark.slow
-def test_the_end_is_saved_once(play: Play) -> None:
+def test_final_state_is_saved_once(play: Play) -> None:
     script = Script()
     play(script, "checkpoint.every_steps=10")
     assert script.events.count("save 20") == 1
 
 
 @pytest.mark.slow
-def test_without_the_checkpoint_stage_nothing_is_saved_or_split_for_it(play: Play) -> None:
+def test_checkpoints_are_not_saved_without_the_checkpoint_stage(play: Play) -> None:
     script = Script()
     play(script, "checkpoint.every_steps=3", saves=False)
     assert script.saved == {}
     assert script.events[1] == "steps 2-8"
 
 
-def test_a_checkpoint_by_metric_is_saved_with_every_evaluation(play: Play) -> None:
+def test_best_checkpoint_is_saved_with_every_evaluation(play: Play) -> None:
     script = Script(accuracies=(0.25, 0.75))
     play(script, "checkpoint.best=accuracy", "eval.every_steps=8")
     assert list(script.saved) == [8, 16, 20]
@@ -271,7 +271,7 @@ def test_a_checkpoint_by_metric_is_saved_with_every_evaluation(play: Play) -> No
 
 
 @pytest.mark.slow
-def test_seconds_save_between_dispatches(play: Play) -> None:
+def test_every_seconds_saves_between_dispatches(play: Play) -> None:
     """K-01: a period in seconds, whatever the steps are."""
     script = Script(step_s=1.0)
     play(script, "checkpoint.every_seconds=4.5", "train.dispatch_seconds=1.0")
@@ -280,7 +280,9 @@ def test_seconds_save_between_dispatches(play: Play) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "saved"), [(4, [4, 8, 12, 16, 20]), (7, [5, 7, 12, 14, 19, 20])])
-def test_the_first_of_steps_and_seconds_saves(play: Play, every: int, saved: list[int]) -> None:
+def test_checkpoint_is_saved_by_steps_or_seconds_first(
+    play: Play, every: int, saved: list[int]
+) -> None:
     """K-01: seconds count from the last checkpoint, whatever has saved it."""
     script = Script(step_s=1.0)
     steps = f"checkpoint.every_steps={every}"
@@ -289,7 +291,7 @@ def test_the_first_of_steps_and_seconds_saves(play: Play, every: int, saved: lis
 
 
 @pytest.mark.slow
-def test_dispatches_last_about_as_long_as_they_may(play: Play) -> None:
+def test_dispatches_fill_dispatch_seconds(play: Play) -> None:
     """The first is a single step, to learn what a step takes."""
     script = Script(step_s=0.25)
     play(script, "train.dispatch_seconds=1.0", "train.sink_size=20")
@@ -297,13 +299,13 @@ def test_dispatches_last_about_as_long_as_they_may(play: Play) -> None:
     assert max(script.dispatched) * 0.25 <= 1.0
 
 
-def test_a_step_longer_than_a_dispatch_may_be_is_dispatched_alone(play: Play) -> None:
+def test_step_longer_than_dispatch_seconds_is_dispatched_singly(play: Play) -> None:
     script = Script(step_s=5.0)
     play(script, "train.dispatch_seconds=1.0")
     assert script.dispatched == 20 * [1]
 
 
-def test_step_time_is_that_of_the_newest_dispatches(
+def test_median_step_time_covers_the_newest_dispatches(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounded: a run without sinks dispatches as often as it steps."""
@@ -314,18 +316,18 @@ def test_step_time_is_that_of_the_newest_dispatches(
     assert history.median_step_ms == 500.0
 
 
-def test_the_first_step_is_done_when_the_first_dispatch_ends(play: Play) -> None:
+def test_first_step_time_is_the_end_of_the_first_dispatch(play: Play) -> None:
     history = play(Script(step_s=0.25))
     assert (history.first_dispatch_s, history.first_step_at) == (0.25, 0.25)
 
 
-def test_step_time_leaves_out_the_first_dispatch(play: Play) -> None:
+def test_step_time_excludes_the_first_dispatch(play: Play) -> None:
     script = Script(step_s=0.25)
     history = play(script)
     assert (history.step_ms, history.median_step_ms, history.train_s) == (250.0, 250.0, 5.0)
 
 
-def test_step_time_has_dispatches_that_waited_for_data() -> None:
+def test_step_time_includes_waits_for_data() -> None:
     """The median of many dispatches hides the few that wait for a window."""
     history = History(0)
     history.add_dispatch(10, 9.0, 9.0)
@@ -338,7 +340,7 @@ def test_step_time_has_dispatches_that_waited_for_data() -> None:
 EARLY = ["eval.every_steps=2", "monitor.early_stop.patience=2"]
 
 
-def test_early_stop_waits_for_its_patience_and_saves_where_it_stops(play: Play) -> None:
+def test_early_stop_saves_after_its_patience(play: Play) -> None:
     script = Script(accuracies=(0.5, 0.75, 0.75, 0.5, 0.9))
     history = play(script, *EARLY, "monitor.early_stop.metric=accuracy")
     assert history.step == 8
@@ -348,13 +350,13 @@ def test_early_stop_waits_for_its_patience_and_saves_where_it_stops(play: Play) 
 
 
 @pytest.mark.slow
-def test_early_stop_knows_that_a_loss_gets_better_by_falling(play: Play) -> None:
+def test_early_stop_minimises_the_loss(play: Play) -> None:
     script = Script(accuracies=(0.1, 0.2, 0.3, 0.4, 0.3, 0.2))
     history = play(script, *EARLY, "monitor.early_stop.metric=loss")
     assert history.step == 12
 
 
-def test_early_stop_wants_more_than_min_delta(play: Play) -> None:
+def test_early_stop_requires_min_delta(play: Play) -> None:
     script = Script(accuracies=(0.5, 0.55, 0.6))
     delta = "monitor.early_stop.min_delta=0.2"
     history = play(script, *EARLY, "monitor.early_stop.metric=accuracy", delta)
@@ -369,7 +371,7 @@ def test_early_stop_wants_more_than_min_delta(play: Play) -> None:
         ((0.5, float("nan"), float("nan"), 0.9), 6, "accuracy no better than 0.5"),
     ],
 )
-def test_a_metric_that_is_no_number_is_no_improvement(
+def test_nan_metric_is_not_an_improvement(
     accuracies: tuple[float, ...], stopped: int | None, reason: str | None, play: Play
 ) -> None:
     history = play(Script(accuracies=accuracies), *EARLY, "monitor.early_stop.metric=accuracy")
@@ -379,14 +381,14 @@ def test_a_metric_that_is_no_number_is_no_improvement(
         assert (history.step, history.reason) == (stopped, f"early stop: {reason}")
 
 
-def test_early_stop_remembers_across_a_resume(play: Play) -> None:
+def test_early_stop_state_survives_a_resume(play: Play) -> None:
     script = Script(accuracies=(0.6,))
     kept = {"early_stop": {"best": 0.75, "waited": 1}}
     early = [*EARLY, "monitor.early_stop.metric=accuracy"]
     assert play(script, *early, first=4, host=kept).step == 6
 
 
-def test_a_run_that_stopped_early_is_over_when_it_is_resumed(play: Play) -> None:
+def test_early_stopped_run_is_done_after_a_resume(play: Play) -> None:
     """Killed between the checkpoint of the last boundary and the summary."""
     kept = {"early_stop": {"best": 0.75, "waited": 2}}
     early = [*EARLY, "monitor.early_stop.metric=accuracy"]
@@ -396,13 +398,13 @@ def test_a_run_that_stopped_early_is_over_when_it_is_resumed(play: Play) -> None
 
 
 @pytest.mark.slow
-def test_the_last_evaluation_is_kept_for_the_eval_stage(play: Play) -> None:
+def test_last_evaluation_is_stored_for_the_eval_stage(play: Play) -> None:
     history = play(Script(accuracies=(0.25, 0.75)), "eval.every_steps=10")
     assert {step: e.metrics["accuracy"] for step, e in history.evaluated.items()} == {20: 0.75}
 
 
 @pytest.mark.parametrize("nan_step", [1, 8, 13])
-def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
+def test_non_finite_loss_ends_the_run_with_the_documented_message(
     nan_step: int, play: Play
 ) -> None:
     """C-02: step counted within the sink, then the true one."""
@@ -420,7 +422,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_the_documents_words(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_a_signal_stops_after_the_dispatch_it_came_in(number: signal.Signals, play: Play) -> None:
+def test_signal_stops_the_run_after_the_current_dispatch(
+    number: signal.Signals, play: Play
+) -> None:
     script = Script()
     script.signal, script.signal_at = number, 4
     history = play(script)
@@ -429,7 +433,7 @@ def test_a_signal_stops_after_the_dispatch_it_came_in(number: signal.Signals, pl
     assert history.reason == f"{number.name} received"
 
 
-def test_a_signal_to_save_is_answered_after_the_dispatch_it_came_in(play: Play) -> None:
+def test_save_signal_saves_after_the_current_dispatch(play: Play) -> None:
     script = Script()
     script.signal, script.signal_at = signal.SIGUSR1, 4
     history = play(script)
@@ -438,14 +442,14 @@ def test_a_signal_to_save_is_answered_after_the_dispatch_it_came_in(play: Play) 
     assert (history.step, history.status) == (20, "done")
 
 
-def test_a_signal_to_save_that_came_before_training_is_answered_first(play: Play) -> None:
+def test_save_signal_before_training_saves_after_the_first_dispatch(play: Play) -> None:
     script = Script()
     script.signals.saves = 1
     play(script)
     assert list(script.saved) == [1, 20]
 
 
-def test_a_signal_that_came_before_training_is_answered_before_the_first_step(play: Play) -> None:
+def test_stop_signal_before_training_stops_at_step_0(play: Play) -> None:
     script = Script()
     script.signals.stop = "SIGTERM received"
     history = play(script)
@@ -454,7 +458,7 @@ def test_a_signal_that_came_before_training_is_answered_before_the_first_step(pl
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_is_given_up_is_the_first_thing_a_resumed_run_does(play: Play) -> None:
+def test_resumed_run_begins_with_the_interrupted_evaluation(play: Play) -> None:
     """No monitor is notified of it before, and no checkpoint with metrics is saved."""
     events = "eval.every_steps=8", "checkpoint.every_steps=4"
     script = Script()
@@ -475,7 +479,7 @@ def test_an_evaluation_that_is_given_up_is_the_first_thing_a_resumed_run_does(pl
     assert (history.step, history.status) == (20, "done")
 
 
-def test_an_evaluation_that_is_given_up_decides_when_it_is_done(play: Play) -> None:
+def test_interrupted_evaluation_decides_once_it_is_done(play: Play) -> None:
     early = [*EARLY, "monitor.early_stop.metric=accuracy"]
     kept = {"early_stop": {"best": 0.75, "waited": 1}, "unfinished_boundary": GIVEN_UP}
     history = play(Script(accuracies=(0.5,)), *early, first=4, host=kept)
@@ -487,7 +491,7 @@ GIVEN_UP = {"loss": 4.0, "verdict": None}
 
 
 @pytest.mark.slow
-def test_one_that_is_given_up_at_the_end_stops_the_run(play: Play) -> None:
+def test_interrupted_evaluation_at_the_end_stops_the_run(play: Play) -> None:
     script = Script()
     script.signal_in_evaluation = signal.SIGINT
     history = play(script, "eval.every_steps=20")
@@ -495,7 +499,7 @@ def test_one_that_is_given_up_at_the_end_stops_the_run(play: Play) -> None:
     assert play(Script(), first=20, host=script.saved[20][0]).evaluated.keys() == {20}
 
 
-def test_a_prune_reason_waits_for_an_evaluation_that_is_given_up(play: Play) -> None:
+def test_prune_reason_waits_for_an_interrupted_evaluation(play: Play) -> None:
     """The sink ended before, and its monitors are not notified of it again."""
     script = Script()
     script.prune_reasons = {8: "poor"}
@@ -509,7 +513,7 @@ def test_a_prune_reason_waits_for_an_evaluation_that_is_given_up(play: Play) -> 
     assert (history.step, history.status, history.reason) == (8, "pruned", "poor")
 
 
-def test_a_signal_to_save_in_an_evaluation_is_answered_after_it(play: Play) -> None:
+def test_save_signal_during_evaluation_saves_after_it(play: Play) -> None:
     script = Script()
     script.signal_in_evaluation = signal.SIGUSR1
     play(script, "eval.every_steps=8")

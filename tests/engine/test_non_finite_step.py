@@ -21,7 +21,7 @@ def _recent(losses: list[float], norms: list[float], rate: float = RATE) -> Rece
     return recent
 
 
-def test_a_loss_that_explodes_names_the_learning_rate() -> None:
+def test_exploding_loss_names_the_learning_rate() -> None:
     recent = _recent([2.3, 40.0, 1e12, math.nan], [1.0] * 4, rate=1e9)
     assert recent.explain(Examined()) == (
         "the loss rose from 2.3 to 1e+12 within 2 steps; the learning rate of step 3 is 1e+09, "
@@ -29,19 +29,19 @@ def test_a_loss_that_explodes_names_the_learning_rate() -> None:
     )
 
 
-def test_steps_of_one_dispatch_explain_as_those_of_several() -> None:
+def test_explanation_does_not_depend_on_dispatch_size() -> None:
     losses = [2.3, 40.0, 1e12, math.nan]
     whole = RecentSteps()
     whole.add(telemetry_of(0, np.array([[loss, RATE, 1.0, 1.0, 0.0] for loss in losses])))
     assert whole.explain(Examined()) == _recent(losses, [1.0] * 4).explain(Examined()) != ""
 
 
-def test_a_gradient_norm_that_explodes() -> None:
+def test_exploding_gradient_norm_is_explained() -> None:
     text = _recent([2.3, 2.2, math.inf], [1.0, 1e8, math.nan]).explain(Examined())
     assert text.startswith("the gradient norm rose from 1 to 1e+08 within 1 step; the learning")
 
 
-def test_weights_that_the_first_step_has_made_huge() -> None:
+def test_huge_weights_after_the_first_step_are_explained() -> None:
     text = _recent([2.3, math.nan], [1.0, math.nan]).explain(Examined(largest_weight=7e7))
     assert text.startswith("after 1 step a weight has reached 7e+07; the learning rate of step 1")
 
@@ -58,11 +58,13 @@ def test_weights_that_the_first_step_has_made_huge() -> None:
     ],
     ids=["steady", "in the data", "no rate", "small losses", "a fall", "the first step"],
 )
-def test_nothing_suggests_the_rate(losses: list[float], rate: float, examined: Examined) -> None:
+def test_learning_rate_is_not_blamed_without_evidence(
+    losses: list[float], rate: float, examined: Examined
+) -> None:
     assert _recent(losses, [1.0] * len(losses), rate).explain(examined) == ""
 
 
-def test_an_old_rise_is_no_cause() -> None:
+def test_old_rise_is_not_the_cause() -> None:
     losses = [2.3, 1e6, *[1e6] * 40, math.nan]
     assert _recent(losses, [1.0] * len(losses)).explain(Examined()) == ""
 
@@ -76,12 +78,12 @@ def test_an_old_rise_is_no_cause() -> None:
         (Examined(), "", "rollback", "another train.optimizer.lr or train.precision"),
     ],
 )
-def test_the_advice_names_what_to_change(
+def test_advice_names_the_setting_to_change(
     examined: Examined, cause: str, policy: str, advice: str
 ) -> None:
     said = advise(examined, cause, 7, policy)
     assert said == f"would fail at step 7 again; start a new run with {advice}"
 
 
-def test_a_step_that_may_succeed_is_to_be_resumed() -> None:
+def test_advice_is_empty_if_the_step_may_succeed() -> None:
     assert advise(Examined(repeats=False), "", 7, "stop") == ""

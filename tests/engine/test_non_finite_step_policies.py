@@ -93,7 +93,7 @@ def non_finite_steps(run_dir: Path) -> list[int]:
     return [line["step"] for line in outcome.metrics(run_dir) if line["loss"] is None]
 
 
-def test_skip_leaves_the_update_out_and_goes_on(skipping: Path) -> None:
+def test_skip_omits_the_update_and_continues(skipping: Path) -> None:
     lines, summary = outcome.metrics(skipping), outcome.read_summary(skipping)
     steps = non_finite_steps(skipping)
     assert [(step - 1) // 6 for step in steps] == list(range(5))
@@ -104,7 +104,7 @@ def test_skip_leaves_the_update_out_and_goes_on(skipping: Path) -> None:
     assert f"step {steps[0]}: not finite, no update was made" in (skipping / "run.log").read_text()
 
 
-def test_skip_has_the_schedule_count_updates(skipping: Path) -> None:
+def test_skip_policy_advances_the_schedule_by_updates(skipping: Path) -> None:
     """As an overflow does (P-01 (7)): the step after a non-finite one has the rate of that one."""
     lines = outcome.metrics(skipping)
     skipped = np.cumsum([0, *(line["loss"] is None for line in lines)])[:-1]
@@ -122,7 +122,7 @@ def gone_back(run_dir: Path) -> list[tuple[int, int]]:
     return [(rollback["step"], rollback["to"]) for rollback in rollbacks]
 
 
-def test_rollback_goes_back_to_the_checkpoint_before(rolling: Path) -> None:
+def test_rollback_returns_to_the_previous_checkpoint(rolling: Path) -> None:
     """The newest of those at every fifth step that no rollback has used yet."""
     expected: list[tuple[int, int]] = []
     for step in non_finite_steps(rolling):
@@ -144,7 +144,9 @@ def test_rollback_goes_back_to_the_checkpoint_before(rolling: Path) -> None:
     )
 
 
-def test_rollback_goes_on_from_the_weights_of_the_checkpoint(rolling: Path, skipping: Path) -> None:
+def test_rollback_continues_from_the_weights_of_the_checkpoint(
+    rolling: Path, skipping: Path
+) -> None:
     """The step after the non-finite one has the loss of the checkpoint's weights on that batch,
     and the rate of the update after the checkpoint."""
     (step, to), *_ = gone_back(rolling)
@@ -166,7 +168,7 @@ def test_non_finite_steps_are_the_same_at_every_sink_size(
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("policy", "name"), [(SKIP, "skipping"), (ROLLBACK, "rolling")])
-def test_a_resumed_run_goes_on_as_the_unbroken_one(
+def test_resumed_run_continues_as_the_unbroken_one(
     policy: list[str], name: str, request: Any, tiny: Compose, tmp_path: Path
 ) -> None:
     reference, run_dir = request.getfixturevalue(name), tmp_path / "run"
@@ -190,7 +192,7 @@ def ended(recipe: Recipe, run_dir: Path) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_too_many_non_finite_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: Path) -> None:
+def test_too_many_consecutive_non_finite_steps_end_the_run(tiny: Compose, tmp_path: Path) -> None:
     message, summary = ended(tiny(*SKIP, DIVERGES), tmp_path)
     last = len(outcome.metrics(tmp_path))
     assert non_finite_steps(tmp_path) == list(range(last - 10, last + 1))
@@ -200,7 +202,7 @@ def test_too_many_non_finite_steps_in_a_row_end_a_run(tiny: Compose, tmp_path: P
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_a_run_that_can_not_go_back_any_more_ends(tiny: Compose, tmp_path: Path) -> None:
+def test_run_ends_without_a_checkpoint_to_roll_back_to(tiny: Compose, tmp_path: Path) -> None:
     message, summary = ended(tiny(*ROLLBACK, DIVERGES), tmp_path)
     assert "; train.on_nan: there is no checkpoint left to go back to; the state" in message
     assert [rollback["to"] for rollback in summary["rollbacks"]] == [0]
@@ -215,7 +217,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_not_be_is_refused(overrides: list[str], message: str, tiny: Compose) -> None:
+def test_invalid_rollback_settings_are_refused(
+    overrides: list[str], message: str, tiny: Compose
+) -> None:
     with pytest.raises(RecipeError) as caught:
         tiny(*ROLLBACK, *overrides)
     assert message in str(caught.value)

@@ -31,28 +31,28 @@ def rollbacks(saved: dict[int, TrainState], most: int = 9, periods: Any = (5,)) 
     return Rollbacks(most, periods, lambda: sorted(saved), lambda step, _: saved[step])
 
 
-def test_the_state_after_the_non_finite_step_has_the_weights_of_the_checkpoint() -> None:
+def test_rollback_restores_the_weights_of_the_checkpoint() -> None:
     found = rollbacks({5: state_at(5, skipped=2, weight=3.0)}).go_back(8, state_at(7))
     assert (int(found.step), float(found.params["w"])) == (8, 3.0)
     assert found.bad_steps is not None
     assert int(found.bad_steps.left_out) == 2 + 3
 
 
-def test_what_a_clock_or_a_signal_saved_is_passed_over() -> None:
+def test_unscheduled_checkpoints_are_skipped() -> None:
     saved = {step: state_at(step) for step in (0, 5, 6, 7)}
     back = rollbacks(saved)
     back.go_back(8, state_at(7))
     assert back.done[0].to == 5
 
 
-def test_weights_that_are_not_finite_are_passed_over() -> None:
+def test_checkpoints_with_non_finite_weights_are_skipped() -> None:
     saved = {0: state_at(0), 5: state_at(5, weight=np.inf), 10: state_at(10, weight=np.nan)}
     back = rollbacks(saved)
     back.go_back(11, state_at(10))
     assert back.done[0].to == 0
 
 
-def test_no_checkpoint_is_gone_back_to_twice() -> None:
+def test_checkpoint_is_used_by_one_rollback_only() -> None:
     back = rollbacks({0: state_at(0), 5: state_at(5)})
     for step in (7, 9):
         back.go_back(step, state_at(step - 1))
@@ -61,7 +61,7 @@ def test_no_checkpoint_is_gone_back_to_twice() -> None:
         back.go_back(10, state_at(9))
 
 
-def test_a_run_goes_back_so_often_and_no_more() -> None:
+def test_number_of_rollbacks_is_limited() -> None:
     back = rollbacks({step: state_at(step) for step in range(0, 50, 5)}, most=2)
     for step in (12, 23):
         back.go_back(step, state_at(step - 1))
@@ -71,7 +71,7 @@ def test_a_run_goes_back_so_often_and_no_more() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(31, 60), unique=True, max_size=6))
-def test_a_resumed_run_remembers(steps: list[int]) -> None:
+def test_resumed_run_restores_its_rollbacks(steps: list[int]) -> None:
     saved = {step: state_at(step) for step in range(0, 60, 5)}
     unbroken = rollbacks(saved)
     for step in sorted(steps):
@@ -82,7 +82,7 @@ def test_a_resumed_run_remembers(steps: list[int]) -> None:
         assert before.done == unbroken.done
 
 
-def test_those_to_go_back_to_are_kept_whatever_else_is_saved(tmp_path: Path) -> None:
+def test_rollback_checkpoints_are_retained(tmp_path: Path) -> None:
     retention = Retention(2, holds=partial(is_due, periods=(5,)))
     with Checkpoints(tmp_path, retention) as checkpoints:
         for step in (0, 5, 10, 11, 12, 13):

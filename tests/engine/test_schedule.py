@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
 
 
-def test_a_sink_longer_than_an_epoch_is_not_split_at_its_end() -> None:
+def test_sink_longer_than_an_epoch_is_not_split_at_its_end() -> None:
     run = RunSchedule(total=50, steps_per_epoch=7, sink_steps=20)
     assert [s.stop for s in run.segments(0, {})] == [20, 40, 50]
 
 
-def test_a_sink_is_split_at_each_event() -> None:
+def test_sink_is_split_at_each_event() -> None:
     run = RunSchedule(total=25, steps_per_epoch=100, sink_steps=10)
     every = {Event.CHECKPOINT: (7,), Event.EVALUATE: (12,)}
     segments = list(run.segments(0, every))
@@ -54,7 +54,7 @@ def test_events_do_not_depend_on_the_sink_size_or_on_resuming(
     further=st.sets(st.integers(0, 80), max_size=5),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
-def test_dispatches_of_any_size_come_to_the_same_events(
+def test_events_do_not_depend_on_dispatch_size(
     run: RunSchedule, save: int, further: set[int], sizes: list[int]
 ) -> None:
     """Split afresh after each dispatch: an event has its step, and no part of a segment has any."""
@@ -71,7 +71,7 @@ def test_dispatches_of_any_size_come_to_the_same_events(
     assert happened == whole
 
 
-def test_a_schedule_has_dumps_at_its_steps_alone() -> None:
+def test_schedule_has_dumps_only_at_its_steps() -> None:
     schedule = Schedule(RunSchedule(20, 6, 8), at={Event.DUMP: (3,)})
     assert [step for step in range(21) if schedule.dumps_at(step)] == [3]
     assert schedule.next_segment(0, 20, {}).stop == 3

@@ -58,7 +58,7 @@ def expected() -> tuple[dict[str, np.ndarray], Any, list[int]]:
     return train()
 
 
-def test_every_size_has_the_same_bits(expected: Any) -> None:
+def test_sink_sizes_have_the_same_bits(expected: Any) -> None:
     for size in (1, "all", "auto"):
         metrics, state, steps = train(size=size)
         for name, values in expected[0].items():
@@ -70,7 +70,7 @@ def test_every_size_has_the_same_bits(expected: Any) -> None:
     assert jax.dtypes.issubdtype(expected[1]["key"].dtype, jax.dtypes.prng_key)
 
 
-def test_a_jitted_loop_has_the_same_losses(expected: Any) -> None:
+def test_losses_equal_those_of_a_jitted_loop(expected: Any) -> None:
     from pipeline.data.order import SampleOrder
 
     order = SampleOrder(
@@ -84,7 +84,7 @@ def test_a_jitted_loop_has_the_same_losses(expected: Any) -> None:
     np.testing.assert_allclose(expected[0]["loss"], losses, rtol=1e-5)
 
 
-def test_the_log_has_every_metric_of_every_step(tmp_path: Path, expected: Any) -> None:
+def test_log_has_every_metric_of_every_step(tmp_path: Path, expected: Any) -> None:
     train(save=tmp_path)
     lines = read_log(tmp_path)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
@@ -94,13 +94,13 @@ def test_the_log_has_every_metric_of_every_step(tmp_path: Path, expected: Any) -
     assert all(f"train/{name}".encode() in events for name in expected[0])
 
 
-def test_no_seed_reads_examples_as_they_lie() -> None:
+def test_no_seed_reads_examples_in_file_order() -> None:
     data = {"x": np.zeros((50, 4), np.float32), "y": np.arange(50, dtype=np.float32)}
     metrics, _, _ = train(data, steps=4, seed=None)
     assert metrics["first"].tolist() == [0, 16, 32, 0]
 
 
-def test_a_structured_array_is_batches_by_field(expected: Any) -> None:
+def test_structured_array_is_batched_by_field(expected: Any) -> None:
     data = make_data()
     table = np.empty(200, [("x", np.float32, 4), ("y", np.float32)])
     table["x"], table["y"] = data["x"], data["y"]
@@ -108,7 +108,7 @@ def test_a_structured_array_is_batches_by_field(expected: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, "all"])
-def test_an_iterator_is_read_in_its_order_and_no_further(size: Any) -> None:
+def test_iterator_is_read_in_order_and_not_ahead(size: Any) -> None:
     source = batches()
     metrics, _, _ = train(source, batch_size=None, size=size)
     firsts = [batch["y"][0] for batch, _ in zip(batches(), range(STEPS), strict=False)]
@@ -120,7 +120,7 @@ def test_an_iterator_is_read_in_its_order_and_no_further(size: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arrays", "iterator"])
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path, kind: str) -> None:
+def test_killed_run_continues_with_the_same_bits(tmp_path: Path, kind: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_process(whole, kind, 1).communicate()
     process = run_process(broken, kind, 7, "wait")
@@ -156,7 +156,7 @@ def run_process(folder: Path, kind: str, size: int, *more: str) -> Any:
     )  # fmt: skip
 
 
-def test_sigterm_saves_and_a_second_call_goes_on(tmp_path: Path, expected: Any) -> None:
+def test_sigterm_saves_and_a_second_call_continues(tmp_path: Path, expected: Any) -> None:
     from pipeline.core.host.signals import Interrupted
 
     seen = []
@@ -173,7 +173,7 @@ def test_sigterm_saves_and_a_second_call_goes_on(tmp_path: Path, expected: Any) 
     assert metrics["loss"].tobytes() == expected[0]["loss"][21:].tobytes()
 
 
-def test_leaving_the_loop_saves(tmp_path: Path) -> None:
+def test_leaving_the_loop_saves_the_state(tmp_path: Path) -> None:
     for report in sink(
         step, make_state(), make_data(), steps=STEPS, size=10, batch_size=BATCH, save=tmp_path
     ):
@@ -183,7 +183,7 @@ def test_leaving_the_loop_saves(tmp_path: Path) -> None:
     assert train(save=tmp_path, size=10)[2] == [30, 40, 50, 60]
 
 
-def test_a_finished_run_yields_its_state(tmp_path: Path) -> None:
+def test_finished_run_yields_its_state(tmp_path: Path) -> None:
     before = train(save=tmp_path)[1]
     (report,) = sink(step, make_state(), make_data(), steps=STEPS, batch_size=BATCH, save=tmp_path)
     assert report.step == STEPS
@@ -193,12 +193,12 @@ def test_a_finished_run_yields_its_state(tmp_path: Path) -> None:
         train(save=tmp_path, steps=5)
 
 
-def test_checkpoints_are_at_exact_steps_whatever_the_size(tmp_path: Path) -> None:
+def test_checkpoint_steps_do_not_depend_on_sink_size(tmp_path: Path) -> None:
     train(save=tmp_path, size="all", save_every=25)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"25", "50", "60"}
 
 
-def test_the_callers_state_stays_and_a_report_keeps_its_own() -> None:
+def test_initial_state_is_not_donated_and_old_reports_expire() -> None:
     shared = jnp.ones(4)
     state = {**make_state(), "w": shared}
     reports = []
@@ -214,7 +214,7 @@ def test_the_callers_state_stays_and_a_report_keeps_its_own() -> None:
         _ = reports[0].state
 
 
-def test_leaves_of_a_state_may_share_memory() -> None:
+def test_state_leaves_can_share_memory() -> None:
     w = jnp.ones(4)
 
     def two(state: Any, batch: Any) -> Any:
@@ -247,7 +247,7 @@ def flax_step(state: TrainState, batch: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_every_size_has_the_same_bits_with_convolutions() -> None:
+def test_sink_sizes_have_the_same_bits_with_convolutions() -> None:
     draw = np.random.default_rng(0)
     data = draw.normal(size=(48, 8, 8, 1)).astype(np.float32), np.arange(48) % 3
     params = Net().init(jax.random.key(0), data[0])["params"]
@@ -260,7 +260,7 @@ def test_every_size_has_the_same_bits_with_convolutions() -> None:
         jax.tree.map(np.testing.assert_array_equal, state.params, after.params)
 
 
-def test_a_flax_network_trains_as_in_a_jitted_loop(tmp_path: Path) -> None:
+def test_flax_network_trains_as_in_a_jitted_loop(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     data = draw.normal(size=(32, 8, 8, 1)).astype(np.float32), np.arange(32) % 3
     net = Net()
@@ -287,7 +287,7 @@ def test_a_flax_network_trains_as_in_a_jitted_loop(tmp_path: Path) -> None:
                  save=tmp_path)[2] == [14]  # fmt: skip
 
 
-def test_an_equinox_model_trains(tmp_path: Path) -> None:
+def test_equinox_model_trains(tmp_path: Path) -> None:
     equinox = pytest.importorskip("equinox", reason="equinox is not installed")
     model = equinox.nn.MLP(4, "scalar", 8, 1, key=jax.random.key(0))
     params, static = equinox.partition(model, equinox.is_array)
@@ -308,7 +308,7 @@ def test_an_equinox_model_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_grain_dataset_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_grain_dataset_continues_where_it_stopped(tmp_path: Path) -> None:
     grain = pytest.importorskip("grain", reason="grain is not installed")
     data = make_data()
 
@@ -355,7 +355,7 @@ class Counter:
 
 
 @pytest.mark.parametrize("stops", [[1, 2, 5], [128, 129, 140], [200, 256, 300]])
-def test_a_stateful_iterator_goes_on_at_the_exact_batch(tmp_path: Path, stops: list[int]) -> None:
+def test_stateful_iterator_continues_at_the_exact_batch(tmp_path: Path, stops: list[int]) -> None:
     seen: list[float] = []
     for stop in stops:
         counter = Counter()
@@ -364,7 +364,7 @@ def test_a_stateful_iterator_goes_on_at_the_exact_batch(tmp_path: Path, stops: l
     assert seen == list(range(1, stops[-1] + 1))
 
 
-def test_data_that_end_early_lose_nothing(tmp_path: Path) -> None:
+def test_data_that_end_early_save_the_state(tmp_path: Path) -> None:
     text = r"data: ended after 40 of 60 batches; the state of step 40 is saved in "
     with pytest.raises(DataError, match=text):
         train(batches(40), batch_size=None, save=tmp_path, size="all")
@@ -372,21 +372,21 @@ def test_data_that_end_early_lose_nothing(tmp_path: Path) -> None:
     assert train(batches(), batch_size=None, save=tmp_path)[2] == [42, 49, 56, 60]
 
 
-def test_an_error_of_an_iterator_is_raised_once_the_run_is_saved(tmp_path: Path) -> None:
+def test_iterator_error_is_raised_after_saving(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         train(batches(fail_at=33), batch_size=None, save=tmp_path)
     assert len(read_log(tmp_path)) == 33
     assert (tmp_path / "checkpoints" / "33").is_dir()
 
 
-def test_an_iterator_with_other_batches_is_refused(tmp_path: Path) -> None:
+def test_iterator_with_changed_batches_is_refused(tmp_path: Path) -> None:
     train(batches(), batch_size=None, steps=20, save=tmp_path)
     others = ({**batch, "y": batch["y"] + 1} for batch in batches())
     with pytest.raises(DataError, match="batch 20 differs from the saved run's"):
         train(others, batch_size=None, save=tmp_path)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_before_it(tmp_path: Path) -> None:
+def test_non_finite_loss_ends_the_run_at_the_previous_step(tmp_path: Path) -> None:
     def diverge(state: Any, batch: Any) -> Any:
         after, metrics = step(state, batch)
         return after, {"loss": jnp.where(state["count"] == 25, jnp.nan, metrics["loss"])}
@@ -400,7 +400,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it(tmp_path: Path) -> Non
         train(step=diverge)
 
 
-def test_the_step_of_a_sink_is_priced() -> None:
+def test_step_of_a_sink_is_priced() -> None:
     shapes = jax.eval_shape(
         lambda: {name: jnp.asarray(a[:BATCH]) for name, a in make_data().items()}
     )
@@ -416,7 +416,7 @@ def test_the_step_of_a_sink_is_priced() -> None:
         ({"w": lambda w: {"a": w}}, r"state\['w'\] is missing; state\['w'\]\['a'\] is new"),
     ],
 )
-def test_a_step_that_changes_its_state_is_refused(
+def test_step_that_changes_state_dtypes_or_shapes_is_refused(
     change: dict[str, Callable[[Any], Any]], text: str
 ) -> None:
     def changing(state: Any, batch: Any) -> Any:
@@ -437,27 +437,27 @@ def test_a_step_that_changes_its_state_is_refused(
         (lambda s: (s, {}), "step: returns no metrics"),
     ],
 )
-def test_results_that_are_no_state_and_metrics_are_refused(
+def test_step_results_other_than_state_and_metrics_are_refused(
     results: Callable[[Any], Any], text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
         train(step=lambda state, batch: results(state))
 
 
-def test_a_donated_state_is_refused() -> None:
+def test_donated_state_is_refused() -> None:
     state = make_state()
     jax.jit(lambda w: w + 1, donate_argnums=0)(state["w"])
     with pytest.raises(ValueError, match=r"state\['w'\]: its memory was donated to another"):
         train(state=state)
 
 
-def test_a_step_that_donates_for_itself_works(expected: Any) -> None:
+def test_step_with_its_own_donation_trains(expected: Any) -> None:
     metrics, _, _ = train(step=jax.jit(step, donate_argnums=0))
     assert np.array_equal(metrics["loss"], expected[0]["loss"])
 
 
 @pytest.mark.parametrize("name", ["debug_callback", "io_callback", "pure_callback"])
-def test_a_step_that_calls_the_host_is_refused(name: str) -> None:
+def test_step_that_calls_the_host_is_refused(name: str) -> None:
     calls: dict[str, Callable[[Any], Any]] = {
         "debug_callback": lambda x: jax.debug.callback(print, x),
         "io_callback": lambda x: io_callback(print, None, x),
@@ -488,7 +488,7 @@ def test_a_step_that_calls_the_host_is_refused(name: str) -> None:
         (make_data(), {"save_every": 3}, ValueError, "save_every = 3: needs save, a directory"),
     ],
 )
-def test_bad_data_and_settings_are_refused(
+def test_invalid_data_and_settings_are_refused(
     data: Any, settings: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=text):
@@ -506,7 +506,7 @@ def test_batches_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "9").is_dir()
 
 
-def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     train(steps=5, save=tmp_path)
 
     def other(state: Any, batch: Any) -> Any:
@@ -532,7 +532,7 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in foreign.iterdir() if path.name != ".lock"] == ["notes.txt"]
 
 
-def test_importing_it_loads_neither_hydra_nor_pydantic() -> None:
+def test_import_loads_neither_hydra_nor_pydantic() -> None:
     code = (
         "import sys; import pipeline.engine.sink; "
         "print([m for m in ('hydra', 'omegaconf', 'pydantic', 'jax') if m in sys.modules])"

@@ -38,7 +38,7 @@ def descend(state: Array, batch: Any) -> tuple[Array, dict[str, Array]]:
     return state - gradient, {"accuracy": loss * 0, "loss": loss}
 
 
-def test_the_operation_its_line_and_its_examples_are_named() -> None:
+def test_operation_line_and_examples_are_named() -> None:
     x = BATCH["x"].copy()
     x[2] = -1
     text = examine_step(descend, jnp.ones(3), {**BATCH, "x": x})
@@ -47,7 +47,7 @@ def test_the_operation_its_line_and_its_examples_are_named() -> None:
     assert "in 1 of 4 examples: 2; it read dot_general: float32 4, -3 to 3" in text
 
 
-def test_a_value_of_the_batch_or_the_state_is_named() -> None:
+def test_non_finite_batch_or_state_value_is_named() -> None:
     x = BATCH["x"].copy()
     x[1, 0] = np.nan
     text = examine_step(descend, jnp.ones(3), {**BATCH, "x": x})
@@ -58,7 +58,7 @@ def test_a_value_of_the_batch_or_the_state_is_named() -> None:
     assert text.startswith("the step reads state: float32 3 with 1 Inf")
 
 
-def test_a_flax_layer_and_a_loop_are_named() -> None:
+def test_flax_layer_and_loop_are_named() -> None:
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x: Array) -> Array:
@@ -78,13 +78,13 @@ def test_a_flax_layer_and_a_loop_are_named() -> None:
     assert "(head" in examine_step(step, state, BATCH)
 
 
-def test_a_finite_loss_is_reported_as_finite() -> None:
+def test_finite_loss_is_reported_as_finite() -> None:
     assert examine_step(descend, jnp.ones(3), BATCH) == (
         "one operation at a time the loss is finite"
     )
 
 
-def test_a_run_that_ends_for_its_loss_names_the_operation(tmp_path: Path) -> None:
+def test_run_ended_by_its_loss_names_the_operation(tmp_path: Path) -> None:
     def step(state: Array, batch: Any) -> tuple[Array, dict[str, Array]]:
         return state - 1, {"loss": jnp.sqrt(state) + 0 * batch["x"].sum()}
 
@@ -93,7 +93,7 @@ def test_a_run_that_ends_for_its_loss_names_the_operation(tmp_path: Path) -> Non
         list(sink(step, jnp.float32(5), BATCH, steps=20, batch_size=2, size=4, save=tmp_path))
 
 
-def test_a_batch_of_an_iterator_is_examined_in_any_window() -> None:
+def test_iterator_batch_is_examined_in_any_window() -> None:
     """A dispatch of 300 steps has three windows of at most 128 batches."""
 
     def step(state: Array, batch: Any) -> tuple[Array, dict[str, Array]]:

@@ -20,11 +20,11 @@ def step(state: Any, batch: Any) -> Any:
     return {"w": state["w"] - 0.1 * loss, "n": state["n"] + 1}, {"loss": loss, "ok": loss > 0}
 
 
-def test_a_step_has_the_names_of_its_metrics() -> None:
+def test_traced_step_has_its_metric_names() -> None:
     assert trace_step(step, STATE, BATCH).metrics == ("loss", "ok")
 
 
-def test_the_digest_is_of_the_computation() -> None:
+def test_digest_depends_only_on_the_computation() -> None:
     same = trace_step(lambda s, b: step(s, b), STATE, BATCH).digest
     assert same == trace_step(step, STATE, BATCH).digest
 
@@ -68,12 +68,12 @@ def returning(state: Any = None, metrics: Any = None) -> Any:
         (returning(metrics=lambda m: {"a": m["loss"] * 1j}), "must be a real scalar"),
     ],
 )
-def test_what_a_step_returns_is_checked(changed: Any, message: str) -> None:
+def test_invalid_step_results_are_refused(changed: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         trace_step(changed, STATE, BATCH)
 
 
-def test_a_step_that_calls_the_host_is_refused_by_its_line() -> None:
+def test_host_call_is_refused_with_its_line() -> None:
     def prints(state: Any, batch: Any) -> Any:
         jax.debug.print("{}", state["n"])
         return step(state, batch)
@@ -86,13 +86,13 @@ def test_a_step_that_calls_the_host_is_refused_by_its_line() -> None:
     ("state", "message"),
     [({}, "state: has no arrays"), ({"w": "text"}, r"state\['w'\]: is a str; must be an array")],
 )
-def test_a_state_is_of_arrays(state: Any, message: str) -> None:
+def test_state_without_arrays_is_refused(state: Any, message: str) -> None:
     check_state({"w": np.ones(2), "n": 1, "x": jnp.ones(2)})
     with pytest.raises(ValueError, match=message):
         check_state(state)
 
 
-def test_an_array_that_was_donated_is_named() -> None:
+def test_donated_array_is_named() -> None:
     array = jnp.ones(2)
     array.delete()
     with pytest.raises(ValueError, match=r"state\['w'\]: its memory was donated"):

@@ -55,7 +55,9 @@ def images(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compos
 
 
 @pytest.mark.slow
-def test_image_files_stream_into_the_same_run(images: Compose, tmp_path: Path) -> None:
+def test_streamed_image_files_have_the_bits_of_resident_ones(
+    images: Compose, tmp_path: Path
+) -> None:
     """Bit for bit what training on images that were all decoded beforehand gives."""
     for kind in ("resident", "stream"):
         run(images(f"train.feed={kind}"), tmp_path / kind)
@@ -69,7 +71,7 @@ def test_image_files_stream_into_the_same_run(images: Compose, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_slow_file_makes_a_warning_and_a_figure_and_no_crash(
+def test_slow_file_is_a_warning(
     images: Compose,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -97,7 +99,7 @@ def test_a_slow_file_makes_a_warning_and_a_figure_and_no_crash(
 
 
 @pytest.mark.slow
-def test_a_file_that_cannot_be_read_ends_a_run_with_its_name(
+def test_unreadable_file_ends_the_run_with_its_name(
     images: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = ImageFiles.sample

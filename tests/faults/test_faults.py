@@ -42,14 +42,14 @@ def fresh(harness: Harness) -> Prepared:
     return harness.prepare(["fresh"])[0]
 
 
-def test_runs_whose_files_fail_end_well(harness: Harness, fresh: Prepared) -> None:
+def test_runs_with_file_faults_end_without_defects(harness: Harness, fresh: Prepared) -> None:
     rows = try_and_report(harness, [(fresh, fault) for fault in CASES])
     assert {name: row.defects for (_, name), row in rows.items() if row.defects} == {}
     assert all(row.injected for row in rows.values())
     assert sum(row.done + row.failed for row in rows.values()) == len(CASES)
 
 
-def test_calls_of_every_library_are_seen(fresh: Prepared) -> None:
+def test_calls_of_every_library_are_recorded(fresh: Prepared) -> None:
     """tensorstore writes arrays in C++, orbax makes folders, the pipeline its own files."""
     log = next(fresh.unbroken.parent.parent.glob("fresh_unbroken.calls")).read_text()
     written = {line.partition(f"/{RUN}/")[2] for line in log.splitlines() if "write " in line}
@@ -59,7 +59,7 @@ def test_calls_of_every_library_are_seen(fresh: Prepared) -> None:
     assert fresh.calls["mkdir"] > 10
 
 
-def test_a_run_that_lacks_something_is_found(fresh: Prepared, tmp_path: Path) -> None:
+def test_incomplete_run_is_detected(fresh: Prepared, tmp_path: Path) -> None:
     shutil.copytree(fresh.unbroken, tmp_path / RUN)
     assert find_lacks(tmp_path / RUN, fresh) == []
     with (tmp_path / RUN / "metrics.jsonl").open("a") as metrics:
@@ -71,7 +71,7 @@ def test_a_run_that_lacks_something_is_found(fresh: Prepared, tmp_path: Path) ->
     assert len(find_lacks(tmp_path / RUN, fresh)) == 2
 
 
-def test_faults_are_put_into_every_call_or_spread() -> None:
+def test_faults_cover_every_call_or_are_spread() -> None:
     counts = Counter(mkdir=5, write=9)
     faults = list(faults_of("mkdir", counts, None, 0))
     assert [fault.nth for fault in faults] == [1, 2, 3, 4, 5]

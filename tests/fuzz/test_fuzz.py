@@ -34,7 +34,7 @@ def _prepared() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LEFT_OUT])
-def test_a_few_cases_of_a_kind_end_well(kind: str) -> None:
+def test_fuzz_cases_have_no_defects(kind: str) -> None:
     for case in plan(4 if kind in FEW else 25, 0, [kind]):
         judged = run_case(case)
         assert judged.outcome not in DEFECTS, f"{case}: {judged.outcome}\n{judged.detail}"
@@ -43,13 +43,13 @@ def test_a_few_cases_of_a_kind_end_well(kind: str) -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rng=st.randoms(use_true_random=False))
-def test_whatever_is_changed_in_a_recipe_is_told(rng: Random) -> None:
+def test_every_change_of_a_recipe_is_reported(rng: Random) -> None:
     """The same generators, drawn from and shrunk by hypothesis."""
     with tempfile.TemporaryDirectory() as folder, suppress(RecipeError):
         check_recipe_tree(rng, Path(folder))
 
 
-def test_cases_are_shared_out_and_repeat_themselves() -> None:
+def test_cases_are_distributed_and_reproducible() -> None:
     counts = shares(20_000, list(KINDS))
     assert sum(counts.values()) == 20_000
     assert min(counts.values()) >= 5
@@ -67,7 +67,7 @@ def raising(error: BaseException) -> str:
         return judge(act, Random(0), Path(folder), 5.0).outcome
 
 
-def test_outcomes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert raising(RecipeError(["x"])) == "recipe error"
     assert raising(DataError("x")) == "data error"
@@ -92,7 +92,7 @@ def test_outcomes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert judge(untidy, Random(0), tmp_path, 5.0).outcome == "partial output"
 
 
-def test_the_table_adds_up() -> None:
+def test_table_totals_add_up() -> None:
     lines = table({"a": Counter({"success": 2}), "b": Counter({"data error": 3})}).splitlines()
     assert lines[0].startswith("| kind | cases | success | recipe error | data error |")
     assert lines[-1].startswith("| all | 5 | 2 | 0 | 3 | 0 |")
@@ -100,7 +100,7 @@ def test_the_table_adds_up() -> None:
 
 @given(rng=st.randoms(use_true_random=False), content=st.binary(max_size=64))
 @settings(max_examples=50, deadline=None)
-def test_changes_leave_what_they_are_given(rng: Random, content: bytes) -> None:
+def test_changes_leave_their_input_unchanged(rng: Random, content: bytes) -> None:
     tree = {"a": [1, 2.5, None, {"b": "x"}], "c": True}
     assert isinstance(mutate_bytes(rng, content), bytes)
     mutate_tree(rng, tree)

@@ -71,7 +71,7 @@ def lay_images(root: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
+def test_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
     bomb = tmp_path / "x-ubyte.gz"
     head = b"\0\0\x08\x01" + (4).to_bytes(4, "big")
     bomb.write_bytes(gzip.compress(head + bytes(64 * 2**20)))
@@ -82,9 +82,7 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pax", [False, True])
 @pytest.mark.parametrize(("suffix", "packed"), [(".tar.gz", gzip), (".tar.xz", lzma)])
-def test_an_archive_bomb_is_not_unpacked(
-    suffix: str, packed: Any, pax: bool, tmp_path: Path
-) -> None:
+def test_archive_bomb_is_not_unpacked(suffix: str, packed: Any, pax: bool, tmp_path: Path) -> None:
     """A member, or the header of one, of far more than the files that are wanted."""
     member = tarfile.TarInfo("readme")
     member.size = 40 * 2**20
@@ -97,7 +95,7 @@ def test_an_archive_bomb_is_not_unpacked(
     assert os.listdir(tmp_path / "cache") == [".lock"]
 
 
-def test_an_archive_too_large_is_not_even_read(tmp_path: Path) -> None:
+def test_oversized_archive_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "small.tar"
     with path.open("wb") as file:
         file.truncate(10**12)
@@ -135,7 +133,7 @@ def npy(descr: str, shape: str) -> bytes:
         (b"", "x_train can't be read: "),
     ],
 )
-def test_an_array_is_as_large_as_its_file(
+def test_hostile_array_headers_are_refused(
     head: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -148,7 +146,7 @@ def test_an_array_is_as_large_as_its_file(
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_other_compressions_than_numpys_are_refused(method: int, tmp_path: Path) -> None:
+def test_unknown_npz_compression_is_refused(method: int, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "d.npz", "w", method) as archive:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             archive.writestr(f"{name}.npy", npy("'|u1'", "(1,)") + b"1")
@@ -156,7 +154,7 @@ def test_other_compressions_than_numpys_are_refused(method: int, tmp_path: Path)
     assert "must be stored or deflated" in refusal(lambda: archive.read(tmp_path))
 
 
-def test_what_memory_does_not_hold_is_not_read(
+def test_array_larger_than_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 10**9)
@@ -172,7 +170,7 @@ def test_what_memory_does_not_hold_is_not_read(
     assert "x_train would take 2.0 GB of memory, 1.0 GB are available here" in message
 
 
-def test_an_image_bomb_is_not_decoded(tmp_path: Path) -> None:
+def test_image_bomb_is_not_decoded(tmp_path: Path) -> None:
     root = lay_images(tmp_path / "data")
     side = 60_000
     content = bytearray(png())
@@ -192,7 +190,7 @@ def test_an_image_bomb_is_not_decoded(tmp_path: Path) -> None:
     assert f"it has {side:,} x {side:,} pixels; at most" in refusal(lambda: images[:])
 
 
-def test_a_jpeg_of_endless_scans_is_not_decoded(tmp_path: Path) -> None:
+def test_jpeg_with_too_many_scans_is_not_decoded(tmp_path: Path) -> None:
     root = lay_images(tmp_path / "data")
     buffer = io.BytesIO()
     Image.new("RGB", (16, 16)).save(buffer, "JPEG", progressive=True)
@@ -206,7 +204,7 @@ def test_a_jpeg_of_endless_scans_is_not_decoded(tmp_path: Path) -> None:
     assert "it has more than 200 scans" in refusal(lambda: decode(str(path), 4, 4))
 
 
-def test_links_out_of_a_folder_are_not_followed(tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     root, secret = lay_images(tmp_path / "data"), tmp_path / "secret.png"
     secret.write_bytes(png())
     link = root / "train" / "ant" / "9.png"
@@ -227,7 +225,7 @@ def test_links_out_of_a_folder_are_not_followed(tmp_path: Path) -> None:
     assert "dataset.follow_links=true on the command line" in message
 
 
-def test_a_pipe_among_images_does_not_count(tmp_path: Path) -> None:
+def test_pipe_among_images_is_ignored(tmp_path: Path) -> None:
     root = lay_images(tmp_path / "data")
     os.mkfifo(root / "train" / "ant" / "pipe.png")
     assert len(folder_of(root).read(tmp_path).train) == 2
@@ -242,12 +240,12 @@ def test_a_pipe_among_images_does_not_count(tmp_path: Path) -> None:
         ("null", "isn't a file of this program"),
     ],
 )
-def test_a_description_of_records_is_plain(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_records_description_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "records.json").write_text(text)
     assert message in refusal(lambda: Records(**section(root=tmp_path)).read(tmp_path))
 
 
-def test_a_description_of_records_names_files_of_its_folder(tmp_path: Path) -> None:
+def test_records_description_with_outside_files_is_refused(tmp_path: Path) -> None:
     column = '{"dtype": "uint8", "shape": [1], "samples_per_record": 1, "files": [FILE]}'
     file = '{"name": "../x.array_record", "samples": 1, "size_bytes": 1, "first_crc32": 0}'
     split = f'{{"samples": 1, "columns": {{"image": {column.replace("FILE", file)}}}}}'
@@ -259,7 +257,7 @@ def test_a_description_of_records_names_files_of_its_folder(tmp_path: Path) -> N
     assert "train.columns.image.files.0.name = ../x.array_record: " in message
 
 
-def test_a_description_of_records_does_not_outgrow_its_files(tmp_path: Path) -> None:
+def test_records_description_larger_than_its_files_is_refused(tmp_path: Path) -> None:
     """Memory is taken for what a description says before a record is read."""
     folder = write(tmp_path / "records")
     text = (folder / "records.json").read_text()
@@ -293,7 +291,7 @@ def names_in(file: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_nothing_that_is_read_is_run() -> None:
+def test_package_has_no_pickle_or_code_readers() -> None:
     """No module of the package imports a reader of pickles, or runs a text; each kind of file is
     opened in one place, which has the bounds."""
     used = {file: names_in(file) for file in sorted((ROOT / "pipeline").rglob("*.py"))}
@@ -306,7 +304,7 @@ def test_nothing_that_is_read_is_run() -> None:
         assert {file.name for file, names in used.items() if opener in names} == files, opener
 
 
-def test_an_error_without_words_is_named_by_its_type(
+def test_error_without_a_message_is_reported_by_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:

@@ -42,7 +42,7 @@ def texts_of(table: RawTable, name: str) -> list[str | None]:
     return [column.texts[code] if code >= 0 else None for code in column.codes]
 
 
-def test_a_text_of_many_rows_is_held_once(tmp_path: Path) -> None:
+def test_repeated_text_is_stored_once(tmp_path: Path) -> None:
     """3 GB of texts, beyond the limit of 1.1 GB, of which a dictionary needs 10 kB."""
     rows = 300_000
     column = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), ["a" * 10_000])
@@ -54,7 +54,7 @@ def test_a_text_of_many_rows_is_held_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_that_unpacks_to_gigabytes_is_limited(tmp_path: Path) -> None:
+def test_text_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
     text = pa.array(["a" * 400_000_000])
     options = {"use_dictionary": False, "write_statistics": False}
     message = refusal(write(tmp_path, {"x": text, "y": [1]}, **options))
@@ -62,7 +62,7 @@ def test_a_text_that_unpacks_to_gigabytes_is_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_prefixes_that_are_shared_are_limited(tmp_path: Path) -> None:
+def test_shared_prefixes_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     texts = [("a" * 200_000) + str(n) for n in range(2_000)]
     encoding = {"x": "DELTA_BYTE_ARRAY", "y": "PLAIN"}
     options = {"use_dictionary": False, "column_encoding": encoding}
@@ -71,13 +71,13 @@ def test_prefixes_that_are_shared_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
-def test_every_encoding_of_texts_is_read(encoding: str, tmp_path: Path) -> None:
+def test_text_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     texts = [None, "bb", "a", "bb", None, "c\u00e9"]
     file = write(tmp_path, {"x": texts}, use_dictionary=False, column_encoding={"x": encoding})
     assert texts_of(read(file), "x") == texts
 
 
-def test_rows_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BASE_VALUES", 1_000)
     monkeypatch.setattr(reader, "_VALUES_PER_BYTE", 10)
     file = write(tmp_path, {"y": pa.nulls(1_000_000, pa.float32())})
@@ -88,13 +88,13 @@ def test_rows_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     )
 
 
-def test_columns_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_columns_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_COLUMNS", 10)
     file = write(tmp_path, {f"c{n}": [1] for n in range(11)})
     assert refusal(file) == "has 11 columns; must have at most 10"
 
 
-def test_a_damaged_file_says_what_is_wrong(tmp_path: Path) -> None:
+def test_error_of_a_damaged_file_has_the_reason(tmp_path: Path) -> None:
     file = write(tmp_path, {"x": np.arange(100.0), "y": np.arange(100)})
     content = bytearray(file.read_bytes())
     content[4:40] = b"\xff" * 36
@@ -102,7 +102,7 @@ def test_a_damaged_file_says_what_is_wrong(tmp_path: Path) -> None:
     assert refusal(file).startswith("can't be read as Parquet: Couldn't deserialize thrift")
 
 
-def test_dictionaries_become_texts_in_the_order_of_rows(tmp_path: Path) -> None:
+def test_dictionaries_become_texts_in_row_order(tmp_path: Path) -> None:
     """Dictionaries of row groups differ, and have texts that no row has."""
     column = pa.DictionaryArray.from_arrays([2, None, 1, 2], ["unused", "b", "a"])
     plain = ["z", "y", "z", None]
@@ -117,7 +117,7 @@ def test_dictionaries_become_texts_in_the_order_of_rows(tmp_path: Path) -> None:
     assert texts_of(read(file, "category"), "n") == ["3", "1", "3", None]
 
 
-def test_columns_come_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_read_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_COLUMNS_AT_ONCE", 2)
     columns = {"a": [1.5, 2], "b": ["x", "y"], "c": [True, False], "d": [7, 8], "e": ["", "z"]}
     table = read(write(tmp_path, columns))
@@ -127,13 +127,13 @@ def test_columns_come_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("of", ["float64", "string", "dictionary"])
-def test_a_table_without_rows_has_its_columns(of: str, tmp_path: Path) -> None:
+def test_table_without_rows_has_its_columns(of: str, tmp_path: Path) -> None:
     kind = pa.dictionary(pa.int32(), pa.string()) if of == "dictionary" else of
     table = read(write(tmp_path, {"x": pa.array([], kind), "y": pa.array([], "int64")}))
     assert (table.rows, table.names) == (0, ("x", "y"))
 
 
-def test_a_column_of_nothing_but_missing_texts_is_read(tmp_path: Path) -> None:
+def test_column_of_only_missing_texts_is_read(tmp_path: Path) -> None:
     missing = pa.array([None, None], "string")
     columns = {"x": missing, "d": missing.dictionary_encode(), "n": pa.nulls(2)}
     table = read(write(tmp_path, columns))

@@ -55,7 +55,7 @@ def refused(text: str | bytes, *overrides: str) -> str:
         "${",
     ],
 )
-def test_a_file_refers_to_keys_and_computes_nothing(
+def test_resolvers_in_a_recipe_file_are_refused(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", "mellon")
@@ -66,14 +66,14 @@ def test_a_file_refers_to_keys_and_computes_nothing(
 
 
 @pytest.mark.slow
-def test_the_user_may_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_override_can_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA", "/data")
     recipe = compose("lenet5_mnist", ["dataset.root=${oc.env:DATA}"])
     assert recipe.dataset.root == Path("/data")
 
 
 @pytest.mark.slow
-def test_a_key_may_be_referred_to() -> None:
+def test_references_to_keys_are_resolved() -> None:
     Path("mine.yaml").write_text(
         "train: {batch_size: 8, steps: '${train.batch_size}'}\nseed: '${train.steps}'\n"
         "dataset: {eval: {ops: '${dataset.train.ops}'}}\n"
@@ -115,7 +115,7 @@ def chain(depth: int, first: str) -> str:
         "through references",
     ],
 )
-def test_references_make_no_more_than_a_recipe(text: str, message: str) -> None:
+def test_circular_or_excessive_references_are_refused(text: str, message: str) -> None:
     assert message in refused(text)
 
 
@@ -126,14 +126,14 @@ def chained(length: int, *, backwards: bool) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_a_chain_of_references_is_no_circle(backwards: bool) -> None:
+def test_reference_chain_length_is_limited(backwards: bool) -> None:
     require_bounded(chained(MAX_CHAIN, backwards=backwards))
     with pytest.raises(ValueError, match="a chain of references must have at most 24; refer to"):
         require_bounded(chained(MAX_CHAIN + 1, backwards=backwards))
 
 
 @pytest.mark.slow
-def test_the_longest_chain_can_be_resolved() -> None:
+def test_longest_reference_chain_is_resolved() -> None:
     rules = ["{pattern: '*', weight_decay: 0.5}"]
     for n in range(MAX_CHAIN):
         before = f"${{train.optimizer.decay_rules[{n}].weight_decay}}"
@@ -145,7 +145,7 @@ def test_the_longest_chain_can_be_resolved() -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_references_nest_no_deeper_than_a_file(backwards: bool) -> None:
+def test_nesting_by_references_is_limited(backwards: bool) -> None:
     keys = {f"k{n}": _nested(40, f"${{k{n - 1}}}" if n else 1) for n in range(3)}
     tree = dict(reversed(keys.items())) if backwards else keys
     with pytest.raises(ValueError, match="references nest it more than 64 levels deep"):
@@ -190,7 +190,7 @@ def _nested(levels: int, leaf: object) -> object:
         ("# " + "x" * 300_000, "has more than 262,144 bytes"),
     ],
 )
-def test_a_file_is_plain_and_bounded(text: str | bytes, message: str) -> None:
+def test_hostile_or_malformed_yaml_is_refused(text: str | bytes, message: str) -> None:
     problem = refused(text)
     assert problem.startswith("mine.yaml: ")
     assert message in problem
@@ -199,7 +199,7 @@ def test_a_file_is_plain_and_bounded(text: str | bytes, message: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_pipe_is_no_recipe() -> None:
+def test_pipe_as_recipe_is_refused() -> None:
     os.mkfifo("mine.yaml")
     with pytest.raises(RecipeError, match="isn't a regular file"):
         load_recipe("mine.yaml")
@@ -233,7 +233,7 @@ TOUCH = "evil: {_target_: os.mkdir, path: pwned}\n"
         "{model: lenet5}",
     ],
 )
-def test_defaults_start_from_what_is_shipped(defaults: str, folder: Path) -> None:
+def test_hostile_defaults_are_refused(defaults: str, folder: Path) -> None:
     """Hydra would also put files into its own section, whose callbacks it makes and calls."""
     (folder / "recipes").mkdir()
     (folder / "recipes" / "evil.yaml").write_text(TOUCH)
@@ -258,9 +258,7 @@ def test_defaults_start_from_what_is_shipped(defaults: str, folder: Path) -> Non
         ("bank.yaml", "bank.yaml: device.tune_bank = /etc/passwd: must not be in a file"),
     ],
 )
-def test_a_recipe_takes_components_from_its_own_folder_alone(
-    path: str, message: str, folder: Path
-) -> None:
+def test_unsafe_component_files_are_refused(path: str, message: str, folder: Path) -> None:
     """A link or a path out of it would bring other files of the disk into messages and runs."""
     work = folder / "work"
     work.mkdir()
@@ -276,7 +274,7 @@ def test_a_recipe_takes_components_from_its_own_folder_alone(
 
 
 @pytest.mark.slow
-def test_a_recipe_may_start_from_another(folder: Path) -> None:
+def test_recipe_extends_another_recipe(folder: Path) -> None:
     (folder / "recipes").mkdir()
     (folder / "recipes" / "base.yaml").write_text("seed: 7\ntrain: {passes: null, steps: 3}\n")
     (folder / "mine.yaml").write_text("defaults: [base, override /model: mlp, _self_]\n")
@@ -300,7 +298,7 @@ def test_a_recipe_may_start_from_another(folder: Path) -> None:
         ("dump: {steps: '0', path: /tmp}\n", "dump.path"),
     ],
 )
-def test_where_to_write_is_the_users_to_say(text: str, key: str) -> None:
+def test_only_the_command_line_sets_where_to_write(text: str, key: str) -> None:
     Path("mine.yaml").write_text(text)
     with pytest.raises(RecipeError) as caught:
         load_recipe("mine.yaml")
@@ -309,7 +307,7 @@ def test_where_to_write_is_the_users_to_say(text: str, key: str) -> None:
     assert said in problem
 
 
-def test_a_component_file_says_no_more_than_a_recipe() -> None:
+def test_component_file_may_contain_no_more_than_a_recipe() -> None:
     Path("chip.yaml").write_text("defaults: [ascend910, _self_]\ntune_bank: /etc/passwd\n")
     with pytest.raises(RecipeError, match=r"chip.yaml: device.tune_bank = /etc/passwd: must not"):
         load_recipe("lenet5_digits", ["device=chip.yaml"])
@@ -319,7 +317,7 @@ def test_a_component_file_says_no_more_than_a_recipe() -> None:
 
 
 @pytest.mark.slow
-def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
+def test_recipe_of_a_run_does_not_choose_where_to_write(folder: Path) -> None:
     """It holds every key; those are of the machine on which the run was made."""
     from pipeline.stages.record.recorded_recipe import write_recipe
 
@@ -346,7 +344,7 @@ def test_the_recipe_of_a_run_does_not_say_where_to_write(folder: Path) -> None:
         ("train: {steps: 99999999999999999999}\n", "must be at most 2,147,483,647"),
     ],
 )
-def test_values_out_of_range_are_named(text: str, message: str) -> None:
+def test_values_out_of_range_are_refused(text: str, message: str) -> None:
     assert message in refused(text, "train.passes=null") or message in refused(text)
 
 
@@ -370,12 +368,12 @@ def blocks(depth: int) -> str:
 
 
 @pytest.mark.slow
-def test_blocks_do_not_multiply_without_end() -> None:
+def test_block_multiplication_is_limited() -> None:
     assert "blocks are used more than 1,000 times" in refused(blocks(40))
 
 
 @pytest.mark.slow
-def test_an_override_is_no_program() -> None:
+def test_hostile_override_is_refused() -> None:
     for override in (
         "dataset.root=" + "[" * 500 + "]" * 500,
         "seed=" + "1" * 20_000,
@@ -388,7 +386,7 @@ def test_an_override_is_no_program() -> None:
         assert len(caught.value.problems) == 1
 
 
-def test_a_chip_is_a_plain_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_chip_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs load chips without a recipe."""
     monkeypatch.setenv("SECRET", "mellon")
     for text in ("chip: '${oc.env:SECRET}'\n", "defaults: [../../etc/passwd]\n", LAUGHS):
@@ -412,11 +410,11 @@ def test_a_chip_is_a_plain_file_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("monitor: {tensorboard: off}\n", "line 1: tensorboard = off: a text on the command line"),
     ],
 )
-def test_what_another_reader_would_read_otherwise_is_refused(text: str, problem: str) -> None:
+def test_ambiguous_yaml_is_refused(text: str, problem: str) -> None:
     assert problem in refused(text)
 
 
-def test_a_component_goes_where_components_of_its_kind_go() -> None:
+def test_component_package_must_match_its_kind() -> None:
     Path("net.yaml").write_text("# @package hydra\nname: mlp\n")
     with pytest.raises(RecipeError, match=r"net.yaml: # @package hydra: .*; must be model$"):
         load_recipe("lenet5_digits", ["model=net.yaml"])
@@ -425,7 +423,7 @@ def test_a_component_goes_where_components_of_its_kind_go() -> None:
 
 
 @pytest.mark.parametrize("option", ["//etc", "/etc/passwd", "etc/", "./"])
-def test_a_name_with_slashes_is_shown_as_it_was_typed(option: str) -> None:
+def test_option_with_slashes_is_reported_as_typed(option: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", [f"model={option}"])
     (problem,) = caught.value.problems

@@ -43,7 +43,7 @@ NESTED = "{name: sequence, repeat: 1000, body: [{name: sequence, repeat: 1000, b
         (["train.batch_size=2000000000"], "must be at most the 96 training samples"),
     ],
 )
-def test_sizes_without_end_are_told(
+def test_unbounded_sizes_are_reported(
     overrides: list[str], message: str, cache: Path, tmp_path: Path
 ) -> None:
     """Of weights and layers nothing is made before."""
@@ -56,7 +56,7 @@ def test_sizes_without_end_are_told(
 
 
 @pytest.mark.slow
-def test_weights_without_room_are_not_made(
+def test_weights_larger_than_memory_are_refused(
     tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny()
@@ -68,7 +68,7 @@ def test_weights_without_room_are_not_made(
 
 
 @pytest.mark.slow
-def test_an_override_given_twice_ends() -> None:
+def test_override_given_twice_is_refused() -> None:
     """Each complaint of Hydra's asks for the other spelling."""
     with pytest.raises(PipelineError, match="the key exists already; leave out the"):
         load_recipe("lenet5_digits", ["+dataset.like=x", "+dataset.like=y"])

@@ -21,7 +21,7 @@ def table(root: Path, **fields: Any) -> CsvTable:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "nothing"])
-def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     if kind == "folder":
         path.mkdir()
@@ -50,7 +50,7 @@ def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
     ],
     ids=["huge", "endless", "nul", "zeros", "png", "1e400", "1e308", "same", "wide", "steering"],
 )
-def test_what_is_no_table(content: bytes, expected: str, tmp_path: Path) -> None:
+def test_hostile_tables_are_refused(content: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     assert expected in refusal(lambda: table(path).read(tmp_path))
@@ -59,7 +59,7 @@ def test_what_is_no_table(content: bytes, expected: str, tmp_path: Path) -> None
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["utf-8", "latin-1", "utf-16", "utf-32", "ascii"]))
-def test_any_bytes_end_in_one_message(
+def test_random_bytes_raise_one_printable_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, encoding: str
 ) -> None:
     folder = tmp_path_factory.mktemp("bytes")

@@ -37,7 +37,7 @@ def refusal(tokenizer: Tokenizer, text: str, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("dropout", [0.1, 1.0])
-def test_merges_that_are_drawn_are_refused(dropout: float, tmp_path: Path) -> None:
+def test_merges_with_dropout_are_refused(dropout: float, tmp_path: Path) -> None:
     model = {"type": "BPE", "vocab": LETTERS, "merges": [["a", "b"]], "dropout": dropout}
     file = tmp_path / "tokenizer.json"
     file.write_bytes(tokenizer_json(model=model, added_tokens=[], post_processor=None))
@@ -50,13 +50,13 @@ def test_merges_that_are_drawn_are_refused(dropout: float, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dropout", [None, 0.0])
-def test_merges_that_are_not_drawn_are_computed(dropout: float | None) -> None:
+def test_merges_without_dropout_are_applied(dropout: float | None) -> None:
     model = {"type": "BPE", "vocab": LETTERS, "merges": [["a", "b"]], "dropout": dropout}
     content = tokenizer_json(model=model, added_tokens=[], post_processor=None)
     assert parse_tokenizer(content).encode("abba").tolist() == [2, 1, 0]
 
 
-def test_two_tokens_of_one_number_are_refused() -> None:
+def test_tokens_with_equal_numbers_are_refused() -> None:
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 1}, "unk_token": "a"}
     content = tokenizer_json(model=model, added_tokens=[], post_processor=None)
     with pytest.raises(ValueError, match="has number 1 for the tokens 'b' and 'c'; must have one"):
@@ -64,7 +64,7 @@ def test_two_tokens_of_one_number_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_replacements_that_grow_are_limited(capfd: pytest.CaptureFixture[str]) -> None:
+def test_growing_replacements_are_limited(capfd: pytest.CaptureFixture[str]) -> None:
     growing = [replacing({"String": "a"}, "a" * 10)] * 8
     content = tokenizer_json(normalizer={"type": "Sequence", "normalizers": growing})
     message = refusal(parse_tokenizer(content), TEXT, capfd)
@@ -72,13 +72,13 @@ def test_replacements_that_grow_are_limited(capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_a_replacement_of_a_megabyte_is_limited(capfd: pytest.CaptureFixture[str]) -> None:
+def test_megabyte_replacement_is_limited(capfd: pytest.CaptureFixture[str]) -> None:
     content = tokenizer_json(normalizer=replacing({"String": "a"}, "b" * 2**20))
     message = refusal(parse_tokenizer(content), TEXT * 100, capfd)
     assert "GB of memory for a text of 6,400 bytes" in message
 
 
-def test_an_expression_that_backtracks_fails_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_backtracking_expression_fails_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     tokenizer = parse_tokenizer(tokenizer_json(pre_tokenizer=splitting("(a+)+b")))
     assert "the tokenizer fails on a text: Onig: " in refusal(tokenizer, TEXT, capfd)
     # The process survives an error, and answers the next request.
@@ -86,7 +86,7 @@ def test_an_expression_that_backtracks_fails_in_one_line(capfd: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_an_expression_without_end_is_limited(capfd: pytest.CaptureFixture[str]) -> None:
+def test_endless_expression_is_limited(capfd: pytest.CaptureFixture[str]) -> None:
     """Each place of the text takes less than the library's limit; all of them take days."""
     tokenizer = parse_tokenizer(tokenizer_json(pre_tokenizer=splitting(r"\w*\w*\d\z")))
     message = refusal(tokenizer, "a" * 4_000 + "!", capfd)
@@ -97,7 +97,7 @@ def test_an_expression_without_end_is_limited(capfd: pytest.CaptureFixture[str])
     assert "takes more than 10 s" in refusal(tokenizer, "the", capfd)
 
 
-def test_a_tokenizer_that_is_dropped_leaves_no_process() -> None:
+def test_deleted_tokenizer_ends_its_process() -> None:
     tokenizer = parse_tokenizer(tokenizer_json())
     process = vars(tokenizer)["_process"]._process._process
     os.kill(process.pid, 0)
@@ -109,7 +109,7 @@ LINES = ["The naïve cat's  ½ ﬁsh.", "\tdef f(x):  return x\n\n", "日本 \U0
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "unigram", "llama"])
-def test_tokenizers_of_known_networks_have_the_librarys_tokens(kind: str) -> None:
+def test_tokenizers_of_published_networks_have_the_librarys_tokens(kind: str) -> None:
     """Each kind is trained on a few lines, and the library itself computes what is expected."""
     tokenizers = pytest.importorskip("tokenizers")
     models, before = tokenizers.models, tokenizers.pre_tokenizers

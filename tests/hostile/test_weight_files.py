@@ -72,7 +72,9 @@ def entry(message: bytes) -> bytes:
         ),
     ],
 )
-def test_a_mindspore_file_of_endless_fields(content: bytes, message: str, tmp_path: Path) -> None:
+def test_mindspore_file_with_endless_fields_is_refused(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "w.ckpt", content)
     assert message in refusal(lambda: read_weights(path))
 
@@ -95,7 +97,9 @@ def test_a_mindspore_file_of_endless_fields(content: bytes, message: str, tmp_pa
         ),
     ],
 )
-def test_a_header_of_safetensors_that_lies(header: bytes, message: str, tmp_path: Path) -> None:
+def test_wrong_header_of_safetensors_is_refused(
+    header: bytes, message: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "w.safetensors", header)
     assert message in refusal(lambda: read_weights(path))
 
@@ -128,7 +132,7 @@ def as_torch(path: Path, content: bytes) -> Path:
         b"\x80\x04\x82\x01.",
     ],
 )
-def test_no_pickle_is_carried_out(
+def test_pickles_are_not_executed(
     content: bytes, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -137,19 +141,21 @@ def test_no_pickle_is_carried_out(
     assert os.listdir() == [path.name]
 
 
-def test_a_pickle_of_endless_opcodes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_pickle_opcodes_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch_pickle, "MAX_OPCODES", 1000)
     path = as_torch(tmp_path / "w.pt", b"\x80\x02" + b"]" * 2000 + b".")
     assert "has more than 1,000 opcodes" in refusal(lambda: read_weights(path))
 
 
 @pytest.mark.slow
-def test_a_pickle_nested_deeply_is_no_weights(tmp_path: Path) -> None:
+def test_deeply_nested_pickle_is_refused(tmp_path: Path) -> None:
     path = as_torch(tmp_path / "w.pt", b"\x80\x02]" + b"]" * 100_000 + b"a" * 100_000 + b".")
     assert "it holds no dictionary of tensors" in refusal(lambda: read_weights(path))
 
 
-def test_a_sparse_file_is_not_taken_into_memory(tmp_path: Path) -> None:
+def test_sparse_file_is_not_read_into_memory(tmp_path: Path) -> None:
     for suffix in (".safetensors", ".ckpt"):
         with (tmp_path / f"w{suffix}").open("wb") as file:
             file.truncate(10**13)
@@ -159,7 +165,7 @@ def test_a_sparse_file_is_not_taken_into_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "nothing", "link to itself"])
 @pytest.mark.parametrize("suffix", [".npz", ".pth", ".ckpt", ".safetensors"])
-def test_what_is_no_file_is_not_read(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_refused(kind: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"w{suffix}"
     make = {"pipe": os.mkfifo, "folder": os.mkdir, "link to itself": lambda p: p.symlink_to(p)}
     if kind in make:
@@ -202,7 +208,7 @@ def bank_with(**changes: Any) -> str:
         " " * (17 * 2**20),
     ],
 )
-def test_a_knowledge_bank_holds_times_and_names(text: str, tmp_path: Path) -> None:
+def test_invalid_knowledge_bank_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "bank.json"
     path.write_text(text)
     for checked in (checked_lowering, checked_tile):
@@ -221,19 +227,19 @@ def test_a_knowledge_bank_holds_times_and_names(text: str, tmp_path: Path) -> No
         '{"image": {"shape": [4, 4], "dtype": "uint8"}, "classes": ["a"]}',
     ],
 )
-def test_an_export_is_described_plainly(about: str, tmp_path: Path) -> None:
+def test_invalid_export_description_is_refused(about: str, tmp_path: Path) -> None:
     (tmp_path / DESCRIPTION).write_text(about)
     assert "doesn't describe an export" in refusal(lambda: read_export(tmp_path))
 
 
-def test_expressions_take_no_longer_than_names() -> None:
+def test_rename_expressions_match_long_names_quickly() -> None:
     """Python's own would be at it for longer than the tests may take."""
     rule = RenameSpec.model_validate({"match": "(a|aa)+(a|aa)+(a|aa)+b", "to": "x"})
     assert not rule.pattern.fullmatch("a" * 100_000)
 
 
 @pytest.mark.slow
-def test_components_of_the_working_folder_are_not_imported(tmp_path: Path) -> None:
+def test_modules_in_the_working_folder_are_not_imported(tmp_path: Path) -> None:
     """`python -m` looks there first: for modules, and for distributions that offer components."""
     (tmp_path / "evil.py").write_text("open('pwned', 'w')")
     (tmp_path / "yaml.py").write_text("open('pwned', 'w')")
@@ -253,7 +259,7 @@ def test_components_of_the_working_folder_are_not_imported(tmp_path: Path) -> No
     assert not (tmp_path / "pwned").exists()
 
 
-def test_arrays_of_objects_are_no_weights(tmp_path: Path) -> None:
+def test_object_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", w=np.array([Mine(os.mkdir, str(tmp_path / "pwned"))], object))
     assert "w holds objects; must be plain numbers" in refusal(
         lambda: read_weights(tmp_path / "w.npz")
@@ -261,7 +267,7 @@ def test_arrays_of_objects_are_no_weights(tmp_path: Path) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_checkpoint_names_no_arrays_elsewhere(tmp_path: Path) -> None:
+def test_checkpoint_naming_outside_arrays_is_refused(tmp_path: Path) -> None:
     """orbax would read them: a name that begins with a slash is a path."""
     state = checkpoint_path(tmp_path / "checkpoints", 3) / "state"
     with ocp.StandardCheckpointer() as writer:

@@ -121,13 +121,13 @@ PUBLISHED = {
 SMALL = ["layers", "lenet5", "mlp", "resnet20"]
 
 
-def test_every_file_is_tested() -> None:
+def test_model_files_are_all_tested() -> None:
     assert set(SIZES) == set(FILES)
     assert len(FILES) == 52
 
 
 @pytest.mark.parametrize("name", EVERY_FILE)
-def test_file_says_in_one_line_what_the_network_is(name: str) -> None:
+def test_file_describes_the_network_in_one_line(name: str) -> None:
     first, second, *_ = (CONF / "model" / f"{name}.yaml").read_text().splitlines()
     assert first.startswith("# yaml-language-server: $schema=../../recipe.schema.json")
     assert second.startswith("# ")
@@ -136,7 +136,7 @@ def test_file_says_in_one_line_what_the_network_is(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_parameters_are_as_kept(name: str, golden: Callable[[Path, str], str]) -> None:
+def test_parameters_match_golden_files(name: str, golden: Callable[[Path, str], str]) -> None:
     image, classes = SIZES[name]
     variables = shapes(conf_model(name).build(classes, "float32"), image)
     lines = [f"{name}: images {'x'.join(map(str, image))}, {classes} classes"]
@@ -184,7 +184,7 @@ def test_loss_has_a_finite_gradient_in_every_parameter(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_loss_of_a_big_network_has_a_gradient_of_the_shape_of_every_parameter(name: str) -> None:
+def test_gradients_of_big_networks_have_parameter_shapes(name: str) -> None:
     (height, width, channels), classes = SIZES[name]
     module = conf_model(name).build(classes, "bfloat16")
     variables = shapes(module, (height, width, channels))

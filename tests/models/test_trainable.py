@@ -85,7 +85,7 @@ IMPORTED = {"flax", "function", "keras", "onnx", "torch"}
 """Networks of the user's own, which tests of their own train."""
 
 
-def test_every_component_is_tested() -> None:
+def test_model_components_are_all_tested() -> None:
     names = {conf_model(name).name for name in SMALL}
     assert names == set(components("model")) - OTHERS - IMPORTED
 
@@ -108,7 +108,7 @@ def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_a_step_along_the_gradient_lowers_the_loss(name: str) -> None:
+def test_gradient_step_lowers_the_loss(name: str) -> None:
     module, samples, labels = small(name)
     variables = drawn(shapes(module, samples.shape[1:]))
 

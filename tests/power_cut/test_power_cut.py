@@ -16,7 +16,7 @@ from tests.power_cut.recording import Call
 
 
 @pytest.mark.slow
-def test_runs_whose_power_is_cut_end_as_one_that_never_was(tmp_path: Path) -> None:
+def test_runs_after_power_cuts_equal_uninterrupted_ones(tmp_path: Path) -> None:
     if reason := reason_to_skip():
         pytest.skip(reason)
     with RecordedCuts(tmp_path.resolve(), 7) as cuts:
@@ -58,32 +58,32 @@ def outcomes(before: Path, calls: list[Call]) -> set[bytes | None]:
     return set(cuts())
 
 
-def test_a_file_that_is_synced_before_its_rename_is_whole_at_any_moment(before: Path) -> None:
+def test_file_synced_before_its_rename_is_always_complete(before: Path) -> None:
     for number in range(len(SYNCED)):
         assert outcomes(before, SYNCED[:number]) <= {b"old", b"new"}
     assert outcomes(before, SYNCED[:-1]) == {b"old", b"new"}
     assert outcomes(before, SYNCED) == {b"new"}
 
 
-def test_a_file_that_is_not_synced_before_its_rename_may_be_empty(before: Path) -> None:
+def test_file_not_synced_before_its_rename_can_be_empty(before: Path) -> None:
     calls = [call for call in SYNCED if call.path != "draft" or call.kind != "sync"]
     assert b"" in outcomes(before, calls)
 
 
-def test_a_removal_that_is_not_synced_may_come_before_what_it_waited_for(before: Path) -> None:
+def test_unsynced_removal_can_precede_earlier_calls(before: Path) -> None:
     """So a checkpoint that is removed before the newer one is synced leaves none."""
     newer = [Call("mkdir", "draft"), Call("rename", "draft", 0, b"newer")]
     assert outcomes(before, [*newer, Call("remove", "file")]) == {b"old", None}
 
 
-def test_what_was_added_to_a_file_may_be_there_in_part(before: Path) -> None:
+def test_appended_bytes_can_be_partially_written(before: Path) -> None:
     left = outcomes(before, [Call("write", "file", 3, b"er and older")])
     assert b"old" in left
     assert len(left) > 3
     assert all(content is not None and b"older and older".startswith(content) for content in left)
 
 
-def test_a_disk_has_what_was_made_on_it(before: Path, tmp_path: Path) -> None:
+def test_disk_has_the_created_files(before: Path, tmp_path: Path) -> None:
     disk = Disk(before)
     disk.make(
         [

@@ -17,7 +17,7 @@ from tests.scheduler.schedules import (
 
 
 @pytest.mark.slow
-def test_random_schedules_end_as_an_unbroken_run(cache: Path, tmp_path: Path) -> None:
+def test_random_schedules_equal_an_unbroken_run(cache: Path, tmp_path: Path) -> None:
     """Kills, stops, fewer devices, and machines with the mirror alone, on a store that fails."""
     scheduler = Scheduler(tmp_path, 2, cache, 0.05)
     for name in RECIPES:
@@ -26,7 +26,7 @@ def test_random_schedules_end_as_an_unbroken_run(cache: Path, tmp_path: Path) ->
     assert scheduler.tally.restored > 0
 
 
-def test_a_run_that_failed_is_not_started_again(cache: Path, tmp_path: Path) -> None:
+def test_failed_run_is_not_restarted(cache: Path, tmp_path: Path) -> None:
     scheduler = Scheduler(tmp_path, 0, cache, 0.0)
     keys = [*RECIPES["mlp"], "train.optimizer.lr=1e30", "train.loss_scale=1.0"]
     process = scheduler.start(tmp_path, keys, SIZES[-1])

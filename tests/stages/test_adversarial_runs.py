@@ -51,7 +51,7 @@ def compose(cache: Path, *overrides: str) -> Recipe:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_a_gan_is_the_same_at_any_sink_size_and_after_a_resume(cache: Path, tmp_path: Path) -> None:
+def test_gan_is_the_same_at_any_sink_size_and_after_a_resume(cache: Path, tmp_path: Path) -> None:
     for sink in (1, 7, 20):
         run(compose(cache, f"train.sink_size={sink}"), tmp_path / str(sink))
         assert_same_run(tmp_path / "1", tmp_path / str(sink))
@@ -65,7 +65,7 @@ def test_a_gan_is_the_same_at_any_sink_size_and_after_a_resume(cache: Path, tmp_
 
 
 @pytest.mark.slow
-def test_both_networks_learn_by_their_optimizers(cache: Path, tmp_path: Path) -> None:
+def test_generator_and_discriminator_have_separate_optimizers(cache: Path, tmp_path: Path) -> None:
     """The losses add up, and a rate of nearly 0 for one of both leaves it as it was."""
     still = ADAM.replace("0.001", "1.0e-20")
     optimizers = f"train.optimizers=[{{pattern: adversarial_0/discriminator, optimizer: {still}}}]"
@@ -86,13 +86,13 @@ def test_both_networks_learn_by_their_optimizers(cache: Path, tmp_path: Path) ->
     assert moved == {"generator": True, "discriminator": False}
 
 
-def test_a_pattern_of_an_optimizer_names_parameters(cache: Path, tmp_path: Path) -> None:
+def test_optimizer_pattern_without_parameters_is_refused(cache: Path, tmp_path: Path) -> None:
     optimizers = f"train.optimizers=[{{pattern: conv_7, optimizer: {ADAM}}}]"
     with pytest.raises(RecipeError, match=r"train\.optimizers: pattern 'conv_7' matches none"):
         run(compose(cache, optimizers, "stages=[data,build]"), tmp_path)
 
 
-def test_a_gan_needs_its_labels(cache: Path, tmp_path: Path) -> None:
+def test_gan_with_class_labels_is_refused(cache: Path, tmp_path: Path) -> None:
     plain = OPS.partition(", {name: constant")[0] + "]"
     overrides = [f"dataset.train.ops={plain}", f"dataset.eval.ops={plain}"]
     with pytest.raises(RecipeError, match="has 3 scores, and the dataset 10 labels"):
@@ -143,7 +143,7 @@ def compose_inputs(cache: Path, archive: Path, *overrides: str) -> Recipe:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_a_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: Path) -> None:
+def test_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path: Path) -> None:
     """The images are noise, so that only the other column can be learnt from."""
     for sink in (7, 60):
         recipe = compose_inputs(cache, archive, f"train.sink_size={sink}")
@@ -152,7 +152,7 @@ def test_a_network_learns_from_two_columns(cache: Path, archive: Path, tmp_path:
     assert outcome.metrics(tmp_path / "7") == outcome.metrics(tmp_path / "60")
 
 
-def test_a_missing_column_is_named(cache: Path, archive: Path, tmp_path: Path) -> None:
+def test_missing_column_is_named(cache: Path, archive: Path, tmp_path: Path) -> None:
     recipe = compose_inputs(cache, archive, "dataset.columns=[]", "stages=[data,build]")
     with pytest.raises(RecipeError, match=r"\(join\): there is no column 'place'; the columns are"):
         run(recipe, tmp_path)

@@ -16,7 +16,7 @@ from tests.whole_run import run
 pytest.importorskip("dp_accounting")
 
 
-def test_an_audit_is_beside_the_upper_bound(
+def test_audit_bound_is_reported_with_the_upper_bound(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     privacy = f"+privacy={{{SETTINGS}, audit: {{canaries: 40}}}}"
@@ -29,7 +29,7 @@ def test_an_audit_is_beside_the_upper_bound(
 
 
 @pytest.mark.slow
-def test_the_audit_refutes_a_run_without_noise(
+def test_audit_refutes_a_run_without_noise(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Planted mistake: noise off."""

@@ -40,9 +40,7 @@ def problem(recipe: Recipe) -> str:
 
 
 @pytest.mark.slow
-def test_what_was_built_is_reported_in_a_line(
-    tiny: Compose, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_build_is_reported_in_one_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     for overrides in (["train.steps=45"], ["train.steps=3", "train.sink=false"]):
         recipe = tiny("train.sink_size=7", *overrides)
         build(recipe, load_data(recipe, Reporter()), Reporter())
@@ -53,7 +51,7 @@ def test_what_was_built_is_reported_in_a_line(
     ]
 
 
-def test_problems_that_are_independent_are_reported_together(tiny: Compose) -> None:
+def test_independent_problems_are_reported_together(tiny: Compose) -> None:
     names = ["train.mode=eager", "train.jit_layers=[outside]"]
     with pytest.raises(RecipeError) as caught:
         built(tiny(*names, "train.to_float=[{pattern: nowhere, dtype: float16}]"))
@@ -62,7 +60,7 @@ def test_problems_that_are_independent_are_reported_together(tiny: Compose) -> N
     assert second.startswith("train.jit_layers: pattern 'outside' matches none of the ")
 
 
-def test_no_weight_is_made(tiny: Compose) -> None:
+def test_build_creates_no_weights(tiny: Compose) -> None:
     made = built(tiny())
     leaves = jax.tree.leaves(made.state)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
@@ -71,7 +69,7 @@ def test_no_weight_is_made(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_the_seed_and_the_rates_are_inputs_of_the_step(tiny: Compose) -> None:
+def test_seed_and_rates_are_inputs_of_the_step(tiny: Compose) -> None:
     made = built(tiny("train.steps=10", "seed=4294967303", "schedule=cosine"))
     assert made.seed.tolist() == [7, 1]
     assert (made.learning_rates.shape, made.learning_rates.dtype) == ((10,), np.float32)
@@ -88,7 +86,7 @@ def test_images_too_small_for_the_network_are_refused(tiny: Compose) -> None:
     assert "the images are too small for this network" in message
 
 
-def test_padding_must_not_enter_batch_statistics(tiny: Compose) -> None:
+def test_padding_in_batch_statistics_is_refused(tiny: Compose) -> None:
     """D-09, D-17: masked out of the loss it can be, out of the statistics it can't."""
     recipe = tiny(*NORMALISED, "dataset.train.drop_remainder=false", "train.batch_size=20")
     assert problem(recipe) == (
@@ -106,14 +104,14 @@ def test_padding_must_not_enter_batch_statistics(tiny: Compose) -> None:
     ],
     ids=["no batch is short", "no statistics"],
 )
-def test_a_remainder_is_kept_where_it_does_no_harm(
+def test_last_partial_batch_is_kept_if_harmless(
     overrides: list[str], steps: int, tiny: Compose
 ) -> None:
     made = built(tiny("dataset.train.drop_remainder=false", *overrides))
     assert made.run_schedule.steps_per_epoch == steps
 
 
-def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) -> None:
+def test_decay_rule_without_a_match_is_refused(tiny: Compose) -> None:
     rules = "train.optimizer.decay_rules=[{pattern: nothing/*, weight_decay: 0.0}]"
     message = problem(tiny(rules))
     assert "decay_rules: pattern 'nothing/*' matches none of the 8 parameters" in message
@@ -121,14 +119,14 @@ def test_a_decay_rule_that_matches_nothing_is_refused_by_its_key(tiny: Compose) 
 
 
 @pytest.mark.slow
-def test_labels_that_the_loss_can_not_take_are_refused(tiny: Compose) -> None:
+def test_labels_that_do_not_fit_the_loss_are_refused(tiny: Compose) -> None:
     label = "{name: type_cast, column: label, dtype: float32}"
     recipe = tiny(f"dataset.train.ops={OPS[:-1]},{label}]")
     assert "labels of shape (16,) and dtype float32 do not fit" in problem(recipe)
 
 
 @pytest.mark.slow
-def test_a_network_that_keeps_its_positions_does_not_fit_one_label(tiny: Compose) -> None:
+def test_per_position_outputs_with_one_label_are_refused(tiny: Compose) -> None:
     layers = "model.layers=[{name: conv, features: '$classes', kernel: 3}]"
     assert problem(tiny("model=layers", layers)) == (
         "model layers: the network ends in shape ('batch', 32, 32, 10), not (batch, classes), and "
@@ -137,21 +135,21 @@ def test_a_network_that_keeps_its_positions_does_not_fit_one_label(tiny: Compose
 
 
 @pytest.mark.slow
-def test_a_network_gives_as_many_outputs_as_there_are_classes(tiny: Compose) -> None:
+def test_number_of_outputs_must_equal_the_classes(tiny: Compose) -> None:
     layers = "model.layers=[flatten,{name: dense, features: '$classes'},{name: dense, features: 3}]"
     assert problem(tiny("model=layers", layers)) == (
         "model layers: the network ends in 3 outputs, and the dataset has 10 classes"
     )
 
 
-def test_labels_beyond_what_evaluation_counts_are_refused(
+def test_too_many_evaluation_labels_are_refused(
     tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.stages.build_checks.MAX_LABELS", 10)
     assert "labels, and 10 can be counted; set eval.samples" in problem(tiny())
 
 
-def test_a_metric_of_numbers_is_refused_for_classes(tiny: Compose) -> None:
+def test_regression_metric_is_refused_for_classes(tiny: Compose) -> None:
     for name in ("mae", "rmse", "r2"):
         text = problem(tiny("model=mlp", f"eval.metrics=[{name}]"))
         assert text.startswith(f"eval.metrics.0 ({name}): needs a number for each output")
@@ -164,7 +162,7 @@ def test_a_metric_of_numbers_is_refused_for_classes(tiny: Compose) -> None:
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
     ],
 )
-def test_an_error_of_custom_code_is_named_by_its_type(error: Exception, reason: str) -> None:
+def test_error_of_custom_code_is_reported_by_type(error: Exception, reason: str) -> None:
     with pytest.raises(RecipeError) as caught, blaming_key("model mine"):
         raise error
     (only,) = caught.value.problems
@@ -188,7 +186,7 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_gradients_that_do_not_fit_are_refused_before_anything_is_compiled(
+def test_invalid_gradient_rule_is_refused_before_compiling(
     rule: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function, message = RULES[rule]
@@ -202,7 +200,7 @@ def test_gradients_that_do_not_fit_are_refused_before_anything_is_compiled(
     ("override", "key"),
     [("train.gradients=sam", "train.gradients = sam"), ("loss=mse", "train.loss = mse")],
 )
-def test_a_component_that_can_not_be_built_is_named(
+def test_component_that_can_not_be_built_is_named(
     override: str, key: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny("model=mlp", override)

@@ -46,7 +46,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_not_be_is_refused_before_compiling(
+def test_invalid_recipes_are_refused_before_compiling(
     overrides: list[str], message: str, tiny: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError) as caught:

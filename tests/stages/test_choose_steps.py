@@ -61,7 +61,9 @@ class StopAtStep(Callback):
 
 
 @pytest.mark.parametrize("sink", ["1", "7", "-1"])
-def test_steps_are_frozen_and_repeat(tiny: Compose, pace: Any, tmp_path: Path, sink: str) -> None:
+def test_chosen_steps_are_recorded_and_reproducible(
+    tiny: Compose, pace: Any, tmp_path: Path, sink: str
+) -> None:
     """The recipe of the run has the steps; the rates end at the last value of their schedule."""
     pace(1.5)
     sinks = f"train.sink_size={sink}"
@@ -75,7 +77,7 @@ def test_steps_are_frozen_and_repeat(tiny: Compose, pace: Any, tmp_path: Path, s
     assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
 
 
-def test_more_steps_than_compiled_rates(
+def test_more_steps_than_compiled_rates_are_reproducible(
     tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     for module in ("pipeline.config.run_length", "pipeline.stages.choose_steps"):
@@ -87,7 +89,7 @@ def test_more_steps_than_compiled_rates(
     assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
 
 
-def test_slower_steps_end_early_and_repeat(
+def test_run_ended_early_is_reproducible(
     tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch, capsys: Any
 ) -> None:
     """All but a moment of the time is kept for the end, so that every step is late."""
@@ -108,7 +110,7 @@ def test_slower_steps_end_early_and_repeat(
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_a_resumed_run_keeps_its_steps(
+def test_resumed_run_keeps_its_steps(
     tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch, is_named: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -133,7 +135,9 @@ def test_a_resumed_run_keeps_its_steps(
         run(tiny(*COSINE, "train.minutes=2", f"train.resume={run_dir}"))
 
 
-def test_the_measured_pace_holds(tiny: Compose, tmp_path: Path, capsys: Any) -> None:
+def test_run_length_is_chosen_from_the_measured_pace(
+    tiny: Compose, tmp_path: Path, capsys: Any
+) -> None:
     """Nothing is replaced; other work on this machine may change the pace afterwards."""
     summary = run(tiny(*MLP, "schedule=cosine", "train.minutes=0.15"), tmp_path / "run")
     train = read_train(tmp_path / "run")
@@ -142,7 +146,7 @@ def test_the_measured_pace_holds(tiny: Compose, tmp_path: Path, capsys: Any) -> 
     assert "steps for minutes = 0.15: " in capsys.readouterr().out
 
 
-def test_no_time_for_a_step_is_refused(tiny: Compose, pace: Any, tmp_path: Path) -> None:
+def test_deadline_too_short_for_a_step_is_refused(tiny: Compose, pace: Any, tmp_path: Path) -> None:
     pace(1e3, closing_s=5.0)
     rule = r"train\.minutes = 0\.2: must leave time for a step; 17 minutes would do here$"
     with pytest.raises(RecipeError, match=rule):

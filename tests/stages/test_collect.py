@@ -50,7 +50,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Pa
 
 
 @pytest.mark.slow
-def test_losses_are_the_same_bits(collected: tuple[Path, Path]) -> None:
+def test_collecting_does_not_change_the_losses(collected: tuple[Path, Path]) -> None:
     plain, full = map(numbers, collected)
     assert len(plain) == 45
     assert plain == full
@@ -59,7 +59,7 @@ def test_losses_are_the_same_bits(collected: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_weights_are_those_of_the_state(collected: tuple[Path, Path]) -> None:
+def test_weight_histograms_are_those_of_the_state(collected: tuple[Path, Path]) -> None:
     full, kept = events(collected[1]), load_run(collected[1]).parameters
     tags = [tag for tag in full.Tags()["histograms"] if tag.startswith("weights/")]
     assert len(tags) == len(kept)
@@ -71,7 +71,7 @@ def test_weights_are_those_of_the_state(collected: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_are_those_of_the_next_step(collected: tuple[Path, Path]) -> None:
+def test_gradient_histograms_are_those_of_the_next_step(collected: tuple[Path, Path]) -> None:
     full, steps = events(collected[1]), numbers(collected[1])
     tags = [tag for tag in full.Tags()["histograms"] if tag.startswith("gradients/")]
     squares: dict[int, float] = dict.fromkeys((0, 20, 40), 0.0)
@@ -83,7 +83,7 @@ def test_gradients_are_those_of_the_next_step(collected: tuple[Path, Path]) -> N
 
 
 @pytest.mark.slow
-def test_the_graph_has_every_layer_and_no_loose_end(collected: tuple[Path, Path]) -> None:
+def test_graph_has_every_layer_and_one_output(collected: tuple[Path, Path]) -> None:
     graph = GraphDef.FromString(events(collected[1]).Graph().SerializeToString())
     names = {node.name for node in graph.node}
     layers = {name.rpartition("/")[0] for name in names}
@@ -97,7 +97,7 @@ def test_the_graph_has_every_layer_and_no_loose_end(collected: tuple[Path, Path]
 
 
 @pytest.mark.slow
-def test_embeddings_are_what_the_last_layer_reads(collected: tuple[Path, Path]) -> None:
+def test_embeddings_are_the_inputs_of_the_last_layer(collected: tuple[Path, Path]) -> None:
     board, trained = collected[1], load_run(collected[1])
     vectors = np.loadtxt(board / "embeddings" / "vectors.tsv", dtype=np.float64)
     assert vectors.shape == (30, 84)
@@ -117,7 +117,7 @@ def test_embeddings_are_what_the_last_layer_reads(collected: tuple[Path, Path]) 
     assert np.allclose(logits, trained.predict(images), atol=1e-3)
 
 
-def test_a_failure_is_warned_of_once(tiny: Callable[..., Recipe]) -> None:
+def test_failure_is_a_single_warning(tiny: Callable[..., Recipe]) -> None:
     said: list[str] = []
     broken: Any = None
     collector = Collector(broken, broken, 10, broken, broken, said.append)
@@ -144,7 +144,7 @@ def test_a_failure_is_warned_of_once(tiny: Callable[..., Recipe]) -> None:
         ["optimizer=thor"],
     ],
 )
-def test_gradients_of_other_steps(
+def test_gradients_of_other_step_kinds_match_the_norm(
     overrides: list[str], tiny: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     run(tiny(*COLLECTED, *overrides), tmp_path / "run")
@@ -173,7 +173,7 @@ class Slower(Callback):
 
 
 @pytest.mark.slow
-def test_what_callbacks_ask_for_takes_effect_where_it_would_without_a_collection(
+def test_callback_requests_take_effect_at_the_same_step(
     tiny: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     sinks = ("train.sink_size=15", "eval.every_passes=null")
@@ -185,7 +185,7 @@ def test_what_callbacks_ask_for_takes_effect_where_it_would_without_a_collection
 
 
 @pytest.mark.slow
-def test_a_resumed_run_collects_each_step_once(
+def test_resumed_run_collects_each_step_once(
     tiny: Callable[..., Recipe], tmp_path: Path, collected: tuple[Path, Path]
 ) -> None:
     run_dir = tmp_path / "run"

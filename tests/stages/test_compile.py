@@ -36,7 +36,7 @@ def caches(report: CompileReport) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_program_is_compiled_once(tiny: Compose, tmp_path: Path) -> None:
+def test_programs_are_compiled_once(tiny: Compose, tmp_path: Path) -> None:
     """The second run finds everything in the cache, also when seed, rate and length differ."""
     small = [*SMALL, f"cache.root={tmp_path}"]
     assert caches(compiled(tiny(*small, "train.steps=20"))) == ["miss", "miss", "miss"]
@@ -46,7 +46,7 @@ def test_a_program_is_compiled_once(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_cache_can_be_switched_off(tiny: Compose, tmp_path: Path) -> None:
+def test_cache_can_be_disabled(tiny: Compose, tmp_path: Path) -> None:
     off = tiny(*SMALL, f"cache.root={tmp_path}", "cache.compiled=false")
     assert caches(compiled(off)) == ["off", "off", "off"]
     assert not (tmp_path / "xla-2").exists()
@@ -80,7 +80,7 @@ def test_programs_and_data_are_reported(
 
 
 @pytest.mark.slow
-def test_a_profile_has_the_names_of_its_own_layers(tiny: Compose, tmp_path: Path) -> None:
+def test_profile_has_the_names_of_its_layers(tiny: Compose, tmp_path: Path) -> None:
     """Other layers that compute the same are the same program, but for a profile."""
 
     def scopes(layer: str) -> str:

@@ -35,7 +35,7 @@ def key(recipe: Recipe, *path: str, value: Any = None, policy: str = "") -> str 
     return make_program_key(process, recipe, built)
 
 
-def test_equal_origins_have_one_key_whatever_is_not_compiled(tiny: Callable[..., Recipe]) -> None:
+def test_key_ignores_settings_that_are_not_compiled(tiny: Callable[..., Recipe]) -> None:
     first = key(tiny())
     assert first is not None
     assert first == key(tiny("name=other", "checkpoint.keep=2"))
@@ -53,18 +53,18 @@ def test_equal_origins_have_one_key_whatever_is_not_compiled(tiny: Callable[...,
     ],
     ids=".".join,
 )
-def test_each_part_of_the_origin_is_in_the_key(
+def test_key_depends_on_each_part_of_the_origin(
     path: tuple[str, ...], tiny: Callable[..., Recipe]
 ) -> None:
     assert key(tiny(), *path, value="other") != key(tiny())
 
 
-def test_the_recipe_and_its_lowerings_are_in_the_key(tiny: Callable[..., Recipe]) -> None:
+def test_key_depends_on_the_recipe_and_its_lowerings(tiny: Callable[..., Recipe]) -> None:
     keys = [key(tiny()), key(tiny("train.batch_size=8")), key(tiny(), policy="winograd4")]
     assert len(set(keys)) == len(keys)
 
 
-def test_what_is_not_known_as_a_whole_has_no_key(tiny: Callable[..., Recipe]) -> None:
+def test_sampled_data_has_no_key(tiny: Callable[..., Recipe]) -> None:
     assert key(tiny(), "plugins", value={"mine": {}}) is None
     assert key(tiny(), "data", "train", "image", "of", value="32 of 60,000") is None
 

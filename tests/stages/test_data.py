@@ -52,9 +52,7 @@ def npz(tmp_path: Path) -> Callable[..., list[str]]:
     return make
 
 
-def test_what_is_read_is_reported_in_a_line(
-    tiny: Compose, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_data_are_reported_in_one_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(tiny(), Reporter())
     assert capsys.readouterr().out == (
         "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
@@ -62,7 +60,7 @@ def test_what_is_read_is_reported_in_a_line(
     )
 
 
-def test_files_that_are_left_out_are_reported_in_a_line(
+def test_skipped_files_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = save_images(tmp_path, {"train": 2, "eval": 1})
@@ -75,7 +73,7 @@ def test_files_that_are_left_out_are_reported_in_a_line(
 
 
 @pytest.mark.slow
-def test_the_dataset_knows_its_images_and_orders(tiny: Compose) -> None:
+def test_dataset_has_its_image_spec_and_orders(tiny: Compose) -> None:
     dataset = load_data(tiny("seed=9"), quiet())
     assert (len(dataset.train), len(dataset.eval), len(dataset.classes)) == (96, 40, 10)
     assert dataset.image == ColumnSpec((32, 32, 1), "float32")
@@ -83,7 +81,7 @@ def test_the_dataset_knows_its_images_and_orders(tiny: Compose) -> None:
     assert dataset.train_order.shuffle
 
 
-def test_evaluation_is_read_in_order_and_without_loss(tiny: Compose) -> None:
+def test_evaluation_is_read_in_order_and_completely(tiny: Compose) -> None:
     """D-17: the batch that is not full is padded, not dropped."""
     order = load_data(tiny(), quiet()).eval_order
     assert order.steps_per_epoch == 3
@@ -94,7 +92,7 @@ def test_evaluation_is_read_in_order_and_without_loss(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_may_have_a_batch_size_of_its_own(tiny: Compose) -> None:
+def test_evaluation_may_have_another_batch_size(tiny: Compose) -> None:
     order = load_data(tiny("dataset.eval.batch_size=10"), quiet()).eval_order
     assert (order.batch_size, order.steps_per_epoch) == (10, 4)
 
@@ -110,7 +108,7 @@ def test_evaluation_may_have_a_batch_size_of_its_own(tiny: Compose) -> None:
         (["eval.samples=trained", "train.steps=3"], 40),
     ],
 )
-def test_part_of_the_evaluation_split_can_do(
+def test_evaluation_can_use_part_of_the_split(
     overrides: list[str], samples: int, tiny: Compose
 ) -> None:
     recipe = tiny(*overrides)
@@ -122,14 +120,14 @@ def test_part_of_the_evaluation_split_can_do(
 
 
 @pytest.mark.slow
-def test_an_evaluation_alone_is_of_all_samples(tiny: Compose) -> None:
+def test_eval_only_run_uses_all_samples(tiny: Compose) -> None:
     alone = "stages=[data,build,compile,eval]"
     recipe = tiny(alone, "eval.samples=trained", "train.steps=1", "checkpoint.restore=somewhere")
     assert len(load_data(recipe, quiet()).eval) == 40
 
 
 @pytest.mark.slow
-def test_sample_images_are_those_of_the_first_batch_after_its_ops(tiny: Compose) -> None:
+def test_sample_images_are_the_first_batch_after_its_ops(tiny: Compose) -> None:
     ops = "dataset.train.ops=[{name: rescale, factor: 0.5, shift: 1.0}]"
     same = "dataset.eval.ops=[{name: rescale, factor: 1.0, shift: 0.0}]"
     recipe = tiny("monitor.sample_images=5", ops, same)
@@ -141,7 +139,7 @@ def test_sample_images_are_those_of_the_first_batch_after_its_ops(tiny: Compose)
 
 
 @pytest.mark.slow
-def test_sample_images_are_nhwc_whatever_the_recipe_moves(tiny: Compose) -> None:
+def test_sample_images_are_nhwc_in_any_layout(tiny: Compose) -> None:
     transposed = ["dataset.train.ops=[hwc2chw]", "dataset.eval.ops=[hwc2chw]"]
     recipe = tiny("monitor.sample_images=2", *transposed)
     dataset = load_data(recipe, quiet())
@@ -151,7 +149,7 @@ def test_sample_images_are_nhwc_whatever_the_recipe_moves(tiny: Compose) -> None
     assert np.array_equal(images, dataset.train.columns["image"][first].astype(np.float32))
 
 
-def test_there_may_be_no_sample_images(tiny: Compose) -> None:
+def test_sample_images_are_optional(tiny: Compose) -> None:
     recipe = tiny()
     assert len(sample_images(recipe, load_data(recipe, quiet()))) == 0
 
@@ -160,7 +158,7 @@ NO_OPS = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
 
 
 @pytest.mark.slow
-def test_ops_that_do_not_fit_what_was_read_are_refused(
+def test_ops_that_do_not_fit_the_data_are_refused(
     tiny: Compose, npz: Callable[..., list[str]]
 ) -> None:
     crop = "dataset.train.ops=[{name: random_crop, size: [9, 9]}]"
@@ -170,7 +168,9 @@ def test_ops_that_do_not_fit_what_was_read_are_refused(
 
 
 @pytest.mark.slow
-def test_splits_of_two_shapes_are_refused(tiny: Compose, npz: Callable[..., list[str]]) -> None:
+def test_splits_of_different_shapes_are_refused(
+    tiny: Compose, npz: Callable[..., list[str]]
+) -> None:
     resize = "dataset.eval.ops=[{name: resize, size: [4, 4]}]"
     recipe = tiny(*npz(), "dataset.train.ops=[]", resize)
     with pytest.raises(RecipeError) as caught:
@@ -182,7 +182,7 @@ def test_splits_of_two_shapes_are_refused(tiny: Compose, npz: Callable[..., list
 
 
 @pytest.mark.slow
-def test_a_batch_larger_than_what_was_read_is_refused(
+def test_batch_larger_than_the_data_is_refused(
     tiny: Compose, npz: Callable[..., list[str]]
 ) -> None:
     recipe = tiny(*npz(), *NO_OPS, "train.batch_size=6")
@@ -223,7 +223,7 @@ def known_set(name: str, cache: Path, *overrides: str) -> Recipe:
         ("cifar100", 50_000, (32, 32, 3), 100),
     ],
 )
-def test_a_known_set_that_no_stage_reads_is_not_downloaded(
+def test_known_dataset_that_no_stage_reads_is_not_downloaded(
     name: str,
     samples: int,
     image: tuple[int, ...],
@@ -255,9 +255,7 @@ def test_a_known_set_that_no_stage_reads_is_not_downloaded(
     ],
     ids=["trains", "data alone", "balance", "class weights", "buckets", "root"],
 )
-def test_data_is_read_where_samples_or_files_are_asked_for(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_data_is_read_if_samples_or_files_are_needed(overrides: list[str], tmp_path: Path) -> None:
     assert declare_data(known_set("cifar10", tmp_path, *overrides), quiet()) is None
 
 
@@ -276,7 +274,7 @@ def test_data_is_read_where_samples_or_files_are_asked_for(
         ),
     ],
 )
-def test_files_in_the_cache_are_read(name: str, files: list[str], tmp_path: Path) -> None:
+def test_cached_files_are_read(name: str, files: list[str], tmp_path: Path) -> None:
     recipe = known_set(name, tmp_path, ONLY_COMPILED)
     (tmp_path / name).mkdir()
     for file in files:
@@ -286,7 +284,7 @@ def test_files_in_the_cache_are_read(name: str, files: list[str], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_known_set_is_priced_and_compiled_without_a_file_or_the_net(
+def test_known_dataset_is_priced_and_compiled_offline_without_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -26,7 +26,7 @@ def shard(number: int, of: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_runs_of_all_shards_see_the_data_once_an_epoch(tiny: Compose) -> None:
+def test_shards_cover_the_data_once_per_epoch(tiny: Compose) -> None:
     seen = []
     for number in range(3):
         order = load_data(tiny(*shard(number, 3)), quiet()).train_order
@@ -35,13 +35,13 @@ def test_the_runs_of_all_shards_see_the_data_once_an_epoch(tiny: Compose) -> Non
     assert sorted(np.concatenate(seen)) == list(range(96))
 
 
-def test_every_run_evaluates_the_whole_split(tiny: Compose) -> None:
+def test_shard_evaluates_the_whole_split(tiny: Compose) -> None:
     dataset = load_data(tiny(*shard(1, 3)), quiet())
     assert len(dataset.eval) == dataset.eval_order.samples == 40
     assert dataset.eval_order.num_shards == 1
 
 
-def test_the_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(tiny(*shard(2, 5)), Reporter())
     assert capsys.readouterr().out.endswith("; 1 steps an epoch in shard 2 of 5\n")
 
@@ -77,7 +77,7 @@ def test_the_shard_is_reported(tiny: Compose, capsys: pytest.CaptureFixture[str]
         ),
     ],
 )
-def test_a_shard_that_is_none_is_refused(overrides: list[str], problem: str, tiny: Compose) -> None:
+def test_invalid_shard_is_refused(overrides: list[str], problem: str, tiny: Compose) -> None:
     with pytest.raises(RecipeError) as caught:
         tiny(*overrides)
     assert caught.value.problems == (problem,)

@@ -41,7 +41,7 @@ def proposal(recipe: Recipe) -> StepToPrice:
 
 
 @pytest.mark.slow
-def test_a_proposal_is_the_run_in_shapes(tiny: Compose) -> None:
+def test_proposal_has_the_shapes_of_the_run(tiny: Compose) -> None:
     made = proposal(tiny("train.sink_size=20"))
     images, labels = made.batch(8)
     assert (images.shape, str(images.dtype)) == ((8, 32, 32, 1), "float32")
@@ -53,7 +53,7 @@ def test_a_proposal_is_the_run_in_shapes(tiny: Compose) -> None:
     assert jax.tree.structure(state) == jax.tree.structure(made.state)
 
 
-def test_a_device_that_is_there_estimates_nothing(tiny: Compose, tmp_path: Path) -> None:
+def test_present_device_is_not_estimated(tiny: Compose, tmp_path: Path) -> None:
     recipe, reporter = tiny(), Reporter()
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -82,7 +82,7 @@ MODES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "mode", "size"), MODES.values(), ids=MODES.keys())
-def test_the_launch_mode_is_the_recipes(
+def test_launch_mode_follows_the_recipe(
     overrides: list[str], mode: str, size: int, tiny: Compose, tmp_path: Path
 ) -> None:
     modelled = run(tiny(*PRICED, *overrides), tmp_path / "run").modelled
@@ -91,7 +91,7 @@ def test_the_launch_mode_is_the_recipes(
 
 
 @pytest.mark.slow
-def test_a_priced_run_is_not_compiled_and_leaves_its_files(
+def test_priced_run_is_not_compiled_and_writes_its_files(
     tiny: Compose,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,9 +141,7 @@ def test_a_priced_run_is_not_compiled_and_leaves_its_files(
         ("train.passes=90", 1024, 90),
     ],
 )
-def test_steps_are_those_of_the_batches_of_all_devices(
-    length: str, devices: int, steps: int
-) -> None:
+def test_steps_count_batches_of_all_devices(length: str, devices: int, steps: int) -> None:
     """Of CIFAR-10, 8 devices with batches of 32 have 195 steps an epoch, as the documents say."""
     each = ["parallel.mode=data", "parallel.batch_per_device=32", f"parallel.devices={devices}"]
     recipe = load_recipe("resnet50_cifar10", [length, *each])
@@ -153,7 +151,7 @@ def test_steps_are_those_of_the_batches_of_all_devices(
 
 
 @pytest.mark.slow
-def test_a_recipe_that_sizes_each_device_is_advised_in_its_own_key(
+def test_advice_uses_batch_per_device_if_set(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny(*PRICED, *eight_devices(16), "parallel.batch_per_device=2"), tmp_path / "run")
@@ -163,7 +161,7 @@ def test_a_recipe_that_sizes_each_device_is_advised_in_its_own_key(
 
 
 @pytest.mark.slow
-def test_shardings_of_parameters_are_priced_beside_data_parallelism(
+def test_parameter_shardings_are_priced_with_data_parallelism(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny(*PRICED, *eight_devices(16)), tmp_path / "data")
@@ -179,7 +177,7 @@ def test_shardings_of_parameters_are_priced_beside_data_parallelism(
 
 
 @pytest.mark.slow
-def test_a_device_is_priced_as_alone_but_for_its_all_reduces(tiny: Compose, tmp_path: Path) -> None:
+def test_device_price_differs_only_by_its_all_reduces(tiny: Compose, tmp_path: Path) -> None:
     """Eight devices with 8 samples each compute what one does; the step is longer."""
     alone = run(tiny(*PRICED, "train.batch_size=8"), tmp_path / "alone").modelled
     shared = run(tiny(*PRICED, *eight_devices(64)), tmp_path / "shared").modelled
@@ -190,7 +188,7 @@ def test_a_device_is_priced_as_alone_but_for_its_all_reduces(tiny: Compose, tmp_
 
 
 @pytest.mark.slow
-def test_a_shared_state_takes_less_memory(
+def test_sharded_state_takes_less_memory(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Weights and momentum of an eighth on each of 8 devices, but for a few bytes."""
@@ -206,7 +204,7 @@ def test_a_shared_state_takes_less_memory(
 
 
 @pytest.mark.slow
-def test_what_has_no_room_fails_before_anything_runs(tiny: Compose, tmp_path: Path) -> None:
+def test_run_without_enough_memory_fails_before_training(tiny: Compose, tmp_path: Path) -> None:
     small = [f"device.{name}.value=1e-3" for name in ("hbm_gib", "feature_map_memory_gib")]
     with pytest.raises(RunError) as caught:
         run(tiny("device=ascend910", *small), tmp_path / "run")
@@ -248,7 +246,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_the_device_cannot_be_asked_is_wrong_in_the_recipe(
+def test_unsupported_device_setting_is_a_wrong_recipe(
     overrides: list[str], message: str, tiny: Compose, tmp_path: Path
 ) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -277,7 +275,7 @@ ODD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
-def test_a_step_that_cannot_be_priced_fails_the_run(
+def test_step_that_can_not_be_priced_fails_the_run(
     kind: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides, message = ODD[kind]

@@ -61,9 +61,7 @@ def logits_by_hand(state: TrainState, images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [16, 64, 1], ids=lambda n: f"batches of {n}")
-def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
-    batch_size: int, tiny: Compose
-) -> None:
+def test_metrics_do_not_depend_on_batch_size(batch_size: int, tiny: Compose) -> None:
     """D-17, E-01: 40 samples in 3, 1 and 40 batches."""
     executable, dataset = prepare(tiny(*SMALL, f"dataset.eval.batch_size={batch_size}"))
     state = executable.init()
@@ -85,7 +83,7 @@ def test_metrics_are_those_of_every_sample_once_whatever_the_batch(
 
 
 @pytest.mark.slow
-def test_metrics_are_the_same_bits_however_the_batches_are_dispatched(tiny: Compose) -> None:
+def test_metrics_do_not_depend_on_dispatch_size(tiny: Compose) -> None:
     executable, dataset = prepare(tiny(*SMALL, "dataset.eval.batch_size=4"))
     state = executable.init()
     one, other = (
@@ -120,7 +118,7 @@ class Timed:
         (5.0, [(n, n + 1) for n in range(10)]),
     ],
 )
-def test_a_dispatch_lasts_no_longer_than_it_may(
+def test_dispatches_are_bounded_in_time(
     batch_s: float,
     spans: list[tuple[int, int]],
     tiny: Compose,
@@ -142,7 +140,7 @@ def test_a_dispatch_lasts_no_longer_than_it_may(
     assert timed.dispatched == spans[:1]
 
 
-def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
+def test_uncounted_sample_is_an_error(tiny: Compose) -> None:
     recipe = tiny(*SMALL)
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
     sums = of_classes(np.diag([39, *9 * [0]]), samples=np.int32(39))
@@ -151,7 +149,7 @@ def test_a_sample_that_was_not_counted_is_an_error(tiny: Compose) -> None:
         evaluate(forgetful, None, dataset, EvalOptions(1.0))  # type: ignore[arg-type]
 
 
-def test_an_evaluation_without_a_label_that_counts_is_an_error(tiny: Compose) -> None:
+def test_evaluation_of_only_ignored_labels_is_an_error(tiny: Compose) -> None:
     dataset = load_data(tiny(*SMALL), Reporter(console=Console(file=io.StringIO())))
     sums = replace(zero_sums(10), samples=np.int32(40))
     blind = SimpleNamespace(evaluate=lambda *_: sums)

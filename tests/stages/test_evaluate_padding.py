@@ -22,9 +22,7 @@ SAMPLES = 40
 
 
 @given(samples=st.integers(1, 300), batch_size=st.integers(1, 400))
-def test_an_evaluation_has_every_sample_once_at_any_batch_size(
-    samples: int, batch_size: int
-) -> None:
+def test_evaluation_has_every_sample_once_at_any_batch_size(samples: int, batch_size: int) -> None:
     """D-17: the real samples of the batches, in order, are the split; each batch is full."""
     order = SampleOrder(
         seed=0,
@@ -49,7 +47,7 @@ def test_an_evaluation_has_every_sample_once_at_any_batch_size(
 @pytest.mark.slow
 @pytest.mark.parametrize("feed", ["resident", "stream"])
 @pytest.mark.parametrize("batch_size", [3, 7, 39, 41, 1000])
-def test_sums_are_those_of_single_samples(
+def test_sums_match_those_of_single_samples(
     batch_size: int, feed: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D-17, E-01: with a short batch, one short by one, one sample over, and hardly a sample."""

@@ -69,7 +69,7 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_parameters_move_from_their_phase_on(whole: Path) -> None:
+def test_parameters_change_from_their_phase(whole: Path) -> None:
     """And batch statistics with them: nothing of a frozen layer changes before."""
     by_step = {step: outcome.arrays(whole, step) for step in (5, 10, 15, 20, 25, 45)}
 
@@ -99,7 +99,7 @@ def test_parameters_move_from_their_phase_on(whole: Path) -> None:
 @pytest.mark.parametrize(
     "how", ["train.sink=false", "train.sink_size=1000", "train.mechanism=soft", "train.feed=stream"]
 )
-def test_the_run_is_the_same_however_it_sinks(
+def test_run_does_not_depend_on_the_sinks(
     how: str, whole: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run(tiny(*TUNED, how), tmp_path)
@@ -108,7 +108,7 @@ def test_the_run_is_the_same_however_it_sinks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [10, 20, 25])
-def test_a_run_is_resumed_in_every_phase(
+def test_run_can_be_resumed_in_every_phase(
     kept: int, whole: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -122,7 +122,7 @@ def test_a_run_is_resumed_in_every_phase(
 
 
 @pytest.mark.slow
-def test_shards_and_microbatches_thaw_too(tiny: Compose, tmp_path: Path) -> None:
+def test_unfreezing_with_shards_and_microbatches(tiny: Compose, tmp_path: Path) -> None:
     """The same bits on one device and on two."""
     more = ["parallel.mode=data", "train.accumulate_steps=2", "parallel.shards=4"]
     for devices in (1, 2):
@@ -133,7 +133,7 @@ def test_shards_and_microbatches_thaw_too(tiny: Compose, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unoptimized_programs")
-def test_eager_mode_thaws_as_the_program_does(tiny: Compose, tmp_path: Path) -> None:
+def test_unfreezing_in_eager_mode_matches_graph_mode(tiny: Compose, tmp_path: Path) -> None:
     short = ["train.steps=4", "train.unfreeze=[{pattern: '*', after_steps: 2}]"]
     for mode in ("graph", "eager"):
         run(tiny(*TUNED, *short, f"train.mode={mode}"), tmp_path / mode)
@@ -144,7 +144,7 @@ def test_eager_mode_thaws_as_the_program_does(tiny: Compose, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_build_line_counts_what_is_trained(
+def test_build_line_counts_trained_parameters(
     tiny: Compose, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = built(tiny(*TUNED))
@@ -186,7 +186,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_recipe_that_contradicts_itself_is_refused(case: str, tiny: Compose) -> None:
+def test_contradictory_recipe_is_refused(case: str, tiny: Compose) -> None:
     overrides, message = REFUSED[case]
     with pytest.raises(RecipeError) as refused:
         tiny(*overrides)

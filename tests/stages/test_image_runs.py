@@ -125,7 +125,7 @@ RUNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_any_sink_and_a_resumed_run_give_the_same(
+def test_run_is_the_same_in_any_sink_and_after_a_resume(
     name: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 8)
@@ -144,7 +144,9 @@ def test_any_sink_and_a_resumed_run_give_the_same(
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sizes", "balanced", "masks"])
-def test_any_number_of_devices_gives_the_same(name: str, compose: Compose, tmp_path: Path) -> None:
+def test_run_is_the_same_on_any_number_of_devices(
+    name: str, compose: Compose, tmp_path: Path
+) -> None:
     kind, overrides = RUNS[name]
     for devices in (1, 2):
         shared = ["parallel.mode=data", f"parallel.devices={devices}", "parallel.shards=2"]
@@ -152,7 +154,7 @@ def test_any_number_of_devices_gives_the_same(name: str, compose: Compose, tmp_p
     outcome.assert_same_run(tmp_path / "1", tmp_path / "2")
 
 
-def test_every_size_is_drawn_by_the_step_alone() -> None:
+def test_image_size_depends_only_on_seed_and_step() -> None:
     seed = seed_words(3)
     drawn = [int(draw_choice(np, 3, seed, step)) for step in range(300)]
     compiled = jax.jit(lambda step: draw_choice(jnp, 3, seed, step))
@@ -162,7 +164,7 @@ def test_every_size_is_drawn_by_the_step_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_step_is_that_of_its_size(compose: Compose, tmp_path: Path) -> None:
+def test_step_loss_is_computed_at_its_image_size(compose: Compose, tmp_path: Path) -> None:
     """The first step, by hand: resize, convolution, ReLU, mean, dense."""
     recipe = compose("flat", *RUNS["sizes"][1], "train.steps=1")
     dataset = loaded(recipe)
@@ -185,7 +187,7 @@ def test_the_loss_of_a_step_is_that_of_its_size(compose: Compose, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_masks_are_learned_shown_and_written(
+def test_masks_are_learned_displayed_and_written(
     compose: Compose, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = ["monitor.tensorboard=true", "monitor.sample_images=3", "train.steps=120"]
@@ -234,7 +236,7 @@ def test_masks_are_learned_shown_and_written(
 
 
 @pytest.mark.slow
-def test_a_network_of_one_class_for_an_image_writes_no_masks(
+def test_masks_of_an_image_classifier_are_refused(
     compose: Compose, folders: Path, tmp_path: Path
 ) -> None:
     run(compose("flat", "train.steps=2"), tmp_path / "run")
@@ -244,7 +246,7 @@ def test_a_network_of_one_class_for_an_image_writes_no_masks(
 
 
 @pytest.mark.slow
-def test_numbers_of_a_table_are_regressed(compose: Compose, folders: Path, tmp_path: Path) -> None:
+def test_table_labels_are_regressed(compose: Compose, folders: Path, tmp_path: Path) -> None:
     """The brightness of an image, from its pixels."""
     files = sorted((folders / "flat").rglob("*.png"))
     values = [np.asarray(Image.open(file)).mean() / 7 for file in files]
@@ -312,7 +314,7 @@ def test_numbers_of_a_table_are_regressed(compose: Compose, folders: Path, tmp_p
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_conflicting_image_settings_are_refused(
     kind: str, overrides: list[str], message: str, compose: Compose
 ) -> None:
     def built() -> None:
@@ -323,7 +325,7 @@ def test_what_does_not_fit_is_refused(
         built()
 
 
-def test_a_balanced_epoch_has_as_many_steps_as_another(compose: Compose) -> None:
+def test_balanced_epoch_has_the_usual_number_of_steps(compose: Compose) -> None:
     dataset = loaded(compose("flat", "dataset.train.balance=true"))
     samples = len(dataset.train)
     assert dataset.train_order.steps_per_epoch == math.floor(samples / 4)
@@ -333,7 +335,7 @@ def test_a_balanced_epoch_has_as_many_steps_as_another(compose: Compose) -> None
     ("spoil", "message"),
     [("csv", "2 of 3 images are not in"), ("climb", "leads out of"), ("mask", "has no mask")],
 )
-def test_bad_data_ends_the_command_with_status_2(
+def test_invalid_data_has_exit_status_2(
     spoil: str, message: str, compose: Compose, folders: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "t.csv"

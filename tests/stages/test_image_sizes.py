@@ -83,7 +83,7 @@ def loaded(recipe: Recipe) -> Dataset:
 
 
 @pytest.mark.slow
-def test_images_are_padded_and_their_sizes_kept(ragged: Compose) -> None:
+def test_images_are_padded_and_their_sizes_stored(ragged: Compose) -> None:
     dataset = loaded(ragged())
     images = dataset.train.columns["image"]
     assert images.shape == (61, 8, 12, 1)
@@ -99,14 +99,14 @@ def test_images_are_padded_and_their_sizes_kept(ragged: Compose) -> None:
         assert padded.sum() == value.sum()
 
 
-def test_the_buckets_are_reported(ragged: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_buckets_are_reported(ragged: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(ragged(), Reporter())
     line = capsys.readouterr().out.splitlines()[-1]
     assert line == "data       training images padded to 8x8 (38 samples), 6x12 (23 samples)"
 
 
 @pytest.mark.slow
-def test_a_batch_is_of_one_bucket(ragged: Compose) -> None:
+def test_batch_has_one_bucket(ragged: Compose) -> None:
     dataset = loaded(ragged())
     order = dataset.train_order
     sizes = dataset.train.columns[SIZE][:][order.batches(0, 3 * order.steps_per_epoch).indices]
@@ -118,7 +118,7 @@ def test_a_batch_is_of_one_bucket(ragged: Compose) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drop_remainder", ["true", "false"])
-def test_sinks_and_loaders_change_nothing(
+def test_run_does_not_depend_on_sinks_and_loaders(
     drop_remainder: str, ragged: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses, evaluations and weights bit for bit, with buckets changing within a sink."""
@@ -151,7 +151,7 @@ def small_batch(dataset: Dataset, rows: list[int]) -> Batch:
 
 
 @pytest.mark.slow
-def test_the_loss_is_that_of_images_padded_to_their_bucket(ragged: Compose) -> None:
+def test_loss_is_computed_at_the_bucket_size(ragged: Compose) -> None:
     """By hand: convolution, ReLU, mean over the bucket (and no more), dense, in float64."""
     recipe = ragged()
     dataset = loaded(recipe)
@@ -191,7 +191,7 @@ def _by_hand(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_the_mask_is_a_channel_that_the_network_reads(ragged: Compose) -> None:
+def test_padding_mask_is_an_input_channel(ragged: Compose) -> None:
     """1 where the image is; after the ops, so that nothing is normalised or rescaled in it."""
     plain, masked = (
         build_quietly(ragged(f"dataset.padding_mask={on}")) for on in ("false", "true")
@@ -211,13 +211,13 @@ def build_quietly(recipe: Recipe) -> Built:
 
 
 @pytest.mark.slow
-def test_training_with_a_mask_runs(ragged: Compose, tmp_path: Path) -> None:
+def test_training_with_a_padding_mask_runs(ragged: Compose, tmp_path: Path) -> None:
     summary = run(ragged("dataset.padding_mask=true", "train.steps=5"), tmp_path / "run")
     assert (summary.status, summary.metrics["count"]) == ("done", 9)
 
 
 @pytest.mark.slow
-def test_one_bucket_is_a_fixed_maximum(ragged: Compose) -> None:
+def test_single_bucket_is_a_fixed_size(ragged: Compose) -> None:
     dataset = loaded(ragged("dataset.buckets=[[8,12]]"))
     assert dataset.image.shape == (8, 12, 1)
     assert dataset.train_order.steps_per_epoch == 61 // 4
@@ -314,7 +314,7 @@ def test_buckets_that_do_not_fit_are_refused_before_compiling(
         ),
     ],
 )
-def test_a_wrong_key_is_a_problem_of_the_recipe(
+def test_invalid_bucket_keys_are_refused(
     overrides: list[str], problem: str, ragged: Compose
 ) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -323,7 +323,7 @@ def test_a_wrong_key_is_a_problem_of_the_recipe(
 
 
 @pytest.mark.slow
-def test_images_of_several_sizes_go_through_records(
+def test_images_of_several_sizes_are_unchanged_by_records(
     ragged: Compose, cache: Path, tmp_path: Path
 ) -> None:
     """D-13: sizes and all; the same losses, bit for bit."""
@@ -357,7 +357,7 @@ def test_image_files_of_several_sizes_are_padded(ragged: Compose, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_resumed_run_reads_on_in_its_buckets(ragged: Compose, tmp_path: Path) -> None:
+def test_resumed_run_continues_its_buckets(ragged: Compose, tmp_path: Path) -> None:
     """The batches of a step are a function of its number: stopped at 12, then on to 30."""
     run(ragged(), tmp_path / "whole")
     run(ragged("train.steps=12"), tmp_path / "broken")
@@ -388,7 +388,7 @@ def test_samples_larger_than_every_bucket_are_cropped(
     assert dataset.image.shape == (4, 8, 1)
 
 
-def test_cropping_needs_buckets(ragged: Compose) -> None:
+def test_cropping_without_buckets_is_refused(ragged: Compose) -> None:
     with pytest.raises(RecipeError) as caught:
         ragged("dataset.buckets=null", "dataset.oversized=crop")
     expected = "dataset: oversized = crop: needs buckets, the sizes to crop to"
@@ -397,7 +397,7 @@ def test_cropping_needs_buckets(ragged: Compose) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_a_mask_of_padding_that_moves_is_refused(split: str, ragged: Compose) -> None:
+def test_padding_mask_with_moving_ops_is_refused(split: str, ragged: Compose) -> None:
     flip = f"dataset.{split}.ops=[{{name: random_horizontal_flip}}]"
     with pytest.raises(RecipeError) as caught:
         loaded(ragged("dataset.padding_mask=true", flip))

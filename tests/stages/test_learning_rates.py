@@ -31,7 +31,7 @@ def table_of(recipe: Recipe) -> np.ndarray:
     return make_learning_rates(recipe.train, schedule_run(recipe.train, STEPS_PER_EPOCH))
 
 
-def test_a_column_for_each_rule_follows_that_of_the_schedule(tiny: Compose) -> None:
+def test_rate_table_has_a_column_per_rule(tiny: Compose) -> None:
     recipe = tiny(f"train.lr_rules=[{COSINE}, {SLOW}, {{pattern: dense_1, factor: 3.0}}]")
     share = np.arange(STEPS) / STEPS
     expected = 0.01 * np.stack(
@@ -58,7 +58,7 @@ OPTIMIZERS = (
 )
 
 
-def test_separate_optimizers_have_columns_of_their_rates_before_rules(tiny: Compose) -> None:
+def test_optimizer_rate_columns_precede_rules(tiny: Compose) -> None:
     recipe = tiny(OPTIMIZERS, "train.lr_rules=[{pattern: dense_1, factor: 3.0}]")
     share = np.arange(STEPS) / STEPS
     ones = np.ones(STEPS)
@@ -97,16 +97,14 @@ def test_separate_optimizers_have_columns_of_their_rates_before_rules(tiny: Comp
         ),
     ],
 )
-def test_rules_and_schedules_that_say_nothing_are_refused(
-    overrides: list[str], problem: str
-) -> None:
+def test_rules_and_schedules_without_effect_are_refused(overrides: list[str], problem: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", overrides)
     assert problem in str(caught.value)
 
 
 @pytest.mark.slow
-def test_other_rates_of_groups_are_the_same_program(tiny: Compose, tmp_path: Path) -> None:
+def test_changed_group_rates_reuse_the_program(tiny: Compose, tmp_path: Path) -> None:
     """Another factor, schedule or file compiles nothing, and the main rate is what is logged."""
     np.savetxt(tmp_path / "lr.csv", np.geomspace(0.1, 1e-3, STEPS))
     rules = (
@@ -140,7 +138,7 @@ def losses_of_groups(how: str, tiny: Compose, folder: Path) -> list[list[float]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["train.sink=false", "train.mechanism=soft"])
-def test_groups_are_the_same_however_the_run_sinks(how: str, tiny: Compose, tmp_path: Path) -> None:
+def test_groups_do_not_depend_on_the_sinks(how: str, tiny: Compose, tmp_path: Path) -> None:
     one, other = losses_of_groups(how, tiny, tmp_path)
     assert one == other
 
@@ -151,7 +149,7 @@ def test_groups_are_the_same_in_eager_mode(tiny: Compose, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_file_is_part_of_what_a_resumed_run_is_held_to(tiny: Compose, tmp_path: Path) -> None:
+def test_resume_with_a_changed_rate_file_is_refused(tiny: Compose, tmp_path: Path) -> None:
     file = tmp_path / "lr.npy"
     np.save(file, np.linspace(0.1, 0.01, STEPS))
     given = ["schedule=table", f"train.schedule.file={file}"]
@@ -169,7 +167,7 @@ def test_a_file_is_part_of_what_a_resumed_run_is_held_to(tiny: Compose, tmp_path
 
 
 @pytest.mark.slow
-def test_files_are_read_before_anything_else(tiny: Compose, tmp_path: Path) -> None:
+def test_rate_files_are_read_first(tiny: Compose, tmp_path: Path) -> None:
     """All that is wrong with them in one message."""
     rules = "train.lr_rules=[{pattern: conv_0, schedule: {name: table, file: none.csv}}]"
     recipe = tiny("schedule=table", f"train.schedule.file={tmp_path}/none.npy", rules)

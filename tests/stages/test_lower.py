@@ -137,7 +137,7 @@ def problems(recipe: Recipe) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "dtype"), [("O0", "float32"), ("bf16", "bfloat16")])
-def test_every_computation_of_a_convolution_and_of_a_dense_layer_is_listed(
+def test_convolution_and_dense_computations_are_listed(
     precision: str, dtype: str, tiny: Compose
 ) -> None:
     """But for the gradient of the network's own input; evaluation needs no gradient at all."""
@@ -146,13 +146,13 @@ def test_every_computation_of_a_convolution_and_of_a_dense_layer_is_listed(
 
 
 @pytest.mark.slow
-def test_evaluation_in_batches_as_in_training_adds_nothing(tiny: Compose) -> None:
+def test_evaluation_at_the_training_batch_size_adds_no_problems(tiny: Compose) -> None:
     found = problems(tiny(*NETWORK, "dataset.eval.batch_size=16"))
     assert found == [f"{text} float32" for text in TRAINED]
 
 
 @pytest.mark.slow
-def test_images_with_their_channels_first_are_listed_as_the_network_sees_them(
+def test_channels_first_images_are_listed_as_the_network_reads_them(
     tiny: Compose,
 ) -> None:
     ops = "[{name: hwc2chw}]"
@@ -161,7 +161,7 @@ def test_images_with_their_channels_first_are_listed_as_the_network_sees_them(
 
 
 @pytest.mark.slow
-def test_gradients_of_smaller_images_with_as_many_channels_are_listed(tiny: Compose) -> None:
+def test_gradients_of_images_like_the_input_are_listed(tiny: Compose) -> None:
     """They are not the network's input, though they look like it."""
     convolution = "{name: conv, features: 1, kernel: 1, stride: 2, padding: valid}"
     layers = f"[{convolution},{convolution},flatten,{{name: dense, features: '$classes'}}]"
@@ -172,7 +172,7 @@ def test_gradients_of_smaller_images_with_as_many_channels_are_listed(tiny: Comp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
-def test_max_pooling_is_listed_as_its_layout_has_it(layout: str, tiny: Compose) -> None:
+def test_max_pooling_is_listed_in_its_layout(layout: str, tiny: Compose) -> None:
     """And convolutions in NHWC alone: with the batch last each is computed by one lowering."""
     layers = (
         "[{name: conv, features: 4, kernel: 3},{name: max_pool, kernel: 2},"
@@ -210,7 +210,7 @@ def test_max_pooling_is_listed_as_its_layout_has_it(layout: str, tiny: Compose) 
         ("bert_base", None),
     ],
 )
-def test_a_network_without_convolutions_poses_products_alone(
+def test_network_without_convolutions_has_only_dense_problems(
     model: str, expected: list[str] | None, tiny: Compose, tmp_path: Path
 ) -> None:
     small = {"mlp": ["model.hidden=[4]"], "bert_base": ["model.blocks=1", "model.features=12"]}
@@ -225,9 +225,7 @@ def test_a_network_without_convolutions_poses_products_alone(
 
 
 @pytest.mark.slow
-def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_choice_is_in_the_step_and_the_run_directory(tiny: Compose, tmp_path: Path) -> None:
     backend = Choosing()
     built, lines = lowered(tiny(*NETWORK), backend, tmp_path)
     expected = {f"{text} float32": "patches/xla" for text in [*TRAINED, *EVALUATED]}
@@ -240,7 +238,7 @@ def test_the_choice_becomes_part_of_the_step_and_of_the_run_directory(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [TRAINED[0], TRAINED[1], EVALUATED[0]])
-def test_the_step_and_its_evaluation_do_use_what_was_chosen(text: str, tiny: Compose) -> None:
+def test_step_and_evaluation_use_the_chosen_lowerings(text: str, tiny: Compose) -> None:
     """Told by a lowering that does not fit: only where it is used is it refused."""
     recipe = tiny(*NETWORK)
     dataset, built, reporter = prepare(recipe)
@@ -275,9 +273,7 @@ def batch_of(size: int) -> Batch:
 
 
 @pytest.mark.slow
-def test_the_recipe_says_how_it_is_tuned_and_the_cache_where_it_is_kept(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_recipe_sets_the_tuning_and_the_cache_its_place(tiny: Compose, tmp_path: Path) -> None:
     changes = ["autotune=repeat", "autotune_search=ga", f"cache.root={tmp_path}"]
     backend = Choosing()
     lowered(tiny(*NETWORK, *changes), backend, None)
@@ -295,7 +291,7 @@ STACK = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nhwc_us", "layout"), [(3000.0, "chwn"), (1000.0, "nhwc")])
-def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
+def test_faster_layout_is_used_whatever_the_rule(
     nhwc_us: float, layout: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times_us, timed = {"nhwc": nhwc_us, "chwn": 2000.0}, []
@@ -329,7 +325,7 @@ def test_the_layout_that_is_faster_is_taken_whatever_the_rule_says(
 
 
 @pytest.mark.slow
-def test_without_a_bank_or_tuning_the_layout_stays(tiny: Compose, tmp_path: Path) -> None:
+def test_layout_is_unchanged_without_bank_or_tuning(tiny: Compose, tmp_path: Path) -> None:
     built, _ = lowered(
         tiny(*NETWORK, STACK, "autotune=off"), Choosing(chosen=LoweringChoice()), None
     )
@@ -339,7 +335,7 @@ def test_without_a_bank_or_tuning_the_layout_stays(tiny: Compose, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
-def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny: Compose) -> None:
+def test_network_gradients_are_timed_under_a_stable_key(layout: Layout, tiny: Compose) -> None:
     _, built, _ = prepare(tiny(*NETWORK, STACK))
     assert isinstance(built.step_config.network, Network)
     network, device = built.step_config.network.clone(layout=layout), find_device("cpu", 0)
@@ -351,7 +347,7 @@ def test_gradients_of_a_network_are_timed_and_it_has_a_name(layout: Layout, tiny
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) -> None:
+def test_run_continues_with_its_initial_settings(tiny: Compose, tmp_path: Path) -> None:
     """Whatever the bank holds now: other lowerings are other roundings."""
     first, _ = lowered(tiny(*NETWORK), Choosing("patches/xla"), tmp_path)
     other = Choosing("convolution/xla")
@@ -363,7 +359,7 @@ def test_a_run_goes_on_with_what_it_began_with(tiny: Compose, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_without_a_run_directory_nothing_is_written(
+def test_choice_is_not_written_without_a_run_directory(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -388,9 +384,7 @@ def tuned() -> LoweringChoice:
     return LoweringChoice(Lowerings(((str(one), how), (str(other), how))), found)
 
 
-def test_what_was_tuned_leaves_its_result_in_the_run_directory(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_tuned_result_is_written_to_the_run_directory(tiny: Compose, tmp_path: Path) -> None:
     _, lines = lowered(tiny(*NETWORK), Choosing(chosen=tuned()), tmp_path)
     (file,) = tmp_path.glob("tune_result_pid*.json")
     assert json.loads(file.read_text()) == json.loads(json.dumps(tuned().to_result()))
@@ -402,7 +396,7 @@ def test_what_was_tuned_leaves_its_result_in_the_run_directory(
     assert second.endswith(f"; {file.name}")
 
 
-def test_what_came_from_the_bank_leaves_no_result(tiny: Compose, tmp_path: Path) -> None:
+def test_banked_lowerings_write_no_result(tiny: Compose, tmp_path: Path) -> None:
     chosen = tuned()
     banked = replace(chosen, results=chosen.results[:1])
     lowered(tiny(*NETWORK), Choosing(chosen=banked), tmp_path)
@@ -417,7 +411,7 @@ class OtherNetwork(nn.Module):
         return nn.Dense(10)(images.reshape(images.shape[0], -1))
 
 
-def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path) -> None:
+def test_unknown_networks_are_unchanged(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(*NETWORK)
     dataset, built, reporter = prepare(recipe)
     other = replace(built, step_config=replace(built.step_config, network=OtherNetwork()))
@@ -427,7 +421,7 @@ def test_networks_of_other_kinds_pass_as_they_are(tiny: Compose, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_lowerings_round_trip(tmp_path: Path) -> None:
     lowerings = Lowerings((("b", Lowering("im2col", "onednn", 8)), ("a", Lowering("default"))))
     chosen = LoweringChoice(lowerings, layout="chwn")
     write_choice(tmp_path / "lowerings.json", chosen)
@@ -449,9 +443,7 @@ def test_lowerings_are_read_as_they_were_written(tmp_path: Path) -> None:
         b"\xff",
     ],
 )
-def test_a_broken_choice_is_named_and_left_alone(
-    content: bytes, tiny: Compose, tmp_path: Path
-) -> None:
+def test_damaged_choice_is_refused_unchanged(content: bytes, tiny: Compose, tmp_path: Path) -> None:
     """Rather than going on with another one."""
     file = tmp_path / "lowerings.json"
     file.write_bytes(content)
@@ -465,7 +457,7 @@ def test_a_broken_choice_is_named_and_left_alone(
 
 
 @pytest.mark.slow
-def test_a_run_that_only_builds_chooses_nothing(tiny: Compose, tmp_path: Path) -> None:
+def test_build_only_run_chooses_no_lowerings(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*NETWORK, "stages=[data,build]"), tmp_path)
     assert not (tmp_path / "lowerings.json").exists()
     assert outcome.read_summary(tmp_path)["status"] == "done"

@@ -124,7 +124,7 @@ def formulas(built: Built, step_config: StepConfig) -> Counter[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("policy", [DEFAULTS, LastCandidate()], ids=["defaults", "chosen"])
-def test_a_network_is_lowered_alike_whoever_wrote_it(policy: LoweringPolicy, tiny: Compose) -> None:
+def test_equivalent_networks_are_lowered_alike(policy: LoweringPolicy, tiny: Compose) -> None:
     built = {name: built_of(tiny(*IMAGES, *keys)) for name, keys in WRITTEN.items()}
     problems = {
         name: set(list_problems(one.step_config, one.state, BATCH, BATCH))
@@ -141,9 +141,7 @@ def test_a_network_is_lowered_alike_whoever_wrote_it(policy: LoweringPolicy, tin
 
 
 @pytest.mark.slow
-def test_few_channels_are_computed_in_chwn_in_layers_and_from_torch(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_few_channels_use_chwn_in_layers_and_from_torch(tiny: Compose, tmp_path: Path) -> None:
     found = {}
     for name in ("layers", "torch"):
         keys = (*WRITTEN[name], "autotune=bank", f"cache.root={tmp_path}")
@@ -159,7 +157,7 @@ def test_few_channels_are_computed_in_chwn_in_layers_and_from_torch(
     ("batch_size", "layout"),
     [(BATCH, "chwn"), pytest.param(2048, "nhwc", marks=pytest.mark.slow)],
 )
-def test_a_custom_step_is_lowered_as_the_layers_of_a_recipe(
+def test_custom_step_is_lowered_like_recipe_layers(
     tiny: Compose, tmp_path: Path, batch_size: int, layout: Layout
 ) -> None:
     built = built_of(tiny(*IMAGES, *WRITTEN["layers"]))
@@ -214,7 +212,7 @@ def prepared_convolution(channels: int, groups: int = 1) -> PreparedSink:
 @pytest.mark.parametrize(
     ("channels", "groups", "layout"), [(16, 1, "chwn"), (32, 1, "nhwc"), (16, 4, "nhwc")]
 )
-def test_a_custom_step_has_the_batch_innermost_for_few_channels_without_groups(
+def test_custom_step_uses_chwn_for_few_ungrouped_channels(
     channels: int, groups: int, layout: Layout
 ) -> None:
     prepared = prepared_convolution(channels, groups)
@@ -222,20 +220,20 @@ def test_a_custom_step_has_the_batch_innermost_for_few_channels_without_groups(
     assert choice.layout == layout
 
 
-def test_a_layout_that_another_platform_does_not_compute_is_refused() -> None:
+def test_layout_unsupported_by_the_platform_is_refused() -> None:
     prepared = prepared_convolution(4)
     device: Any = SimpleNamespace(platform="cuda")
     with pytest.raises(RunError, match="can't compute images in CHWN on this device"):
         lower_step(prepared.step, prepared.spec, device, LoweringChoice(layout="chwn"))
 
 
-def test_a_custom_network_that_is_not_lowered_has_other_formulas(tiny: Compose) -> None:
+def test_custom_network_formulas_change_by_lowering(tiny: Compose) -> None:
     built = built_of(tiny(*IMAGES, *WRITTEN["ModelSpec"]))
     plain = replace(built.step_config, lowerings=None)
     assert formulas(built, plain) != formulas(built, built.step_config)
 
 
-def test_what_a_custom_network_keeps_is_named_and_ends_loops_over_steps(tiny: Compose) -> None:
+def test_unlowered_convolutions_are_named_and_disable_loops(tiny: Compose) -> None:
     keys = ("model.name=volume", "dataset.train.ops=[]", "dataset.eval.ops=[]")
     text, built = reported(tiny(*keys))
     assert "left to XLA: inner: convolution is 3-D\n" in text
@@ -243,12 +241,12 @@ def test_what_a_custom_network_keeps_is_named_and_ends_loops_over_steps(tiny: Co
     assert built.single_steps
 
 
-def test_eager_mode_runs_a_custom_network_as_it_was_written(tiny: Compose) -> None:
+def test_eager_mode_does_not_lower_a_custom_network(tiny: Compose) -> None:
     _, built = reported(tiny(*IMAGES, *WRITTEN["ModelSpec"], "train.mode=eager"))
     assert built.step_config.lowerings is None
 
 
-def test_layers_of_a_custom_network_keep_their_names(tiny: Compose) -> None:
+def test_custom_network_layers_keep_their_names(tiny: Compose) -> None:
     for name in ("ModelSpec", "flax"):
         built = built_of(tiny(*IMAGES, *WRITTEN[name]))
         step = make_train_step(built.step_config).step

@@ -37,7 +37,7 @@ MLP = ("model=mlp", "model.hidden=[8]")
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.parametrize("adversarial", [PGD, TRADES], ids=["pgd", "trades"])
-def test_sinks_resumption_and_devices_change_no_bit(
+def test_run_does_not_depend_on_sinks_resume_and_devices(
     adversarial: str, tiny: Compose, tmp_path: Path
 ) -> None:
     data = "parallel.mode=data"
@@ -59,9 +59,7 @@ def test_sinks_resumption_and_devices_change_no_bit(
     assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
 
 
-def test_an_attack_raises_the_loss_and_microbatches_attack_the_same(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_attack_raises_the_loss_also_in_microbatches(tiny: Compose, tmp_path: Path) -> None:
     first_losses = {}
     for name, *overrides in (
         ("clean", "train.steps=2"),
@@ -85,7 +83,7 @@ def attacked_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_a_run_ends_with_its_robustness(attacked_run: Path) -> None:
+def test_run_writes_its_robustness(attacked_run: Path) -> None:
     document = json.loads((attacked_run / "robustness.json").read_text())
     metrics = outcome.read_summary(attacked_run)["metrics"]
     assert document["clean"] == pytest.approx(metrics["accuracy"], abs=1e-6)
@@ -97,7 +95,7 @@ def test_a_run_ends_with_its_robustness(attacked_run: Path) -> None:
     assert len(document["corruptions"]) == 8
 
 
-def test_the_command_and_the_report(attacked_run: Path, tmp_path: Path) -> None:
+def test_attack_command_and_report(attacked_run: Path, tmp_path: Path) -> None:
     result = attack.main(attacked_run, "l2", 0.5, 3, attacks=["noise", "pgd"], samples=30)
     assert json.loads((attacked_run / "robustness.json").read_text()) == result.facts
     assert result.facts["samples"] == 30
@@ -127,7 +125,9 @@ def test_the_command_and_the_report(attacked_run: Path, tmp_path: Path) -> None:
     ],
     ids=["text", "ids", "table", "labels", "positions"],
 )
-def test_what_can_not_be_attacked(changed: dict[str, Any], problem: str, tiny: Compose) -> None:
+def test_data_that_can_not_be_attacked_are_refused(
+    changed: dict[str, Any], problem: str, tiny: Compose
+) -> None:
     facts = {"text": None, "table": None, "targets": Targets(("a", "b")), "label_positions": ()}
     facts |= {"raw_image": ColumnSpec((8, 8, 1), "uint8"), **changed}
     with pytest.raises(RecipeError, match=f"dataset = synthetic: .*{problem}"):

@@ -39,7 +39,7 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_frozen_weights_stay_and_the_average_is_kept(whole: Path) -> None:
+def test_frozen_weights_stay_and_the_average_is_saved(whole: Path) -> None:
     first, last = outcome.arrays(whole, 5), outcome.arrays(whole, 45)
     still = [path for path in first if path.startswith("params/conv_")]
     assert len(still) == 2
@@ -57,7 +57,7 @@ def test_frozen_weights_stay_and_the_average_is_kept(whole: Path) -> None:
 @pytest.mark.parametrize(
     "how", ["train.sink=false", "train.sink_size=1000", "train.mechanism=soft", "train.feed=stream"]
 )
-def test_the_run_is_the_same_however_it_sinks(
+def test_run_does_not_depend_on_the_sinks(
     how: str, whole: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run(tiny(*ALL, how), tmp_path)
@@ -65,7 +65,7 @@ def test_the_run_is_the_same_however_it_sinks(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_with_the_average(whole: Path, tiny: Compose, tmp_path: Path) -> None:
+def test_resumed_run_continues_with_the_average(whole: Path, tiny: Compose, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(whole, run_dir)
     (run_dir / "summary.json").unlink()
@@ -78,7 +78,7 @@ def test_a_resumed_run_goes_on_with_the_average(whole: Path, tiny: Compose, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on", [True, False])
-def test_evaluating_a_checkpoint_evaluates_its_average(
+def test_checkpoint_evaluation_uses_its_average(
     on: bool, whole: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """With or without an average of its own, a restored network is the one that was measured."""

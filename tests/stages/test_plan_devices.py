@@ -31,7 +31,7 @@ ALONE = AUTO[:-3]
 pytestmark = pytest.mark.slow
 
 
-def test_a_plan_trains_what_one_device_trains(
+def test_planned_run_matches_one_device(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tiny(*ALONE), tmp_path / "alone")
@@ -47,7 +47,7 @@ def test_a_plan_trains_what_one_device_trains(
         np.testing.assert_allclose(other, array, rtol=1e-3, atol=1e-6, err_msg=path)
 
 
-def test_a_resumed_run_keeps_its_plan(tiny: Compose, tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_plan(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*AUTO), tmp_path)
     before = (tmp_path / "plan.yaml").read_text()
     run(tiny(*AUTO, "train.steps=30", f"train.resume={tmp_path}"))
@@ -55,7 +55,7 @@ def test_a_resumed_run_keeps_its_plan(tiny: Compose, tmp_path: Path) -> None:
     assert (tmp_path / "plan.yaml").read_text() == before
 
 
-def test_a_plan_that_was_edited_is_taken(
+def test_edited_plan_is_used(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = {
@@ -72,13 +72,13 @@ def test_a_plan_that_was_edited_is_taken(
     )
 
 
-def test_a_plan_that_does_not_fit_is_refused(tiny: Compose, tmp_path: Path) -> None:
+def test_plan_that_does_not_fit_is_refused(tiny: Compose, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("mesh: {data: 3, model: 1}\nbatch: [data]\nspecs: []\nconstraints: []\n")
     with pytest.raises(RecipeError, match="mesh"):
         run(tiny(*AUTO, f"parallel.plan={file}"), tmp_path / "run")
 
 
-def test_nothing_fits_into_too_little_memory(tiny: Compose, tmp_path: Path) -> None:
+def test_too_little_memory_for_any_plan_is_refused(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"no plan fits in 0\.00 GiB a device"):
         run(tiny(*AUTO, "parallel.memory_gib=0.00001"), tmp_path / "run")

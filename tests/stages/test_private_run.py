@@ -33,7 +33,7 @@ RUN = ("train.batch_size=96", "train.steps=20", "checkpoint.every_steps=10", "ev
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_sinks_resumption_and_devices_change_no_bit(tiny: Compose, tmp_path: Path) -> None:
+def test_run_does_not_depend_on_sinks_resume_and_devices(tiny: Compose, tmp_path: Path) -> None:
     data = "parallel.mode=data"
     for name, *overrides in (
         ("1", "train.sink_size=1"),
@@ -56,7 +56,7 @@ def test_sinks_resumption_and_devices_change_no_bit(tiny: Compose, tmp_path: Pat
     assert clips[0] != clips[1] != 0.5
 
 
-def test_the_secret_is_in_checkpoints_alone(tiny: Compose, tmp_path: Path) -> None:
+def test_secret_key_is_only_in_checkpoints(tiny: Compose, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     summary = run(tiny(*MLP, *RUN, PRIVATE, "monitor.tensorboard=true"), run_dir)
     secret = outcome.arrays(run_dir)["privacy/key"]
@@ -86,7 +86,7 @@ def test_the_secret_is_in_checkpoints_alone(tiny: Compose, tmp_path: Path) -> No
     np.testing.assert_array_equal(before, after)
 
 
-def test_noise_depends_on_the_length_for_an_epsilon(tiny: Compose, tmp_path: Path) -> None:
+def test_noise_for_an_epsilon_depends_on_the_run_length(tiny: Compose, tmp_path: Path) -> None:
     privacy = "+privacy={epsilon: 8.0, delta: 1.0e-3, expected_batch_size: 24, accountant: rdp}"
     summary = run(tiny(*MLP, *RUN, privacy, "train.steps=10"), tmp_path)
     assert 7.9 < summary.metrics["epsilon"] <= 8.0
@@ -124,7 +124,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_private_run_refuses_before_it_compiles(
+def test_invalid_private_run_is_refused_before_compiling(
     tiny: Compose, tmp_path: Path, name: str
 ) -> None:
     overrides, problem = REFUSED[name]

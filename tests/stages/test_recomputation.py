@@ -27,9 +27,7 @@ NETWORK = [
 
 
 @pytest.mark.slow
-def test_blocks_are_computed_again_where_a_step_takes_more_than_is_allowed(
-    tiny: Tiny, tmp_path: Path
-) -> None:
+def test_auto_remat_reduces_memory_beyond_remat_bytes(tiny: Tiny, tmp_path: Path) -> None:
     """Four blocks of 512 hidden values: their activations are most of the temporaries."""
     run(tiny(*NETWORK), tmp_path / "none")
     run(tiny(*NETWORK, "train.remat=auto", "train.remat_bytes=1"), tmp_path / "auto")
@@ -52,7 +50,7 @@ def test_blocks_are_computed_again_where_a_step_takes_more_than_is_allowed(
         ),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(
+def test_settings_incompatible_with_remat_are_refused(
     tiny: Tiny, overrides: tuple[str, ...], problem: str
 ) -> None:
     with pytest.raises(RecipeError) as error:
@@ -60,6 +58,6 @@ def test_what_does_not_go_with_it_is_refused(
     assert problem in str(error.value)
 
 
-def test_a_network_without_blocks_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+def test_remat_without_blocks_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"train.remat = blocks: the network has no residual"):
         run(tiny("train.remat=blocks"), tmp_path / "run")

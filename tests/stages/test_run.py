@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_a_resumed_run_that_is_refused_leaves_the_finished_one_as_it_was(
+def test_refused_resume_leaves_the_finished_run_unchanged(
     reason: str, done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
 ) -> None:
     overrides, prepare, message = REFUSED[reason]
@@ -146,7 +146,7 @@ def test_a_resumed_run_that_is_refused_leaves_the_finished_one_as_it_was(
     assert files_of(done) == before
 
 
-def test_a_callback_that_can_not_be_made_leaves_the_finished_run_as_it_was(
+def test_invalid_callback_leaves_the_finished_run_unchanged(
     done: Path, compose: Callable[..., Recipe]
 ) -> None:
     before = files_of(done)
@@ -156,7 +156,7 @@ def test_a_callback_that_can_not_be_made_leaves_the_finished_run_as_it_was(
     assert files_of(done) == before
 
 
-def test_a_signal_before_the_first_new_step_leaves_the_finished_run_as_it_was(
+def test_signal_before_a_new_step_leaves_the_finished_run_unchanged(
     done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
 ) -> None:
     before = files_of(done)
@@ -166,7 +166,7 @@ def test_a_signal_before_the_first_new_step_leaves_the_finished_run_as_it_was(
     assert files_of(done) == before
 
 
-def test_a_run_is_done_until_its_first_new_step(
+def test_run_is_done_until_its_first_new_step(
     done: Path, compose: Callable[..., Recipe], monkeypatch: Patch
 ) -> None:
     """What a process finds there that is killed meanwhile."""
@@ -196,7 +196,7 @@ def test_a_run_is_done_until_its_first_new_step(
     assert outcome.read_summary(done)["steps"] == 48
 
 
-def test_a_process_without_a_new_step_keeps_the_metrics(
+def test_resume_without_a_new_step_keeps_the_metrics(
     done: Path, compose: Callable[..., Recipe]
 ) -> None:
     before = outcome.read_summary(done)
@@ -229,7 +229,7 @@ def kill() -> None:
     raise KilledError
 
 
-def test_a_scalar_of_an_interrupted_evaluation_is_logged_once(
+def test_scalar_of_an_interrupted_evaluation_is_logged_once(
     compose: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     """Also where the process that goes on is killed before it saves anything new."""

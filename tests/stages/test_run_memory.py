@@ -16,7 +16,7 @@ from tests.whole_run import run
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_keeps_no_data(
+def test_finished_run_releases_its_data(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = np.zeros((64, 28, 28, 1), np.uint8)

@@ -31,7 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
-def test_training_samples_are_evaluated_as_the_others_are(trained: Path) -> None:
+def test_training_samples_are_evaluated_by_the_eval_program(trained: Path) -> None:
     """40 of 96, spread evenly, by the program of the evaluation split."""
     trainer = Trainer.load(trained)
     rows = np.arange(40) * 96 // 40
@@ -44,7 +44,9 @@ def test_training_samples_are_evaluated_as_the_others_are(trained: Path) -> None
     assert lines[-1]["train_accuracy"] == metrics["train_accuracy"]
 
 
-def test_the_other_metrics_are_those_without_it(trained: Path, cache: Path, tmp_path: Path) -> None:
+def test_eval_on_train_does_not_change_other_metrics(
+    trained: Path, cache: Path, tmp_path: Path
+) -> None:
     run(compose_tiny(cache, *MLP), tmp_path / "run")
     assert outcome.metrics(tmp_path / "run") == outcome.metrics(trained)
     plain, more = (
@@ -61,7 +63,7 @@ def test_tensorboard_has_pictures_classes_and_hparams(trained: Path) -> None:
     assert {"train/accuracy", "eval/accuracy"} <= set(tags["scalars"])
 
 
-def test_labels_of_a_balanced_epoch_are_those_of_its_samples(cache: Path) -> None:
+def test_balanced_epoch_labels_match_its_samples(cache: Path) -> None:
     """A sample that is drawn again has a key beyond the number of samples."""
     recipe = load_recipe("breast_cancer_mlp", ["dataset.train.balance=true", f"cache.root={cache}"])
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
@@ -71,7 +73,7 @@ def test_labels_of_a_balanced_epoch_are_those_of_its_samples(cache: Path) -> Non
     assert format_sample_labels(recipe, dataset) == tuple(labels)
 
 
-def test_shards_that_stay_are_evaluated_on_what_they_train(cache: Path) -> None:
+def test_fixed_shard_is_evaluated_on_its_training_samples(cache: Path) -> None:
     shards = ["dataset.train.num_shards=4", "dataset.train.shard_id=1"]
     recipe = compose_tiny(cache, *shards, "dataset.train.shuffle=false", "train.batch_size=8")
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
@@ -80,7 +82,7 @@ def test_shards_that_stay_are_evaluated_on_what_they_train(cache: Path) -> None:
     assert {image.tobytes() for image in dataset.train_sample().columns["image"]} <= own
 
 
-def test_buckets_are_refused(cache: Path) -> None:
+def test_eval_on_train_with_buckets_is_refused(cache: Path) -> None:
     buckets = ("dataset.buckets=[[8,8],[16,16]]", "eval.on_train=true")
     with pytest.raises(RecipeError, match=r"eval\.on_train = true: needs samples of one size"):
         compose_tiny(cache, *buckets)
@@ -97,5 +99,5 @@ def test_buckets_are_refused(cache: Path) -> None:
         (np.zeros(3), Targets(("a", "b", "c"), "multi_label"), "none"),
     ],
 )
-def test_a_label_is_text(label: np.ndarray, targets: Targets, text: str) -> None:
+def test_label_is_formatted_as_text(label: np.ndarray, targets: Targets, text: str) -> None:
     assert format_label(label, targets) == text

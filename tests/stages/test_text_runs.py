@@ -29,9 +29,7 @@ KEPT = ["checkpoint.every_steps=10", "checkpoint.keep=20"]
 SELDOM = ["checkpoint.every_steps=40", "checkpoint.keep=20", "model.blocks=1"]
 
 
-def test_a_language_model_is_the_same_at_any_sink_size_and_after_a_resume(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_language_model_does_not_depend_on_sinks_and_resume(cache: Path, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     whole = tmp_path / "whole"
     summary = run(gpt(cache, text, *KEPT), whole)
@@ -58,7 +56,7 @@ def test_a_language_model_is_the_same_at_any_sink_size_and_after_a_resume(
     assert summary.time["tokens_per_s"] == pytest.approx(8 * 12 * 1000 / summary.time["step_ms"])
 
 
-def test_a_changed_text_is_not_resumed(cache: Path, tmp_path: Path) -> None:
+def test_resume_with_a_changed_text_is_refused(cache: Path, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     run(gpt(cache, text, *KEPT), tmp_path / "run")
     text.write_text(text.read_text().replace("cat", "act", 1))
@@ -66,9 +64,7 @@ def test_a_changed_text_is_not_resumed(cache: Path, tmp_path: Path) -> None:
         run(gpt(cache, text, *KEPT, f"train.resume={tmp_path / 'run'}", "train.steps=80"))
 
 
-def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_text_classifier_does_not_depend_on_sinks_and_kills(cache: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     summary = run(bert(cache, *SELDOM), whole)
     run(bert(cache, *SELDOM, "train.sink_size=9"), tmp_path / "nines")
@@ -109,13 +105,13 @@ def test_a_classifier_is_the_same_at_any_sink_size_and_after_a_kill(
     assert (found == labels).mean() == pytest.approx(summary.metrics["accuracy"])
 
 
-def test_a_network_with_too_few_rows_for_the_tokens_is_refused(cache: Path, tmp_path: Path) -> None:
+def test_too_small_vocabulary_is_refused(cache: Path, tmp_path: Path) -> None:
     keys = ["dataset.tokenizer=bytes", "model.vocabulary=100", "dataset.buckets=[[24]]"]
     with pytest.raises(RecipeError, match="vocabulary = 100: must be at least 259, the number of"):
         run(bert(cache, *keys), tmp_path / "run")
 
 
-def test_metrics_of_classes_are_not_those_of_tokens(cache: Path, tmp_path: Path) -> None:
+def test_class_metric_is_refused_for_next_token(cache: Path, tmp_path: Path) -> None:
     keys = ["checkpoint.best=accuracy", "eval.every_steps=10"]
     with pytest.raises(RecipeError, match="metric of next_token: loss, token_accuracy, perplexity"):
         run(gpt(cache, tmp_path / "a.txt", *keys), tmp_path / "run")

@@ -23,7 +23,7 @@ FINITE = st.floats(-1e3, 1e3).map(lambda x: round(x, 3))
 DIFFERENCES = st.lists(FINITE, min_size=1, max_size=12).map(np.array)
 
 
-def test_evidence_is_the_product_of_the_formula() -> None:
+def test_evidence_matches_the_formula() -> None:
     differences = np.array([0.3, -0.1, 0.4])
     expected = 0.0
     for bet, share in BETS.items():
@@ -38,7 +38,7 @@ def test_evidence_is_the_product_of_the_formula() -> None:
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=7))
-def test_evidence_is_fair_over_all_signs(sizes: list[float]) -> None:
+def test_mean_evidence_over_all_signs_is_one(sizes: list[float]) -> None:
     """The mean over all signs of any sizes is 1: no gain is expected without a difference."""
     signs = np.array(np.meshgrid(*[[1, -1]] * len(sizes))).reshape(len(sizes), -1).T
     finals = [compute_evidence(row * np.array(sizes))[-1] for row in signs]
@@ -46,7 +46,7 @@ def test_evidence_is_fair_over_all_signs(sizes: list[float]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "few values", "growing"])
-def test_equal_sides_get_few_false_verdicts_at_any_stop(kind: str) -> None:
+def test_equal_sides_have_few_false_verdicts(kind: str) -> None:
     rng = np.random.default_rng(7)
     shape = (400, 32)
     draws = {
@@ -59,7 +59,7 @@ def test_equal_sides_get_few_false_verdicts_at_any_stop(kind: str) -> None:
     assert num_false <= ERROR * 400
 
 
-def test_no_interval_of_a_sequence_misses_the_mean_often() -> None:
+def test_intervals_of_a_sequence_cover_the_mean() -> None:
     rng = np.random.default_rng(8)
     misses = 0
     for _ in range(24):
@@ -70,7 +70,7 @@ def test_no_interval_of_a_sequence_misses_the_mean_often() -> None:
 
 
 @given(DIFFERENCES, FINITE, st.sampled_from([-4.0, 0.25, 2.0]))
-def test_an_interval_moves_and_scales_with_its_differences(
+def test_interval_shifts_and_scales_with_its_differences(
     differences: np.ndarray, shift: float, factor: float
 ) -> None:
     low, high = compute_interval(differences)
@@ -80,19 +80,19 @@ def test_an_interval_moves_and_scales_with_its_differences(
 
 
 @pytest.mark.parametrize("count", range(MIN_PAIRS))
-def test_too_few_pairs_decide_nothing(count: int) -> None:
+def test_too_few_pairs_are_undecided(count: int) -> None:
     differences = np.full(count, 0.1)
     assert compute_interval(differences) == (-math.inf, math.inf)
     assert count_pairs_to_decide(differences) is None
 
 
-def test_equal_differences_decide_as_soon_as_any_can() -> None:
+def test_equal_differences_decide_after_min_pairs() -> None:
     assert compute_interval(np.full(MIN_PAIRS, 0.1)) == (0.1, 0.1)
     assert count_pairs_to_decide(np.full(40, 0.1)) == MIN_PAIRS
     assert count_pairs_to_decide(np.zeros(40)) is None
 
 
-def test_a_large_effect_takes_fewer_pairs_than_a_small_one() -> None:
+def test_large_effect_takes_fewer_pairs() -> None:
     rng = np.random.default_rng(9)
     noise = rng.normal(size=(24, 64))
     median = [
@@ -103,7 +103,7 @@ def test_a_large_effect_takes_fewer_pairs_than_a_small_one() -> None:
     assert median[2] <= 7
 
 
-def test_unpaired_runs_follow_the_variances() -> None:
+def test_number_of_unpaired_runs_follows_the_variances() -> None:
     rng = np.random.default_rng(10)
     common = rng.normal(size=2000)
     values = common + 0.1 * rng.normal(size=2000)

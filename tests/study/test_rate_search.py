@@ -34,14 +34,14 @@ def make_curve(centre: float, noise: float = 0.0, blows_up_at: float | None = No
 
 
 @given(st.floats(1e-4, 1e-2), st.floats(0, 0.1))
-def test_the_rate_is_that_of_the_steepest_fall(centre: float, noise: float) -> None:
+def test_suggested_rate_is_at_the_steepest_fall(centre: float, noise: float) -> None:
     suggestion = suggest_rate(make_curve(centre, noise))
     assert centre / 3 < suggestion.rate < centre * 3
     assert suggestion.rate < suggestion.lowest_at
 
 
 @given(st.floats(1e-4, 1e-2))
-def test_a_divergence_hides_no_fall(centre: float) -> None:
+def test_divergence_does_not_hide_the_fall(centre: float) -> None:
     suggestion = suggest_rate(make_curve(centre, 0.02, blows_up_at=30 * centre))
     assert centre / 2 < suggestion.rate < centre * 2
     assert suggestion.diverges_at is not None
@@ -49,7 +49,7 @@ def test_a_divergence_hides_no_fall(centre: float) -> None:
     assert f"diverges at {suggestion.diverges_at:.2g}" in str(suggestion)
 
 
-def test_a_loss_that_never_falls_has_no_rate() -> None:
+def test_loss_that_never_falls_is_an_error() -> None:
     curve = make_curve(1e6, noise=0.1)
     with pytest.raises(
         RunError, match=r"doesn't fall at any rate .* try more steps, as in --steps"
@@ -64,7 +64,7 @@ def test_rates_from_a_file_are_refused(tiny: Compose, tmp_path: Path) -> None:
         measure_rate_curve(recipe, 50, Reporter())
 
 
-def test_the_losses_are_those_of_a_run_at_the_same_rates(tiny: Compose, tmp_path: Path) -> None:
+def test_losses_equal_those_of_a_run_at_the_same_rates(tiny: Compose, tmp_path: Path) -> None:
     rates = np.geomspace(LOW, HIGH, 45)
     (tmp_path / "rates.txt").write_text("\n".join(map(repr, rates.tolist())))
     curve = measure_rate_curve(tiny(*MLP), 45, Reporter())

@@ -45,7 +45,7 @@ def temporaries(microbatches: int) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_eight_microbatches_take_no_more_than_one_and_the_sum_of_gradients() -> None:
+def test_eight_microbatches_take_the_memory_of_one_and_gradients() -> None:
     """Beside the mapped batch, which the microbatches are sliced from."""
     alone, gradients = temporaries(1)
     mapped = 4 * 8 * MICROBATCH * FEATURES

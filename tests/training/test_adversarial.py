@@ -15,7 +15,7 @@ JUDGE = -(np.log(PROBABILITIES[:, 0]) + np.log(1 - PROBABILITIES[:, 1])) / 2
 GENERATOR = -np.log(PROBABILITIES[:, 2])
 
 
-def test_the_loss_is_the_sum_of_both() -> None:
+def test_adversarial_loss_is_the_sum_of_both() -> None:
     loss = AdversarialLoss(reduction="mean").build()
     np.testing.assert_allclose(loss(SCORES, LABELS), JUDGE + GENERATOR, rtol=1e-5)
 
@@ -23,7 +23,7 @@ def test_the_loss_is_the_sum_of_both() -> None:
 @pytest.mark.parametrize(
     ("metric", "expected"), [(DiscriminatorLoss(), JUDGE), (GeneratorLoss(), GENERATOR)]
 )
-def test_a_metric_is_the_mean_over_valid_samples(
+def test_metric_is_the_mean_over_valid_samples(
     metric: DiscriminatorLoss | GeneratorLoss, expected: np.ndarray
 ) -> None:
     mask = np.arange(7) < 5

@@ -11,7 +11,7 @@ from tests.training.test_step import make_batch
 
 
 @pytest.mark.parametrize("axes", [1, 2])
-def test_the_mask_is_1_inside_of_each_size(axes: int) -> None:
+def test_padding_mask_is_1_inside_each_size(axes: int) -> None:
     images = np.zeros((3, 4, 5, 2), np.float32)
     sizes = np.array([[4, 5], [2, 3], [0, 1]])[:, :axes]
     mask = add_padding_mask(jnp.asarray(images), jnp.asarray(sizes))[..., -1]
@@ -22,6 +22,6 @@ def test_the_mask_is_1_inside_of_each_size(axes: int) -> None:
                 assert mask[n, y, x] == inside
 
 
-def test_without_buckets_the_batch_stays() -> None:
+def test_batch_without_buckets_is_unchanged() -> None:
     batch = make_batch()
     assert apply_in_bucket((), batch, lambda cut: cut) is batch

@@ -35,13 +35,13 @@ def plainly(x: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x, places_of(x.shape[0]), axis=1)
 
 
-def test_a_place_gets_as_many_gradients_as_it_was_drawn_times() -> None:
+def test_gradient_counts_the_draws_of_each_position() -> None:
     gradient = jax.jit(jax.grad(lambda x: sample(x).sum()))(X)
     assert gradient.tolist() == [[0, 1, 0, 2, 0], [0, 2, 0, 0, 1]]
 
 
 @pytest.mark.slow
-def test_without_it_the_trip_through_numpy_has_no_gradient() -> None:
+def test_numpy_callback_has_no_gradient_without_custom_backward() -> None:
     """MindSpore gives zeros there, and so does jax where it is configured to; else it refuses."""
     stopped = jax.grad(lambda x: draw(jax.lax.stop_gradient(x)).sum())(X)
     assert not stopped.any()
@@ -50,7 +50,7 @@ def test_without_it_the_trip_through_numpy_has_no_gradient() -> None:
 
 
 @pytest.mark.slow
-def test_the_gradient_is_that_of_finite_differences() -> None:
+def test_gradient_matches_finite_differences() -> None:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((4, 5)).astype(np.float32)
     dout = generator.standard_normal((4, 3)).astype(np.float32)
@@ -63,7 +63,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
 
 
 @pytest.mark.slow
-def test_training_through_it_is_training_through_the_gradient_of_jax() -> None:
+def test_training_matches_the_gradient_of_jax() -> None:
     """Ten steps of the actual training step, compiled."""
     losses = {}
     for name, take in (("custom", sample), ("jax", plainly)):
@@ -80,7 +80,7 @@ def test_training_through_it_is_training_through_the_gradient_of_jax() -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_of_another_distribution_is_named_by_a_recipe(
+def test_plugin_loss_is_used_by_a_recipe(
     command: Callable[..., subprocess.CompletedProcess[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -106,7 +106,7 @@ EXAMPLES = re.findall(
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_document_run() -> None:
+def test_document_examples_run() -> None:
     """A custom loss is a component, and the sampler gives what is printed there."""
     use = """
 import jax.numpy as jnp

@@ -122,7 +122,7 @@ PATTERNS = st.sampled_from(["a", "b", "*/bias", "b/x", "*", "c", "*kernel"])
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), PATTERNS), max_size=5), PATTERNS)
-def test_the_last_pattern_decides(rules: list[tuple[bool, str]], last: str) -> None:
+def test_last_matching_pattern_decides(rules: list[tuple[bool, str]], last: str) -> None:
     patterns = tuple(f"!{pattern}" if out else pattern for out, pattern in rules)
     for path in PATHS:
         before = is_frozen(patterns, path)
@@ -132,13 +132,13 @@ def test_the_last_pattern_decides(rules: list[tuple[bool, str]], last: str) -> N
             assert is_frozen((*patterns, f"!{last}"), path) == (before and not covered)
 
 
-def test_all_but_some_are_frozen() -> None:
+def test_negated_patterns_exclude_from_freezing() -> None:
     assert [path for path in PATHS if not is_frozen(("!b",), path)] == [PATHS[2], PATHS[3]]
     assert [path for path in PATHS if not is_frozen(("!b", "b/bias"), path)] == [PATHS[2]]
     assert not any(is_frozen((), path) for path in PATHS)
 
 
-def test_each_phase_has_a_state_of_its_own() -> None:
+def test_each_phase_has_a_separate_state() -> None:
     """The count of updates too; what no gradient is of keeps its state, and clipping sees all."""
     params = {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32), "c": np.ones(1, np.float32)}
     phases = [("b", "c"), ("b", "c", "!b"), ("b", "c", "!b", "!c")]
@@ -175,7 +175,7 @@ def run_steps(step: TrainStep, state: TrainState, first: int, last: int) -> Trai
 
 
 @pytest.mark.slow
-def test_the_phases_are_those_of_runs_with_other_patterns() -> None:
+def test_phases_match_runs_with_other_patterns() -> None:
     """Before: a run with these frozen. After: every parameter moves, the first as ever."""
     step, frozen = (
         make_step(**thawing()),
@@ -194,7 +194,7 @@ def test_the_phases_are_those_of_runs_with_other_patterns() -> None:
 @pytest.mark.parametrize(
     "changed", [{"accumulate": 2}, {"average": AverageSpec(decay=0.9, warmup=False)}]
 )
-def test_a_state_goes_from_phase_to_phase(changed: dict[str, Any]) -> None:
+def test_state_structure_is_equal_in_all_phases(changed: dict[str, Any]) -> None:
     """Structure and types stay; an average covers what is trained later, from the start on."""
     step = make_step(**thawing(**changed))
     state = start(step)
@@ -206,7 +206,7 @@ def test_a_state_goes_from_phase_to_phase(changed: dict[str, Any]) -> None:
             assert_same(state.average["Dense_0"], state.params["Dense_0"])
 
 
-def test_a_config_is_that_of_its_phase() -> None:
+def test_config_of_a_phase_has_its_frozen_patterns() -> None:
     config = make_config(**thawing())
     assert [select_phase(config, step).frozen for step in (0, 1, 2, 9)] == [
         *(("Dense_0",), ("Dense_0",), ("Dense_0", "!*"), ("Dense_0", "!*")),
@@ -218,14 +218,14 @@ def test_a_config_is_that_of_its_phase() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.1, 1.0), st.integers(1, 12))
-def test_rates_fall_with_depth(decay: float, count: int) -> None:
+def test_rates_decay_with_depth(decay: float, count: int) -> None:
     factors = dict(compute_depth_rates([[str(depth)] for depth in range(count)], decay))
     assert factors[str(count - 1)] == 1.0
     for depth in range(count - 1):
         assert factors[str(depth)] == pytest.approx(decay * factors[str(depth + 1)])
 
 
-def test_groups_have_separate_optimizers_that_begin_together() -> None:
+def test_groups_have_separate_optimizers_from_a_common_start() -> None:
     """Each parameter moves as by its optimizer alone, of the last pattern that covers it."""
     params = {name: np.linspace(1, 2, 3, dtype=np.float32) for name in "abc"}
     gradients = {name: 0.3 * value for name, value in params.items()}

@@ -29,14 +29,14 @@ def quadratic(parameters: Any) -> tuple[Any, Any]:
 PARAMETERS = {"w": np.array([1.0, -2.0], np.float32), "b": np.array([0.5], np.float32)}
 
 
-def test_plain_gradients_are_those_of_one_pass() -> None:
+def test_plain_gradients_take_one_pass() -> None:
     gradients, loss = PlainGradients().build()(quadratic, PARAMETERS, jax.random.key(0))
     np.testing.assert_array_equal(gradients["w"], [1.0, -8.0])
     assert loss == 17 / 4 + 0.125
 
 
 @pytest.mark.parametrize("rho", [0.05, 2.0])
-def test_sharpness_aware_gradients_are_those_of_the_highest_point_near(rho: float) -> None:
+def test_sharpness_aware_gradients_match_the_paper(rho: float) -> None:
     """Foret et al. 2021, eq. 2 with p = 2: e = rho g / |g|, then the gradients at w + e."""
     gradients, loss = SharpnessAware(rho=rho).build()(quadratic, PARAMETERS, jax.random.key(0))
     w, b = PARAMETERS["w"].astype(np.float64), PARAMETERS["b"].astype(np.float64)
@@ -46,13 +46,13 @@ def test_sharpness_aware_gradients_are_those_of_the_highest_point_near(rho: floa
     assert loss == 17 / 4 + 0.125
 
 
-def test_where_there_is_no_slope_nothing_moves() -> None:
+def test_sharpness_aware_gradients_at_zero_slope_are_zero() -> None:
     zero = jax.tree.map(np.zeros_like, PARAMETERS)
     gradients, _ = SharpnessAware().build()(quadratic, zero, jax.random.key(0))
     assert all(np.array_equal(leaf, np.zeros_like(leaf)) for leaf in jax.tree.leaves(gradients))
 
 
-def test_a_loss_scale_changes_nothing_but_the_scale() -> None:
+def test_loss_scale_only_scales_sharpness_aware_gradients() -> None:
     """The distance is that of the direction alone."""
 
     def scaled(parameters: Any) -> tuple[Any, Any]:
@@ -69,7 +69,7 @@ MLP = ("model=mlp", "model.hidden=[8]", "train.steps=6", "checkpoint.every_steps
 
 
 @pytest.mark.slow
-def test_a_run_with_sam_takes_the_steps_that_are_written_out(tiny: Compose, tmp_path: Path) -> None:
+def test_sam_run_matches_hand_computed_steps(tiny: Compose, tmp_path: Path) -> None:
     """Two passes by hand over the batches that training saw, with plain gradient descent."""
     from pipeline.api.batches import tuple_batches
     from pipeline.core.reporter import Reporter
@@ -118,7 +118,7 @@ def test_a_run_with_sam_takes_the_steps_that_are_written_out(tiny: Compose, tmp_
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["plain", "sam"])
-def test_gradients_of_shards_do_not_depend_on_the_devices(
+def test_sharded_gradients_do_not_depend_on_the_devices(
     rule: str, tiny: Compose, tmp_path: Path
 ) -> None:
     for devices in (1, 4):
@@ -128,6 +128,6 @@ def test_gradients_of_shards_do_not_depend_on_the_devices(
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_looks_at_layers_takes_plain_gradients(tiny: Compose) -> None:
+def test_sam_is_refused_with_thor(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match=r"train.gradients = sam: must be plain with thor"):
         tiny(*MLP, "optimizer=thor", "train.gradients=sam")

@@ -39,7 +39,7 @@ MIXING = (
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_readings_are_numpys(scale: float) -> None:
+def test_readings_match_numpy(scale: float) -> None:
     random = np.random.default_rng(0)
     logits = (scale * random.normal(size=(50, 7))).astype(np.float32)
     labels = random.integers(0, 7, 50).astype(np.int32)
@@ -62,7 +62,7 @@ def test_readings_are_numpys(scale: float) -> None:
 
 
 @given(st.integers(0, 1000), st.booleans())
-def test_the_ledger_is_a_loop_over_readings(seed: int, repeats: bool) -> None:
+def test_ledger_matches_a_loop_over_readings(seed: int, repeats: bool) -> None:
     random = np.random.default_rng(seed)
     ledger = make_ledger(6)
     expected = {name: [0.0] * 6 for name in vars(ledger)}
@@ -100,7 +100,7 @@ def strip_ledger(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.usefixtures("optimized_programs")
-def test_training_stays_the_same_bits(tiny: Compose, tmp_path: Path) -> None:
+def test_ledger_does_not_change_training(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*RUN), tmp_path / "on")
     run(tiny(*RUN, "train.ledger=false"), tmp_path / "off")
     assert outcome.metrics(tmp_path / "on") == outcome.metrics(tmp_path / "off")
@@ -112,7 +112,7 @@ def test_training_stays_the_same_bits(tiny: Compose, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.parametrize("microbatches", [1, 2])
-def test_sinks_resumption_and_devices_change_no_bit(
+def test_ledger_does_not_depend_on_sinks_resume_and_devices(
     tiny: Compose, tmp_path: Path, microbatches: int
 ) -> None:
     settings = (*RUN, f"train.accumulate_steps={microbatches}")
@@ -141,7 +141,7 @@ def test_sinks_resumption_and_devices_change_no_bit(
 
 
 @pytest.mark.slow
-def test_shared_states_layouts_and_eager_steps_keep_it(tiny: Compose, tmp_path: Path) -> None:
+def test_ledger_with_fsdp_layouts_and_eager_mode(tiny: Compose, tmp_path: Path) -> None:
     for name, *overrides in (
         ("plain",),
         ("eager", "train.mode=eager"),
@@ -190,7 +190,7 @@ def test_attacked_steps_keep_a_ledger(
     assert on["ledger/readings"].sum() == 14 * tiny(*settings).train.batch_size
 
 
-def test_a_run_with_other_data_is_not_continued(tiny: Compose, tmp_path: Path) -> None:
+def test_resume_with_other_data_is_refused(tiny: Compose, tmp_path: Path) -> None:
     file = tmp_path / "wrong.csv"
     file.write_text("3\n")
     settings = (*RUN, f"dataset.exclude={file}")
@@ -216,7 +216,9 @@ def test_a_run_with_other_data_is_not_continued(tiny: Compose, tmp_path: Path) -
         ("gpt_text", (), "must be false unless each sample has one of several classes"),
     ],
 )
-def test_refusals(recipe: str, overrides: Sequence[str], message: str, tmp_path: Path) -> None:
+def test_invalid_ledger_recipes_are_refused(
+    recipe: str, overrides: Sequence[str], message: str, tmp_path: Path
+) -> None:
     quiet = ("monitor.tensorboard=false", "stages=[data,build]")
     composed = load_recipe(recipe, [*overrides, *quiet, LEDGER])
     with pytest.raises(RecipeError, match=f"train.ledger = true: {message}"):

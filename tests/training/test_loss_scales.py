@@ -48,7 +48,7 @@ def as_mindspore(spec: Dynamic, overflows: list[bool]) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['init']:g}-{case['window']}")
-def test_parity_of_the_dynamic_scale_with_mindspore(case: dict) -> None:
+def test_dynamic_scale_parity_with_mindspore(case: dict) -> None:
     spec = Dynamic(init=case["init"], factor=case["factor"], window=case["window"])
     assert scales(spec, case["overflows"]) == case["scales"]
     assert len(set(case["scales"])) > 3
@@ -62,23 +62,23 @@ def test_parity_of_the_dynamic_scale_with_mindspore(case: dict) -> None:
     st.sampled_from([2.0, 3.0, 1.25]),
     st.integers(1, 6),
 )
-def test_the_dynamic_scale_is_that_of_mindspores_code(
+def test_dynamic_scale_matches_mindspore_code(
     overflows: list[bool], init: float, factor: float, window: int
 ) -> None:
     spec = Dynamic(init=init, factor=factor, window=window)
     assert scales(spec, overflows) == as_mindspore(spec, overflows)
 
 
-def test_a_fixed_scale_stays() -> None:
+def test_fixed_scale_is_constant() -> None:
     assert scales(Fixed(scale=128.0), [True, False, True]) == [128.0] * 3
 
 
-def test_mindspores_defaults() -> None:
+def test_defaults_are_those_of_mindspore() -> None:
     assert (Dynamic().init, Dynamic().factor, Dynamic().window) == (16777216, 2, 2000)
     assert (Fixed().scale, Fixed().drop_overflow_update) == (128, True)
 
 
-def test_auto_is_what_the_level_brings() -> None:
+def test_auto_scale_follows_the_precision_level() -> None:
     """`_config_level` of mindspore/train/amp.py."""
     assert Auto().at("O2") == Dynamic()
     none = Fixed(scale=1.0, drop_overflow_update=False)
@@ -86,7 +86,7 @@ def test_auto_is_what_the_level_brings() -> None:
     assert Dynamic(init=4.0).at("O2") == Dynamic(init=4.0)
 
 
-def test_a_number_is_a_fixed_scale_that_drops_nothing() -> None:
+def test_number_is_a_fixed_scale_without_dropped_updates() -> None:
     assert PARSER.validate_python(512) == Fixed(scale=512.0, drop_overflow_update=False)
     assert PARSER.validate_python("dynamic") == Dynamic()
     assert PARSER.validate_python({"name": "fixed"}) == Fixed()
@@ -96,6 +96,6 @@ BAD = [0, -1.0, float("inf"), float("nan"), True, {"name": "dynamic", "factor": 
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_bad_scales_are_refused(bad: object) -> None:
+def test_invalid_scales_are_refused(bad: object) -> None:
     with pytest.raises(ValidationError):
         PARSER.validate_python(bad)

@@ -42,7 +42,7 @@ def reference_cross_entropy(logits, label, smoothing, convention):
 @pytest.mark.parametrize(
     ("name", "spec"), [("cross_entropy", CrossEntropy), ("l1", L1), ("mse", Mse)]
 )
-def test_conf_gives_every_key_of_the_spec(name, spec):
+def test_conf_has_every_key_of_the_spec(name, spec):
     written = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     assert spec.model_validate(written).model_dump() == written
     assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.loss\n")
@@ -58,7 +58,7 @@ def test_conf_gives_every_key_of_the_spec(name, spec):
         (0.1, "uniform", 0.5541946),  # 0.28/0.3 ln(8/5) + 0.01/0.3 ln 8 + 0.01/0.3 ln 4
     ],
 )
-def test_cross_entropy_gives_hand_worked_numbers(smoothing, convention, expected):
+def test_cross_entropy_matches_hand_computed_values(smoothing, convention, expected):
     losses = cross_entropy(smoothing, convention)(EIGHTHS, jnp.array([2]))
     np.testing.assert_allclose(losses, [expected], rtol=1e-6)
 
@@ -102,7 +102,7 @@ def test_one_hot_labels_count_as_their_class(smoothing, convention):
     )
 
 
-def test_soft_labels_weigh_the_classes():
+def test_soft_labels_weight_the_classes():
     losses = cross_entropy()(EIGHTHS, jnp.array([[0.0, 0.5, 0.5]]))
     np.testing.assert_allclose(losses, [(math.log(4) + math.log(1.6)) / 2], rtol=1e-6)
 
@@ -116,7 +116,7 @@ def test_cross_entropy_of_large_logits_is_finite():
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [L1(reduction="mean"), Mse(reduction="sum")])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_losses_are_float32_per_sample_whatever_the_logits(spec, dtype):
+def test_losses_are_float32_per_sample_for_any_logits(spec, dtype):
     logits = jnp.ones((5, 3), dtype)
     for loss in (spec.build(), cross_entropy()):
         losses = loss(logits, jnp.zeros(5, jnp.int32))
@@ -132,7 +132,7 @@ def test_half_precision_logits_are_summed_in_float32():
 
 
 @pytest.mark.slow
-def test_byte_labels_reach_beyond_the_classes_a_byte_counts():
+def test_byte_labels_with_more_than_256_classes():
     logits = jnp.zeros((1, 300)).at[0, 40].set(5.0)
     np.testing.assert_array_equal(
         cross_entropy()(logits, jnp.array([40], jnp.uint8)),
@@ -141,7 +141,7 @@ def test_byte_labels_reach_beyond_the_classes_a_byte_counts():
 
 
 @pytest.mark.slow
-def test_l1_and_mse_give_hand_worked_numbers():
+def test_l1_and_mse_match_hand_computed_values():
     outputs = jnp.array([[1.0, -1.0, 0.5, 0.0]])
     np.testing.assert_allclose(L1(reduction="mean").build()(outputs, jnp.array([0])), [1.5 / 4])
     np.testing.assert_allclose(Mse(reduction="mean").build()(outputs, jnp.array([0])), [1.25 / 4])
@@ -165,7 +165,7 @@ def test_mindspore_smoothing_of_one_class_is_refused():
         cross_entropy(0.1)(jnp.zeros((2, 1)), jnp.zeros(2, jnp.int32))
 
 
-def test_smoothing_everything_away_is_refused():
+def test_smoothing_of_one_is_refused():
     with pytest.raises(ValidationError, match="smoothing"):
         cross_entropy(1.0)
 
@@ -176,7 +176,7 @@ def softmax(logits):
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_sample_with_many_labels_is_the_mean_over_them():
+def test_loss_of_many_labels_is_their_mean():
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(2, 3, 5, 4)).astype(np.float32)
     labels = generator.integers(0, 4, (2, 3, 5))
@@ -217,7 +217,7 @@ TARGETS = Targets(("ant", "bee", "owl"), counts=(2, 6, 4))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_class_weight_multiplies_the_loss_of_its_labels(smoothing):
+def test_class_weight_multiplies_the_loss_of_its_labels(smoothing):
     """D-19."""
     logits, labels = np.random.default_rng(1).standard_normal((5, 3)), [0, 1, 2, 1, 0]
     loss = weighted((2.0, 0.5, 3.0), smoothing).fit_to_targets(TARGETS).build()
@@ -227,14 +227,14 @@ def test_a_class_weight_multiplies_the_loss_of_its_labels(smoothing):
         assert float(found[row]) == pytest.approx((2.0, 0.5, 3.0)[label] * plain, rel=1e-5)
 
 
-def test_balanced_weights_give_all_classes_the_same_weight():
+def test_balanced_weights_equalise_the_classes():
     fitted = weighted("balanced").fit_to_targets(TARGETS)
     assert fitted.class_weights == pytest.approx((12 / 6, 12 / 18, 12 / 12))
     each = np.array(TARGETS.counts) * fitted.class_weights
     assert each.tolist() == pytest.approx([4, 4, 4])
 
 
-def test_class_weights_of_pixels_skip_ignored_ones():
+def test_class_weights_skip_ignored_pixels():
     logits = np.random.default_rng(1).standard_normal((1, 2, 2, 3)).astype(np.float32)
     labels = np.array([[[0, 255], [2, 1]]], np.uint8)
     loss = weighted((2.0, 0.5, 3.0)).build()
@@ -260,7 +260,7 @@ def test_class_weights_that_do_not_fit_are_refused(weights, targets, message):
 
 
 @pytest.mark.parametrize("weights", [(), (1.0, 0.0), "even", (1.0, -2.0)])
-def test_class_weights_are_positive_numbers(weights):
+def test_invalid_class_weights_are_refused(weights):
     with pytest.raises(
         ValidationError, match="must be balanced, one number above 0 for each class"
     ):

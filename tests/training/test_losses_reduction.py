@@ -59,7 +59,7 @@ def rows(batch: Batch, numbers: list[int]) -> Batch:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_step_learns_from_the_hardest_share(reduction: str) -> None:
+def test_step_learns_from_the_hardest_share(reduction: str) -> None:
     """Loss and gradient are those of the 5 = floor(0.7 * 8) hardest samples on paper."""
     step = make_step(hardest_share=0.7, reduction=reduction)
     state, batch = start(step), make_batch(samples=SAMPLES)
@@ -73,7 +73,7 @@ def test_a_step_learns_from_the_hardest_share(reduction: str) -> None:
     np.testing.assert_allclose(shifted, times * flat(gradients), rtol=1e-4, atol=1e-6)
 
 
-def test_padding_is_none_of_the_hardest() -> None:
+def test_hardest_share_excludes_padding() -> None:
     """6 valid samples of 8: 4 = floor(0.7 * 6) of them."""
     step = make_step(hardest_share=0.7)
     state, batch = start(step), make_batch(samples=SAMPLES, count=np.int32(6))
@@ -83,7 +83,7 @@ def test_padding_is_none_of_the_hardest() -> None:
 
 
 @pytest.mark.slow
-def test_ignored_labels_change_nothing_in_a_step() -> None:
+def test_ignored_labels_do_not_change_a_step() -> None:
     """Class 1 is ignored: loss, update and evaluation are those of the other samples alone."""
     batch = make_batch(samples=SAMPLES)
     kept = np.flatnonzero(batch.columns["label"] != 1).tolist()
@@ -113,7 +113,7 @@ def places(seed: int) -> Batch:
 
 
 @pytest.mark.slow
-def test_every_valid_label_weighs_the_same_in_microbatches_too() -> None:
+def test_valid_labels_have_equal_weight_in_microbatches() -> None:
     """Microbatches differ in numbers of labels; their sum is the gradient of the batch."""
     whole, split = (
         make_step(network=FourPlaces(), ignore_index=-100, accumulate=microbatches)
@@ -136,7 +136,7 @@ def test_every_valid_label_weighs_the_same_in_microbatches_too() -> None:
     assert evaluation["loss"] == pytest.approx(np.mean(each), rel=1e-5)
 
 
-def test_a_batch_without_a_label_has_no_loss_and_no_gradient() -> None:
+def test_batch_without_labels_has_zero_loss_and_gradient() -> None:
     step = make_step(network=FourPlaces(), ignore_index=-100)
     batch = places(0)
     batch.columns["label"][:] = -100  # type: ignore[index]
@@ -147,7 +147,7 @@ def test_a_batch_without_a_label_has_no_loss_and_no_gradient() -> None:
 
 
 @pytest.mark.slow
-def test_logits_of_ignored_labels_may_be_anything() -> None:
+def test_logits_of_ignored_labels_can_be_non_finite() -> None:
     """Infinite ones would make the gradient of everything NaN."""
     parts = make_config(ignore_index=-100)
     logits = jnp.array([[1.0, 2.0, 3.0], [jnp.inf, -jnp.inf, jnp.nan]])
@@ -159,7 +159,7 @@ def test_logits_of_ignored_labels_may_be_anything() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ignore_index", [None, 1])
-def test_padding_of_an_evaluation_may_have_any_logits(ignore_index: int | None) -> None:
+def test_evaluation_padding_can_have_non_finite_logits(ignore_index: int | None) -> None:
     step = make_step(network=OfLogarithms(), ignore_index=ignore_index)
     batch, state = make_batch(samples=SAMPLES, count=np.int32(6)), start(step)
     images = np.maximum(batch.columns["image"], 1)
@@ -177,7 +177,7 @@ def test_padding_of_an_evaluation_may_have_any_logits(ignore_index: int | None) 
 @pytest.mark.slow
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 2.5), ("sum", 5.0)])
 @pytest.mark.parametrize("share", [1.0, 0.99], ids=["all", "hardest"])
-def test_losses_of_what_does_not_count_may_be_anything(
+def test_losses_of_padding_and_ignored_labels_can_be_non_finite(
     reduction: str, expected: float, share: float
 ) -> None:
     """Padding, and a sample without labels, of which a loss of another distribution is 0 / 0."""
@@ -193,7 +193,7 @@ def test_losses_of_what_does_not_count_may_be_anything(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [{}, {"hardest_share": 0.7}, {"ignore_index": 1}], ids=str)
-def test_losses_that_are_not_reduced_train_as_their_sum_and_report_their_mean(
+def test_reduction_none_trains_the_sum_and_reports_the_mean(
     changed: dict[str, object],
 ) -> None:
     """L-01. Of 6 valid samples; one with an ignored label is an entry of 0, as in MindSpore."""
@@ -215,7 +215,7 @@ def test_losses_that_are_not_reduced_train_as_their_sum_and_report_their_mean(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ignore_index", [None, 1])
-def test_parts_of_a_batch_that_is_not_reduced_add_up(ignore_index: int | None) -> None:
+def test_reduction_none_adds_up_over_parts_of_a_batch(ignore_index: int | None) -> None:
     """Microbatches, and shards one after the other."""
     options = {"reduction": "none", "ignore_index": ignore_index}
     whole = make_step(**options)

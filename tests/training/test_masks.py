@@ -46,35 +46,33 @@ def reference_hardest(losses: list[float], share: str, counts: list[bool]) -> li
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(LOSSES, COUNTS, st.sampled_from(["0.7", "0.29", "1.0", "0.01", "0.5"]))
-def test_the_hardest_are_those_of_a_loop(
-    losses: list[float], counts: list[bool], share: str
-) -> None:
+def test_hardest_mask_matches_a_loop(losses: list[float], counts: list[bool], share: str) -> None:
     result = compiled_hardest(jnp.array(losses), float(share), jnp.array(counts))
     assert result.tolist() == reference_hardest(losses, share, counts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "wanted"), [(0.29, 29), (0.7, 70), (0.57, 57), (1e-9, 1)])
-def test_a_share_is_the_decimal_that_it_is_written_as(share: float, wanted: int) -> None:
+def test_share_is_rounded_as_its_decimal(share: float, wanted: int) -> None:
     """0.29 * 100 and 0.57 * 100 are below 29 and 57 in float64."""
     assert int(top_share_mask(jnp.arange(100.0), share).sum()) == wanted
 
 
 @pytest.mark.slow
-def test_the_hardest_of_many_places_keep_their_shape() -> None:
+def test_hardest_mask_has_the_shape_of_the_losses() -> None:
     losses = jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 4.0]])
     assert top_share_mask(losses, 0.5).tolist() == [[True, False, False], [False, True, True]]
 
 
 @pytest.mark.slow
-def test_what_counts_may_broadcast() -> None:
+def test_valid_mask_can_broadcast() -> None:
     losses = jnp.array([[3.0, 1.0, 2.0, 4.0], [0.0, 9.0, 8.0, 7.0]])
     result = top_share_mask(losses, 0.5, jnp.array([[True], [False]]))
     assert result.tolist() == [[True, False, False, True], [False] * 4]
 
 
 @pytest.mark.slow
-def test_a_loss_of_minus_infinity_counts_before_what_does_not() -> None:
+def test_valid_loss_of_minus_infinity_ranks_before_invalid_ones() -> None:
     result = top_share_mask(
         jnp.array([0.0, -jnp.inf, -jnp.inf]), 1.0, jnp.array([False, False, True])
     )
@@ -82,7 +80,7 @@ def test_a_loss_of_minus_infinity_counts_before_what_does_not() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_no_number_is_the_hardest() -> None:
+def test_nan_loss_is_the_hardest() -> None:
     """So that the step that it comes from is seen not to be finite."""
     losses = jnp.array([1.0, jnp.nan, 9.0])
     assert top_share_mask(losses, 0.4).tolist() == [False, True, False]
@@ -90,13 +88,13 @@ def test_what_is_no_number_is_the_hardest() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -0.1])
-def test_a_share_of_nothing_is_refused(share: float) -> None:
+def test_share_out_of_range_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=r"a share of .*: must be above 0 and at most 1"):
         top_share_mask(jnp.ones(3), share)
 
 
 @pytest.mark.slow
-def test_the_gradient_goes_to_the_hardest_alone() -> None:
+def test_gradient_reaches_only_the_hardest() -> None:
     losses, counts = jnp.array([1.0, 4.0, 3.0, 2.0, 9.0]), jnp.array([1, 1, 1, 1, 0], bool)
     gradient = jax.jit(jax.grad(lambda x: mean_of_hardest(x * x, 0.5, counts)))(losses)
     np.testing.assert_allclose(gradient, [0, 4, 3, 0, 0])
@@ -105,7 +103,9 @@ def test_the_gradient_goes_to_the_hardest_alone() -> None:
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(LOSSES, COUNTS)
-def test_sums_and_means_are_those_of_what_counts(losses: list[float], counts: list[bool]) -> None:
+def test_masked_sums_and_means_use_only_valid_values(
+    losses: list[float], counts: list[bool]
+) -> None:
     values, where = np.array(losses, np.float32).reshape(3, 3), np.array(counts).reshape(3, 3)
     total, mean = masked_sum(jnp.asarray(values), where), masked_mean(jnp.asarray(values), where)
     left = values[where]
@@ -116,7 +116,7 @@ def test_sums_and_means_are_those_of_what_counts(losses: list[float], counts: li
 
 
 @pytest.mark.slow
-def test_what_does_not_count_may_be_anything() -> None:
+def test_masked_values_can_be_non_finite() -> None:
     """A product with the mask would give NaN, as value and as gradient."""
     values = jnp.array([4.0, jnp.inf, jnp.nan])
     where = jnp.array([True, False, False])
@@ -124,13 +124,13 @@ def test_what_does_not_count_may_be_anything() -> None:
     assert (float(value), gradient.tolist()) == (2.0, [0.25, 0.0, 0.0])
 
 
-def test_positions_within_lengths() -> None:
+def test_within_is_true_below_each_length() -> None:
     result = jax.jit(within, static_argnums=1)(jnp.array([[0, 2], [3, 9]]), 3)
     assert result.astype(int).tolist() == [[[0, 0, 0], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]]
 
 
 @pytest.mark.slow
-def test_a_mask_is_carried_on_under_jit() -> None:
+def test_mask_is_carried_through_jit() -> None:
     """x = x[x > 0]; x = log(x)[-2 < log(x)]; the mean of the largest half, in static shapes."""
 
     @jax.jit
@@ -149,7 +149,7 @@ def test_a_mask_is_carried_on_under_jit() -> None:
     np.testing.assert_allclose(mean, np.sort(logs)[::-1][: len(logs) // 2].mean(), rtol=1e-5)
 
 
-def test_branches_have_one_shape() -> None:
+def test_choose_selects_between_masked_values() -> None:
     """One returns the positives, the other the first two."""
     x = jnp.array([-1.0, 2.0, -3.0, 4.0])
 

@@ -78,7 +78,7 @@ samples_of_batches = st.lists(
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(samples_of_batches, st.booleans())
-def test_figures_match_loops_over_the_valid_samples(samples, one_hot):
+def test_metrics_match_loops_over_the_valid_samples(samples, one_hot):
     sums = zero_sums(CLASSES)
     for start in range(0, len(samples), BATCH):
         padding = [([math.nan] * CLASSES, 3, math.nan, False)] * BATCH
@@ -98,7 +98,7 @@ def test_confusion_has_true_rows_and_predicted_columns():
     np.testing.assert_array_equal(sums.classes.confusion, [[1, 1, 0], [0, 1, 1], [0, 0, 0]])
 
 
-def test_figures_of_a_hand_worked_confusion():
+def test_metrics_of_a_hand_computed_confusion():
     """True 0 0 1 1, predicted 0 1 1 2: class 2 has no sample, so its recall and f1 are 0."""
     summary = evaluated(np.eye(3)[[0, 1, 1, 2]], np.array([0, 0, 1, 1]), classes=3)
     assert summary["accuracy"] == 0.5
@@ -111,7 +111,7 @@ def test_figures_of_a_hand_worked_confusion():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("label", "hit"), [(0, 1.0), (4, 1.0), (5, 0.0), (6, 0.0)])
-def test_among_equal_logits_the_lower_class_ranks_first(label, hit):
+def test_ties_rank_the_lower_class_first(label, hit):
     summary = evaluated(np.zeros((1, CLASSES)), np.array([label]))
     assert summary["top5"] == hit
     assert summary["accuracy"] == float(label == 0)
@@ -119,13 +119,13 @@ def test_among_equal_logits_the_lower_class_ranks_first(label, hit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("classes", "there"), [(2, False), (5, False), (6, True)])
-def test_there_is_a_top_five_where_some_class_can_be_outside_of_it(classes, there):
+def test_top5_requires_more_than_five_classes(classes, there):
     names = evaluated(np.eye(classes), np.arange(classes), classes=classes)
     assert ("top5" in names) is there
 
 
 @pytest.mark.slow
-def test_logits_that_are_not_numbers_are_no_top_five_hits():
+def test_nan_logits_are_not_top5_hits():
     logits = np.full((CLASSES, CLASSES), np.nan)
     assert evaluated(logits, np.arange(CLASSES))["top5"] == 0.0
 
@@ -153,7 +153,7 @@ def test_loss_over_sixty_thousand_samples_keeps_six_digits(batch, constant):
 
 
 @pytest.mark.slow
-def test_sums_keep_their_dtypes_whatever_the_inputs():
+def test_sums_keep_their_dtypes_for_any_inputs():
     ones = jnp.ones(BATCH)
     sums = add(
         zero_sums(CLASSES),
@@ -182,7 +182,7 @@ def test_names_that_do_not_fit_the_classes_are_refused(names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("one_hot", [False, True])
-def test_every_label_of_a_sample_counts(one_hot):
+def test_labels_of_a_sample_are_all_counted(one_hot):
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(BATCH, 2, 3, CLASSES)).astype(np.float32)
     labels = generator.integers(0, CLASSES, (BATCH, 2, 3))
@@ -200,7 +200,7 @@ def test_every_label_of_a_sample_counts(one_hot):
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(samples_of_batches, st.lists(st.booleans(), min_size=BATCH, max_size=BATCH))
-def test_ignored_labels_are_as_samples_that_are_padding(samples, counted):
+def test_ignored_labels_equal_padding(samples, counted):
     padding = [([math.nan] * CLASSES, 3, math.nan, False)] * BATCH
     logits, labels, losses, valid = (
         np.array(column) for column in zip(*(samples[:BATCH] + padding)[:BATCH], strict=True)
@@ -221,7 +221,7 @@ def test_ignored_labels_are_as_samples_that_are_padding(samples, counted):
 
 
 @pytest.mark.slow
-def test_very_many_classes_have_the_same_figures_without_a_matrix(monkeypatch):
+def test_many_classes_have_the_same_metrics_without_a_matrix(monkeypatch):
     generator = np.random.default_rng(0)
     batches = [
         (

@@ -43,32 +43,32 @@ def after(
     return int(counted.step), *counts, bool(outcome.should_continue)
 
 
-def test_a_non_finite_step_counts_and_training_continues() -> None:
+def test_non_finite_step_is_counted_and_training_continues() -> None:
     assert after(NON_FINITE, state(1, 4), Skip(most_in_a_row=3)) == (8, 2, 5, True)
 
 
-def test_a_number_of_non_finite_steps_in_a_row_ends_it() -> None:
+def test_consecutive_non_finite_steps_end_training() -> None:
     assert after(NON_FINITE, state(3, 4), Skip(most_in_a_row=3)) == (7, 3, 4, False)
 
 
-def test_a_finite_step_ends_a_row() -> None:
+def test_finite_step_resets_the_count() -> None:
     assert after(FINITE, state(2, 4), Skip()) == (7, 0, 4, True)
 
 
-def test_an_overflow_neither_counts_nor_ends_a_row() -> None:
+def test_overflow_neither_increments_nor_resets_the_count() -> None:
     before = replace(state(2, 4), overflows=NO_OVERFLOWS)
     assert after(OVERFLOW, before, Skip()) == (7, 2, 4, True)
 
 
 @pytest.mark.parametrize("policy", [STOP, Rollback()])
-def test_other_policies_end_the_loop(policy: NonFinitePolicy) -> None:
+def test_stop_and_rollback_policies_end_the_loop(policy: NonFinitePolicy) -> None:
     outcome = decide_outcome(policy, state(), NON_FINITE.loss, NON_FINITE.grad_norm)
     assert_same(count_non_finite_step(policy, state(), outcome), state())
     assert not bool(outcome.should_continue)
 
 
 @pytest.mark.parametrize("skips_overflow", [False, True])
-def test_telemetry_reads_the_outcome_that_the_step_decided(skips_overflow: bool) -> None:
+def test_telemetry_outcome_matches_the_step(skips_overflow: bool) -> None:
     """Applied, overflow and non-finite, each with and without a loss scale that skips overflows."""
     before = replace(state(), overflows=NO_OVERFLOWS if skips_overflow else None)
     records = (FINITE, OVERFLOW, NON_FINITE)
@@ -80,12 +80,12 @@ def test_telemetry_reads_the_outcome_that_the_step_decided(skips_overflow: bool)
     assert sum(getattr(read, name).astype(int) for name in StepOutcome._fields).tolist() == [1] * 3
 
 
-def test_a_skipped_step_is_no_update() -> None:
+def test_skipped_step_is_not_an_update() -> None:
     assert int(count_updates(state(left_out=3))) == 4
 
 
 @pytest.mark.slow
-def test_an_overflow_goes_to_the_loss_scale_and_a_loss_that_is_nan_to_the_policy() -> None:
+def test_overflow_is_for_the_loss_scale_and_nan_loss_for_the_policy() -> None:
     step = make_step(loss_scale=Dynamic(init=1e36, factor=4.0), train_ops=LOUD, on_nan=Skip())
     before = start(step)
     overflown, record = step.step(before, make_batch(), RATES)

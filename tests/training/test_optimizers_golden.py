@@ -36,13 +36,13 @@ SPECS: dict[str, OptimizerSpec] = {
 }
 
 
-def test_every_golden_is_held_against_something() -> None:
+def test_golden_trajectories_are_all_tested() -> None:
     assert SPECS.keys() == GOLDEN.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
-def test_twelve_steps_are_the_golden_ones(name: str) -> None:
+def test_twelve_steps_match_golden_ones(name: str) -> None:
     optimizer = SPECS[name].build()
     params = {"p": jnp.linspace(-1.5, 1.7, 9)}
     state, step = optimizer.init(params), jax.jit(optimizer.update)

@@ -23,7 +23,7 @@ def save_npy(file: Path, array: np.ndarray, *, pickled: bool = False) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
-def test_an_array_is_read_in_any_floating_type(dtype: str, tmp_path: Path) -> None:
+def test_array_of_any_floating_dtype_is_read(dtype: str, tmp_path: Path) -> None:
     file = tmp_path / "lr.npy"
     save_npy(file, RATES.astype(dtype))
     found = read_rates(file)
@@ -33,7 +33,7 @@ def test_an_array_is_read_in_any_floating_type(dtype: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".txt"])
-def test_a_text_has_one_number_a_line(suffix: str, tmp_path: Path) -> None:
+def test_text_file_has_one_rate_per_line(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"lr{suffix}"
     np.savetxt(file, RATES, header="rates of three epochs")
     np.testing.assert_array_equal(read_rates(file).rates, RATES)
@@ -47,7 +47,7 @@ def test_a_text_has_one_number_a_line(suffix: str, tmp_path: Path) -> None:
     ),
     used=st.integers(1, 50),
 )
-def test_the_first_rates_are_used_and_lr_does_not_multiply_them(
+def test_table_uses_its_first_rates_unscaled(
     rates: np.ndarray, used: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("rates") / "lr.npy"
@@ -59,7 +59,7 @@ def test_the_first_rates_are_used_and_lr_does_not_multiply_them(
         np.testing.assert_array_equal(table, rates[:used].astype(np.float32))
 
 
-def test_a_file_that_is_too_short_says_both_lengths(tmp_path: Path) -> None:
+def test_error_of_a_short_file_has_both_lengths(tmp_path: Path) -> None:
     save_npy(tmp_path / "lr.npy", RATES)
     with pytest.raises(ValueError, match=r"lr\.npy: has 7 rates, and training has 1,000 updates"):
         TableSchedule(file=tmp_path / "lr.npy").table(0.1, 1000, 10)
@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("name", "write", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_with_a_file_is_said_in_one_line(
+def test_problem_of_a_file_is_reported_in_one_line(
     name: str, write: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / name

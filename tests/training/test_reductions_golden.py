@@ -68,6 +68,6 @@ def test_golden_reductions(reduction: str) -> None:
 
 
 @pytest.mark.slow
-def test_golden_lists_of_rates_by_group() -> None:
+def test_golden_rates_by_group() -> None:
     rates = np.array([RATES, BIAS_RATES], np.float32).T
     assert_equal_to(EXPECTED["groups"], rates, rate_groups=("dense/bias",))

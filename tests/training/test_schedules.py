@@ -77,7 +77,7 @@ def written(name):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_conf_gives_every_key_of_the_spec(spec):
+def test_conf_has_every_key_of_the_spec(spec):
     name = spec.model_fields["name"].default
     assert written(name).keys() == spec.model_fields.keys()
     assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.schedule\n")
@@ -104,7 +104,7 @@ def test_tables_match_closed_forms_to_float32(name, warmup):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTAX)
-def test_tables_match_optax_to_a_millionth_of_the_rate(name):
+def test_tables_match_optax(name):
     spec, fields, _ = DECAYS[name]
     table = spec(**fields, **NO_WARMUP).table(LR, SPAN, STEPS_PER_EPOCH)
     expected = np.broadcast_to(OPTAX[name](np.arange(SPAN)), SPAN)
@@ -115,7 +115,7 @@ def linear_cosine(warmup_passes):
     return LinearCosine(warmup_steps=0, warmup_passes=warmup_passes)
 
 
-def test_linear_cosine_gives_the_documents_numbers():
+def test_linear_cosine_has_the_documented_values():
     table = linear_cosine(5.0).table(0.1, 90 * 195, 195)
     assert table[974] == np.float32(0.1)
     np.testing.assert_allclose(table[975], 0.0992485, rtol=1e-6)
@@ -137,7 +137,7 @@ def test_linear_cosine_matches_a_loop_of_the_formula(steps, warmup):
     np.testing.assert_allclose(schedule.table(0.1, steps, 195), expected, rtol=FLOAT32)
 
 
-def test_linear_cosine_rises_again_after_a_long_warmup_only():
+def test_linear_cosine_rises_again_only_after_a_long_warmup():
     def rises(warmup):
         table = LinearCosine(warmup_steps=warmup, warmup_passes=0.0).table(0.1, 1000, 100)
         return bool((np.diff(table[warmup:]) > 0).any())
@@ -151,7 +151,7 @@ def test_linear_cosine_rises_again_after_a_long_warmup_only():
     st.integers(1, 60),
     st.floats(1e-5, 10, allow_subnormal=False),
 )
-def test_decay_starts_afresh_after_warmup(name, warmup, span, lr):
+def test_decay_starts_after_warmup(name, warmup, span, lr):
     spec, fields, _ = DECAYS[name]
     warmed = spec(**fields, warmup_steps=warmup, warmup_passes=0.0).table(lr, warmup + span, 40)
     cold = spec(**fields, **NO_WARMUP).table(lr, span, 40)
@@ -177,7 +177,7 @@ def test_decay_passes_shorter_than_a_step_take_one_step():
 
 @pytest.mark.parametrize("name", [*DECAYS, "linear_cosine"])
 @pytest.mark.parametrize("steps", [1, 49, 50])
-def test_training_that_ends_within_warmup_has_the_first_part_of_the_ramp(name, steps):
+def test_training_ended_within_warmup_uses_part_of_the_ramp(name, steps):
     spec, fields = DECAYS[name][:2] if name in DECAYS else (LinearCosine, {})
     table = spec(**fields, warmup_steps=50, warmup_passes=0.0).table(LR, steps, 10)
     np.testing.assert_allclose(table, [LR * (i + 1) / 50 for i in range(steps)], rtol=3e-7)
@@ -200,13 +200,13 @@ def test_warmup_in_both_units_is_refused():
         ((10,), (0.0,), "greater than 0"),
     ],
 )
-def test_milestones_that_make_no_schedule_are_refused(milestones, factors, words):
+def test_invalid_milestones_are_refused(milestones, factors, words):
     with pytest.raises(ValidationError, match=words):
         Piecewise(**NO_WARMUP, milestones=milestones, factors=factors)
 
 
 @pytest.mark.parametrize(("steps", "epochs"), [(0, 0.0), (10, 1.0)])
-def test_exponential_needs_exactly_one_decay_length(steps, epochs):
+def test_exponential_requires_exactly_one_decay_length(steps, epochs):
     with pytest.raises(ValidationError, match="exactly one must be above 0"):
         Exponential(**NO_WARMUP, **EXPONENTIAL | {"decay_steps": steps, "decay_passes": epochs})
 
@@ -225,6 +225,6 @@ def test_values_out_of_range_are_refused(spec, fields):
         spec(**NO_WARMUP, **fields)
 
 
-def test_a_schedule_says_how_it_decays():
+def test_schedule_describes_its_decay():
     with pytest.raises(TypeError, match=r"abstract method '?decay"):
         WarmupDecay(name="bare", **NO_WARMUP)

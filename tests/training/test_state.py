@@ -45,14 +45,14 @@ SGD = Sgd(lr=0.1, weight_decay=0.0, decay_rules=()).build()
         ("*/kernel", {"block"}),
     ],
 )
-def test_a_pattern_covers_a_scope_and_all_inside(pattern: str, stays: set[str]) -> None:
+def test_pattern_covers_a_scope_and_its_contents(pattern: str, stays: set[str]) -> None:
     trained, frozen = split_params(PARAMS, (pattern,))
     assert stays <= set(frozen)
     assert_same(merge_params(trained, frozen), PARAMS)
     assert len(jax.tree.leaves(trained)) + len(jax.tree.leaves(frozen)) == 3
 
 
-def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
+def test_patterns_freezing_nothing_or_everything_are_refused() -> None:
     with pytest.raises(ValueError, match="'dense' matches none of the 3 parameters"):
         require_trainable(PARAMS, ("conv_0", "dense"))
     with pytest.raises(ValueError, match=r"conv_0, block freezes all 3 parameters; nothing is"):
@@ -61,7 +61,7 @@ def test_patterns_that_freeze_nothing_or_all_are_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["Dense_0", "Dense_1"])
-def test_frozen_parameters_stay_and_the_others_move_as_ever(frozen: str) -> None:
+def test_frozen_parameters_stay_and_others_are_updated(frozen: str) -> None:
     step = make_step(frozen=(frozen,))
     before = start(step)
     after, record = step.step(before, make_batch(), RATES)
@@ -90,7 +90,7 @@ def products(jaxpr: Any) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("frozen", "backward"), [((), 3), (("Dense_0",), 1), (("Dense_1",), 2)])
-def test_the_backward_pass_ends_at_the_first_trained_layer(
+def test_backward_pass_ends_at_the_first_trained_layer(
     frozen: tuple[str, ...], backward: int
 ) -> None:
     """M-06: none below a frozen beginning; through a frozen end if something below is trained."""
@@ -119,7 +119,7 @@ def test_rates_by_pattern_are_shares_of_the_schedule() -> None:
 
 
 @pytest.mark.slow
-def test_initialisers_by_pattern_leave_the_others_as_drawn() -> None:
+def test_initialisers_by_pattern_leave_others_unchanged() -> None:
     rules = (InitRule(pattern="Dense_1/kernel", init=Constant(value=0.25)),)
     fresh, ruled = start(plain()), start(make_step(init_rules=rules))
     assert (np.asarray(ruled.params["Dense_1"]["kernel"]) == 0.25).all()
@@ -132,7 +132,7 @@ def test_initialisers_by_pattern_leave_the_others_as_drawn() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("warmup", [False, True])
-def test_an_average_follows_the_weights(warmup: bool) -> None:
+def test_average_follows_the_weights(warmup: bool) -> None:
     """By hand in float64; it is what evaluations look at."""
     spec = AverageSpec(decay=0.6, warmup=warmup)
     step = make_step(average=spec, frozen=("Dense_0/bias",))
@@ -164,7 +164,7 @@ def by_path(tree: Any) -> dict[str, np.ndarray]:
     }
 
 
-def test_an_average_restarts_from_weights_that_come_from_elsewhere() -> None:
+def test_average_restarts_from_restored_weights() -> None:
     restarted = restart_average({"conv_0": {"bias": np.ones(1)}}, PARAMS)
     assert_same(restarted, {"conv_0": {"bias": PARAMS["conv_0"]["bias"]}})
     assert restart_average(None, PARAMS) is None
@@ -187,7 +187,7 @@ def test_microbatches_add_up_to_the_batch(
 
 
 @pytest.mark.slow
-def test_batch_norm_sees_one_microbatch_at_a_time() -> None:
+def test_batch_norm_statistics_are_per_microbatch() -> None:
     """The exception: statistics change with every microbatch, as with smaller batches."""
     step = make_step(network=Noisy(), accumulate=2)
     after, _ = step.step(start(step), make_batch(), RATES)

@@ -144,7 +144,7 @@ def by_hand(params: Any, batch: Batch, samples: int) -> tuple[float, Any]:
     return -np.log(p[y == 1]).mean(), gradients
 
 
-def test_two_steps_are_what_they_are_on_paper() -> None:
+def test_two_steps_match_hand_computed_ones() -> None:
     """Loss, rate, gradient norm, and p <- p - lr * v with v <- 0.9 v + g."""
     step = plain()
     state = start(step)
@@ -167,7 +167,7 @@ def test_records_are_float32_scalars() -> None:
     assert {(x.dtype, x.shape) for x in record} == {(np.dtype(np.float32), ())}
 
 
-def test_the_learning_rate_stays_at_the_end_of_its_table() -> None:
+def test_learning_rate_stays_at_the_end_of_its_table() -> None:
     step = plain()
     state = replace(start(step), step=np.int32(9))
     _, record = step.step(state, make_batch(), RATES)
@@ -175,7 +175,7 @@ def test_the_learning_rate_stays_at_the_end_of_its_table() -> None:
 
 
 @pytest.mark.slow
-def test_a_sum_is_not_divided() -> None:
+def test_sum_reduction_is_not_divided() -> None:
     step = make_step(reduction="sum")
     state = start(step)
     loss, gradients = by_hand(state.params, make_batch(), BATCH)
@@ -184,7 +184,7 @@ def test_a_sum_is_not_divided() -> None:
     np.testing.assert_allclose(record.grad_norm, BATCH * np.linalg.norm(flat(gradients)), rtol=1e-5)
 
 
-def test_a_short_batch_is_the_mean_over_its_valid_samples() -> None:
+def test_short_batch_is_the_mean_over_its_valid_samples() -> None:
     """D-09: the last batch of an epoch with drop_remainder false."""
     step = plain()
     state = start(step)
@@ -197,7 +197,7 @@ def test_a_short_batch_is_the_mean_over_its_valid_samples() -> None:
     )
 
 
-def test_what_a_batch_is_padded_with_does_not_matter() -> None:
+def test_padding_values_do_not_matter() -> None:
     step = plain()
     images = make_batch().columns["image"].copy()
     images[3] = 255 - images[3]
@@ -215,7 +215,7 @@ def rows_padded() -> Batch:
 
 
 @pytest.mark.parametrize("loss_scale", [2.0, 1024.0, 2.0**-10])
-def test_a_loss_scale_leaves_the_update_as_it_was(loss_scale: float) -> None:
+def test_loss_scale_does_not_change_the_update(loss_scale: float) -> None:
     """P-01 (4) and (6); a power of two costs no rounding, so bit for bit."""
     step = plain()
     scaled = replace(start(step), loss_scale=np.float32(loss_scale))
@@ -230,7 +230,7 @@ LOUD = (Rescale(factor=100.0, shift=0.0),)
 
 
 @pytest.mark.slow
-def test_an_overflow_of_a_plain_scale_changes_nothing() -> None:
+def test_overflow_without_drop_leaves_the_state_unchanged() -> None:
     """P-01 (7): the loss is a number, the scaled gradient is not; the record ends the run."""
     step = make_step(loss_scale=Fixed(scale=1e36, drop_overflow_update=False), train_ops=LOUD)
     before = start(step)
@@ -243,7 +243,7 @@ def test_an_overflow_of_a_plain_scale_changes_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_scale", [Fixed(scale=1e36), Dynamic(init=1e36, factor=4.0)])
-def test_an_overflow_that_is_skipped_changes_the_counts_alone(loss_scale: LossScaling) -> None:
+def test_skipped_overflow_changes_only_scale_and_counts(loss_scale: LossScaling) -> None:
     step = make_step(loss_scale=loss_scale, train_ops=LOUD)
     before = start(step)
     after, record = step.step(before, make_batch(), RATES)
@@ -259,7 +259,7 @@ def test_an_overflow_that_is_skipped_changes_the_counts_alone(loss_scale: LossSc
 
 
 @pytest.mark.slow
-def test_a_thousand_overflows_in_a_row_are_enough() -> None:
+def test_thousand_consecutive_overflows_end_training() -> None:
     """DynamicLossScaleManager's `bad_step_max`."""
     step = make_step(loss_scale=Fixed(scale=1e36), train_ops=LOUD)
     state = start(step)
@@ -273,7 +273,7 @@ def test_a_thousand_overflows_in_a_row_are_enough() -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_is_not_skipped() -> None:
+def test_non_finite_loss_is_not_skipped() -> None:
     step = make_step(loss_scale=Dynamic())
     before = start(step)
     after, record = step.step(before, make_batch(count=np.int32(0)), RATES)
@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_is_not_skipped() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [TwoLayers(), Noisy()], ids=["plain", "with statistics"])
-def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module) -> None:
+def test_non_finite_step_leaves_the_state_unchanged(network: nn.Module) -> None:
     step = make_step(network=network)
     before, _ = step.step(start(step), make_batch(1), RATES)
     images = make_batch().columns["image"].astype(np.float32)
@@ -297,7 +297,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was(network: nn.Module
 
 
 @pytest.mark.slow
-def test_platforms_that_choose_instead_of_branching_take_the_same_steps(
+def test_select_instead_of_branch_has_the_same_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def elsewhere(*operands: Any, cpu: Any, default: Callable[..., Any]) -> Any:
@@ -316,7 +316,7 @@ def test_platforms_that_choose_instead_of_branching_take_the_same_steps(
 
 
 @pytest.mark.slow
-def test_the_gradient_norm_is_that_before_clipping() -> None:
+def test_gradient_norm_is_recorded_before_clipping() -> None:
     clip = ClipSpec(norm=1e-3, value=None).build()
     clipped = make_step(optimizer=optax.chain(clip, make_config().optimizer))
     _, record = plain().step(start(plain()), make_batch(), RATES)
@@ -339,7 +339,7 @@ def test_chw_images_reach_the_network_as_nhwc() -> None:
     assert_same(*outcomes)
 
 
-def test_fresh_weights_are_a_function_of_the_whole_seed() -> None:
+def test_initial_weights_depend_on_the_whole_seed() -> None:
     step = plain()
     again, other, high = (step.init(seed_words(seed)) for seed in (7, 8, 7 + 2**32))
     assert_same(start(step), again)
@@ -349,7 +349,7 @@ def test_fresh_weights_are_a_function_of_the_whole_seed() -> None:
 
 
 @pytest.mark.slow
-def test_dropout_differs_between_steps_and_seeds_and_repeats_on_resuming() -> None:
+def test_dropout_depends_only_on_step_and_seed() -> None:
     step = make_step(network=Noisy())
     state = start(step)
     losses = [
@@ -366,7 +366,7 @@ def test_dropout_differs_between_steps_and_seeds_and_repeats_on_resuming() -> No
 
 
 @pytest.mark.slow
-def test_batch_statistics_move_in_training_only() -> None:
+def test_batch_statistics_change_only_in_training() -> None:
     step = make_step(network=Noisy())
     before = start(step)
     after, _ = step.step(before, make_batch(), RATES)
@@ -380,7 +380,7 @@ def test_batch_statistics_move_in_training_only() -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_adds_the_valid_samples_after_their_own_ops() -> None:
+def test_evaluation_uses_valid_samples_and_eval_ops() -> None:
     """The evaluation's ops, not training's; loss and hits as on paper."""
     step = make_step(train_ops=(Rescale(factor=9.0, shift=1.0),))
     state = start(step)

@@ -53,7 +53,7 @@ def test_errors_are_in_the_units_of_the_data(seed: int, batch: int) -> None:
         assert found[name] == pytest.approx(value, rel=1e-4), name
 
 
-def test_a_number_that_is_constant_where_it_is_evaluated_has_no_explained_share() -> None:
+def test_r2_of_a_constant_target_is_zero() -> None:
     ones = np.ones((4, 1), np.float32)
     targets = Targets(("y",), "regression", (0.0,), (1.0,))
     assert summary(ones + 1, ones, targets, 4)["r2"] == 0
@@ -61,7 +61,7 @@ def test_a_number_that_is_constant_where_it_is_evaluated_has_no_explained_share(
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([24, 7, 5]))
-def test_labels_are_counted_as_one_by_one(seed: int, batch: int) -> None:
+def test_multi_label_metrics_match_a_loop(seed: int, batch: int) -> None:
     draw = np.random.default_rng(seed)
     outputs = draw.normal(size=(SAMPLES, OUTPUTS)).astype(np.float32)
     labels = draw.integers(2, size=outputs.shape).astype(np.float32)
@@ -85,7 +85,7 @@ def test_labels_are_counted_as_one_by_one(seed: int, batch: int) -> None:
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([24, 7]), st.sampled_from([None, 1]))
-def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | None) -> None:
+def test_token_metrics_match_a_loop(seed: int, batch: int, ignored: int | None) -> None:
     draw = np.random.default_rng(seed)
     logits = 3 * draw.normal(size=(SAMPLES, 5, OUTPUTS)).astype(np.float32)
     labels = draw.integers(0, OUTPUTS, (SAMPLES, 5)).astype(np.uint8)
@@ -111,6 +111,6 @@ def test_tokens_are_counted_one_by_one(seed: int, batch: int, ignored: int | Non
     assert found["token_accuracy"] == pytest.approx(right, rel=1e-6)
 
 
-def test_a_perplexity_without_bound_is_infinite() -> None:
+def test_overflowing_perplexity_is_infinite() -> None:
     _, perplexity = list_metrics(Targets(("a",), "next_token"))
     assert perplexity.value({"total": np.float32(8e5), "tokens": np.int32(1000)}) == np.inf

@@ -69,7 +69,7 @@ seeds = st.integers(0, 2**32 - 1)
 @pytest.mark.parametrize("bins", [1, 15])
 @settings(deadline=None, max_examples=25)
 @given(seeds)
-def test_calibration_error_is_the_papers(bins: int, seed: int) -> None:
+def test_calibration_error_matches_the_paper(bins: int, seed: int) -> None:
     logits, labels = samples(21, 4, seed)
     value = over_batches(CalibrationError(bins=bins), logits, labels, 8)
     assert value == pytest.approx(expected_calibration_error(logits, labels, bins), abs=2e-6)
@@ -84,7 +84,7 @@ def test_brier_score_is_the_mean_squared_distance(seed: int) -> None:
     assert value == pytest.approx(distance, rel=1e-5)
 
 
-def test_probabilities_may_be_the_labels_of_a_brier_score() -> None:
+def test_brier_score_accepts_soft_labels() -> None:
     logits, _ = samples(21, 4, 1)
     labels = softmax(samples(21, 4, 2)[0]).astype(np.float32)
     value = over_batches(BrierScore(), logits, labels, 8)
@@ -92,7 +92,7 @@ def test_probabilities_may_be_the_labels_of_a_brier_score() -> None:
     assert value == pytest.approx(distance, rel=1e-5)
 
 
-def test_a_network_that_is_sure_is_in_the_last_bin() -> None:
+def test_fully_confident_predictions_are_in_the_last_bin() -> None:
     logits = np.tile(np.array([1000, 0, 0, 0], np.float32), (20, 1))
     labels = np.arange(20, dtype=np.int32) % 4
     assert over_batches(CalibrationError(), logits, labels, 8) == 0.75
@@ -140,7 +140,7 @@ class Sums(MetricSpec):
         return 1 / 0
 
 
-def test_sums_of_another_shape_are_refused() -> None:
+def test_metric_sums_of_changed_shape_are_refused() -> None:
     metric = Sums()
     with pytest.raises(ValueError, match="sums: sums has shapes"):
         add_metric_sums(
@@ -148,7 +148,7 @@ def test_sums_of_another_shape_are_refused() -> None:
         )
 
 
-def test_a_metric_that_fails_is_named() -> None:
+def test_failing_metric_is_named() -> None:
     metric = Sums()
     labels = jnp.zeros(2, jnp.int32)
     sums = zero_sums(3, (metric,))
@@ -163,7 +163,7 @@ METRICS = "eval.metrics=[brier, {name: calibration_error, bins: 7}]"
 
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
-def test_sums_of_shards_do_not_depend_on_the_devices(tiny: Compose, tmp_path: Path) -> None:
+def test_sharded_metric_sums_do_not_depend_on_the_devices(tiny: Compose, tmp_path: Path) -> None:
     """Nor on the number of samples, which 4 does not divide."""
     on = ("model=mlp", "parallel.mode=data", "eval.every_steps=4", "train.steps=8", METRICS)
     for devices in (1, 4):
@@ -183,15 +183,13 @@ def test_sums_of_shards_do_not_depend_on_the_devices(tiny: Compose, tmp_path: Pa
         ("checkpoint.best=brier", "there is no such metric"),
     ],
 )
-def test_metrics_that_can_not_be_are_refused(override: str, problem: str, tiny: Compose) -> None:
+def test_invalid_metrics_are_refused(override: str, problem: str, tiny: Compose) -> None:
     with pytest.raises(RecipeError, match=problem):
         tiny("eval.every_steps=4", override)
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_may_be_that_of_a_metric_component(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_best_checkpoint_can_follow_a_metric_component(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(
         *("model=mlp", "train.steps=24", "eval.every_steps=4", METRICS),
         *("checkpoint.best=brier", "checkpoint.keep=1"),

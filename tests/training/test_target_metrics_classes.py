@@ -44,7 +44,7 @@ def counted(ignored: set[int]) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ignored", [None, 255, 1])
-def test_mean_iou_is_that_of_sets(ignored: int | None) -> None:
+def test_mean_iou_matches_sets(ignored: int | None) -> None:
     true, guessed = counted({ignored} if ignored is not None else set())
     shares = []
     for kind in range(CLASSES):
@@ -55,13 +55,13 @@ def test_mean_iou_is_that_of_sets(ignored: int | None) -> None:
     assert value(metric, LOGITS, LABELS, MASK) == pytest.approx(np.mean(shares), abs=1e-12)
 
 
-def test_pixel_accuracy_is_the_share_of_right_ones() -> None:
+def test_pixel_accuracy_is_the_share_of_correct_pixels() -> None:
     true, guessed = counted(set())
     expected = (true == guessed).mean()
     assert value(PixelAccuracy(), LOGITS, LABELS, MASK) == pytest.approx(expected, abs=1e-12)
 
 
-def test_balanced_accuracy_is_the_mean_recall_of_the_classes_there_are() -> None:
+def test_balanced_accuracy_is_the_mean_recall_of_present_classes() -> None:
     """No label is of the last class."""
     true, guessed = counted(set())
     recalls = [(guessed[true == kind] == kind).mean() for kind in np.unique(true)]
@@ -70,7 +70,7 @@ def test_balanced_accuracy_is_the_mean_recall_of_the_classes_there_are() -> None
     assert found == pytest.approx(np.mean(recalls), abs=1e-12)
 
 
-def test_one_label_for_a_sample_and_soft_labels() -> None:
+def test_pixel_accuracy_accepts_class_and_soft_labels() -> None:
     logits, labels = LOGITS[:, 0, 0], LABELS[:, 0, 0] % CLASSES
     hot = np.eye(CLASSES, dtype=np.float32)[labels] * 0.8
     for given in (labels, hot):
@@ -78,11 +78,11 @@ def test_one_label_for_a_sample_and_soft_labels() -> None:
         assert found == pytest.approx((logits.argmax(-1) == labels)[MASK].mean())
 
 
-def test_a_label_of_its_own_is_kept() -> None:
+def test_custom_label_is_not_replaced() -> None:
     assert MeanIou(ignore_index=3).ignoring(255).ignore_index == 3
     assert MeanIou().ignoring(255).ignore_index == 255
 
 
-def test_nothing_that_counts_is_zero() -> None:
+def test_metrics_without_samples_are_zero() -> None:
     for metric in (MeanIou(), PixelAccuracy(), BalancedAccuracy()):
         assert metric.value(metric.zero(3)) == 0.0

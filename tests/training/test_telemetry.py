@@ -12,7 +12,7 @@ def rows(*losses: float, grad_norm: float = 1.0) -> np.ndarray:
     return np.array([[loss, 0.01, grad_norm, 1.0, 0.0] for loss in losses], np.float32)
 
 
-def test_columns_have_the_names_of_the_rows() -> None:
+def test_columns_are_named_as_the_rows() -> None:
     names = ("loss", "tokens", "clipped")
     telemetry = Telemetry.from_rows(7, np.array([[1, 2, 0], [3, 4, 1]]), names, {"clipped"})
     assert (telemetry.start, len(telemetry), telemetry.steps.tolist()) == (7, 2, [8, 9])
@@ -24,18 +24,18 @@ def test_columns_have_the_names_of_the_rows() -> None:
     assert telemetry.head(1).columns["tokens"].tolist() == [2.0]
 
 
-def test_callbacks_read_the_loss_scale_and_skipped_steps() -> None:
+def test_telemetry_has_loss_scale_and_skipped_steps() -> None:
     telemetry = telemetry_of(0, rows(2.0, 1.0))
     assert telemetry.loss_scale.tolist() == [1.0, 1.0]
     assert telemetry.skipped.tolist() == [False, False]
 
 
-def test_numbers_without_a_loss_are_never_non_finite() -> None:
+def test_telemetry_without_a_loss_has_no_non_finite_step() -> None:
     telemetry = Telemetry.from_rows(0, np.array([[np.nan]]), ("tokens",))
     assert telemetry.non_finite_step is None
 
 
-def test_parts_are_put_one_after_the_other() -> None:
+def test_parts_are_concatenated() -> None:
     parts = [telemetry_of(7, rows(2.0, 1.0)), telemetry_of(20, rows(0.5))]
     columns = concatenate_columns(parts)
     assert tuple(columns) == NAMES
@@ -43,7 +43,7 @@ def test_parts_are_put_one_after_the_other() -> None:
     assert columns["loss"].tolist() == [2.0, 1.0, 0.5]
 
 
-def test_columns_are_float32_whatever_the_rows_are() -> None:
+def test_columns_are_float32_for_any_rows() -> None:
     telemetry = telemetry_of(0, np.full((1, 5), 0.1, np.float64))
     assert telemetry.loss.dtype == np.float32
     assert telemetry.loss[0] == np.float32(0.1)
@@ -54,30 +54,30 @@ def test_rows_of_another_width_are_refused() -> None:
         telemetry_of(0, np.zeros((2, 6), np.float32))
 
 
-def test_a_clean_sink_has_no_non_finite_step() -> None:
+def test_finite_sink_has_no_non_finite_step() -> None:
     telemetry = telemetry_of(0, rows(2.0, 1.0))
     assert telemetry.outcome().applied.tolist() == [True, True]
     assert telemetry.non_finite_step is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_the_first_non_finite_loss_is_named_by_its_true_step(value: float) -> None:
+def test_first_non_finite_loss_has_its_global_step(value: float) -> None:
     telemetry = telemetry_of(100, rows(2.0, value, 1.0, value))
     assert telemetry.outcome().applied.tolist() == [True, False, True, False]
     assert telemetry.non_finite_step == 102
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_counts_too(value: float) -> None:
+def test_non_finite_gradient_norm_is_a_non_finite_step(value: float) -> None:
     assert telemetry_of(0, rows(2.0, grad_norm=value)).non_finite_step == 1
 
 
-def test_learning_rate_and_loss_scale_decide_nothing() -> None:
+def test_learning_rate_and_loss_scale_are_not_checked() -> None:
     broken = np.array([[1.0, np.nan, 1.0, np.inf, 0.0]], np.float32)
     assert telemetry_of(0, broken).non_finite_step is None
 
 
-def test_a_skipped_step_is_left_out() -> None:
+def test_skipped_step_is_not_a_non_finite_step() -> None:
     broken = np.array([[1.0, 0.1, np.inf, 8.0, 1.0], [np.nan, 0.1, np.nan, 4.0, 0.0]])
     telemetry = telemetry_of(3, broken)
     assert telemetry.outcome().applied.tolist() == [False, False]

@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_parity_of_losses_with_mindspore(
+def test_loss_parity_with_mindspore(
     name: str, cache: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """M-02, M-04, L-01, L-03, D-05, S-01: sinks, compiled steps and all."""

@@ -35,7 +35,7 @@ DOWN: dict[str, Any] = {
         (("head",), {"head": 0.5}, {"conv/kernel": 0.5, "conv/bias": 0.5, "head/kernel": 0.125}),
     ],
 )
-def test_the_last_group_that_covers_a_parameter_has_its_rate(
+def test_last_matching_group_sets_the_rate(
     groups: tuple[str, ...], by_layer: dict[str, float], rates: dict[str, float]
 ) -> None:
     by_group = jnp.asarray([0.5, 0.25, 0.125])[: 1 + len(groups)] if groups else 0.5
@@ -46,7 +46,7 @@ def test_the_last_group_that_covers_a_parameter_has_its_rate(
 
 
 @pytest.mark.parametrize("warmup", [False, True])
-def test_an_average_follows_its_decay(warmup: bool) -> None:
+def test_average_follows_its_decay(warmup: bool) -> None:
     spec = AverageSpec.model_construct(decay=0.9, warmup=warmup)
     values = np.random.default_rng(0).standard_normal(40)
     average = expected = values[0]

@@ -38,7 +38,7 @@ HEAD, *ROWS = PUBLISHED.read_text(encoding="utf-8").splitlines()
 ALEXNET = next(row for row in ROWS if row.startswith("TR0341,"))
 
 
-def test_a_step_of_ones_own_is_priced_as_everywhere(
+def test_custom_step_has_the_price_of_the_same_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "own.csv"
@@ -68,7 +68,7 @@ def test_a_step_of_ones_own_is_priced_as_everywhere(
         ),
     ],
 )
-def test_what_is_no_table_of_steps(
+def test_invalid_table_of_steps_is_refused(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "own.csv"
@@ -79,7 +79,7 @@ def test_what_is_no_table_of_steps(
     assert message in line
 
 
-def test_the_kernels_of_a_row_by_class_are_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernel_times_by_class_add_up_to_the_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS0081"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("MS0081 lenet5: published 1.07 ms, modelled ")
@@ -90,13 +90,13 @@ def test_the_kernels_of_a_row_by_class_are_all_of_it(capsys: pytest.CaptureFixtu
     assert printed_ms == pytest.approx(sum(task.us for task in tasks) / 1e3, abs=0.01 * len(lines))
 
 
-def test_a_row_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--row", "MS9999"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --row MS9999: must be a row of published.csv: ")
 
 
-def test_a_published_row_is_priced_without_its_family() -> None:
+def test_published_row_is_priced_with_its_family_left_out() -> None:
     row = next(row for row in load_published_steps() if row.id == "MS0081")
     (verdict,) = validate([row])
     without = load_left_out()["lenet"]
@@ -105,7 +105,7 @@ def test_a_published_row_is_priced_without_its_family() -> None:
     assert set(load_left_out()) == {row.family for row in load_published_steps()}
 
 
-def test_a_score_by_hand() -> None:
+def test_score_matches_hand_calculation() -> None:
     row = load_published_steps()[0]
     verdicts = [
         Verdict(row, row.ms * factor, row.ms * low, row.ms * 2)
@@ -126,7 +126,7 @@ def test_a_score_by_hand() -> None:
 
 
 @given(st.floats(0.3, 3.0), st.floats(1.1, 4.0))
-def test_crps_is_the_integral_of_squared_distances_of_distributions(ratio: float, width: float):
+def test_crps_matches_numeric_integration(ratio: float, width: float):
     row = load_published_steps()[0]
     modelled = row.ms * ratio
     verdict = Verdict(row, modelled, modelled / width, modelled * width)
@@ -140,7 +140,7 @@ def test_crps_is_the_integral_of_squared_distances_of_distributions(ratio: float
 
 
 @pytest.mark.slow
-def test_published_steps_of_a_chip_that_no_fit_saw_are_inside_wider_intervals():
+def test_unfitted_chip_has_wider_intervals():
     verdicts = price_file(ATLAS_A2, "atlas_a2")
     fitted = price_file(ATLAS_A2)
     for verdict, narrow in zip(verdicts, fitted, strict=True):
@@ -151,7 +151,7 @@ def test_published_steps_of_a_chip_that_no_fit_saw_are_inside_wider_intervals():
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12))
-def test_kendall_tau_against_counted_pairs(points):
+def test_kendall_tau_matches_counted_pairs(points):
     signs = [np.sign(a[0] - b[0]) * np.sign(a[1] - b[1]) for a, b in combinations(points, 2)]
     untied = [sign for sign in signs if sign]
     found = kendall_tau([x for x, _ in points], [y for _, y in points])
@@ -162,7 +162,7 @@ def test_kendall_tau_against_counted_pairs(points):
 
 
 @pytest.mark.slow
-def test_every_published_row_names_a_network_that_there_is():
+def test_published_rows_refer_to_existing_networks():
     for row in load_published_steps():
         if row.model not in SPECIAL:
             assert model_spec(row.model).name

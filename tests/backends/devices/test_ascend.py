@@ -24,7 +24,7 @@ def device(*overrides: str, name: str = "ascend910") -> Ascend:
 
 
 @pytest.mark.slow
-def test_a_recipe_says_how_the_device_is_used() -> None:
+def test_recipe_sets_how_the_device_is_used() -> None:
     spec = device("device.all_reduce_fusion=[85,160]", "device.precision=null")
     assert (spec.all_reduce_fusion, spec.precision) == ((85, 160), None)
     assert (spec.mode, spec.host_workers, spec.auto_tune, spec.strict) == ("auto", 12, None, False)
@@ -58,7 +58,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("override", "message"), CASES.values(), ids=CASES.keys())
-def test_a_problem_is_one_clear_line(override: str, message: str) -> None:
+def test_device_problem_is_one_clear_line(override: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         device(override)
     (found,) = caught.value.problems
@@ -81,7 +81,7 @@ DEVICES = {
 
 
 @pytest.mark.parametrize(("devices", "batch", "message"), DEVICES.values(), ids=DEVICES.keys())
-def test_a_cluster_has_whole_servers_and_equal_shares(
+def test_device_count_must_be_whole_servers_and_divide_the_batch(
     devices: int, batch: int, message: str
 ) -> None:
     asked = ("parallel.mode=data", "parallel.reproducible=layout", f"parallel.devices={devices}")
@@ -92,7 +92,7 @@ def test_a_cluster_has_whole_servers_and_equal_shares(
 
 
 @pytest.mark.slow
-def test_numbers_are_bit_equal_with_the_emulator_on_and_off(tiny: Compose, tmp_path: Path) -> None:
+def test_training_is_bit_equal_with_and_without_emulation(tiny: Compose, tmp_path: Path) -> None:
     on, off = tmp_path / "on", tmp_path / "off"
     for folder, name in ((on, "ascend910_proa"), (off, "cpu")):
         folder.mkdir()

@@ -15,7 +15,7 @@ Compose = Callable[..., Recipe]
 COMPILING = "stages=[data,build,compile]"
 
 
-def test_the_shipped_target_is_described_in_the_compilers_format() -> None:
+def test_shipped_target_is_written_in_the_compiler_format() -> None:
     assert list_targets() == ("h200",)
     target = read_target("h200")
     text = target.to_text()
@@ -26,7 +26,7 @@ def test_the_shipped_target_is_described_in_the_compilers_format() -> None:
     assert "memory_bandwidth: 4814000000000" in text
 
 
-def test_a_file_of_the_same_form_is_a_target(tmp_path: Path) -> None:
+def test_target_may_be_a_custom_file(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text((FOLDER / "h200.yaml").read_text().replace("NVIDIA H200", "NVIDIA H100 SXM"))
     assert read_target(str(own)).chip == "NVIDIA H100 SXM"
@@ -42,9 +42,7 @@ def test_a_file_of_the_same_form_is_a_target(tmp_path: Path) -> None:
         ("chip: '\"'\n", "chip = "),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(
-    content: str | None, problem: str, tmp_path: Path
-) -> None:
+def test_problem_of_a_file_is_reported(content: str | None, problem: str, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     if content is not None:
         own.write_text(content)
@@ -53,7 +51,7 @@ def test_what_is_wrong_with_a_file_is_said(
     assert problem in str(caught.value)
 
 
-def test_a_key_that_is_no_figure_is_refused(tmp_path: Path) -> None:
+def test_unknown_key_of_a_target_is_refused(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text((FOLDER / "h200.yaml").read_text() + "core: 3\n")
     with pytest.raises(ValueError, match=r"core = 3: there is no such key; did you mean cores\?"):
@@ -83,13 +81,15 @@ def test_a_key_that_is_no_figure_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_target_is_for_compiling_alone(overrides: list[str], problem: str, tiny: Compose) -> None:
+def test_target_is_allowed_only_for_compiling(
+    overrides: list[str], problem: str, tiny: Compose
+) -> None:
     with pytest.raises(RecipeError) as caught:
         tiny("device=gpu", *overrides)
     assert list(caught.value.problems) == [problem]
 
 
-def test_graphs_and_determinism_are_keys_of_a_gpu(tiny: Compose) -> None:
+def test_gpu_device_has_graphs_and_deterministic_keys(tiny: Compose) -> None:
     device = tiny("device=gpu").device
     assert (device.graphs, device.deterministic) == ("auto", True)  # type: ignore[attr-defined]
     assert tiny("device=gpu", "device.graphs=off").device.graphs == "off"  # type: ignore[attr-defined]

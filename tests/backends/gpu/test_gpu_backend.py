@@ -71,7 +71,7 @@ def in_a_graph() -> GpuExecutable:
     return compile_counting("loop")
 
 
-def test_a_sink_is_made_of_programs_of_known_length(
+def test_sink_consists_of_programs_of_fixed_length(
     by_threes: GpuExecutable, in_a_graph: GpuExecutable
 ) -> None:
     assert list(by_threes.programs.train) == [3, 1]
@@ -88,7 +88,7 @@ def test_a_sink_is_made_of_programs_of_known_length(
 @pytest.mark.parametrize("mechanism", ["loop", "soft", "none"])
 @pytest.mark.parametrize("stops", [(25,), (1, 2, 25), (3, 4, 5, 8, 12, 25)])
 @pytest.mark.parametrize("made", ["by_threes", "in_a_graph"])
-def test_every_step_is_run_once_and_told_of(
+def test_every_step_runs_once_and_is_reported(
     made: str, mechanism: Mechanism, stops: tuple[int, ...], request: pytest.FixtureRequest
 ) -> None:
     executable: GpuExecutable = request.getfixturevalue(made)
@@ -106,7 +106,7 @@ def test_every_step_is_run_once_and_told_of(
 
 
 @pytest.mark.parametrize("graphs", ["auto", "loop"])
-def test_nothing_changes_after_a_step_that_is_not_finite(graphs: Graphs) -> None:
+def test_state_is_unchanged_after_a_non_finite_step(graphs: Graphs) -> None:
     executable = compile_counting(graphs, nan_step=2)
     state, telemetry = executable.run(executable.init(), 0, 10, "loop")
     assert (len(telemetry), telemetry.non_finite_step) == (2, 2)
@@ -115,7 +115,7 @@ def test_nothing_changes_after_a_step_that_is_not_finite(graphs: Graphs) -> None
     assert (telemetry.loss.tolist(), int(again.step)) == ([1], 1)
 
 
-def test_a_state_can_be_put_again_and_stays_with_its_owner(by_threes: GpuExecutable) -> None:
+def test_state_can_be_put_repeatedly_and_is_not_changed(by_threes: GpuExecutable) -> None:
     saved = jax.tree.map(np.array, by_threes.init())
     for _ in range(2):
         state, _ = by_threes.run(by_threes.put(saved), 0, 3, "loop")
@@ -124,9 +124,7 @@ def test_a_state_can_be_put_again_and_stays_with_its_owner(by_threes: GpuExecuta
 
 
 @pytest.mark.parametrize("middle", [0, 4, 7])
-def test_evaluation_adds_up_batches_and_leaves_the_state(
-    middle: int, by_threes: GpuExecutable
-) -> None:
+def test_evaluation_sums_batches_across_calls(middle: int, by_threes: GpuExecutable) -> None:
     state = by_threes.put(by_threes.init())
     before = by_threes.evaluate(state, 0, middle) if middle else None
     sums = by_threes.evaluate(state, middle, 10, before)
@@ -141,7 +139,7 @@ def test_learning_rates_can_be_replaced() -> None:
     assert telemetry.learning_rate.tolist() == [1, 1, 1]
 
 
-def test_options_of_the_compiler() -> None:
+def test_compiler_options_depend_on_graphs_and_determinism() -> None:
     assert compiler_options("auto", deterministic=False) == {}
     exact = compiler_options("off", deterministic=True)
     assert exact == {
@@ -154,7 +152,7 @@ def test_options_of_the_compiler() -> None:
     assert loop["xla_gpu_enable_command_buffer"] == f"{captured},WHILE"
 
 
-def test_the_mechanism_is_told_with_its_reason() -> None:
+def test_mechanism_is_reported_with_its_reason() -> None:
     placement = DevicePlacement((find_device("cpu", 0),))
     assert GpuBackend(placement).mechanism("auto", sink=True) == ("loop", LOOP_REASON)
     assert GpuBackend(placement, "loop").mechanism("loop", sink=True) == (

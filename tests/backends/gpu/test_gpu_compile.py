@@ -33,7 +33,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[dic
     return figures, (run_dir / "run.log").read_text()
 
 
-def test_the_state_stays_where_it_is_and_nothing_asks_the_host(
+def test_state_is_updated_in_place_without_the_host(
     compiled: tuple[dict[str, Any], str],
 ) -> None:
     figures, _ = compiled
@@ -49,7 +49,7 @@ def test_the_state_stays_where_it_is_and_nothing_asks_the_host(
     assert figures["4 training steps"]["hlo"]["known_steps"] == 4
 
 
-def test_the_user_reads_the_same(compiled: tuple[dict[str, Any], str]) -> None:
+def test_printed_figures_match_the_compiled_program(compiled: tuple[dict[str, Any], str]) -> None:
     figures, said = compiled
     step = figures["training step"]["step"]
     assert step["cudnn"] == 5
@@ -59,7 +59,7 @@ def test_the_user_reads_the_same(compiled: tuple[dict[str, Any], str]) -> None:
     assert "NVIDIA H200, which is described and not there" in said
 
 
-def test_a_chip_that_xla_refuses_is_named(tiny: Compose, tmp_path: Path) -> None:
+def test_unsupported_chip_is_reported(tiny: Compose, tmp_path: Path) -> None:
     from pipeline.backends.gpu.chip_target import FOLDER
 
     own = tmp_path / "own.yaml"

@@ -50,7 +50,7 @@ TURNED = """%turned = f32[8,8]{0,1} fusion(%w), kind=kInput, calls=%fused_transp
   %tuple = (s32[], f32[8,8]{1,0}) tuple(%i, %turned)"""
 
 
-def test_a_loop_of_known_length_that_moves_nothing() -> None:
+def test_loop_of_fixed_length_without_copies() -> None:
     trips = ', backend_config={"known_trip_count":{"n":"64"}}'
     facts = read_hlo(program(PLAIN, trips=trips))
     assert (facts.known_steps, facts.donated, facts.callbacks) == (64, 2, 0)
@@ -58,13 +58,13 @@ def test_a_loop_of_known_length_that_moves_nothing() -> None:
     assert facts.calls_by_library == {"cudnn$convForward bf16": 1}
 
 
-def test_weights_that_are_turned_over_on_the_way_in() -> None:
+def test_weight_transposes_at_the_input_are_counted() -> None:
     facts = read_hlo(program(TURNED))
     assert facts.known_steps is None
     assert (facts.state_moves, facts.state_moved_bytes) == (1, 256)
 
 
-def test_copies_and_callbacks_in_the_loop() -> None:
+def test_copies_and_callbacks_in_the_loop_are_counted() -> None:
     body = """%copied = f32[8,8]{0,1} copy(%w.1)
   %called = f32[8,8]{1,0} custom-call(%w.1), custom_call_target="xla_ffi_python_gpu_callback"
   %tri = f32[8,8]{1,0} fusion(%w.1), calls=%g, backend_config={"kind":"__triton_gemm"}"""

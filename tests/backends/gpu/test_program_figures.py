@@ -35,7 +35,7 @@ condition:
 """
 
 
-def test_a_loop_with_graphs_in_its_body() -> None:
+def test_loop_with_graphs_in_its_body_is_parsed() -> None:
     thunks = parse_thunks(PARTS)
     ((loop, in_graph),) = find_outer_loops(thunks)
     body = [one for one in loop.inside if one.part == "body"]
@@ -45,7 +45,7 @@ def test_a_loop_with_graphs_in_its_body() -> None:
     assert count_launches(thunks).loops == 1
 
 
-def test_a_loop_in_one_graph() -> None:
+def test_loop_in_one_graph_is_parsed() -> None:
     thunks = parse_thunks(ONE_GRAPH)
     ((loop, in_graph),) = find_outer_loops(thunks)
     body = [one for one in loop.inside if one.part == "body"]
@@ -54,6 +54,6 @@ def test_a_loop_in_one_graph() -> None:
     assert count_launches(thunks).graphs == 1
 
 
-def test_lines_that_are_not_understood_are_left_out() -> None:
+def test_unrecognised_lines_are_ignored() -> None:
     assert parse_thunks("nothing\n  here: 3\n\n") == ()
     assert count_launches(()) == Launches()

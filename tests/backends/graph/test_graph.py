@@ -58,7 +58,7 @@ def test_dead_and_constant_equations_are_folded() -> None:
     assert graph.folded == graph.equations - 1
 
 
-def test_a_scan_is_its_body_repeated() -> None:
+def test_scan_is_its_body_repeated() -> None:
     def function(x: Array, weights: Array) -> Array:
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
 
@@ -68,7 +68,7 @@ def test_a_scan_is_its_body_repeated() -> None:
     assert names(graph).count("scan_slice") == 1
 
 
-def test_scans_within_scans_multiply() -> None:
+def test_nested_scans_multiply_repeats() -> None:
     def inner(x: Array) -> Array:
         return lax.fori_loop(0, 3, lambda _, y: jnp.sin(y), x)
 
@@ -78,7 +78,7 @@ def test_scans_within_scans_multiply() -> None:
     assert next(node.repeat for node in graph.nodes if node.primitive == "sin") == 21
 
 
-def test_values_for_the_next_iteration_alone_are_kept() -> None:
+def test_values_used_only_by_the_next_iteration_are_kept() -> None:
     """The gradient of a recurrent state: the first iteration's is dropped, the others' are not."""
 
     def loss(weight: Array, xs: Array) -> Array:
@@ -91,7 +91,7 @@ def test_values_for_the_next_iteration_alone_are_kept() -> None:
     assert names(graph).count("dot_general") == 3
 
 
-def test_counters_are_known_but_accumulators_are_not() -> None:
+def test_counters_are_recognised_and_accumulators_are_not() -> None:
     def function(x: Array) -> tuple[Array, Array]:
         def iteration(carry: Any, _: Any) -> tuple[Any, None]:
             count, total = carry
@@ -105,7 +105,7 @@ def test_counters_are_known_but_accumulators_are_not() -> None:
     assert found.count("add") == 3
 
 
-def test_the_slowest_branch_is_priced() -> None:
+def test_slowest_branch_is_taken() -> None:
     def function(flag: Array, x: Array) -> Array:
         return lax.cond(flag, lambda x: x @ x @ x, lambda x: x @ x, x)
 
@@ -113,7 +113,7 @@ def test_the_slowest_branch_is_priced() -> None:
     assert names(graph).count("dot_general") == 2
 
 
-def test_a_barrier_hands_on_each_of_its_operands() -> None:
+def test_barrier_passes_operands_through() -> None:
     def function(x: Array, y: Array) -> Array:
         x, y = lax.optimization_barrier((x, y))
         return x - y
@@ -123,7 +123,7 @@ def test_a_barrier_hands_on_each_of_its_operands() -> None:
     assert (graph.equations, graph.folded) == (2, 1)
 
 
-def test_an_unbounded_loop_is_refused_with_a_way_out() -> None:
+def test_unbounded_loop_is_refused_with_a_hint() -> None:
     def function(x: Array) -> Array:
         return lax.while_loop(lambda x: x.sum() > 0, lambda x: x - 1, x)
 
@@ -131,7 +131,7 @@ def test_an_unbounded_loop_is_refused_with_a_way_out() -> None:
         make_graph(jax.jit(function).trace(of(4)))
 
 
-def test_someone_elses_max_pool_is_looked_into() -> None:
+def test_custom_max_pool_is_inlined() -> None:
     @jax.jit
     def max_pool(x: Array) -> Array:
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")

@@ -21,7 +21,7 @@ replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, use_global_device_ids=tru
 """
 
 
-def test_kinds_groups_and_bytes() -> None:
+def test_collectives_have_kind_group_size_and_bytes() -> None:
     assert read_collectives(TEXT) == (
         CompiledCollective("all_gather", 2, 1, 256),
         CompiledCollective("all_reduce", 4, 2, 1024 * 4 + 512 * 256 * 2 + 4 + 1024),
@@ -31,13 +31,13 @@ def test_kinds_groups_and_bytes() -> None:
     )
 
 
-def test_groups_of_a_mesh_s_axes_are_products_of_their_sizes() -> None:
+def test_group_size_is_the_product_of_mesh_axes() -> None:
     mesh = "mesh['axis_0'=2,'axis_1'=3,'axis_2'=4]"
     line = f"  %x = f32[2]{{0}} all-reduce(%a), replica_groups={mesh} {{'axis_0','axis_2'}}, b=c"
     assert read_collectives(line) == (CompiledCollective("all_reduce", 8, 1, 8),)
 
 
-def test_what_starts_in_the_background_is_counted_once() -> None:
+def test_async_collective_is_counted_once() -> None:
     lines = """
   %s = (f32[2]{0}, f32[16]{0}) all-gather-start(%a), replica_groups=[1,8]<=[8], dimensions={0}
   %d = f32[16]{0} all-gather-done(%s)

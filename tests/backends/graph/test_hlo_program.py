@@ -70,7 +70,7 @@ def test_every_operation_has_a_kind_and_its_bytes(
         assert (operation.moved_bytes if operation else 0) == nbytes
 
 
-def test_what_xla_writes_is_understood() -> None:
+def test_compiled_program_is_classified() -> None:
     """A compiled program has a product and a sum, and no name is left without its opcode."""
 
     def function(x: jax.Array, w: jax.Array) -> jax.Array:

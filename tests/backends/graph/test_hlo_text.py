@@ -25,7 +25,7 @@ ENTRY %main.2 (x: f32[8]) -> (f32[8], pred[]) {
 """
 
 
-def test_instructions_of_each_computation() -> None:
+def test_instructions_are_grouped_by_computation() -> None:
     program = read_hlo_text(TEXT)
     assert program.header == "HloModule jit_f, is_scheduled=true"
     assert program.entry == "main.2"
@@ -41,13 +41,13 @@ def test_instructions_of_each_computation() -> None:
     assert len(list(program.lines())) == 6
 
 
-def test_instructions_outside_of_a_computation() -> None:
+def test_instructions_outside_of_a_computation_are_read() -> None:
     program = read_hlo_text("  %a = bf16[3]{0} add(%b, %c)")
     assert list(program.computations[""]) == ["a"]
     assert program.entry == ""
 
 
-def test_every_instruction_that_xla_writes_is_read() -> None:
+def test_instructions_of_a_compiled_program_are_all_read() -> None:
     def function(w: jax.Array, x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y @ w), x).astype(jnp.bfloat16)
 

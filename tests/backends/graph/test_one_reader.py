@@ -23,12 +23,12 @@ READERS = {
 
 
 @pytest.mark.parametrize("pattern", READERS)
-def test_there_is_one_reader(pattern: str) -> None:
+def test_program_formats_are_read_only_in_the_listed_modules(pattern: str) -> None:
     modules = {file.name for file in ROOT.rglob("*.py") if re.search(pattern, file.read_text())}
     assert modules == READERS[pattern]
 
 
-def test_backends_and_planner_know_no_recipe() -> None:
+def test_backends_and_planner_do_not_import_recipes() -> None:
     """Not in functions and not under TYPE_CHECKING either."""
     above = re.compile(r"(from|import) pipeline\.(config|runner|stages|profiler|observe)\b")
     wrong = {
@@ -40,7 +40,7 @@ def test_backends_and_planner_know_no_recipe() -> None:
     assert wrong == {}
 
 
-def test_only_the_component_of_the_emulated_device_imports_its_model() -> None:
+def test_ascend_model_is_imported_only_by_its_device_component() -> None:
     """The planner and stages get rates and estimates by the device's component."""
     model = re.compile(r"(from|import) pipeline\.backends\.ascend\.")
     wrong = {

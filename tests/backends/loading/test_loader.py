@@ -63,7 +63,7 @@ def test_batches_follow_the_order_over_epochs_and_windows(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None)
 @given(step=st.integers(0, 100_000))
-def test_any_step_can_be_had_at_once(kind: str, step: int) -> None:
+def test_loader_seeks_to_any_step(kind: str, step: int) -> None:
     """D-14: seeking walks over nothing, so a resumed run reads on where it stopped."""
     (batch,) = steps_of(make(kind), step, step + 1)
     assert_is_step(batch, step, make_order(), make_split())
@@ -71,7 +71,7 @@ def test_any_step_can_be_had_at_once(kind: str, step: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_going_back_gives_the_same_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_the_same_after_going_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
     loader = make(kind)
     once, again = ([b.sample.tolist() for b in steps_of(loader, 3, 9)] for _ in range(2))
@@ -79,7 +79,7 @@ def test_going_back_gives_the_same_batches(kind: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_window_serves_all_its_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_covers_all_its_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
     loader = make(kind)
     first = loader.window(6)
@@ -89,7 +89,7 @@ def test_a_window_serves_all_its_steps(kind: str, monkeypatch: pytest.MonkeyPatc
     assert loader.window(5).start == 5
 
 
-def test_a_window_is_prepared_while_the_one_before_is_in_use(
+def test_next_window_is_prepared_in_advance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
@@ -104,7 +104,7 @@ def test_a_window_is_prepared_while_the_one_before_is_in_use(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_prepared_after_the_end_unless_requested(
+def test_windows_after_the_end_are_prepared_only_on_request(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trial may continue after the end of the run, and gets the window that it requests."""
@@ -117,9 +117,7 @@ def test_nothing_is_prepared_after_the_end_unless_requested(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_closed_loader_prepares_nothing_and_still_serves(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_loader_still_loads_on_request(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
     loader = make(kind)
     loader.window(0)
@@ -132,7 +130,7 @@ def test_a_closed_loader_prepares_nothing_and_still_serves(
         assert_is_step(batch, step, make_order(), make_split())
 
 
-def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
+def test_auto_feed_is_resident_up_to_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size = split_bytes(make_split())
@@ -145,7 +143,7 @@ def test_auto_is_resident_up_to_the_limit_and_streams_beyond(
 
 
 @pytest.mark.parametrize(("limit_bytes", "steps"), [(1, 1), (24, 1), (71, 2), (72, 3), (2**20, 4)])
-def test_a_streamed_window_keeps_its_bounds(
+def test_streamed_window_is_bounded_in_bytes_and_steps(
     limit_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-15: bytes and steps at once are limited, to a step at least; a batch is 24 bytes."""
@@ -159,14 +157,14 @@ def test_a_streamed_window_keeps_its_bounds(
     assert loader.device_bytes == 2 * shifted
 
 
-def test_all_windows_have_one_shape() -> None:
+def test_resident_windows_have_one_shape() -> None:
     """One shape, one program, whatever the step."""
     loader = make("resident")
     shapes = [jax.tree.map(np.shape, loader.window(step).inputs) for step in (0, 5000)]
     assert shapes[0] == shapes[1]
 
 
-def test_padded_splits_have_the_shape_of_a_larger_one_and_their_own_batches() -> None:
+def test_padded_split_has_the_shape_of_a_larger_split() -> None:
     padded = replace(make_split(SAMPLES - 2), padding=2)
     order = make_order(samples=SAMPLES - 2)
     loader = make("resident", padded, order)
@@ -178,7 +176,7 @@ def test_padded_splits_have_the_shape_of_a_larger_one_and_their_own_batches() ->
     assert shapes[0] == shapes[1]
 
 
-def test_a_resident_split_is_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_split_is_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
     column = CountedColumn(np.arange(SAMPLES, dtype=np.int32))
     loader = make("resident", Split({"label": column}))

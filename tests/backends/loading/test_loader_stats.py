@@ -44,7 +44,7 @@ def reports_of(waits_s: list[float]) -> tuple[LoaderStats, Reports]:
     return stats, reported
 
 
-def test_starvation_is_reported_once_until_it_is_over() -> None:
+def test_starvation_is_reported_once_per_episode() -> None:
     _, reported = reports_of([0, 0.04, 0.5, 0.5, 0.02, 0.06, 0.001, 0, 0.5])
     assert [starves for starves, _ in reported] == [True, False, True]
     assert reported[0][1].startswith(
@@ -53,7 +53,7 @@ def test_starvation_is_reported_once_until_it_is_over() -> None:
     assert reported[1][1] == "data is fast enough again from step 61"
 
 
-def test_a_wait_of_a_wakened_thread_is_none() -> None:
+def test_wait_below_a_millisecond_is_not_starvation() -> None:
     """A millisecond is a large share of a millisecond, and still noise."""
     reported: Reports = []
     stats = LoaderStats(lambda *what: reported.append(what))
@@ -63,7 +63,7 @@ def test_a_wait_of_a_wakened_thread_is_none() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 10)), min_size=1))
-def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
+def test_report_totals_add_up(times: list[tuple[float, float]]) -> None:
     stats = LoaderStats(None)
     stats.add_unprepared(0.25, 10, PrepareTime({"image": 1.0}))
     for wait_s, busy_s in times:
@@ -81,13 +81,13 @@ def test_the_report_adds_up(times: list[tuple[float, float]]) -> None:
     assert report.starved == any(w > 1e-3 and w / (w + b) > 0.05 for w, b in times)
 
 
-def test_before_a_second_window_there_is_nothing_to_say() -> None:
+def test_one_window_has_no_finding() -> None:
     report = LoaderStats(None).report("resident")
     assert (report.wait_share, report.wait_ms_per_step, report.queue_depth) == (None, None, None)
     assert (report.kind, report.starved, report.slowest_sample) == ("resident", False, None)
 
 
-def test_of_many_readers_the_slowest_sample_counts() -> None:
+def test_slowest_sample_of_all_readers_is_reported() -> None:
     slow, slower = SlowSample("image", 3, "c.png", 0.5), SlowSample("image", 8, "h.png", 0.75)
     total = PrepareTime.total(
         [PrepareTime({"image": 1.0}, slow), PrepareTime(), PrepareTime({"image": 2.0}, slower)]
@@ -95,7 +95,7 @@ def test_of_many_readers_the_slowest_sample_counts() -> None:
     assert total == PrepareTime({"image": 3.0}, slower)
 
 
-def test_the_line_says_what_was_slow_and_which_sample() -> None:
+def test_line_names_the_slow_column_and_sample() -> None:
     slowest = SlowSample("image", 412, "cat/x.png", 0.3)
     prepare_time = PrepareTime({"label": 0.1, "image": 0.4}, slowest)
     given = WindowHandoff(20, 10, 0.3, 0.1, 4, 20, prepare_time)
@@ -129,7 +129,7 @@ def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Lo
         return loader
 
 
-def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported: Reports) -> None:
+def test_slow_sample_that_starves_training_is_reported(clock: HandClock, reported: Reports) -> None:
     """Sample 7 takes 1 s, of which training works for a half and waits for the other."""
 
     started, armed = threading.Event(), threading.Event()
@@ -163,7 +163,7 @@ def test_a_slow_sample_starves_training_and_is_named(clock: HandClock, reported:
     assert loader.report().starved, "it was"
 
 
-def test_data_that_is_ready_never_starves(clock: HandClock, reported: Reports) -> None:
+def test_ready_data_never_starves_training(clock: HandClock, reported: Reports) -> None:
     loader = make_watched(LazyNumbers(np.arange(SAMPLES, dtype=np.int32)), clock, reported)
     for step in (2, 4, 6):
         wait_until(lambda step=step: loader._source.count_ready_steps(step) == 2)
@@ -174,7 +174,7 @@ def test_data_that_is_ready_never_starves(clock: HandClock, reported: Reports) -
     assert (report.queue_depth, report.wait_ms_per_step) == (1, 0)
 
 
-def test_the_first_window_and_a_jump_are_no_starvation(clock: HandClock, reported: Reports) -> None:
+def test_first_window_after_a_jump_is_not_starvation(clock: HandClock, reported: Reports) -> None:
     slow = LazyNumbers(np.arange(SAMPLES, dtype=np.int32), lambda _: clock.advance(1.0))
     loader = make_watched(slow, clock, reported)
     loader.window(7)
@@ -183,7 +183,7 @@ def test_the_first_window_and_a_jump_are_no_starvation(clock: HandClock, reporte
     assert report.first_wait_ms >= 6000
 
 
-def test_a_loader_reads_in_its_own_threads() -> None:
+def test_loader_reads_in_separate_threads() -> None:
     column = LazyNumbers(np.arange(SAMPLES, dtype=np.int32))
     make("stream", Split({"image": column}), make_order()).window(0)
     assert threading.get_ident() not in column.threads

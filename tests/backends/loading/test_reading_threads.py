@@ -32,13 +32,13 @@ def _trial(gate: ReadingThreads, clock: _Clock, rates: dict[int, float]) -> int:
     return number
 
 
-def test_all_numbers_are_tried_and_the_fastest_stays() -> None:
+def test_thread_counts_are_tried_and_the_fastest_is_used() -> None:
     clock, rates = _Clock(), {8: 500.0, 4: 700.0, 2: 1000.0, 1: 900.0}
     gate = ReadingThreads(8, clock)
     assert [_trial(gate, clock, rates) for _ in range(6)] == [8, 4, 2, 1, 2, 2]
 
 
-def test_parts_that_end_one_after_the_other_do_not_hide_what_threads_are_worth() -> None:
+def test_overlapping_trials_do_not_distort_the_thread_count() -> None:
     """Each thread reads 200 samples a second, whatever the number; parts overlap trials."""
     clock, gate = _Clock(), ReadingThreads(8)
     gate._clock = clock
@@ -54,7 +54,7 @@ def test_parts_that_end_one_after_the_other_do_not_hide_what_threads_are_worth()
     assert gate.limit == 8
 
 
-def test_they_are_tried_again_after_a_while() -> None:
+def test_thread_counts_are_tried_again_later() -> None:
     clock, rates = _Clock(), {2: 1000.0, 1: 900.0}
     gate = ReadingThreads(2, clock)
     assert [_trial(gate, clock, rates) for _ in range(3)] == [2, 1, 2]
@@ -63,7 +63,7 @@ def test_they_are_tried_again_after_a_while() -> None:
     assert later[-TRIALS_BEFORE_RETRY // 2 :] == [1] * (TRIALS_BEFORE_RETRY // 2)
 
 
-def test_no_more_threads_read_than_may() -> None:
+def test_concurrent_reads_are_limited() -> None:
     gate, entered = ReadingThreads(1), threading.Event()
     with gate.reading(1):
         other = threading.Thread(target=lambda: _enter(gate, entered), daemon=True)

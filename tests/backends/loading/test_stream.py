@@ -43,7 +43,7 @@ def samples_of(first_step: int, last_step: int) -> list[int]:
     return steps.indices.ravel().tolist()
 
 
-def test_each_sample_is_read_once_and_one_window_ahead() -> None:
+def test_samples_are_read_once_and_one_window_ahead() -> None:
     column = CountedColumn(NUMBERS)
     loader = make_stream(column)
     for step in range(5):
@@ -52,7 +52,7 @@ def test_each_sample_is_read_once_and_one_window_ahead() -> None:
     assert column.reads == samples_of(0, 8)
 
 
-def test_no_more_than_a_window_is_read_ahead() -> None:
+def test_read_ahead_is_limited_to_one_window() -> None:
     """S-15: what lies in memory is bounded, however long the device takes."""
     column = CountedColumn(NUMBERS)
     loader = make_stream(column)
@@ -62,7 +62,7 @@ def test_no_more_than_a_window_is_read_ahead() -> None:
     assert (len(column.reads), len(source._buffers)) == (len(samples_of(0, 4)), 0)
 
 
-def test_no_sample_after_the_end_is_read() -> None:
+def test_samples_after_the_end_are_not_read() -> None:
     """Three steps of a large dataset cost the samples of three steps."""
     column = LazyNumbers(NUMBERS)
     loader = make_stream(column, stop=3)
@@ -71,7 +71,7 @@ def test_no_sample_after_the_end_is_read() -> None:
     assert loader.window(2).inputs.columns["label"].shape == loader.window(0).inputs.indices.shape
 
 
-def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
+def test_ready_steps_of_the_last_window_are_counted() -> None:
     loader = make_stream(CountedColumn(NUMBERS), stop=3)
     loader.window(0)
     wait_until(
@@ -80,7 +80,7 @@ def test_no_more_steps_are_ready_than_the_last_window_has() -> None:
     assert loader._source.count_ready_steps(2) == 1
 
 
-def test_a_jump_opens_a_reader_there_and_reads_nothing_between() -> None:
+def test_jump_reads_no_samples_in_between() -> None:
     column = CountedColumn(NUMBERS)
     loader = make_stream(column, stop=2)
     loader.window(0)
@@ -109,7 +109,7 @@ def test_threads_share_the_samples_of_a_lazy_column(monkeypatch: pytest.MonkeyPa
     assert len(column.threads) == 2
 
 
-def test_what_fills_up_a_short_batch_is_decoded_once() -> None:
+def test_padding_samples_of_a_short_batch_are_decoded_once() -> None:
     """The last batch of an epoch is samples 9, 10 and, filled up, 9 again; padding repeats it."""
     column = LazyNumbers(NUMBERS)
     order = make_order(shuffle=False, samples=4, batch_size=9)
@@ -120,7 +120,7 @@ def test_what_fills_up_a_short_batch_is_decoded_once() -> None:
     assert len(column.reads) <= 4 + window_buffer.PARTS // 2
 
 
-def test_a_sample_that_cannot_be_read_ahead_is_reported_when_it_is_needed() -> None:
+def test_read_ahead_failure_is_raised_when_the_sample_is_needed() -> None:
     column = CountedColumn(NUMBERS, bad=7)
     loader = make_stream(column)
     loader.window(0)
@@ -130,7 +130,7 @@ def test_a_sample_that_cannot_be_read_ahead_is_reported_when_it_is_needed() -> N
     assert loader.window(4).start == 4
 
 
-def test_whatever_else_a_column_raises_becomes_an_error_that_names_it() -> None:
+def test_column_exception_becomes_a_data_error() -> None:
     def fail(index: int) -> None:
         if index == 4:
             raise KeyError("no such tile")
@@ -151,7 +151,7 @@ def test_whatever_else_a_column_raises_becomes_an_error_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((3, 5), np.uint8), ((7,), np.int32), ((2, 3, 5), "f4")]
 )
-def test_a_cpu_device_takes_a_buffer_over_as_it_is(shape: tuple[int, ...], dtype: Any) -> None:
+def test_aligned_buffer_is_not_copied_on_cpu(shape: tuple[int, ...], dtype: Any) -> None:
     values = aligned_zeros(shape, dtype)
     assert (values.shape, values.dtype, values.any()) == (shape, np.dtype(dtype), False)
     assert values.ctypes.data % ALIGNMENT_BYTES == 0

@@ -36,7 +36,7 @@ def plan(window_steps: int, stop: int | None = None) -> ReadPlan:
     return ReadPlan(source, window_steps)
 
 
-def test_windows_double_until_they_are_full() -> None:
+def test_window_size_doubles_up_to_the_limit() -> None:
     spans = [plan(8).list_steps(3, number) for number in range(5)]
     assert [(span.start, len(span)) for span in spans] == [(3, 2), (5, 4), (9, 8), (17, 8), (25, 8)]
     assert [plan(8).is_early(number) for number in range(4)] == [True, True, True, False]
@@ -45,7 +45,7 @@ def test_windows_double_until_they_are_full() -> None:
 @given(
     window_steps=st.integers(1, 2000), jump=st.integers(0, 10**6), stop=st.integers(1, 2 * 10**6)
 )
-def test_windows_follow_one_another_up_to_the_end(window_steps: int, jump: int, stop: int) -> None:
+def test_windows_are_contiguous_up_to_the_end(window_steps: int, jump: int, stop: int) -> None:
     spans = [plan(window_steps, stop).list_steps(jump, number) for number in range(12)]
     for one, next_one in pairwise(spans):
         if one.stop != stop:
@@ -55,7 +55,7 @@ def test_windows_follow_one_another_up_to_the_end(window_steps: int, jump: int, 
     assert all(0 < len(span) <= window_steps for span in spans)
 
 
-def test_the_first_window_needs_few_samples() -> None:
+def test_first_window_reads_few_samples() -> None:
     column = CountedColumn(np.arange(11, dtype=np.int32))
     order = make_order(shuffle=False)
     loader = make("stream", Split({"label": column}), order, stop=40, short_first=True)
@@ -70,7 +70,7 @@ def test_the_first_window_needs_few_samples() -> None:
     assert column.reads == order.batches(0, 40).rows.ravel().tolist()
 
 
-def test_waiting_for_short_windows_is_no_starvation() -> None:
+def test_wait_for_short_windows_is_not_starvation() -> None:
     times = iter(np.arange(0.0, 1e6, 50.0))
     lines: list[str] = []
     column = CountedColumn(np.arange(11, dtype=np.int32))

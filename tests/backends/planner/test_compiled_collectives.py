@@ -22,7 +22,7 @@ def sums(row: dict[str, Any]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("case", ["head", "gpt", "resnet", "resnet_head"])
-def test_plans_move_the_bytes_that_they_are_priced_for(case: str) -> None:
+def test_compiled_plans_move_the_predicted_bytes(case: str) -> None:
     rows = compiled(case)
     assert len(rows) >= 2
     for row in rows:
@@ -30,13 +30,13 @@ def test_plans_move_the_bytes_that_they_are_priced_for(case: str) -> None:
         assert predicted == pytest.approx(measured, rel=NEAR), row
 
 
-def test_a_split_head_moves_a_hundredth_of_what_data_parallelism_does() -> None:
+def test_sharded_head_moves_far_fewer_bytes_than_data_parallel() -> None:
     best, *_, data_parallel = compiled("head")
     assert data_parallel["strategy"] == "data parallel"
     assert sums(best)[1] < sums(data_parallel)[1] / 100
     assert best["temporaries"] < data_parallel["temporaries"] / 5
 
 
-def test_meshes_of_two_axes_are_among_them() -> None:
+def test_compiled_plans_include_meshes_of_two_axes() -> None:
     assert {"2 x 4", "4 x 2"} <= {row["mesh"] for row in compiled("gpt")}
     assert {"2 x 4", "4 x 2"} <= {row["mesh"] for row in compiled("head")}

@@ -21,7 +21,7 @@ from pipeline.backends.planner.dimension_groups import pair_reshaped_dims
         ((1, 1), (1,), []),
     ],
 )
-def test_factors_are_the_shortest(
+def test_reshape_factors_are_minimal(
     source: tuple[int, ...], target: tuple[int, ...], factors: list[tuple[list[int], list[int]]]
 ) -> None:
     assert pair_reshaped_dims(source, target) == factors
@@ -45,7 +45,7 @@ def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @given(shapes=reshapes())
-def test_both_sides_of_a_factor_hold_the_same_elements(
+def test_factor_has_equal_elements_on_both_sides(
     shapes: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
     source, target = shapes

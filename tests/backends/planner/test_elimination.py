@@ -50,7 +50,7 @@ def costs_what_it_says(choice: Choice, every: Arrays) -> bool:
 
 
 @pytest.mark.parametrize("seed", mark_slow_except(range(40), range(200)))
-def test_the_best_of_all_assignments_is_found(seed: int) -> None:
+def test_elimination_finds_the_best_assignment(seed: int) -> None:
     factors, sizes = random_factors(np.random.default_rng(seed))
     every = time, memory = totals(factors, sizes)
     best = Eliminator().find_best(factors, sizes)
@@ -85,7 +85,7 @@ def test_equal_blocks_are_computed_once() -> None:
     assert best.time == pytest.approx(hub.min())
 
 
-def test_of_equal_times_the_one_with_less_memory_is_taken() -> None:
+def test_ties_in_time_are_broken_by_memory() -> None:
     table = Table.from_arrays([1.0, 1.0, 2.0], [5.0, 3.0, 0.0])
     best = Eliminator().find_best([Factor((0,), table)], [3])
     assert best is not None

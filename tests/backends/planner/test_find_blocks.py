@@ -34,7 +34,7 @@ def operand_groups(blocks: StepBlocks) -> tuple[int | None, ...]:
     return blocks.operators[0].operator.operand.groups
 
 
-def test_a_chain_of_dense_layers_is_a_chain_of_regions() -> None:
+def test_chain_of_dense_layers_is_a_chain_of_regions() -> None:
     blocks = find_blocks(mlp(32, 16, 64, 10))
     assert [(use.source, use.target) for use in blocks.operators] == [(0, 2), (2, 1)]
     assert [region.sizes for region in blocks.regions] == [(32, 16), (32, 10), (32, 64)]
@@ -49,7 +49,7 @@ def test_a_chain_of_dense_layers_is_a_chain_of_regions() -> None:
     assert sums[(0,), (1,)] >= 3
 
 
-def test_a_residual_stream_is_one_region_and_equal_blocks_are_equal() -> None:
+def test_residual_stream_is_one_region_and_blocks_are_shared() -> None:
     blocks = find_blocks(gpt(4, 32, 64, 8, blocks=3))
     assert len(blocks.regions) == 1 + 2 * 3
     assert len(set(blocks.regions)) == 3
@@ -68,7 +68,7 @@ def test_heads_are_the_outer_part_of_features() -> None:
     assert query.result.groups == (0, 1, 2)  # 64 features in group 2, in 8 pieces at most
 
 
-def test_a_look_up_is_an_operator_whose_rows_are_summed() -> None:
+def test_embedding_look_up_is_an_operator_contracted_over_rows() -> None:
     blocks = find_blocks(embedding(8, 3, 100, 20))
     assert blocks.operators[0].operator.kind == "look_up"
     assert dims(blocks.operators[0]) == [
@@ -77,7 +77,7 @@ def test_a_look_up_is_an_operator_whose_rows_are_summed() -> None:
     ]
 
 
-def test_convolutions_are_sharded_by_samples_alone() -> None:
+def test_convolutions_are_sharded_only_by_samples() -> None:
     blocks = find_blocks(conv_and_head(16, 100))
     assert [dims(use) for use in blocks.operators[:2]] == [[("batch", 16)], [("batch", 16)]]
     assert blocks.regions[0].sizes == (16,)
@@ -96,13 +96,13 @@ def test_convolutions_are_sharded_by_samples_alone() -> None:
         (lambda x: jnp.sort(x, 0), (8, 6), 6, (None, 0)),
     ],
 )
-def test_dimensions_are_followed_or_kept_whole(
+def test_dimensions_are_tracked_or_left_unsharded(
     apply: Any, shape: tuple[int, ...], width: int, groups: tuple[int | None, ...]
 ) -> None:
     assert operand_groups(one_dense(apply, shape, width)) == groups
 
 
-def test_factors_of_a_reshape() -> None:
+def test_reshaped_dimensions_are_paired() -> None:
     assert pair_reshaped_dims((8, 4, 6), (8, 24)) == [([0], [0]), ([1, 2], [1])]
     assert pair_reshaped_dims((24, 5), (4, 6, 1, 5)) == [([0], [0, 1]), ([1], [3])]
     assert pair_reshaped_dims((6, 4), (4, 6)) == [([0, 1], [0, 1])]
@@ -120,7 +120,7 @@ def norm_over_samples(sync_batch_norm: bool) -> LossToPlan:
     return to_plan(loss, params, given, sync_batch_norm=sync_batch_norm)
 
 
-def test_statistics_over_samples_are_all_reduced_where_they_are_synchronised() -> None:
+def test_synchronised_batch_statistics_are_all_reduced() -> None:
     over_samples = [
         [p for p in find_blocks(norm_over_samples(sync)).regions[1].sums if p.summed == (0,)]
         for sync in (True, False)
@@ -129,7 +129,7 @@ def test_statistics_over_samples_are_all_reduced_where_they_are_synchronised() -
     assert over_samples[1] == []
 
 
-def test_a_tied_table_is_one_weight_of_two_uses() -> None:
+def test_tied_table_is_one_weight_with_two_uses() -> None:
     params = {"tied": shapes(table=(64, 16))}
 
     def loss(params: Any, batch: Any) -> jax.Array:

@@ -20,17 +20,17 @@ def test_meshes_are_all_factorisations() -> None:
     assert len(list_meshes(1024)) == 11
 
 
-def test_data_shards_samples_alone_and_pieces_are_equal() -> None:
+def test_layouts_shard_data_by_samples_in_equal_pieces() -> None:
     assert list_layouts((8, 6), MESH, 0) == (REPLICATED, (None, 0), (0, None), (0, 0))
     assert list_layouts((8, 8), Mesh(1, 4), None) == (REPLICATED, (None, 0), (None, 1))
 
 
-def test_a_region_s_layout_is_seen_by_its_arrays() -> None:
+def test_array_layout_follows_its_region() -> None:
     assert view_layout((0, 2), (2, None, 0)) == (2, 0)
     assert view_layout((0, 2), (1,)) == REPLICATED
 
 
-def test_a_change_of_one_axis_is_one_collective() -> None:
+def test_layout_change_of_one_axis_is_one_collective() -> None:
     cases = {
         ((0, None), (), REPLICATED): ("all_gather", 100, (0,)),
         (REPLICATED, (1,), REPLICATED): ("all_reduce", 100, (1,)),
@@ -44,11 +44,11 @@ def test_a_change_of_one_axis_is_one_collective() -> None:
         assert find_transfer(*given, 100, MESH) == (Collective(*collective),)
 
 
-def test_a_slice_needs_no_collective() -> None:
+def test_slice_needs_no_collective() -> None:
     assert find_transfer(REPLICATED, (), (0, 1), 100, MESH) == ()
 
 
-def test_pieces_of_pieces_are_copied_whole_where_the_outer_axis_leaves() -> None:
+def test_layout_change_of_the_outer_axis_gathers_over_both() -> None:
     assert find_transfer((0, 0), (), (0, None), 80, MESH) == (Collective("all_gather", 40, (1,)),)
     assert find_transfer((0, 0), (), (None, 0), 80, MESH) == (Collective("all_gather", 80, (0, 1)),)
 

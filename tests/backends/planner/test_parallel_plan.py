@@ -32,7 +32,7 @@ PLAN = ParallelPlan(
 )
 
 
-def test_a_saved_plan_is_loaded_unchanged(tmp_path: Path) -> None:
+def test_saved_plan_is_loaded_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     save_plan(PLAN, path)
     sizes = {**PARAMETERS, "head/bias": (16,)}
@@ -41,7 +41,7 @@ def test_a_saved_plan_is_loaded_unchanged(tmp_path: Path) -> None:
     assert "- pattern: body/dense_*/kernel\n  axes:\n  - null\n  - model\n" in text
 
 
-def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
+def test_missing_or_invalid_plan_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     for text in (None, "mesh: [", "a: &a [*a]"):
         if text is not None:
@@ -93,7 +93,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_edited_plan_is_refused_by_key_and_value(change: dict[str, Any], problem: str) -> None:
+def test_invalid_plan_is_refused_with_key_and_value(change: dict[str, Any], problem: str) -> None:
     given = yaml.safe_load(format_plan(ParallelPlan(Mesh(2, 4), ("data",)))) | change
     with pytest.raises(RecipeError) as error:
         check_plan(given, "mine.yaml", 8, PARAMETERS)
@@ -113,12 +113,12 @@ def test_all_problems_of_a_plan_are_in_one_message() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 3, [], "mesh"])
-def test_what_is_no_plan_is_refused(given: Any) -> None:
+def test_plan_that_is_not_a_mapping_is_refused(given: Any) -> None:
     with pytest.raises(RecipeError, match="must have the keys mesh, batch"):
         check_plan(given, "mine.yaml", 8, PARAMETERS)
 
 
-def test_rules_are_few_and_the_last_one_wins() -> None:
+def test_rules_are_few_and_the_last_match_wins() -> None:
     rows, columns = (("model",), ()), ((), ("model",))
     axes_by_path = {
         f"net/block{i}/dense_{j}": (columns if j else rows) for i in range(3) for j in range(2)

@@ -27,7 +27,7 @@ from tests.backends.planner.networks import mlp
 HARDWARE = chipset("ascend910").hardware
 
 
-def test_a_ring_carries_each_byte_but_its_own_share() -> None:
+def test_ring_collective_time_matches_the_formula() -> None:
     links = LinkRates(message_us=3.0, bytes_per_us=100.0)
     assert links.us("all_gather", 800, 4) == 3 + 6
     assert links.us("all_reduce", 800, 4) == 2 * (3 + 6)
@@ -41,7 +41,7 @@ def test_groups_beyond_a_server_use_the_far_links() -> None:
     assert rates.collective_us("all_gather", 0, DeviceGroup(2, stride=8)) == 10
 
 
-def test_the_emulated_chip_s_links_are_those_of_its_model() -> None:
+def test_emulated_chip_link_times_match_its_model() -> None:
     rates = AscendRates(HARDWARE)
     for devices in (2, 8, 64):
         modelled = HARDWARE.collective_launch_us + all_reduce_us(10**7, devices, HARDWARE)
@@ -50,7 +50,7 @@ def test_the_emulated_chip_s_links_are_those_of_its_model() -> None:
     assert strided > rates.collective_us("all_reduce", 10**7, DeviceGroup(8))
 
 
-def test_a_kernel_takes_the_longer_of_its_operations_and_its_bytes() -> None:
+def test_kernel_time_is_the_maximum_of_compute_and_memory_time() -> None:
     rates = MeasuredRates(10.0, 2.0, LinkRates(1.0, 1.0), LinkRates(1.0, 1.0))
     assert rates.compute_us(100.0, 4.0) == 10
     assert rates.compute_us(0.0, 4.0) == 2
@@ -82,7 +82,7 @@ CURVES = LinkCurves(
         ("all_gather", 10_000, 8, 100),
     ],
 )
-def test_a_collective_s_time_lies_on_a_curve_of_those_measured(
+def test_collective_time_is_on_the_curve_of_measured_times(
     kind: CollectiveKind, nbytes: float, size: int, us: float
 ) -> None:
     assert CURVES.us(kind, nbytes, size) == pytest.approx(us)
@@ -94,14 +94,14 @@ def test_a_collective_s_time_lies_on_a_curve_of_those_measured(
     st.integers(2, 64),
     KINDS,
 )
-def test_times_of_this_host_don_t_fall_where_bytes_grow(
+def test_host_collective_time_never_falls_with_bytes(
     nbytes: float, factor: float, size: int, kind: CollectiveKind
 ) -> None:
     links = load_host_rates().links
     assert links.us(kind, nbytes * factor, size) >= links.us(kind, nbytes, size) * (1 - 1e-12) > 0
 
 
-def test_devices_that_share_cores_take_turns() -> None:
+def test_devices_sharing_cores_are_slowed_down() -> None:
     links = LinkRates(1.0, 1.0)
     shared = MeasuredRates(1.0, 1.0, links, links, cores=2)
     assert (shared.slowdown(8), shared.slowdown(1)) == (4, 0.5)
@@ -114,7 +114,7 @@ def test_devices_that_share_cores_take_turns() -> None:
     assert plans[0].one_device.step_ms == pytest.approx(plans[1].one_device.step_ms / 2)
 
 
-def test_rates_of_this_host_come_with_the_package(tmp_path: Path) -> None:
+def test_host_rates_are_shipped_and_invalid_files_are_refused(tmp_path: Path) -> None:
     assert load_host_rates("gloo").links.us("all_reduce", 0, 2) == 4000
     assert load_host_rates().compute_us(1e6, 0) > 0
     wrong = tmp_path / "rates.yaml"

@@ -48,7 +48,7 @@ def every_plan(decisions: Decisions) -> tuple[NDArray[np.float64], NDArray[np.fl
     [mlp(64, 32, 4096, 16), conv_and_head(64, 4096), embedding(64, 4, 100_000, 16)],
     ids=["mlp", "head", "embedding"],
 )
-def test_the_best_of_all_plans_of_a_network_is_found(step: object, mesh: Mesh) -> None:
+def test_search_finds_the_best_plan_of_a_network(step: object, mesh: Mesh) -> None:
     decisions = Decisions(ShardingPrices(find_blocks(step), mesh, GPU_LIKE, 1.0))  # type: ignore[arg-type]
     time, memory = every_plan(decisions)
     best = find_best_plan(decisions)
@@ -61,7 +61,7 @@ def test_the_best_of_all_plans_of_a_network_is_found(step: object, mesh: Mesh) -
     assert bounded.step_ms == pytest.approx(time[memory <= bound].min() / 1e3)
 
 
-def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
+def test_factor_prices_add_up_to_the_plan_price() -> None:
     decisions = Decisions(ShardingPrices(find_blocks(gpt(8, 64, 256, 8)), Mesh(2, 4), ASCEND, 1.0))
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -75,13 +75,13 @@ def test_the_prices_of_a_plan_s_parts_add_up_to_its_price() -> None:
         assert total == pytest.approx(added)
 
 
-def test_the_same_search_gives_the_same_plan() -> None:
+def test_search_is_deterministic() -> None:
     step = gpt(8, 64, 256, 8)
     first, second = (search(step, 16, GPU_LIKE) for _ in range(2))
     assert (first.best, first.runners_up) == (second.best, second.runners_up)
 
 
-def test_a_found_plan_can_be_loaded() -> None:
+def test_searched_plan_can_be_loaded() -> None:
     step = gpt(2, 256, 1024, 8)
     best = search(step, 8, GPU_LIKE).best
     blocks = find_blocks(step)
@@ -94,7 +94,7 @@ def test_a_found_plan_can_be_loaded() -> None:
     )
 
 
-def test_the_table_has_the_plan_its_price_and_the_runners_up() -> None:
+def test_table_has_the_plan_its_price_and_the_runners_up() -> None:
     found = search(conv_and_head(256, 65536), 8, ASCEND, 10 * GIB)
     text = format_plan_table(found)
     lines = text.splitlines()
@@ -105,7 +105,7 @@ def test_the_table_has_the_plan_its_price_and_the_runners_up() -> None:
     assert " of 10.00 GiB a device" in text
 
 
-def test_groups_that_servers_cannot_hold_are_left_out() -> None:
+def test_meshes_that_do_not_fit_servers_are_excluded() -> None:
     step = mlp(24, 16, 16)
     assert search(step, 12, GPU_LIKE).best.mesh.devices == 12
     with pytest.raises(RecipeError, match="devices = 12: the links support no mesh"):
@@ -113,7 +113,7 @@ def test_groups_that_servers_cannot_hold_are_left_out() -> None:
 
 
 @pytest.mark.slow
-def test_resnet50_on_1024_devices_takes_less_than_10_seconds() -> None:
+def test_search_for_resnet50_on_1024_devices_takes_under_10_s() -> None:
     step, _ = network_to_plan(("model=resnet50",), 1001, (32 * 1024, 224, 224, 3))
     began = time.perf_counter()
     found = search(step, 1024, ASCEND)
@@ -123,7 +123,7 @@ def test_resnet50_on_1024_devices_takes_less_than_10_seconds() -> None:
 
 
 @pytest.mark.slow
-def test_a_gpt_of_24_blocks_takes_less_than_60_seconds() -> None:
+def test_search_for_gpt_of_24_blocks_takes_under_60_s() -> None:
     size = ("model.blocks=24", "model.features=1024", "model.hidden=4096", "model.heads=16")
     step, _ = network_to_plan((*GPT2, *size), 50_304, (8, 1024, 1, 1), (8, 1024))
     blocks = find_blocks(step)

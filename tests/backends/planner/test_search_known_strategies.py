@@ -97,9 +97,7 @@ def specs(plan: ParallelPlan) -> dict[str, list[str]]:
     ("classes", "beta", "known"),
     [(32768, 400.0, data_parallel), (65536, 400.0, classes_sharded), (8192, 50.0, classes_sharded)],
 )
-def test_a_head_of_many_classes_under_mindspore_s_prices(
-    classes: int, beta: float, known: Known
-) -> None:
+def test_head_strategy_matches_mindspore_rates(classes: int, beta: float, known: Known) -> None:
     step = conv_and_head(256, classes, side=112)
     found = is_near(step, 8, MindSporeRates(beta), known)
     if classes == 65536:
@@ -112,7 +110,7 @@ def test_a_head_of_many_classes_under_mindspore_s_prices(
     ("classes", "beta", "known"),
     [(32768, 400.0, data_parallel), (65536, 400.0, classes_sharded), (8192, 50.0, classes_sharded)],
 )
-def test_resnet50_under_mindspore_s_prices(classes: int, beta: float, known: Known) -> None:
+def test_resnet50_strategy_matches_mindspore_rates(classes: int, beta: float, known: Known) -> None:
     step, _ = network_to_plan(("model=resnet50",), classes, (256, 224, 224, 3))
     assert is_near(step, 8, MindSporeRates(beta), known).mesh.devices == 8
 
@@ -128,12 +126,12 @@ def test_resnet50_of_1001_classes_is_data_parallel() -> None:
     assert any("model" in axes for pattern, axes in specs(found).items() if "dense" in pattern)
 
 
-def test_two_products_are_sharded_by_samples() -> None:
+def test_two_dense_layers_are_data_parallel() -> None:
     found = is_near(mlp(128, 32, 64, 64), 16, MindSporeRates(), data_parallel)
     assert found.is_data_parallel
 
 
-def test_a_table_with_more_rows_than_samples_is_sharded() -> None:
+def test_table_with_more_rows_than_samples_is_sharded() -> None:
     is_near(embedding(64, 1, 1 << 22, 128), 8, MindSporeRates(), rows_sharded)
     # By its columns on the Ascend, whose collectives of a few bytes take 56 us and not nothing.
     assert specs(search(embedding(64, 1, 1 << 22, 128), 8, ASCEND).best) == {
@@ -141,7 +139,7 @@ def test_a_table_with_more_rows_than_samples_is_sharded() -> None:
     }
 
 
-def test_a_block_of_few_samples_and_many_features_is_megatron_s() -> None:
+def test_wide_block_with_few_samples_is_sharded_as_in_megatron() -> None:
     step = gpt(2, 256, 4096, 32)
     found = search(step, 8, GPU_LIKE).best
     assert found.mesh == Mesh(1, 8)
@@ -156,7 +154,7 @@ def test_a_block_of_few_samples_and_many_features_is_megatron_s() -> None:
     assert found.collective_bytes == {"all_reduce": 2 * 6 * 2 * 256 * 4096 * 4}
 
 
-def test_a_block_of_many_samples_and_few_features_is_data_parallel() -> None:
+def test_narrow_block_with_many_samples_is_data_parallel() -> None:
     for rates in (GPU_LIKE, ASCEND):
         assert search(gpt(256, 128, 256, 4), 8, rates).best.is_data_parallel
 
@@ -175,7 +173,7 @@ def test_attention_on_a_mesh_of_2_x_8_is_sharded_by_samples_and_heads() -> None:
 
 
 @pytest.mark.slow
-def test_wide_and_deep_is_data_parallel_until_its_table_does_not_fit() -> None:
+def test_wide_and_deep_is_data_parallel_unless_its_table_is_too_big() -> None:
     step, _ = network_to_plan(("model=wide_deep",), 2, (128_000, 39, 1, 2))
     assert search(step, 8, ASCEND, 26 * GIB).best.is_data_parallel
     huge = ("model=wide_deep", "model.vocabulary=20000000")
@@ -188,7 +186,7 @@ def test_wide_and_deep_is_data_parallel_until_its_table_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("bound_gib", [12.0, 6.0, 3.0, 2.3])
-def test_what_does_not_fit_is_not_chosen(bound_gib: float) -> None:
+def test_plan_beyond_the_memory_bound_is_not_chosen(bound_gib: float) -> None:
     step = embedding(128_000, 39, 20_000_000, 80)
     found = search(step, 8, ASCEND, bound_gib * GIB)
     for plan in (found.best, *found.runners_up):
@@ -197,7 +195,7 @@ def test_what_does_not_fit_is_not_chosen(bound_gib: float) -> None:
     assert found.data_parallel.memory_bytes > 12 * GIB
 
 
-def test_where_nothing_fits_the_error_names_the_largest_tensor() -> None:
+def test_error_without_a_fitting_plan_has_the_largest_tensor() -> None:
     step = embedding(128_000, 39, 20_000_000, 80)
     with pytest.raises(RecipeError) as error:
         search(step, 8, ASCEND, 1 * GIB)

@@ -22,9 +22,7 @@ ASCEND = AscendRates(chipset("ascend910").hardware)
     [mlp(64, 32, 4096, 16), embedding(64, 4, 100_000, 16), gpt(8, 64, 256, 8)],
     ids=["mlp", "embedding", "gpt"],
 )
-def test_a_plan_that_was_found_has_the_price_it_was_found_with(
-    step: LossToPlan, rates: Rates
-) -> None:
+def test_found_plan_is_repriced_equally(step: LossToPlan, rates: Rates) -> None:
     found = search(step, 8, rates)
     for plan in (found.best, *found.runners_up):
         priced = price_shardings(step, plan.mesh, plan.batch, plan.specs, plan.constraints, rates)
@@ -33,7 +31,7 @@ def test_a_plan_that_was_found_has_the_price_it_was_found_with(
         assert priced.data_parallel == found.data_parallel
 
 
-def test_what_is_known_of_a_plan_by_its_shardings_alone_is_no_faster_than_the_plan() -> None:
+def test_bound_by_shardings_is_not_above_the_time_of_a_plan() -> None:
     """The head reads the whole batch in some, without a sharding: these layers have no names."""
     step = conv_and_head(64, 4096)
     for devices in (2, 4, 8):
@@ -44,7 +42,7 @@ def test_what_is_known_of_a_plan_by_its_shardings_alone_is_no_faster_than_the_pl
             assert priced.plan.step_ms >= plan.step_ms * (1 - 1e-9)
 
 
-def test_two_layers_sharded_by_columns_and_rows_sum_once_each_way() -> None:
+def test_column_and_row_sharded_layers_need_one_all_reduce_per_pass() -> None:
     """Megatron's pair (arXiv:1909.08053, section 3): one sum of activations forward, one back."""
     batch, width, hidden = 64, 128, 1024
     step = mlp(batch, width, hidden, width)
@@ -61,14 +59,14 @@ def test_two_layers_sharded_by_columns_and_rows_sum_once_each_way() -> None:
     assert sums["all_reduce"] == pytest.approx(4 * batch * width, rel=0.05)
 
 
-def test_replicated_weights_have_no_sharding() -> None:
+def test_replicated_weights_have_the_data_parallel_price() -> None:
     step = mlp(64, 32, 4096, 16)
     priced = price_shardings(step, Mesh(8, 1), ("data",), (), (), ASCEND)
     assert priced is not None
     assert priced.plan.step_ms == priced.data_parallel.step_ms  # type: ignore[union-attr]
 
 
-def test_shardings_of_no_computation_have_no_price() -> None:
+def test_impossible_shardings_have_no_price() -> None:
     """A weight that two axes shard along one dimension."""
     step = mlp(64, 32, 4096, 16)
     specs = (ShardingRule("dense_0/kernel", ((), ("data", "model"))),)

@@ -27,7 +27,7 @@ SPREADS = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GR
 
 
 @pytest.mark.slow
-def test_the_calibration_is_of_the_model_as_it_is() -> None:
+def test_calibration_is_current() -> None:
     """Else `python -m benchmarks.ascend_fit.calibrate` has to be run again."""
     probes = yaml.safe_load(CALIBRATION_FILE.read_text())["probes"]
     assert set(probes) == set(PROBES)
@@ -62,7 +62,7 @@ def _loss(parts: list[Parts], point: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("errors", [[0.1, -0.05, 0.15], [0.1, -0.6, 0.4, 0.9, 0.02]])
-def test_no_neighbour_has_a_lower_loss(errors: list[float]) -> None:
+def test_fit_is_a_local_minimum(errors: list[float]) -> None:
     parts = _parts(errors)
     point = fit(parts)
     assert _loss(parts, point) < _loss(parts, PRIOR)
@@ -71,17 +71,15 @@ def test_no_neighbour_has_a_lower_loss(errors: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("quality", "error"), [("device", 0.0), ("at_most", -0.5)])
-def test_rows_that_agree_and_bounds_that_are_kept_leave_the_priors(
-    quality: Quality, error: float
-) -> None:
+def test_exact_rows_and_met_bounds_do_not_change_the_priors(quality: Quality, error: float) -> None:
     assert fit(_parts([error] * 3, quality)) == pytest.approx(PRIOR, abs=1e-6)
 
 
-def test_a_bound_that_is_not_kept_counts() -> None:
+def test_exceeded_bound_counts_like_an_error() -> None:
     exceeded = fit(_parts([0.3] * 3, "at_most"))
     assert exceeded == pytest.approx(fit(_parts([0.3] * 3)))
     assert exceeded[-1] < TASK_US_PRIOR[0]
 
 
-def test_time_of_a_task_is_never_negative() -> None:
+def test_fitted_task_time_is_never_negative() -> None:
     assert fit(_parts([9.0] * 400))[-1] >= 0

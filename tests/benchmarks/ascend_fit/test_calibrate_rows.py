@@ -33,36 +33,36 @@ def rows_from(truth: np.ndarray, count: int = 12) -> list[Parts]:
     return parts
 
 
-def test_fit_moves_from_the_priors_towards_the_parameters_of_the_rows():
+def test_fit_moves_from_the_priors_towards_the_rows():
     truth = np.append(np.full(len(GROUPS), 0.1), 1.0)
     found = fit(rows_from(truth, 200))
     assert np.all((found[:-1] > 0.05) & (found[:-1] < 0.1))
 
 
-def test_rows_that_the_priors_explain_leave_them_alone():
+def test_rows_explained_by_the_priors_do_not_change_them():
     truth = np.append(np.zeros(len(GROUPS)), 1.0)
     assert fit(rows_from(truth)) == pytest.approx(truth, abs=1e-6)
 
 
-def test_a_bound_that_is_kept_says_nothing():
+def test_met_bound_is_not_reported():
     rows = rows_from(np.append(np.zeros(len(GROUPS)), 1.0))
     bound = part([10.0] * len(GROUPS), 1e6, "bounded", "at_most")
     assert fit([*rows, bound]) == pytest.approx(fit(rows))
 
 
-def test_a_bound_that_is_broken_speeds_the_model_up():
+def test_violated_bound_makes_the_model_faster():
     rows = rows_from(np.append(np.zeros(len(GROUPS)), 1.0))
     bounds = [part([10.0] * len(GROUPS), 20.0, f"b{i}", "at_most") for i in range(50)]
     assert np.all(fit([*rows, *bounds])[:-1] > 0.01)
 
 
-def test_left_out_errors_are_zero_where_every_family_agrees():
+def test_left_out_errors_are_zero_if_every_family_agrees():
     rows = rows_from(np.append(np.zeros(len(GROUPS)), 1.0))
     assert left_out_errors(rows) == pytest.approx(np.zeros(len(rows)), abs=1e-6)
 
 
 @pytest.mark.slow
-def test_spread_makes_four_fifths_of_the_rows_lie_inside():
+def test_spread_covers_four_fifths_of_the_rows():
     rows = [
         part([10.0] * len(GROUPS), 41.1 * factor, f"f{factor}")
         for factor in np.linspace(0.7, 1.4, 15)
@@ -73,7 +73,7 @@ def test_spread_makes_four_fifths_of_the_rows_lie_inside():
     assert np.mean(errors <= half_width + 1e-12) == pytest.approx(0.8)
 
 
-def test_weighted_quantile_by_hand():
+def test_weighted_quantile_matches_hand_calculation():
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
     assert quantile(values, weights, 0.5) == 2.0
     assert quantile(values, weights, 0.2) == 1.0

@@ -43,7 +43,7 @@ def _casts(slowdown: float, outlier: float = 1.0) -> Trace:
 
 
 @pytest.mark.parametrize("slowdown", [0.85, 1.0, 1.3])
-def test_the_fit_meets_kernels_that_are_alike(slowdown: float) -> None:
+def test_fit_matches_consistent_kernels(slowdown: float) -> None:
     trace = _casts(slowdown)
     fitted = fit([trace], HW, START)
     (row,) = summarise(measure_residuals([trace], HW, fitted), fitted)
@@ -52,7 +52,7 @@ def test_the_fit_meets_kernels_that_are_alike(slowdown: float) -> None:
     assert row.mad < 0.03
 
 
-def test_one_strange_kernel_moves_little() -> None:
+def test_outlier_kernel_changes_the_fit_little() -> None:
     plain, strange = (fit([_casts(1.2, outlier)], HW, START) for outlier in (1.0, 8.0))
     graph = _casts(1.2).graph
     for one, other in zip(
@@ -61,13 +61,13 @@ def test_one_strange_kernel_moves_little() -> None:
         assert other.us == pytest.approx(one.us, rel=0.1)
 
 
-def test_classes_without_kernels_keep_what_the_file_has() -> None:
+def test_classes_without_kernels_keep_their_efficiency() -> None:
     fitted = fit([_casts(1.0)], HW, START)
     assert fitted.classes["depthwise"] == START.classes["depthwise"]
     assert fitted.classes["cast"].provenance == "measured"
 
 
-def test_the_shipped_traces_are_whole() -> None:
+def test_shipped_traces_are_complete() -> None:
     """One step each of AlexNet and of Wide & Deep, and of AlexNet in float32."""
     traces = {trace.name: trace for trace in read_traces()}
     assert set(traces) == {"alexnet_b32_2023", "wide_deep_2020", "alexnet_b2_fp32_2020"}
@@ -81,7 +81,7 @@ def test_the_shipped_traces_are_whole() -> None:
     )
 
 
-def test_a_name_that_was_written_is_what_is_read_later(tmp_path: Path) -> None:
+def test_buffers_of_a_trace_are_matched_by_name(tmp_path: Path) -> None:
     path = tmp_path / "kernels.csv"
     row = "t,Cast-op{},Cast,cast,5.0,32,{}:float16:8x4:ND,{}:float16:8x4:ND,,32 float16 1 0\n"
     path.write_text(HEAD + row.format(0, "a", "b") + row.format(1, "b", "c"))
@@ -91,14 +91,14 @@ def test_a_name_that_was_written_is_what_is_read_later(tmp_path: Path) -> None:
     assert trace.graph.buffers[0].nbytes == 64
 
 
-def test_a_row_of_no_class_is_refused(tmp_path: Path) -> None:
+def test_trace_row_of_an_unknown_class_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "kernels.csv"
     path.write_text(HEAD + "t,Cast-op0,Cast,kast,5.0,32,,,,\n")
     with pytest.raises(RunError, match=r"kernels\.csv:2: no cost class 'kast'"):
         read_traces(path)
 
 
-def test_efficiencies_survive_writing(tmp_path: Path) -> None:
+def test_efficiencies_are_unchanged_after_writing_and_loading(tmp_path: Path) -> None:
     path = tmp_path / "efficiency.yaml"
     write_efficiency(START, path)
     again = load_efficiency(path)

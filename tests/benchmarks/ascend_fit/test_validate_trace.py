@@ -22,7 +22,7 @@ EFFICIENCY = load_efficiency()
 
 
 @pytest.mark.slow
-def test_alexnet_is_as_its_trace():
+def test_alexnet_step_matches_its_trace():
     """The goals: the step within 15 %, phases 25 %, classes of kernels 35 % in the median."""
     report = alexnet_step(load_calibration())
     step, *phases = compare_step(report)
@@ -34,7 +34,7 @@ def test_alexnet_is_as_its_trace():
     assert len(list(lines(report))) == 2 + len(classes) + len(phases) + 1
 
 
-def test_the_kernels_of_the_2023_trace_are_within_reach() -> None:
+def test_kernel_times_of_the_2023_trace_are_within_35_percent() -> None:
     """A step of AlexNet: in sum within 15 %, the median of a class within 35 %."""
     (trace,) = (trace for trace in read_traces() if trace.name == "alexnet_b32_2023")
     residuals = measure_residuals([trace], HW, EFFICIENCY)

@@ -38,7 +38,7 @@ needs_torch = pytest.mark.skipif(
 Command = Callable[..., CompletedProcess[str]]
 
 
-def test_usage_is_said() -> None:
+def test_usage_is_printed() -> None:
     with pytest.raises(UsageError, match=r"TARGET is missing; convert model takes MODULE TARGET"):
         convert(["model", "my_nets:Plain"])
     with pytest.raises(UsageError, match=r"net\.txt: must end in \.yaml or \.torch\.json"):
@@ -54,13 +54,13 @@ def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: python -m pipeline convert model" in capsys.readouterr().out
 
 
-def test_code_needs_the_flag(tmp_path: Path) -> None:
+def test_python_module_requires_plugin_flag(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"convert model my_nets:Plain: .*add --plugin"):
         convert(["model", "my_nets:Plain", str(tmp_path / "net.yaml")])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_onnx_file_becomes_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_onnx_file_becomes_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = ONNX / "residual.onnx"
     target = tmp_path / "net.yaml"
     assert convert(["model", str(file), str(target), "3", "12", "12"]) == 0
@@ -70,14 +70,14 @@ def test_an_onnx_file_becomes_layers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [layer["name"] for layer in layers if isinstance(layer, dict)][3] == "residual"
 
 
-def test_an_onnx_file_becomes_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_onnx_file_becomes_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "net.yaml"
     assert convert(["model", str(ONNX / "perceptron.onnx"), str(target)]) == 0
     assert "written as a graph instead" in capsys.readouterr().out
     assert (tmp_path / "net.torch.json").exists()
 
 
-def test_a_bad_onnx_file_is_refused(tmp_path: Path) -> None:
+def test_bad_onnx_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "net.onnx"
     file.write_bytes(b"no network")
     with pytest.raises(RecipeError, match=r"net\.onnx: it "):
@@ -90,7 +90,7 @@ def test_a_bad_onnx_file_is_refused(tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.slow
-def test_known_modules_become_layers_that_train(command: Command, tmp_path: Path) -> None:
+def test_known_modules_become_trainable_layers(command: Command, tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text(NETS)
     said = command(
         ["--plugin", "my_nets.py", "convert", "model", "my_nets:Plain", "net.yaml", "1", "32", "32"]
@@ -113,7 +113,7 @@ def test_known_modules_become_layers_that_train(command: Command, tmp_path: Path
 
 @needs_torch
 @pytest.mark.slow
-def test_an_unknown_module_is_named_and_a_graph_written(command: Command, tmp_path: Path) -> None:
+def test_unknown_module_is_named_and_graph_is_written(command: Command, tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text(NETS)
     said = command(
         ["--plugin", "my_nets.py", "convert", "model", "my_nets:Odd", "net.yaml", "1", "32", "32"]

@@ -51,7 +51,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_files")
-def test_training_from_records_is_training_from_their_source(cache: Path, tmp_path: Path) -> None:
+def test_training_from_records_equals_training_from_source(cache: Path, tmp_path: Path) -> None:
     """D-13: losses, evaluations and weights, bit for bit, resident and streamed, in any sink."""
     out = tmp_path / "records"
     assert convert_records([str(out), *SOURCE, f"cache.root={cache}"]) == 0
@@ -113,7 +113,7 @@ def save_arrays(file: Path) -> Path:
     ],
     ids=["digits", "numpy", "image_folder", "resized", "table", "masks"],
 )
-def test_any_source_is_read_back_as_it_was(
+def test_records_equal_their_source(
     source: Callable[[Path], list[str]], cache: Path, tmp_path: Path
 ) -> None:
     overrides, out = [*source(tmp_path), f"cache.root={cache}"], tmp_path / "records"
@@ -132,7 +132,7 @@ def test_any_source_is_read_back_as_it_was(
             assert np.array_equal(column[:], other.columns[name][:])
 
 
-def test_what_was_written_is_reported(
+def test_written_records_are_reported(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     convert_records([str(tmp_path / "out"), *SOURCE, f"cache.root={cache}"])
@@ -182,7 +182,7 @@ def test_records_are_overwritten_on_request(tmp_path: Path, cache: Path) -> None
         ),
     ],
 )
-def test_arguments_that_are_wrong_are_problems_of_the_recipe(
+def test_wrong_arguments_are_refused(
     error: type[Exception],
     arguments: list[str],
     message: str,
@@ -195,13 +195,13 @@ def test_arguments_that_are_wrong_are_problems_of_the_recipe(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_message() -> None:
+def test_folder_that_cannot_be_made_is_one_message() -> None:
     folder = "/proc/absent/out"
     with pytest.raises(RunError, match=f"^{folder}: can't be written: No such file or directory$"):
         convert_records([folder, "dataset=digits"])
 
 
-def test_an_image_that_cannot_be_read_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+def test_unreadable_image_is_named_and_output_removed(tmp_path: Path) -> None:
     images = save_small(tmp_path / "images")
     (images / "train" / "owl" / "3.png").write_bytes(b"no image")
     overrides = ["dataset=image_folder", f"dataset.root={images}", "dataset.image_size=[7,6]"]
@@ -211,7 +211,7 @@ def test_an_image_that_cannot_be_read_is_named_and_nothing_is_left(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_command_line_knows_it(
+def test_convert_records_command_has_exit_statuses(
     tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit status 0 done, 1 can't be written, 2 wrong arguments or data; one message each."""

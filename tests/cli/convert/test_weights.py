@@ -27,7 +27,7 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_weights_are_converted_by_the_recipes_network(
+def test_weights_are_converted_for_recipe_network(
     theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "ours.safetensors"
@@ -44,7 +44,7 @@ def test_weights_are_converted_by_the_recipes_network(
     assert f"{target}: 8 arrays, 0.2 MB" in said
 
 
-def test_without_a_recipe_only_the_format_changes(theirs: Path, tmp_path: Path) -> None:
+def test_weights_without_recipe_change_only_format(theirs: Path, tmp_path: Path) -> None:
     assert convert(["weights", str(theirs), str(tmp_path / "w.ckpt")]) == 0
     one, other = read_weights(theirs), read_weights(tmp_path / "w.ckpt")
     assert list(one) == list(other)
@@ -52,13 +52,13 @@ def test_without_a_recipe_only_the_format_changes(theirs: Path, tmp_path: Path) 
         np.testing.assert_array_equal(other[name], array)
 
 
-def test_a_target_that_is_not_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_unsupported_target_format_is_refused_before_reading(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ours\.pth: can't be written; must end in one of"):
         convert(["weights", str(tmp_path / "nowhere.npz"), str(tmp_path / "ours.pth"), LENET5])
 
 
 @pytest.mark.slow
-def test_nothing_is_written_where_something_is_missing(theirs: Path, tmp_path: Path) -> None:
+def test_missing_array_is_refused_unless_partial(theirs: Path, tmp_path: Path) -> None:
     arrays = read_weights(theirs)
     del arrays["fc1.bias"]
     write_weights(theirs, arrays)
@@ -71,7 +71,7 @@ def test_nothing_is_written_where_something_is_missing(theirs: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_renames_are_the_recipes(theirs: Path, tmp_path: Path) -> None:
+def test_renames_of_recipe_apply(theirs: Path, tmp_path: Path) -> None:
     arrays = read_weights(theirs)
     arrays["junk"] = np.zeros(1, np.float32)
     write_weights(theirs, arrays)
@@ -96,14 +96,14 @@ def test_renames_are_the_recipes(theirs: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_arguments_that_make_no_sense(args: list[str], message: str) -> None:
+def test_wrong_arguments_are_refused(args: list[str], message: str) -> None:
     with pytest.raises((RecipeError, UsageError)) as error:
         convert(args)
     assert message in str(error.value)
 
 
 @pytest.mark.slow
-def test_the_table_is_what_the_command_ends_in(
+def test_table_is_the_last_output_of_the_command(
     theirs: Path, command: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     arrays = read_weights(theirs)
@@ -117,7 +117,7 @@ def test_the_table_is_what_the_command_ends_in(
     assert len(lines) == 3
 
 
-def test_a_source_that_is_not_there() -> None:
+def test_missing_source_is_refused() -> None:
     with pytest.raises(DataError, match="nowhere: there is no such file or run directory"):
         convert(["weights", "nowhere", "b.npz"])
 
@@ -132,9 +132,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_is_written_and_started_from_again(
-    trained: Path, tiny: Compose, tmp_path: Path
-) -> None:
+def test_exported_run_weights_can_be_restored(trained: Path, tiny: Compose, tmp_path: Path) -> None:
     target = tmp_path / "ours.safetensors"
     assert convert(["weights", str(trained), str(target)]) == 0
     kept = outcome.arrays(trained)
@@ -148,7 +146,7 @@ def test_a_run_is_written_and_started_from_again(
 
 
 @pytest.mark.slow
-def test_a_warm_start_takes_renames_and_makes_a_fresh_optimizer(
+def test_warm_start_applies_renames_and_resets_optimizer(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """As requested, the head is the network's own, and everything else comes from the file."""
@@ -194,7 +192,7 @@ def assert_nothing_compiled(run_dir: Path) -> None:
         ("empty.safetensors", "can't read these weights"),
     ],
 )
-def test_what_can_not_be_restored_is_reported_before_anything_is_compiled(
+def test_restore_error_is_reported_before_compilation(
     source: str, message: str, tiny: Compose, tmp_path: Path
 ) -> None:
     for name in ("text.txt", "empty.safetensors"):
@@ -205,7 +203,7 @@ def test_what_can_not_be_restored_is_reported_before_anything_is_compiled(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_network_is_reported_before_anything_is_compiled(
+def test_checkpoint_of_another_network_is_reported_before_compilation(
     trained: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     other = ["model=mlp", "model.hidden=[8]"]
@@ -215,9 +213,7 @@ def test_a_checkpoint_of_another_network_is_reported_before_anything_is_compiled
 
 
 @pytest.mark.slow
-def test_renames_apply_to_the_checkpoints_of_runs(
-    trained: Path, tiny: Compose, tmp_path: Path
-) -> None:
+def test_renames_apply_to_run_checkpoints(trained: Path, tiny: Compose, tmp_path: Path) -> None:
     renames = "checkpoint.renames=[{match: 'params/conv_(.)/kernel', to: 'conv_\\1/kernel'}]"
     eval_only = "stages=[data,build,compile,eval]"
     run(tiny(eval_only, f"checkpoint.restore={trained}", renames), tmp_path / "run")

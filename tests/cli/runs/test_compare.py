@@ -43,7 +43,7 @@ def told(args: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
 
 
 @pytest.mark.slow
-def test_a_precision_explains_its_error(
+def test_precision_error_is_located_by_layer(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "rows.csv"
@@ -65,7 +65,7 @@ def test_a_precision_explains_its_error(
 
 
 @pytest.mark.slow
-def test_two_runs_are_compared_from_one_state(
+def test_runs_are_compared_from_one_state(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = [str(runs["B"]), str(runs["A"]), "--step=4", "--layers=dense_*"]
@@ -77,7 +77,7 @@ def test_two_runs_are_compared_from_one_state(
 
 
 @pytest.mark.slow
-def test_another_epsilon_in_a_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layer_with_another_epsilon_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = ["+recipe=lenet5_digits", "model=layers", NORMALISED, "train.steps=3"]
     changed = NORMALISED.replace("batch_norm", "{name: batch_norm, epsilon: 0.01}")
     status, text = told([*recipe, f'--against="{changed}"'], capsys)
@@ -86,7 +86,7 @@ def test_another_epsilon_in_a_recipe_is_named(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_dumps_are_compared_by_their_files(
+def test_dumps_are_compared_by_file(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("A", "B"):
@@ -130,7 +130,7 @@ def test_dumps_are_compared_by_their_files(
         (["A", "B", "--step=99"], DataError, "must be from 0 to 12"),
     ],
 )
-def test_bad_input_is_one_message(
+def test_bad_input_is_refused_in_one_message(
     args: list[str], error: type[Exception], problem: str, runs: dict[str, Path]
 ) -> None:
     with pytest.raises(error, match=problem) as caught:
@@ -138,7 +138,7 @@ def test_bad_input_is_one_message(
     assert getattr(caught.value, "exit_status", None) == 2
 
 
-def test_a_run_without_checkpoints_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_run_without_checkpoints_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes((runs["A"] / "recipe.yaml").read_bytes())
     with pytest.raises(DataError, match="has no checkpoints"):
         main([str(runs["A"]), str(tmp_path)])

@@ -44,7 +44,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_what_was_changed_and_what_came_of_it_is_shown(runs: tuple[Path, Path], said: Say) -> None:
+def test_changed_keys_and_outcome_are_shown(runs: tuple[Path, Path], said: Say) -> None:
     text = said(*runs)
     found = rows(text)
     assert found["A"] == [f"{runs[0]}:", "done,", "45", "steps"]
@@ -56,14 +56,14 @@ def test_what_was_changed_and_what_came_of_it_is_shown(runs: tuple[Path, Path], 
     assert "from step 1: loss " in text
 
 
-def test_a_run_is_the_same_as_itself(runs: tuple[Path, Path], said: Say) -> None:
+def test_run_does_not_differ_from_itself(runs: tuple[Path, Path], said: Say) -> None:
     found = rows(said(runs[0], runs[0]))
     for section in ("config", "data", "code", "environment", "outcome"):
         assert found[section] == ["the", "same"]
     assert " ".join(found["steps"]) == "45 are the same, bit for bit"
 
 
-def test_the_facts_are_one_json_object(runs: tuple[Path, Path], said: Say) -> None:
+def test_json_output_is_one_object(runs: tuple[Path, Path], said: Say) -> None:
     facts = json.loads(said(*runs, "--json"))
     config = {entry["key"]: [entry["a"], entry["b"]] for entry in facts["config"]}
     assert config == {"train.optimizer.lr": [0.01, 0.02], "seed": [1, 2]}
@@ -99,7 +99,7 @@ def test_data_code_and_environment_are_distinguished(
     assert found["config"] == ["the", "same"]
 
 
-def test_what_was_not_kept_is_said(runs: tuple[Path, Path], said: Say, tmp_path: Path) -> None:
+def test_missing_lines_are_reported(runs: tuple[Path, Path], said: Say, tmp_path: Path) -> None:
     """Of a run that was killed before it had a step."""
     other = tmp_path / "other"
     other.mkdir()
@@ -111,9 +111,7 @@ def test_what_was_not_kept_is_said(runs: tuple[Path, Path], said: Say, tmp_path:
     assert found["steps"] == ["not", "kept", "by", "both", "runs"]
 
 
-def test_what_would_steer_a_terminal_is_written_out(
-    runs: tuple[Path, Path], said: Say, tmp_path: Path
-) -> None:
+def test_control_characters_are_escaped(runs: tuple[Path, Path], said: Say, tmp_path: Path) -> None:
     """A run may come from a stranger, and numbers may be beyond what a float can be."""
     other = shutil.copytree(runs[0], tmp_path / "other")
     summary = {"status": "\x1b[2J", "steps": 10**400, "metrics": {"\x1b[2J": 1}}
@@ -124,7 +122,7 @@ def test_what_would_steer_a_terminal_is_written_out(
     assert "\x1b" not in text
 
 
-def test_nothing_is_printed_where_a_log_can_not_be_read(
+def test_unreadable_log_prints_only_the_error(
     runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     other = shutil.copytree(runs[0], tmp_path / "other")
@@ -147,7 +145,7 @@ def test_nothing_is_printed_where_a_log_can_not_be_read(
         (["nowhere", "nowhere"], "nowhere: isn't a run directory; it holds no recipe.yaml"),
     ],
 )
-def test_what_can_not_be_compared_is_reported(
+def test_wrong_arguments_are_reported(
     args: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diff", *args]) == 2

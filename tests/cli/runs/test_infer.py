@@ -67,7 +67,7 @@ def infer_json(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "export"])
-def test_answers_are_those_of_the_runs_evaluation(
+def test_predictions_match_evaluation_of_the_run(
     kind: str,
     trained: Path,
     exported: Path,
@@ -95,7 +95,7 @@ def test_answers_are_those_of_the_runs_evaluation(
 
 
 @pytest.mark.slow
-def test_run_and_export_agree_to_the_last_digits(
+def test_run_and_export_agree(
     trained: Path, exported: Path, samples: tuple[np.ndarray, np.ndarray]
 ) -> None:
     network, images = read_trained_run(trained), samples[0]
@@ -107,7 +107,7 @@ def test_run_and_export_agree_to_the_last_digits(
         np.testing.assert_allclose(found, expected[:count], rtol=1e-5, atol=1e-5)
 
 
-def test_the_export_says_what_it_is(exported: Path) -> None:
+def test_export_describes_itself(exported: Path) -> None:
     about = json.loads((exported / "model.json").read_text())
     assert about["inputs"][-1] == {"name": "images", "shape": ["batch", 8, 8, 1], "dtype": "uint8"}
     assert about["outputs"] == [{"name": "logits", "shape": ["batch", 10], "dtype": "float32"}]
@@ -119,7 +119,7 @@ def test_the_export_says_what_it_is(exported: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_documents_example_runs(exported: Path) -> None:
+def test_example_in_document_runs(exported: Path) -> None:
     document = (ROOT / "docs" / "weights.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
     said = subprocess.run(
@@ -132,7 +132,7 @@ def test_the_documents_example_runs(exported: Path) -> None:
 
 
 @pytest.mark.slow
-def test_images_are_decoded_as_the_dataset_holds_them(
+def test_images_are_decoded_as_in_the_dataset(
     trained: Path,
     samples: tuple[np.ndarray, np.ndarray],
     tmp_path: Path,
@@ -160,7 +160,7 @@ def test_images_are_decoded_as_the_dataset_holds_them(
 
 
 @pytest.mark.slow
-def test_the_answer_is_one_line(
+def test_prediction_is_one_line(
     trained: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
 ) -> None:
     np.save(tmp_path / "one.npy", samples[0][0])
@@ -178,7 +178,7 @@ STEERING = "\x1b[2Jcat\nb.png: dog 1.0000"
 
 
 @pytest.mark.slow
-def test_names_in_files_steer_no_terminal_and_forge_no_line(
+def test_control_characters_in_names_are_escaped(
     exported: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
 ) -> None:
     folder = shutil.copytree(exported, tmp_path / "exported")
@@ -203,7 +203,7 @@ def refused(source: Path, *files: Path | str) -> str:
 
 
 @pytest.mark.slow
-def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
+def test_non_image_files_are_refused(trained: Path, tmp_path: Path) -> None:
     assert "a.heic: must end in one of .png" in refused(trained, tmp_path / "a.heic")
     assert "there is no such file" in refused(trained, tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes(b"no image")
@@ -226,7 +226,7 @@ def test_files_that_are_no_images(trained: Path, tmp_path: Path) -> None:
     assert "it holds 2 arrays, x, y; must be one" in refused(trained, tmp_path / "a.npz")
 
 
-def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(trained: Path, tmp_path: Path) -> None:
     assert "infer takes RUN_DIR or FOLDER, and FILE ..." in refused(trained)
     assert "--fast: there is no such option" in refused(trained, "a.png", "--fast")
     assert "--json: takes no value; infer takes" in refused(trained, "a.png", "--json=1")
@@ -238,7 +238,7 @@ def test_arguments_that_make_no_sense(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_network_of_rows_has_no_class_for_an_image(
+def test_network_with_logits_per_row_is_refused(
     monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path
 ) -> None:
     samples = read_trained_run(trained).samples
@@ -248,7 +248,7 @@ def test_a_network_of_rows_has_no_class_for_an_image(
     assert "returns logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
-def test_predictions_replace_no_file_that_is_read(trained: Path, tmp_path: Path) -> None:
+def test_csv_path_that_is_an_input_is_refused(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     np.save(file, np.zeros((8, 8, 1), np.uint8))
     before = file.read_bytes()
@@ -258,7 +258,9 @@ def test_predictions_replace_no_file_that_is_read(trained: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -> None:
+def test_export_folder_with_suffix_of_another_format_is_refused(
+    trained: Path, tmp_path: Path
+) -> None:
     """A folder called net.onnx is what nobody means."""
     for name in ("net.onnx", "net.SAFETENSORS", "net.pt"):
         with pytest.raises(UsageError, match=r"export writes a folder, .* name a folder"):
@@ -268,7 +270,7 @@ def test_an_export_is_no_file_of_another_format(trained: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
+def test_export_does_not_overwrite_a_foreign_folder(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="has other files than an export's"):
         export([str(trained), str(tmp_path)])
@@ -278,7 +280,7 @@ def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_half_an_export_is_none_and_may_be_made_whole(
+def test_partial_export_is_refused_and_can_be_completed(
     trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written over another, it must not pass for it: program and weights may be of two runs."""
@@ -296,7 +298,7 @@ def test_half_an_export_is_none_and_may_be_made_whole(
     assert {file.name for file in folder.iterdir()} == {file.name for file in exported.iterdir()}
 
 
-def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
+def test_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
     for name in ("model.bin", "model.json", "weights.safetensors"):
         folder = tmp_path / name
         folder.mkdir()
@@ -309,7 +311,7 @@ def test_a_damaged_export_is_refused(exported: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_known_by_its_dataset(trained: Path, tmp_path: Path) -> None:
+def test_killed_run_is_listed_with_its_dataset(trained: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     for name in ("recipe.yaml", "checkpoints"):
@@ -321,7 +323,7 @@ def test_a_run_that_was_killed_is_known_by_its_dataset(trained: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["export", "infer"])
-def test_the_commands_end_in_one_message(
+def test_command_error_is_one_message(
     name: str, command: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     said = command([name, "nowhere", "x.png"])
@@ -330,9 +332,7 @@ def test_the_commands_end_in_one_message(
 
 
 @pytest.mark.slow
-def test_weights_of_another_recipe_than_the_directorys_are_not_passed_off_as_its_own(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_weights_of_another_recipe_are_refused(trained: Path, tmp_path: Path) -> None:
     """A new run in the directory of an earlier one, say, of which the checkpoints were left."""
     shutil.copytree(trained, tmp_path / "run")
     recipe = tmp_path / "run" / "recipe.yaml"

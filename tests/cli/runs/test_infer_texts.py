@@ -41,7 +41,7 @@ def said(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_a_run_and_its_export_continue_a_prompt_alike(
+def test_run_and_export_continue_a_prompt_equally(
     language: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--prompt", "the cat", "--tokens", 70, "--temperature=0"
@@ -69,14 +69,14 @@ def test_a_run_and_its_export_continue_a_prompt_alike(
         (["some.png"], "the network continues texts; name the text"),
     ],
 )
-def test_a_prompt_that_will_not_do_is_refused(args: list[str], said_: str, language: Path) -> None:
+def test_invalid_prompt_is_refused(args: list[str], said_: str, language: Path) -> None:
     with pytest.raises(DataError, match=said_) as caught:
         infer([str(language / "run"), *args])
     assert caught.value.exit_status == 2
 
 
 @pytest.mark.slow
-def test_a_tokenizer_that_is_gone_or_damaged_is_named(language: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_tokenizer_is_named(language: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(language / "export", copy)
     (copy / "tokenizer.json").write_text("{}")
@@ -117,7 +117,7 @@ def test_sentences_are_classified_from_files_and_options(
         infer([str(classifier / "run"), str(lines)])
 
 
-def test_options_are_taken_with_and_without_an_equals_sign() -> None:
+def test_options_are_parsed_with_and_without_equals_sign() -> None:
     args = ["RUN", "--prompt", "-x=1", "--tokens=9", "--json", "--seed", "3", "--top-k=4"]
     typed = infer.make_context("infer", args).params
     assert (typed["prompt"], typed["tokens"], typed["as_json"]) == ("-x=1", 9, True)
@@ -137,17 +137,17 @@ def test_options_are_taken_with_and_without_an_equals_sign() -> None:
         (["--prompt=a", "--text=b"], "one continues a text, the other classifies texts"),
     ],
 )
-def test_other_options_are_refused(args: list[str], message: str) -> None:
+def test_invalid_options_are_refused(args: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         infer(["RUN", *args])
 
 
-def test_a_prompt_takes_no_files() -> None:
+def test_prompt_with_files_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a\.txt: a prompt has no files"):
         infer(["RUN", "a.txt", "--prompt", "x"])
 
 
-def test_records_keep_no_tokenizer(tmp_path: Path) -> None:
+def test_records_of_text_dataset_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat on the mat\n" * 100)
     given = ["dataset=text", f"dataset.root={tmp_path / 'a.txt'}", "dataset.length=16"]
     with pytest.raises(RecipeError, match="dataset = text: records can't hold a tokenizer"):

@@ -100,7 +100,7 @@ def lay_trap(run_dir: Path, folder: Path) -> None:
     )
 
 
-def test_an_old_run_is_reproduced_bit_for_bit(
+def test_old_run_is_reproduced_bit_for_bit(
     old: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert reproduce([str(old), "--out=again"]) == 0
@@ -111,7 +111,7 @@ def test_an_old_run_is_reproduced_bit_for_bit(
     outcome.assert_same_run(old, tmp_path / "again")
 
 
-def test_a_run_that_was_stopped_is_repeated_as_far_as_it_went(
+def test_stopped_run_is_reproduced_up_to_its_last_step(
     tiny: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stop = At(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_is_repeated_as_far_as_it_went(
     assert "metrics      not kept by both runs" in said
 
 
-def test_where_losses_differ_the_first_step_is_named_and_what_else_differs(
+def test_first_differing_loss_is_named_with_other_differences(
     kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loss = outcome.metrics(kept)[16]["loss"]
@@ -152,7 +152,7 @@ def test_where_losses_differ_the_first_step_is_named_and_what_else_differs(
     assert said.splitlines()[-1] == "verdict      not reproduced"
 
 
-def test_a_metric_that_differs_is_no_reproduction(
+def test_differing_metric_fails_reproduction(
     kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(copy / "summary.json", lambda tree: tree["metrics"].update(accuracy=0.125))
@@ -160,7 +160,7 @@ def test_a_metric_that_differs_is_no_reproduction(
     assert "metrics.accuracy" in capsys.readouterr().out
 
 
-def test_steps_that_are_lacking_are_no_reproduction(
+def test_missing_steps_fail_reproduction(
     kept: Path, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -170,7 +170,7 @@ def test_steps_that_are_lacking_are_no_reproduction(
     assert said[-1] == "verdict      not reproduced: the new run lacks the last 5 steps"
 
 
-def test_a_recipe_that_is_wrong_is_reported_by_the_new_run(
+def test_wrong_recipe_is_reported_and_leaves_no_run(
     kept: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And nothing is left of a run that never began."""
@@ -190,14 +190,14 @@ def test_a_recipe_that_is_wrong_is_reported_by_the_new_run(
         (["nowhere", "train.resume=auto"], UsageError, "train.resume=auto: goes on with a run"),
     ],
 )
-def test_what_can_not_be_reproduced_is_reported(
+def test_wrong_arguments_are_reported(
     args: list[str], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         reproduce(args)
 
 
-def test_a_run_without_steps_is_reported(tiny: Compose, tmp_path: Path) -> None:
+def test_run_without_steps_is_reported(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("stages=[data]"), tmp_path / "run")
     with pytest.raises(DataError, match=r"metrics\.jsonl: has no step to compare with"):
         reproduce([str(tmp_path / "run")])
@@ -206,14 +206,14 @@ def test_a_run_without_steps_is_reported(tiny: Compose, tmp_path: Path) -> None:
 # What else an old run must go on being good for.
 
 
-def test_an_old_run_is_resumed(old: Path, tiny: Compose) -> None:
+def test_old_run_is_resumed(old: Path, tiny: Compose) -> None:
     longer = tiny("train.steps=50", f"train.resume={old}")
     assert find_run_to_resume(longer) == old
     assert run(longer).steps == 50
     assert yaml.safe_load((old / "recipe.yaml").read_text()) == longer.model_dump(mode="json")
 
 
-def test_an_old_run_is_exported_and_infers(
+def test_old_run_can_be_exported_and_infers(
     old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export([str(old), str(tmp_path / "exported")]) == 0

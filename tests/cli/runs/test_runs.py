@@ -22,7 +22,7 @@ def outputs(tmp_path: Path) -> Path:
     return tmp_path / "outputs"
 
 
-def test_the_table_has_the_best_first(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_sorted_by_best_metric(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(outputs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     order = [line.split()[0] for line in lines if line.split()[:1] and "done" in line]
@@ -30,7 +30,7 @@ def test_the_table_has_the_best_first(outputs: Path, capsys: pytest.CaptureFixtu
     assert any(line.split()[:2] == ["killed", "unfinished"] for line in lines)
 
 
-def test_runs_without_accuracy_come_below_those_that_have_it(
+def test_runs_without_accuracy_are_ranked_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, accuracy in {"a_priced": None, "b": 0.5, "c": 0.9, "d_priced": None}.items():
@@ -48,7 +48,7 @@ def test_runs_without_accuracy_come_below_those_that_have_it(
     assert "<p>4 done; ranked by accuracy, which 2 don't have</p>" in unescape(page)
 
 
-def test_the_folder_is_outputs_unless_named(
+def test_folder_defaults_to_outputs(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(outputs.parent)
@@ -58,7 +58,7 @@ def test_the_folder_is_outputs_unless_named(
     assert runs[0]["keys"]["train.optimizer.lr"] == 0.2
 
 
-def test_the_page_is_written_where_it_is_told(
+def test_page_is_written_to_the_requested_place(
     outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(outputs), "--html"]) == 0
@@ -83,12 +83,12 @@ def test_the_page_is_written_where_it_is_told(
         ["--watch", "--out=x"],
     ],
 )
-def test_other_arguments_are_refused(args: list[str]) -> None:
+def test_wrong_arguments_are_refused(args: list[str]) -> None:
     with pytest.raises(UsageError):
         main(args)
 
 
-def test_an_unknown_metric_names_the_nearest(outputs: Path) -> None:
+def test_unknown_metric_suggests_the_nearest(outputs: Path) -> None:
     with pytest.raises(DataError, match="did you mean accuracy"):
         main([str(outputs), "--metric=accuracies"])
 

@@ -22,7 +22,7 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.sampled_from([*SMALL, "unknown", "x\ny", "mixup", "ema"]), VALUES))
 @settings(max_examples=100, deadline=None)
-def test_every_setting_has_one_row_or_the_file_is_refused(changes: dict[str, Any]) -> None:
+def test_accepted_file_has_one_row_per_setting(changes: dict[str, Any]) -> None:
     values = {**SMALL, **changes}
     try:
         adoption = adopt("mindcv", "a file", values, RULES)
@@ -34,7 +34,7 @@ def test_every_setting_has_one_row_or_the_file_is_refused(changes: dict[str, Any
     assert all(row.keys or row.note for row in adoption.rows)
 
 
-def test_a_setting_cannot_write_lines_of_the_recipe() -> None:
+def test_setting_cannot_inject_recipe_lines() -> None:
     hostile = "a\ntrain: {steps: 9}\n# @package hydra"
     adoption = adopt(
         "mindcv", hostile, {**SMALL, hostile: hostile, "warmup_factor": hostile}, RULES
@@ -47,21 +47,21 @@ def test_a_setting_cannot_write_lines_of_the_recipe() -> None:
 
 
 @pytest.mark.parametrize("root", ["${oc.env:HOME}", "???", "${hydra:job.name}"])
-def test_a_setting_cannot_read_the_environment(root: str) -> None:
+def test_setting_cannot_read_the_environment(root: str) -> None:
     adoption = adopt("mindcv", "a file", {**SMALL, "data_dir": root}, RULES)
     with pytest.raises(RecipeError, match=r"dataset\.root") as caught:
         make_recipe_text(adoption, Path("mine.yaml"))
     assert "adopted.yaml" not in str(caught.value)
 
 
-def test_a_file_without_a_length_trains_one_epoch() -> None:
+def test_file_without_a_length_trains_one_epoch() -> None:
     values = {key: value for key, value in SMALL.items() if key != "epoch_size"}
     adoption = adopt("mindcv", "a file", values, RULES)
     row = adoption.rows[-1]
     assert (row.setting, row.keys) == ("length of training", {"train.passes": 1})
 
 
-def test_all_problems_of_a_file_are_in_one_message() -> None:
+def test_all_problems_are_in_one_message() -> None:
     values = {**SMALL, "model": "cait_s24", "opt": "adan", "dataset": "voc"}
     with pytest.raises(RecipeError) as caught:
         adopt("mindcv", "a file", values, RULES)
@@ -73,6 +73,6 @@ def test_all_problems_of_a_file_are_in_one_message() -> None:
 
 
 @pytest.mark.parametrize("value", [True, "3", [3], float("inf")])
-def test_a_number_is_a_finite_number(value: Any) -> None:
+def test_non_finite_number_is_refused(value: Any) -> None:
     with pytest.raises(RecipeError, match=r"lr = .*: must be (a number|finite)"):
         read_setting({"lr": value}, "lr", 0.1)

@@ -26,7 +26,7 @@ def write_recipe(folder: Path, values: Mapping[str, Any], *overrides: str) -> Re
     return load_recipe(str(file), overrides)
 
 
-def test_the_values_of_a_yaml_are_in_the_recipe(tmp_path: Path) -> None:
+def test_yaml_values_are_in_the_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, SMALL)
     train = recipe.train
     assert (train.batch_size, train.passes, train.precision, train.sink) == (16, 2, "O0", True)
@@ -57,7 +57,7 @@ def test_ten_yamls_become_recipes(name: str, tmp_path: Path) -> None:
     assert recipe.train.passes == values["epoch_size"]
 
 
-def test_imagenet_has_its_crops(tmp_path: Path) -> None:
+def test_imagenet_recipe_has_its_crops(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, MINDCV["mobilenet_v2"])
     dataset = recipe.dataset.model_dump(mode="json")
     assert dataset["name"] == "image_folder"
@@ -104,7 +104,7 @@ def decayed(name: str, epoch: float) -> float:
 @pytest.mark.parametrize(
     "name", ["constant", "cosine_decay", "exponential_decay", "polynomial_decay", "step_decay"]
 )
-def test_learning_rates_are_mindcvs(name: str, tmp_path: Path) -> None:
+def test_learning_rates_match_mindcv(name: str, tmp_path: Path) -> None:
     values = {**SMALL, **RATES, "scheduler": name, "decay_epochs": 2}
     train = write_recipe(tmp_path, values).train
     table = train.schedule.table(train.optimizer.lr, EPOCHS * STEPS_PER_EPOCH, STEPS_PER_EPOCH)
@@ -112,7 +112,7 @@ def test_learning_rates_are_mindcvs(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(table, expected, rtol=1e-6)
 
 
-def test_microbatches_are_parts_of_a_batch(tmp_path: Path) -> None:
+def test_accumulated_batch_is_split_into_microbatches(tmp_path: Path) -> None:
     train = write_recipe(tmp_path, MINDCV["squeezenet_accumulated"]).train
     assert (train.batch_size, train.accumulate_steps) == (16, 2)
 
@@ -129,7 +129,7 @@ def test_microbatches_are_parts_of_a_batch(tmp_path: Path) -> None:
         ({"model": 3}, "model = 3: must be text"),
     ],
 )
-def test_another_training_is_refused(changes: dict[str, Any], problem: str) -> None:
+def test_unsupported_setting_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
         adopt("mindcv", "a file", {**SMALL, **changes}, RULES)
 

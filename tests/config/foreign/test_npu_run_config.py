@@ -36,16 +36,14 @@ def find_problems(folder: Path, text: str) -> list[str]:
     return [problem.partition(".py: ")[2] for problem in caught.value.problems]
 
 
-def test_a_short_run_config_becomes_a_recipe(tmp_path: Path) -> None:
+def test_short_run_config_becomes_a_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, PLAIN_RUN)
     assert recipe.device.name == "ascend"
     assert (recipe.train.steps, recipe.train.sink_size, recipe.seed) == (200, 10, 3)
     assert recipe.checkpoint.every_steps == 100
 
 
-def test_a_full_run_config_becomes_a_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_run_config_becomes_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = write_recipe(tmp_path, FULL_RUN)
     train = recipe.train
@@ -59,12 +57,12 @@ def test_a_full_run_config_becomes_a_recipe(
     assert not (tmp_path / "executed").exists()
 
 
-def test_without_literal_steps_one_loop_is_trained(tmp_path: Path) -> None:
+def test_script_without_literal_steps_trains_one_loop(tmp_path: Path) -> None:
     text = "config = NPURunConfig(iterations_per_loop=100)\nestimator.train(f, max_steps=FLAGS.n)"
     assert write_recipe(tmp_path, text).train.steps == 100
 
 
-def test_steps_that_the_loop_does_not_divide_are_refused(tmp_path: Path) -> None:
+def test_steps_not_divisible_by_the_loop_are_refused(tmp_path: Path) -> None:
     text = "config = NPURunConfig(iterations_per_loop=100)\nestimator.train(f, max_steps=250)"
     with pytest.raises(RecipeError, match=r"iterations_per_loop = 100: must divide the 250 steps"):
         write_recipe(tmp_path, text)
@@ -75,7 +73,7 @@ def test_eager_mode_and_closed_sessions_are_accepted(tmp_path: Path) -> None:
     assert (recipe.train.mode, recipe.train.sink_size) == ("eager", 1)
 
 
-def test_what_the_adapter_refuses_is_in_one_message(tmp_path: Path) -> None:
+def test_adapter_problems_are_in_one_message(tmp_path: Path) -> None:
     """G-01 and G-02: five parameters, and six rules."""
     problems = find_problems(tmp_path, REFUSED_RUN)
     assert problems == [
@@ -114,7 +112,7 @@ def test_arguments_must_be_readable(call: str, problem: str, tmp_path: Path) -> 
     assert find_problems(tmp_path, call) == [problem]
 
 
-def test_a_value_that_is_no_literal_is_unmapped(tmp_path: Path) -> None:
+def test_non_literal_value_is_unmapped(tmp_path: Path) -> None:
     text = "N = 1\nN = 2\nNPURunConfig(save_checkpoints_steps=N, model_dir=read(1), a=1j)"
     rows = {row.setting: row for row in adopt_script(tmp_path, text).rows}
     for name in ("save_checkpoints_steps", "model_dir", "a"):
@@ -135,12 +133,12 @@ def test_a_value_that_is_no_literal_is_unmapped(tmp_path: Path) -> None:
     ],
     ids=["def", "nul", "long", "attributes", "signs", "doubled calls", "repeated list"],
 )
-def test_a_hostile_script_is_refused(text: str, tmp_path: Path) -> None:
+def test_hostile_script_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, RecipeError)):
         adopt_script(tmp_path, text)
 
 
-def test_a_constant_of_itself_ends(tmp_path: Path) -> None:
+def test_self_referencing_constant_is_refused(tmp_path: Path) -> None:
     limit = sys.getrecursionlimit()
     with pytest.raises(ValueError, match="isn't Python"):
         adopt_script(tmp_path, "x = f(k=x)\nNPURunConfig(session_config=x)")

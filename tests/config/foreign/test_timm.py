@@ -22,7 +22,7 @@ def write_recipe(folder: Path, **changes: Any) -> Recipe:
     return load_recipe(str(file))
 
 
-def test_the_values_of_args_are_in_the_recipe(tmp_path: Path) -> None:
+def test_args_values_are_in_the_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path)
     train = recipe.train
     optimizer = train.optimizer.model_dump()
@@ -48,7 +48,7 @@ def test_the_values_of_args_are_in_the_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "name"), [("cpu", "cpu"), ("cuda:0", "gpu"), ("npu:1", "ascend910")]
 )
-def test_device_strings_choose_the_device(device: str, name: str) -> None:
+def test_device_string_selects_the_device(device: str, name: str) -> None:
     """G-04: npu:1 is an Ascend."""
     rows = {row.setting: row for row in adopt_timm("args.yaml", {**TIMM, "device": device}).rows}
     assert rows["device"].keys == {"device": name}
@@ -71,25 +71,25 @@ def test_mixed_precision_is_mapped(
     assert train.loss_scale.model_dump()["name"] == scale
 
 
-def test_without_a_limit_gradients_are_not_clipped(tmp_path: Path) -> None:
+def test_gradients_are_not_clipped_without_clip_grad(tmp_path: Path) -> None:
     assert write_recipe(tmp_path, clip_grad=None).train.clip.norm is None
 
 
-def test_the_base_rate_of_an_adaptive_optimizer_grows_by_the_root(tmp_path: Path) -> None:
+def test_adaptive_optimizer_rate_scales_with_square_root_of_batch(tmp_path: Path) -> None:
     values = {"opt": "adamw", "opt_betas": [0.8, 0.95], "opt_eps": 1e-6}
     optimizer = write_recipe(tmp_path, **values).train.optimizer.model_dump()
     assert optimizer["lr"] == pytest.approx(0.1 * (128 / 256) ** 0.5)
     assert (optimizer["b1"], optimizer["b2"], optimizer["eps"]) == (0.8, 0.95, 1e-6)
 
 
-def test_an_optimizer_without_betas_names_them() -> None:
+def test_optimizer_without_betas_leaves_them_unmapped() -> None:
     values = {**TIMM, "opt_betas": [0.8, 0.95], "opt_eps": 1e-6}
     rows = {row.setting: row for row in adopt_timm("args.yaml", values).rows}
     assert rows["opt_betas"].note == "the optimizer doesn't use it"
     assert rows["opt_eps"].keys == {}
 
 
-def test_every_setting_has_a_row_under_its_own_name() -> None:
+def test_every_setting_has_a_row_under_its_name() -> None:
     rows = {row.setting: row for row in adopt_timm("args.yaml", TIMM).rows}
     assert set(TIMM) <= set(rows)
     assert "cutout" in rows["reprob"].note
@@ -107,6 +107,6 @@ def test_every_setting_has_a_row_under_its_own_name() -> None:
         ({"lr_base_size": 0}, "lr_base_size = 0: must be above 0"),
     ],
 )
-def test_another_training_is_refused(changes: dict[str, Any], problem: str) -> None:
+def test_unsupported_setting_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
         adopt_timm("args.yaml", {**TIMM, **changes})

@@ -23,7 +23,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("text", ADDRESSES)
-def test_an_address_keeps_its_text(text: str) -> None:
+def test_address_text_is_unchanged(text: str) -> None:
     address = parse_location(text)
     assert isinstance(address, Address)
     for same in (address, copy.deepcopy(address), pickle.loads(pickle.dumps(address))):
@@ -33,7 +33,7 @@ def test_an_address_keeps_its_text(text: str) -> None:
     assert TypeAdapter(Location).dump_json(address) == f'"{text}"'.encode()
 
 
-def test_a_path_and_a_local_address_are_paths() -> None:
+def test_path_and_a_local_address_are_paths() -> None:
     adapter = TypeAdapter(Location)
     assert adapter.validate_python("a/b") == Path("a/b")
     assert adapter.validate_python("~/b") == Path.home() / "b"
@@ -55,7 +55,7 @@ def test_a_path_and_a_local_address_are_paths() -> None:
         ("s3://bucket/./b", "must have no empty part"),
     ],
 )
-def test_other_addresses_are_refused(text: str, problem: str) -> None:
+def test_invalid_addresses_are_refused(text: str, problem: str) -> None:
     with pytest.raises(ValidationError, match=r"must|lacks|needs") as error:
         TypeAdapter(Location).validate_python(text)
     assert problem in str(error.value)

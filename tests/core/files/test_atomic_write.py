@@ -12,14 +12,14 @@ from pipeline.core.files.atomic_write import commit, sync, sync_ancestors, write
 from tests.engine.monitors.disk import files_end_at
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     for text in ("first, and longer", "second"):
         write_whole(tmp_path / "file", text)
         assert (tmp_path / "file").read_text() == text
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_where_the_disk_is_full_the_file_stays_as_it_was(tmp_path: Path) -> None:
+def test_full_disk_leaves_the_file_unchanged(tmp_path: Path) -> None:
     write_whole(tmp_path / "file", "before")
     with files_end_at(3), pytest.raises(OSError, match="File too large") as caught:
         write_whole(tmp_path / "file", "afterwards")
@@ -27,13 +27,13 @@ def test_where_the_disk_is_full_the_file_stays_as_it_was(tmp_path: Path) -> None
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "before")]
 
 
-def test_a_folder_that_is_gone_is_reported_by_the_name_of_the_file(tmp_path: Path) -> None:
+def test_missing_folder_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         write_whole(tmp_path / "gone" / "file", "text")
     assert caught.value.filename == str(tmp_path / "gone" / "file")
 
 
-def test_a_link_that_lies_in_wait_as_the_draft_is_not_written_through(tmp_path: Path) -> None:
+def test_link_in_place_of_the_draft_is_not_written_through(tmp_path: Path) -> None:
     """In a folder of somebody else, who can guess its name."""
     (tmp_path / "elsewhere").write_text("mine")
     draft = tmp_path / f"file.{socket.gethostname()}.{os.getpid()}.part"
@@ -44,7 +44,7 @@ def test_a_link_that_lies_in_wait_as_the_draft_is_not_written_through(tmp_path: 
     assert (tmp_path / "file").read_text() == "text"
 
 
-def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_device_file_is_written_and_not_replaced(tmp_path: Path) -> None:
     null = tmp_path / "null"
     null.symlink_to("/dev/null")
     write_whole(null, "text")
@@ -77,15 +77,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_a_file_is_synced_before_it_has_its_name(calls: list[str], tmp_path: Path) -> None:
+def test_file_is_synced_before_rename(calls: list[str], tmp_path: Path) -> None:
     write_whole(tmp_path / "file", "text")
     draft = f"file.{socket.gethostname()}.{os.getpid()}.part"
     assert calls == [f"sync {draft}", "rename to file", f"sync {tmp_path.name}"]
 
 
-def test_everything_in_a_folder_is_synced_before_it_has_its_name(
-    calls: list[str], tmp_path: Path
-) -> None:
+def test_folder_content_is_synced_before_rename(calls: list[str], tmp_path: Path) -> None:
     (tmp_path / "draft" / "inner").mkdir(parents=True)
     (tmp_path / "draft" / "inner" / "file").touch()
     (tmp_path / "draft" / "other").touch()
@@ -96,7 +94,7 @@ def test_everything_in_a_folder_is_synced_before_it_has_its_name(
     assert after == ["rename to folder", f"sync {tmp_path.name}"]
 
 
-def test_folders_above_are_synced_up_to_the_mount(
+def test_ancestor_folders_are_synced_up_to_the_mount(
     calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "outputs" / "day" / "run").mkdir(parents=True)
@@ -106,7 +104,7 @@ def test_folders_above_are_synced_up_to_the_mount(
     assert calls == ["sync day", "sync outputs", f"sync {tmp_path.name}"]
 
 
-def test_a_sync_that_fails_names_the_file_which_stays_as_it_was(
+def test_failed_sync_names_the_file_and_leaves_it_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_whole(tmp_path / "file", "before")
@@ -117,7 +115,7 @@ def test_a_sync_that_fails_names_the_file_which_stays_as_it_was(
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "before")]
 
 
-def test_only_folders_may_be_unable_to_sync(
+def test_unsupported_sync_is_ignored_only_for_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", _refuse(errno.EINVAL))
@@ -135,7 +133,7 @@ def _refuse(number: int) -> Callable[[int], None]:
     return refuse
 
 
-def test_names_that_are_no_utf8_are_written_escaped(tmp_path: Path) -> None:
+def test_non_utf8_names_are_written_escaped(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xc3\xa9.png")
     write_whole(tmp_path / "a.csv", f"file\n{name}\n")
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == "file\n\\udcff\u00e9.png\n"

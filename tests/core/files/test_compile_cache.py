@@ -90,7 +90,7 @@ def _flipped(content: bytes, place: int) -> bytes:
         "longer",
     ],
 )
-def test_a_damaged_program_is_reported_removed_and_compiled_again(
+def test_damaged_program_is_reported_and_recompiled(
     damage: Callable[[bytes], bytes], reported: list[str], tmp_path: Path
 ) -> None:
     file = kept(tmp_path)
@@ -108,7 +108,7 @@ def compile_other() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_is_run_for_its_own_key_alone(reported: list[str], tmp_path: Path) -> None:
+def test_program_under_another_key_is_not_run(reported: list[str], tmp_path: Path) -> None:
     """Under the name of another program it would be whole, and run in its place."""
     file = kept(tmp_path)
     compile_other()
@@ -123,9 +123,7 @@ def test_a_program_is_run_for_its_own_key_alone(reported: list[str], tmp_path: P
     assert reported == []
 
 
-def test_a_program_from_before_keys_were_bound_is_replaced(
-    reported: list[str], tmp_path: Path
-) -> None:
+def test_program_without_bound_key_is_replaced(reported: list[str], tmp_path: Path) -> None:
     file = kept(tmp_path)
     program = file.read_bytes()[32:]
     file.write_bytes(hashlib.sha256(program).digest() + program)
@@ -147,7 +145,7 @@ def test_a_program_from_before_keys_were_bound_is_replaced(
     ],
     ids=["link", "pipe", "mode 666"],
 )
-def test_what_this_program_has_not_written_is_neither_waited_for_nor_run(
+def test_foreign_cache_entry_is_removed_and_not_run(
     put: Callable[[Path, Path], None], why: str, reported: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "elsewhere"
@@ -161,7 +159,7 @@ def test_what_this_program_has_not_written_is_neither_waited_for_nor_run(
     assert program.exists()
 
 
-def test_a_program_of_another_user_is_not_run(
+def test_program_of_another_user_is_not_run(
     reported: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = kept(tmp_path)
@@ -173,9 +171,7 @@ def test_a_program_of_another_user_is_not_run(
     assert "belonged to user " in reported[0]
 
 
-def test_programs_are_this_users_alone_whatever_the_umask(
-    reported: list[str], tmp_path: Path
-) -> None:
+def test_programs_are_private_for_any_umask(reported: list[str], tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         file = kept(tmp_path)
@@ -186,9 +182,7 @@ def test_programs_are_this_users_alone_whatever_the_umask(
     assert reported == []
 
 
-def test_a_program_that_was_being_written_is_not_taken_for_one(
-    reported: list[str], tmp_path: Path
-) -> None:
+def test_partly_written_program_is_ignored(reported: list[str], tmp_path: Path) -> None:
     file = kept(tmp_path)
     file.rename(file.with_name(f"{file.name}.elsewhere.1.part"))
     assert compile_again() == "cache_misses"
@@ -196,7 +190,7 @@ def test_a_program_that_was_being_written_is_not_taken_for_one(
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_compilations_and_one_line(reported: list[str], tmp_path: Path) -> None:
+def test_full_disk_recompiles_and_warns_once(reported: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
     with files_end_at(100):
         assert compile_again() == compile_again() == "cache_misses"
@@ -206,9 +200,7 @@ def test_a_full_disk_costs_compilations_and_one_line(reported: list[str], tmp_pa
     assert compile_again() == "cache_hits"
 
 
-def test_a_program_that_can_not_be_read_costs_a_compilation(
-    reported: list[str], tmp_path: Path
-) -> None:
+def test_unreadable_program_is_recompiled(reported: list[str], tmp_path: Path) -> None:
     file = kept(tmp_path)
     file.unlink()
     file.mkdir()
@@ -219,7 +211,7 @@ def test_a_program_that_can_not_be_read_costs_a_compilation(
     ]
 
 
-def test_what_is_not_to_be_kept_leaves_no_file(reported: list[str], tmp_path: Path) -> None:
+def test_disabled_compile_cache_writes_no_file(reported: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
     with no_compile_cache():
         compile_again()

@@ -17,21 +17,21 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 
 @given(pairs=st.lists(st.tuples(texts, texts), min_size=1))
-def test_rows_are_read_back(pairs: list[tuple[str, str]]) -> None:
+def test_rows_round_trip(pairs: list[tuple[str, str]]) -> None:
     rows = [{"name": name, "value, unit": value} for name, value in pairs]
     text = csv_text(rows)
     assert list(csv.DictReader(io.StringIO(text, newline=""))) == rows
 
 
-def test_without_rows_there_is_no_text() -> None:
+def test_text_without_rows_is_empty() -> None:
     assert csv_text([]) == ""
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"missing/rows\.csv: can't be written: No such file"):
         write_csv(tmp_path / "missing" / "rows.csv", [{"a": 1}])
 
 
-def test_a_file_has_the_text(tmp_path: Path) -> None:
+def test_written_file_has_the_text(tmp_path: Path) -> None:
     write_csv(tmp_path / "rows.csv", [{"a": 1, "b": 2.5}, {"a": None, "b": "x"}])
     assert (tmp_path / "rows.csv").read_text() == "a,b\n1,2.5\n,x\n"

@@ -12,7 +12,7 @@ from pipeline.core.files.folder_lock import LOCK, Lock, flock, lock_file, lock_f
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+def test_lock_has_one_holder(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     with lock_file(file, wait=False) as first:
         assert first is not None
@@ -22,7 +22,7 @@ def test_a_lock_has_one_holder(tmp_path: Path) -> None:
         assert third is not None
 
 
-def test_a_folder_is_owned_also_when_its_lock_file_is_removed(tmp_path: Path) -> None:
+def test_owned_folder_stays_owned_without_its_lock_file(tmp_path: Path) -> None:
     """The lock was on a file; who removed it could write the same run."""
     with owned_folder(tmp_path) as first:
         assert first is not None
@@ -35,7 +35,7 @@ def test_a_folder_is_owned_also_when_its_lock_file_is_removed(tmp_path: Path) ->
         assert third is not None
 
 
-def test_where_folders_have_no_locks_a_removed_file_is_locked_once_more(tmp_path: Path) -> None:
+def test_removed_lock_file_is_locked_again(tmp_path: Path) -> None:
     """As on a network file system, where the folder's lock is this machine's alone."""
     first, second = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
     assert first.acquire(wait=False)
@@ -46,7 +46,7 @@ def test_where_folders_have_no_locks_a_removed_file_is_locked_once_more(tmp_path
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_holder_notices_that_another_process_was_faster(tmp_path: Path, replaced: bool) -> None:
+def test_holder_notices_lock_taken_by_another_process(tmp_path: Path, replaced: bool) -> None:
     first, second = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
     assert first.acquire(wait=False)
     if replaced:
@@ -61,7 +61,7 @@ def test_a_holder_notices_that_another_process_was_faster(tmp_path: Path, replac
     first.release()
 
 
-def test_a_lock_whose_file_was_removed_while_it_was_waited_for_is_taken_once_more(
+def test_lock_file_removed_during_wait_is_recreated(
     tmp_path: Path,
 ) -> None:
     """Else the waiter would hold a file that nobody finds."""
@@ -91,7 +91,7 @@ def _wait_and_mark(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])
-def test_what_is_no_regular_file_is_never_locked(kind: str, tmp_path: Path) -> None:
+def test_non_regular_file_is_not_locked(kind: str, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     lock = tmp_path / LOCK
     if kind == "link":
@@ -108,7 +108,7 @@ def test_what_is_no_regular_file_is_never_locked(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_of_processes_that_start_at_the_same_instant_one_owns_a_folder(tmp_path: Path) -> None:
+def test_one_of_several_simultaneous_processes_owns_the_folder(tmp_path: Path) -> None:
     start, end = SPAWN.Barrier(4), SPAWN.Event()
     processes = [SPAWN.Process(target=_own, args=(tmp_path, start, end)) for _ in range(4)]
     for process in processes:

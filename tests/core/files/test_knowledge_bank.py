@@ -32,12 +32,12 @@ def checked(entry: Entry) -> Entry:
     return {"ns": 1000 * float(entry["us"])}
 
 
-def test_there_is_nothing_in_a_bank_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_bank_is_empty(tmp_path: Path) -> None:
     assert read_bank(tmp_path / "bank.json", checked) == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_written_is_read_as_it_was_checked(tmp_path: Path) -> None:
+def test_written_entries_are_read_through_the_check(tmp_path: Path) -> None:
     bank = tmp_path / "new" / "folder" / "bank.json"
     write_bank(bank, ENTRIES)
     assert read_bank(bank, dict) == ENTRIES
@@ -54,7 +54,7 @@ def test_equal_banks_are_equal_files(tmp_path: Path) -> None:
     assert list(json.loads(one.read_text())["entries"]) == ["a", "b"]
 
 
-def test_a_bank_that_can_not_be_written_is_left_as_it_was(
+def test_failed_write_leaves_the_bank_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank = tmp_path / "bank.json"
@@ -69,7 +69,7 @@ def test_a_bank_that_can_not_be_written_is_left_as_it_was(
     assert read_bank(bank, dict) == ENTRIES
 
 
-def test_a_bank_that_a_disk_does_not_give_is_not_called_another_file(
+def test_io_error_is_not_reported_as_wrong_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must not be deleted for that."""
@@ -85,7 +85,7 @@ def test_a_bank_that_a_disk_does_not_give_is_not_called_another_file(
     assert str(caught.value) == f"{bank}: the knowledge bank can't be read: Input/output error"
 
 
-def test_what_several_add_at_once_is_all_kept(tmp_path: Path) -> None:
+def test_concurrent_additions_are_all_kept(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     entries: list[dict[str, Entry]] = [{str(i): {"us": i + 1}} for i in range(40)]
     with ThreadPoolExecutor(8) as threads:
@@ -94,13 +94,13 @@ def test_what_several_add_at_once_is_all_kept(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {".lock", "bank.json"}
 
 
-def test_a_folder_that_can_not_be_locked_is_reported(tmp_path: Path) -> None:
+def test_folder_that_can_not_be_locked_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"bank\.json: the knowledge bank can't be written: "):
         add_to_bank(tmp_path / "file" / "bank.json", ENTRIES, dict)
 
 
-def test_rounds_are_written_as_the_documents_have_them() -> None:
+def test_rounds_have_the_documented_format() -> None:
     """A-03: the best time in microseconds, and when the round ended."""
     assert format_rounds([Round(82.0, datetime(2020, 8, 8, 18, 3, 38))]) == [
         "[82, 2020-08-08 18:03:38]"
@@ -123,7 +123,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
-def test_what_is_no_bank_is_named_and_left_alone(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_bank_is_named_and_unchanged(content: bytes, tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     bank.write_bytes(content)
     with pytest.raises(RunError) as caught:
@@ -133,19 +133,19 @@ def test_what_is_no_bank_is_named_and_left_alone(content: bytes, tmp_path: Path)
     assert bank.read_bytes() == content
 
 
-def test_a_bank_of_another_version_is_reported_by_its_number(tmp_path: Path) -> None:
+def test_bank_of_another_version_is_refused(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     bank.write_text(json.dumps({"version": BANK_VERSION + 1, "entries": {}}))
     with pytest.raises(RunError, match=r"\(ValueError: version 2; must be 1\)"):
         read_bank(bank, checked)
 
 
-def test_a_folder_is_no_bank(tmp_path: Path) -> None:
+def test_folder_is_refused_as_bank(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a knowledge bank of AutoTune"):
         read_bank(tmp_path, checked)
 
 
-def test_a_result_is_called_after_the_process_and_the_moment(tmp_path: Path) -> None:
+def test_result_file_is_named_after_process_and_time(tmp_path: Path) -> None:
     """A-03."""
     moment = datetime(2020, 8, 8, 18, 3, 38, 42_999)
     path = write_result({"result_data": {"before_tune": 2.5}}, tmp_path / "new", moment)

@@ -33,12 +33,12 @@ def no_search() -> Result:
     raise AssertionError("searched")
 
 
-def test_without_an_entry_the_search_is_used_and_stored() -> None:
+def test_search_without_entry_is_used_and_stored() -> None:
     tuned = reuse_or_search(None, lambda: Result(2.0), repeat=False)
     assert (tuned.best, tuned.status, tuned.searched) == (Result(2.0), "bank_append", Result(2.0))
 
 
-def test_an_entry_is_used_without_a_search() -> None:
+def test_stored_entry_is_used_without_a_search() -> None:
     tuned = reuse_or_search(Result(3.0), no_search, repeat=False)
     assert (tuned.best, tuned.status, tuned.searched) == (Result(3.0), "bank_hit", None)
 
@@ -47,14 +47,14 @@ def test_an_entry_is_used_without_a_search() -> None:
     ("searched", "best", "status"),
     [(2.0, 2.0, "bank_update"), (3.0, 3.0, "bank_reserved"), (4.0, 3.0, "bank_reserved")],
 )
-def test_a_repeated_search_must_be_faster_than_the_bank(
+def test_repeated_search_replaces_entry_only_if_faster(
     searched: float, best: float, status: str
 ) -> None:
     tuned = reuse_or_search(Result(3.0), lambda: Result(searched), repeat=True)
     assert (tuned.best, tuned.status, tuned.searched) == (Result(best), status, Result(searched))
 
 
-def test_the_users_bank_replaces_entries_of_the_built_in_one(tmp_path: Path) -> None:
+def test_user_bank_overrides_built_in_entries(tmp_path: Path) -> None:
     banks = Banks(tmp_path / "custom.json", tmp_path / "built_in.json", checked)
     assert banks.read() == {}
     write_bank(tmp_path / "built_in.json", {"a": {"us": 1}, "b": {"us": 2}})
@@ -63,19 +63,19 @@ def test_the_users_bank_replaces_entries_of_the_built_in_one(tmp_path: Path) -> 
     assert read_bank(tmp_path / "custom.json", checked) == {"b": {"us": 3.0}}
 
 
-def test_without_a_bank_of_the_user_nothing_is_written(tmp_path: Path) -> None:
+def test_addition_without_user_bank_writes_no_file(tmp_path: Path) -> None:
     Banks(None, None, checked).add({"a": {"us": 1}})
     assert Banks(None, None, checked).read() == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_bank_is_named(tmp_path: Path) -> None:
+def test_file_that_is_not_a_bank_is_named(tmp_path: Path) -> None:
     (tmp_path / "custom.json").write_text("[]")
     with pytest.raises(RunError, match=r"custom\.json: not a knowledge bank"):
         Banks(tmp_path / "custom.json", None, checked).read()
 
 
-def test_a_record_has_its_status_as_booleans() -> None:
+def test_record_has_its_status_as_booleans() -> None:
     record = operator_record(("conv2d", "forward"), "key", 2.0, 1.0, "bank_hit")
     flags = {"bank_append": False, "bank_hit": True, "bank_reserved": False, "bank_update": False}
     assert record == {

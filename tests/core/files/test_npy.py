@@ -26,7 +26,7 @@ numbers = arrays(
 
 
 @given(array=numbers, fortran=st.booleans())
-def test_an_archive_has_the_arrays_that_numpy_wrote(
+def test_archive_has_the_arrays_written_by_numpy(
     tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, fortran: bool
 ) -> None:
     stored = np.asfortranarray(array) if fortran else array
@@ -40,13 +40,13 @@ def test_an_archive_has_the_arrays_that_numpy_wrote(
 
 
 @given(dtype=scalar_dtypes(), shape=array_shapes(max_dims=3))
-def test_zeros_begin_where_a_device_uses_them(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+def test_zeros_are_aligned_for_devices(dtype: np.dtype, shape: tuple[int, ...]) -> None:
     array = aligned_zeros(shape, dtype)
     assert (array.shape, array.dtype) == (shape, dtype)
     assert array.ctypes.data % ALIGNMENT_BYTES == 0
 
 
-def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "array.npy"
     np.save(path, np.arange(12).reshape(3, 4))
     np.testing.assert_array_equal(read_npy(path), np.arange(12).reshape(3, 4))
@@ -58,14 +58,14 @@ def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
         parse_npy("array", content[:-8])
 
 
-def test_objects_are_refused(tmp_path: Path) -> None:
+def test_object_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "array.npy"
     np.save(path, np.array([{}], object))
     with pytest.raises(ValueError, match="holds objects; must be plain numbers"):
         read_npy(path)
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "arrays.npz"
     for message in ("there is no such file", "must be an .npz file"):
         with pytest.raises(ValueError, match=message), open_archive(path):
@@ -74,6 +74,6 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(-1,), (2.0,), (1,) * 40])
-def test_a_shape_that_no_array_has_is_refused(shape: tuple[int, ...]) -> None:
+def test_impossible_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="has an impossible shape"):
         array_bytes("array", np.dtype("int8"), shape)

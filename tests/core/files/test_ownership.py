@@ -23,14 +23,14 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("umask", [0, 0o002, 0o077], indirect=True)
-def test_a_folder_that_is_made_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_created_folder_is_private_for_any_umask(tmp_path: Path) -> None:
     make_private(tmp_path / "a" / "b" / "c")
     make_private(tmp_path / "a" / "b")
     for name in ("a", "a/b", "a/b/c"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
 
 
-def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "link").symlink_to(tmp_path)
     for folder in (tmp_path, tmp_path / "link"):
@@ -38,7 +38,7 @@ def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
-def test_what_blocks_a_folder_is_named(tmp_path: Path) -> None:
+def test_file_in_place_of_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wanted in (tmp_path / "file", tmp_path / "file" / "folder"):
         with pytest.raises(NotADirectoryError):
@@ -78,7 +78,7 @@ def found(mode: int, uid: int = ME, gid: int = OWN_GROUP) -> os.stat_result:
         (0o1777, OWN_GROUP, "everybody"),
     ],
 )
-def test_whoever_may_write_is_named(mode: int, gid: int, writers: str | None) -> None:
+def test_writers_besides_the_user_are_named(mode: int, gid: int, writers: str | None) -> None:
     """A group that has nobody but me in it writes as I do: the umask 002 of many systems."""
     assert find_writers(found(mode, gid=gid)) == writers
 
@@ -87,11 +87,11 @@ def test_whoever_may_write_is_named(mode: int, gid: int, writers: str | None) ->
 @pytest.mark.parametrize(
     ("uid", "owner"), [(ME, None), (0, None), (7, "user you"), (4000, "user 4000")]
 )
-def test_what_is_neither_mine_nor_roots_is_foreign(uid: int, owner: str | None) -> None:
+def test_foreign_owner_is_neither_user_nor_root(uid: int, owner: str | None) -> None:
     assert find_foreign_owner(found(0o700, uid=uid)) == owner
 
 
-def test_my_own_group_is_none_where_nobody_knows_me(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_unknown_user_counts_as_a_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     assert find_writers(found(0o775, gid=4_000_000)) == "group 4000000"
     assert find_foreign_owner(found(0o775, uid=ME)) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.core.files.package_paths import CONF, LOCK, PACKAGE, PROJECT, RECIPES
 
 
-def test_shipped_files_are_there() -> None:
+def test_shipped_files_exist() -> None:
     assert (PACKAGE / "__main__.py").is_file()
     assert (CONF / "config.yaml").is_file()
     assert (RECIPES / "lenet5_digits.yaml").is_file()

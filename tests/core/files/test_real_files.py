@@ -40,7 +40,7 @@ UNREAL: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", UNREAL)
-def test_what_is_no_file_of_its_own_is_named_and_not_opened(
+def test_entry_that_is_not_a_file_is_named_and_not_opened(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's name may not be long
@@ -56,7 +56,7 @@ def test_what_is_no_file_of_its_own_is_named_and_not_opened(
     assert not Path("elsewhere").exists()
 
 
-def test_a_directory_in_the_place_of_a_file_and_a_file_in_that_of_one_are_named(
+def test_wrong_kind_of_path_is_named(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -67,7 +67,7 @@ def test_a_directory_in_the_place_of_a_file_and_a_file_in_that_of_one_are_named(
         require_real_trees(tmp_path, ["file"])
 
 
-def test_a_file_with_two_names_is_refused_where_it_is_changed_in_place(tmp_path: Path) -> None:
+def test_hard_linked_file_is_refused_if_changed_in_place(tmp_path: Path) -> None:
     """A backup of hard links would be changed with the run."""
     (tmp_path / "file").touch()
     os.link(tmp_path / "file", tmp_path / "backup")
@@ -88,7 +88,7 @@ def test_links_are_found_at_any_depth_and_never_followed(tmp_path: Path) -> None
         require_real_trees(tmp_path, ["tree"])
 
 
-def test_a_name_is_printed_without_what_steers_a_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "\x1b[2Jx\n").symlink_to("y\nz")
     with pytest.raises(DataError) as caught:

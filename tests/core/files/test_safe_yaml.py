@@ -29,19 +29,19 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_what_is_written_is_read_as_by_the_careful_reader(value: object) -> None:
+def test_written_yaml_is_read_as_by_the_strict_reader(value: object) -> None:
     text = yaml_text(value)
     assert parse_written_yaml(text) == parse_yaml(text)
 
 
 @given(st.text(st.sampled_from("ab1: -[]{}&*!<>|'\"#\n,?%@="), max_size=24))
-def test_whatever_the_careful_reader_reads_has_the_same_value(text: str) -> None:
+def test_fast_reader_agrees_with_the_strict_reader(text: str) -> None:
     with suppress(ValueError):
         expected = parse_yaml(text)
         assert parse_written_yaml(text) == expected
 
 
-def test_shipped_recipes_are_read_alike() -> None:
+def test_shipped_recipes_are_read_equally_by_both_readers() -> None:
     files = [*RECIPES.glob("*.yaml"), *CONF.rglob("*.yaml")]
     assert len(files) > 50
     for file in files:
@@ -58,7 +58,7 @@ def test_shipped_recipes_are_read_alike() -> None:
         f"a: {'9' * 5000}",
     ],
 )
-def test_hostile_texts_are_refused_in_the_same_words(text: str) -> None:
+def test_hostile_texts_are_refused_with_equal_messages(text: str) -> None:
     """Deep nesting would overflow the stack of the reader in C."""
     words = []
     for parse in (parse_yaml, parse_written_yaml):
@@ -72,7 +72,7 @@ OF_YAML_1_1 = ["1:30", "1:30.5", "0x10", "0b11", "017", "-017", "00", "0_0", "1_
 
 
 @pytest.mark.parametrize("text", [*OF_YAML_1_1, "yes", "No", "on", "OFF"])
-def test_values_that_the_command_line_takes_for_texts_are_refused(text: str) -> None:
+def test_values_that_are_text_on_the_command_line_are_refused(text: str) -> None:
     for parse in (parse_yaml, parse_written_yaml):
         with pytest.raises(ValueError, match=r"line 2: seed = .*: a text on the command") as caught:
             parse(f"a: 1\nseed: {text}\n")
@@ -86,7 +86,7 @@ NUMBERS = ["0", "-0", "+5", "1_000", "1.", ".5", "1e3", "1E-5", "1.5e+3", "1_0.5
 
 
 @pytest.mark.parametrize("text", NUMBERS)
-def test_other_values_are_those_of_the_command_line(text: str) -> None:
+def test_other_values_match_the_command_line(text: str) -> None:
     expected = OverridesParser.create().parse_override(f"k={text}").value()
     for parse in (parse_yaml, parse_written_yaml):
         value = parse(f"k: {text}")["k"]

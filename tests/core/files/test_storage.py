@@ -13,7 +13,7 @@ from pipeline.core.files import storage
 from pipeline.core.files.storage import StoredFile, convert_errors, open_storage, retry
 
 
-def test_a_folder_is_listed_read_written_and_removed(tmp_path: Path) -> None:
+def test_folder_can_be_listed_read_written_and_removed(tmp_path: Path) -> None:
     stored = open_storage(f"file://{tmp_path}/store")
     assert stored.list_files() == {}
     stored.write("a/one", b"first")
@@ -38,7 +38,7 @@ def test_a_folder_is_listed_read_written_and_removed(tmp_path: Path) -> None:
     assert list(single.list_files()) == [""]
 
 
-def test_a_version_changes_with_a_file(tmp_path: Path) -> None:
+def test_version_changes_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"1")
     before = open_storage(f"file://{tmp_path}").list_files()["x"]
     assert before == StoredFile(1, before.version)
@@ -87,7 +87,7 @@ def test_errors_are_one_line_without_secrets(error: Exception, kind: Any, text: 
         (HttpError(404), DataError, "there is no such file"),
     ],
 )
-def test_a_failed_request_is_more_than_a_missing_file(
+def test_failed_http_request_is_not_reported_as_missing_file(
     cause: Exception, kind: Any, text: str
 ) -> None:
     """fsspec raises FileNotFoundError for all failed requests of HTTP."""
@@ -95,7 +95,7 @@ def test_a_failed_request_is_more_than_a_missing_file(
         raise FileNotFoundError("https://host/x") from cause
 
 
-def test_an_action_is_tried_again_unless_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_is_retried_unless_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "WAITS_S", (0.0, 0.0))
     errors: list[Exception] = [RunError("one"), RunError("two")]
 
@@ -115,6 +115,6 @@ def test_an_action_is_tried_again_unless_it_is_refused(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
-def test_a_missing_package_is_named_with_the_command() -> None:
+def test_missing_package_is_named_with_install_command() -> None:
     with pytest.raises(DataError, match=r"pip install 'recipe-pipeline\[storage\]'"):
         open_storage("s3://bucket/x")

@@ -31,7 +31,7 @@ def refuse(name: str) -> None:
 
 
 @given(value=values)
-def test_text_is_read_back_with_null_for_nan_and_infinities(value: Any) -> None:
+def test_json_round_trips_with_null_for_nan_and_infinities(value: Any) -> None:
     assert json.loads(json_text(value), parse_constant=refuse) == without_nan(value)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.files.trace_file import TraceRow, write_trace_file
 
 
-def test_spans_and_names_of_rows(tmp_path: Path) -> None:
+def test_trace_file_has_spans_and_row_names(tmp_path: Path) -> None:
     row = TraceRow(pid=1, tid=7)
     events = [row.name("thread_name", "Host"), row.span("matmul", "AI_CORE", 1.00049, 2.5)]
     write_trace_file(tmp_path / "trace.json", events, {"mode": "loop"})
@@ -28,7 +28,7 @@ def test_spans_and_names_of_rows(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_neighbours_do_not_overlap_by_a_rounding_error() -> None:
+def test_adjacent_spans_do_not_overlap_by_rounding() -> None:
     row = TraceRow(1, 1)
     ends = [0.0, 0.3334, 0.6665, 1.0004]
     spans = [row.span("", "", a, b) for a, b in itertools.pairwise(ends)]
@@ -36,7 +36,7 @@ def test_neighbours_do_not_overlap_by_a_rounding_error() -> None:
         assert round(before["ts"] + before["dur"], 3) == after["ts"]
 
 
-def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_nan_time_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_trace_file(tmp_path / "trace.json", [TraceRow(1, 1).span("", "", float("nan"), 1)])
     assert not (tmp_path / "trace.json").exists()

@@ -30,17 +30,17 @@ def test_leaves_are_named_by_their_path() -> None:
     ],
     ids=["value", "longer", "missing", "null is nothing"],
 )
-def test_what_differs_is_listed(one: object, other: object, found: list[Difference]) -> None:
+def test_differences_are_listed(one: object, other: object, found: list[Difference]) -> None:
     assert differences(one, other) == found
 
 
-def test_a_difference_is_called_as_it_would_be_typed() -> None:
+def test_difference_key_has_dotted_form() -> None:
     assert Difference(("train", "ops", 0), 1, 2).key == "train.ops.0"
 
 
 @pytest.mark.slow
 @given(TREES)
-def test_nothing_differs_from_itself(tree: object) -> None:
+def test_tree_has_no_differences_from_itself(tree: object) -> None:
     assert differences(tree, tree) == []
 
 

@@ -26,7 +26,7 @@ def pack(path: Path, *names: str) -> Path:
     return path
 
 
-def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
+def test_compression_is_detected_by_content(tmp_path: Path) -> None:
     (tmp_path / "plain.gz").write_bytes(CONTENT)
     (tmp_path / "packed.csv").write_bytes(gzip.compress(CONTENT))
     zipped = pack(tmp_path / "zipped.csv", "folder/", "rows.csv", "__MACOSX/._rows.csv", ".hidden")
@@ -38,20 +38,20 @@ def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
     ("names", "message"),
     [((), "holds 0 files"), (("a.csv", "b.csv"), r"holds 2 files \('a.csv', 'b.csv'\)")],
 )
-def test_a_zip_file_holds_one_file(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+def test_zip_must_hold_one_file(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
     path = pack(tmp_path / "data.zip", *names, ".hidden")
     with pytest.raises(ValueError, match=message):
         unpack(path)
 
 
-def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.csv.gz"
     path.write_bytes(gzip.compress(CONTENT)[:-10])
     with pytest.raises(ValueError, match="can't be unpacked: "):
         unpack(path)
 
 
-def test_a_file_unpacks_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacked_file, "MOST_UNPACKED_BYTES", 1000)
     path = tmp_path / "zeros.gz"
     path.write_bytes(gzip.compress(bytes(10_000_000)))

@@ -7,7 +7,7 @@ import pytest
 from pipeline.core.files.value_text import align_columns, bytes_text, first_lines, join_first
 
 
-def test_further_texts_are_counted() -> None:
+def test_omitted_texts_are_counted() -> None:
     assert join_first(["a", "b"], 2) == "a, b"
     assert join_first(["a", "b", "c"], 2, "; ", "; and ") == "a; b; and 1 more"
     assert join_first([str(n) for n in range(1003)], 2) == "0, 1 and 1,001 more"
@@ -15,7 +15,7 @@ def test_further_texts_are_counted() -> None:
     assert first_lines([str(n) for n in range(1003)], 1) == ["0", "1,002 more"]
 
 
-def test_cells_are_in_columns_without_spaces_at_the_end() -> None:
+def test_columns_are_aligned_without_trailing_spaces() -> None:
     rows = [("name", "n", "note"), ("a", "12", ""), ("bc", "3", "x")]
     assert align_columns(rows, right=(1,)) == ["name   n  note", "a     12", "bc     3  x"]
 
@@ -23,5 +23,5 @@ def test_cells_are_in_columns_without_spaces_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2.5e12, "2,500.0 GB")]
 )
-def test_bytes_have_a_decimal_unit(count: float, text: str) -> None:
+def test_byte_counts_have_a_decimal_unit(count: float, text: str) -> None:
     assert bytes_text(count) == text

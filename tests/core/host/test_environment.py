@@ -30,11 +30,11 @@ def _zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def test_a_usual_process_is_accepted() -> None:
+def test_usual_environment_is_accepted() -> None:
     require_usable_environment()
 
 
-def test_a_removed_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -43,7 +43,7 @@ def test_a_removed_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         require_usable_environment()
 
 
-def test_a_command_in_a_removed_folder_has_no_traceback(tmp_path: Path) -> None:
+def test_command_in_removed_folder_has_no_traceback(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     begun = subprocess.run(
@@ -61,7 +61,7 @@ def test_a_command_in_a_removed_folder_has_no_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_zone")
 @pytest.mark.parametrize(("zone", "hours"), [("AAA-25", "+24"), ("AAA24", "-24")])
-def test_a_time_zone_that_python_refuses(
+def test_time_zone_beyond_python_limit_is_refused(
     zone: str, hours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", zone)
@@ -71,13 +71,13 @@ def test_a_time_zone_that_python_refuses(
 
 
 @pytest.mark.usefixtures("_zone")
-def test_the_largest_offset_of_a_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_time_zone_offset_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "AAA-23:59:59")
     time.tzset()
     require_usable_environment()
 
 
-def test_a_clock_that_python_can_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def overflow() -> float:
         raise OverflowError("timestamp too large to convert to C _PyTime_t")
 
@@ -94,19 +94,21 @@ def test_a_clock_that_python_can_not_read(monkeypatch: pytest.MonkeyPatch) -> No
         ("no/such/file", 'Could not open file "no/such/file"'),
     ],
 )
-def test_flags_that_xla_aborts_at(flags: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_xla_flags_are_refused(
+    flags: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.raises(RunError) as caught:
         require_known_flags()
     assert str(caught.value).startswith(f"XLA_FLAGS = {flags}: XLA refuses it: {reason}")
 
 
-def test_flags_that_xla_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_xla_flags_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false --xla_gpu_autotune_level=0")
     require_known_flags()
 
 
-def test_without_flags_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_without_xla_flags_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*args: object, **more: object) -> None:
         raise AssertionError("a process was started")
 
@@ -115,7 +117,7 @@ def test_without_flags_no_process_is_started(monkeypatch: pytest.MonkeyPatch) ->
     require_known_flags()
 
 
-def test_a_command_with_a_wrong_flag_ends_in_order() -> None:
+def test_command_with_wrong_xla_flag_fails_cleanly() -> None:
     ended = _command(XLA_FLAGS="--xla_banana=1")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("error: XLA_FLAGS = --xla_banana=1: XLA refuses it: ")

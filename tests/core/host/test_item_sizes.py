@@ -12,7 +12,7 @@ from pipeline.core.host.item_sizes import item_bytes, stored_bytes
 
 
 @pytest.mark.parametrize("dtype", get_args(Dtype))
-def test_every_type_of_a_chip_has_the_size_that_jax_gives_it(dtype: str) -> None:
+def test_dtype_sizes_match_jax(dtype: str) -> None:
     assert item_bytes(dtype) == jnp.dtype(dtype).itemsize
 
 
@@ -23,6 +23,6 @@ def test_masks_are_packed_in_device_memory(dtype: str, nbytes: float) -> None:
     assert stored_bytes(dtype) == nbytes
 
 
-def test_an_unknown_type_is_an_error() -> None:
+def test_unknown_type_is_an_error() -> None:
     with pytest.raises(TypeError, match="float3"):
         item_bytes("float3")

@@ -56,19 +56,19 @@ def compile_sine(scope: str = "") -> Any:
     return jax.jit(sine).lower(jax.ShapeDtypeStruct((7,), np.float32)).compile()
 
 
-def test_programs_are_kept_in_the_cache_that_is_set(kept: Kept) -> None:
+def test_programs_are_stored_in_the_configured_cache(kept: Kept) -> None:
     compile_sine()
     assert len(kept) == 1
     assert jax_private.opened_program_files(jax.devices("cpu")[0].client) is kept
 
 
-def test_a_thread_can_keep_no_program(kept: Kept) -> None:
+def test_thread_can_disable_program_storage(kept: Kept) -> None:
     with jax_private.with_least_compile_s(float("inf")):
         compile_sine()
     assert not kept
 
 
-def test_names_can_be_part_of_the_key(kept: Kept) -> None:
+def test_names_can_be_part_of_the_cache_key(kept: Kept) -> None:
     compile_sine("first")
     compile_sine("second")
     assert len(kept) == 1
@@ -78,7 +78,7 @@ def test_names_can_be_part_of_the_key(kept: Kept) -> None:
     assert len(kept) == 3
 
 
-def test_machine_code_is_that_which_jax_serializes(kept: Kept) -> None:
+def test_machine_code_matches_jax_serialization(kept: Kept) -> None:
     compiled = compile_sine()
     (content,) = kept.values()
     loaded = compiled._executable.xla_executable
@@ -89,7 +89,7 @@ def test_machine_code_is_that_which_jax_serializes(kept: Kept) -> None:
     assert jax_private.is_machine_code(read)
 
 
-def test_the_pickler_writes_what_jax_serializes() -> None:
+def test_pickler_output_matches_jax_serialization() -> None:
     compiled = compile_sine()
     content = io.BytesIO()
     unloaded = compiled._executable._unloaded_executable
@@ -105,11 +105,11 @@ def test_the_pickler_writes_what_jax_serializes() -> None:
     assert (str(args_info), no_kwargs) == (str(compiled.args_info), compiled._no_kwargs)
 
 
-def test_the_logger_of_plug_ins_is_that_of_the_module_that_opens_devices() -> None:
+def test_plugin_logger_is_that_of_xla_bridge() -> None:
     assert jax_private.xla_bridge.logger.name == jax_private.PLUGIN_LOGGER
 
 
-def test_the_logger_names_what_is_compiled() -> None:
+def test_compile_logger_names_the_function() -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -135,7 +135,7 @@ def test_devices_stay_closed_until_they_are_used() -> None:
     assert ran.stdout.splitlines() == ["False 1 None", "False", "True"], ran.stderr
 
 
-def test_no_other_module_uses_private_modules_of_jax() -> None:
+def test_jax_private_modules_are_used_in_one_module() -> None:
     others = {
         str(file.relative_to(ROOT))
         for file in (ROOT / "pipeline").rglob("*.py")

@@ -76,7 +76,7 @@ def with_vjp(x: Any) -> Any:
 with_vjp.defvjp(lambda x: (with_vjp(x), x), lambda x, gradient: (gradient * x,))
 
 
-def test_a_scan_has_constants_a_carry_and_slices() -> None:
+def test_scan_is_split_into_constants_carry_and_slices() -> None:
     scan = read_scan(only_equation(scanned, "scan", X, ROWS))
     operands = list(range(len(scan.body.jaxpr.invars)))
     consts, carry, sliced = scan.split_operands(operands)
@@ -85,7 +85,7 @@ def test_a_scan_has_constants_a_carry_and_slices() -> None:
     assert (scan.length, scan.reverse, scan.unroll) == (3, True, 2)
 
 
-def test_a_scan_of_a_gradient_has_what_jax_adds() -> None:
+def test_gradient_scan_is_split_into_its_operands() -> None:
     jaxpr = jax.make_jaxpr(jax.grad(lambda x: scanned(x, ROWS)[0][0]))(X)
     for equation in (one for one in jaxpr.jaxpr.eqns if one.primitive.name == "scan"):
         scan = read_scan(equation)
@@ -95,7 +95,7 @@ def test_a_scan_of_a_gradient_has_what_jax_adds() -> None:
         assert all(atom.aval.shape[0] == scan.length for atom in sliced)
 
 
-def test_a_while_has_the_constants_of_its_condition_and_of_its_body() -> None:
+def test_while_is_split_into_condition_body_and_carry() -> None:
     equation = only_equation(looped, "while", X, ROWS)
     loop = read_while(equation)
     of_condition, of_body, carry = loop.split_operands(equation.invars)
@@ -109,7 +109,7 @@ def test_a_while_has_the_constants_of_its_condition_and_of_its_body() -> None:
     ("function", "primitive"),
     [(scanned, "scan"), (looped, "while"), (branching, "cond"), (by_platform, "cond")],
 )
-def test_loops_and_branches_compute_what_jax_computes(
+def test_loops_and_branches_match_jax(
     function: Callable[..., Any], primitive: str, seed: int
 ) -> None:
     equation = only_equation(function, primitive, X, ROWS)
@@ -133,7 +133,7 @@ def test_loops_and_branches_compute_what_jax_computes(
 @pytest.mark.parametrize(
     "function", [jax.jit(jnp.cos), jax.checkpoint(jnp.cos), with_jvp, with_vjp]
 )
-def test_what_a_call_calls_is_found(function: Callable[..., Any]) -> None:
+def test_called_jaxpr_is_found(function: Callable[..., Any]) -> None:
     (equation,) = jax.make_jaxpr(function)(X).jaxpr.eqns
     called = called_jaxpr(equation)
     assert called is not None
@@ -141,13 +141,13 @@ def test_what_a_call_calls_is_found(function: Callable[..., Any]) -> None:
     np.testing.assert_allclose(jaxpr_as_fun(called)(X), [np.cos(X)], rtol=1e-6)
 
 
-def test_operations_and_loops_call_nothing() -> None:
+def test_operations_and_loops_have_no_called_jaxpr() -> None:
     for function, primitive in ((scanned, "scan"), (looped, "while"), (branching, "cond")):
         assert called_jaxpr(only_equation(function, primitive, X, ROWS)) is None
     assert called_jaxpr(only_equation(jnp.sin, "sin", X)) is None
 
 
-def test_a_walk_computes_with_values_of_any_kind() -> None:
+def test_walk_accepts_values_of_any_type() -> None:
     scale = np.arange(3, dtype=np.float32)
     closed = jax.make_jaxpr(lambda x, y: (jnp.sin(x) * scale + 2, y))(X, X)
 
@@ -164,7 +164,7 @@ def test_a_walk_computes_with_values_of_any_kind() -> None:
     assert "2.0" in results[0]
 
 
-def test_a_walk_drops_values_after_the_last_equation_that_reads_them() -> None:
+def test_walk_drops_values_after_their_last_use() -> None:
     class Value:
         pass
 
@@ -186,7 +186,7 @@ def test_a_walk_drops_values_after_the_last_equation_that_reads_them() -> None:
     assert max(alive) <= 2
 
 
-def test_operands_and_results_must_be_as_many_as_the_jaxpr_has() -> None:
+def test_operand_and_result_counts_must_match_the_jaxpr() -> None:
     closed = jax.make_jaxpr(jnp.sin)(X)
     with pytest.raises(ValueError, match="zip"):
         walk(closed, [], lambda *_: [0], lambda *_: 0)
@@ -194,7 +194,7 @@ def test_operands_and_results_must_be_as_many_as_the_jaxpr_has() -> None:
         walk(closed, [0], lambda *_: [0, 0], lambda *_: 0)
 
 
-def test_inner_equations_come_with_those_around_them() -> None:
+def test_inner_equations_are_listed_with_enclosing_ones() -> None:
     def function(x: Any) -> Any:
         with jax.named_scope("outer"):
             return lax.scan(lambda c, _: (branching(c, c), None), x, None, length=2)[0]
@@ -211,14 +211,14 @@ def test_inner_equations_come_with_those_around_them() -> None:
     assert scope_of(scan, "a/b") == "a/b/outer"
 
 
-def test_a_composite_is_a_call() -> None:
+def test_composite_is_read_as_a_call() -> None:
     equation = only_equation(lambda x: lax.composite(jnp.sin, "p.sine")(x), "composite", X)
     called = called_jaxpr(equation)
     assert called is not None
     assert jaxpr_as_fun(called)(X)[0] == jnp.sin(X)
 
 
-def test_what_each_device_computes_is_no_call() -> None:
+def test_shard_map_is_not_a_call() -> None:
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec()
     sharded = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)

@@ -54,13 +54,13 @@ SKYPILOT = {
     ],
     ids=["torchrun", "kubeflow", "skypilot", "slurm"],
 )
-def test_place_by_each_launcher(variables: dict[str, str], place: RankPlace) -> None:
+def test_place_is_found_for_each_launcher(variables: dict[str, str], place: RankPlace) -> None:
     assert find_place("auto", variables) == place
     (name,) = {row.name for row in LAUNCHERS if row.title == place.launcher}
     assert find_place(name, variables) == place
 
 
-def test_place_by_mindspore() -> None:
+def test_place_is_found_for_mindspore() -> None:
     """X-01, X-06: RANK_ID, RANK_SIZE and DEVICE_ID, if torchrun's names aren't set."""
     variables = {**TORCHRUN, "RANK_ID": "1", "RANK_SIZE": "4", "DEVICE_ID": "5"}
     del variables["RANK"], variables["WORLD_SIZE"]
@@ -68,7 +68,7 @@ def test_place_by_mindspore() -> None:
     assert place == RankPlace(1, 4, "node7:29500", 5, "MindSpore's launcher")
 
 
-def test_rank_of_an_indexed_job() -> None:
+def test_rank_is_read_from_the_job_index() -> None:
     job = {**TORCHRUN, "JOB_COMPLETION_INDEX": "3"}
     del job["RANK"]
     place = find_place("auto", job)
@@ -95,7 +95,7 @@ def test_open_mpi_on_several_machines_needs_an_address() -> None:
     ("nodes", "first"),
     [("node1", "node1"), ("a2,b3", "a2"), ("n[1-4]", "n1"), ("n[007,9],m", "n007")],
 )
-def test_first_node_of_slurm(nodes: str, first: str) -> None:
+def test_host_is_the_first_slurm_node(nodes: str, first: str) -> None:
     place = find_place("slurm", {**SLURM, "SLURM_STEP_NODELIST": nodes})
     assert place is not None
     assert place.host == first
@@ -112,14 +112,14 @@ def test_first_node_of_slurm(nodes: str, first: str) -> None:
     ],
     ids=["torchrun", "kubeflow", "open mpi", "skypilot", "slurm"],
 )
-def test_process_of_one_is_alone(launcher: dict[str, str], size: str) -> None:
+def test_single_process_has_no_place(launcher: dict[str, str], size: str) -> None:
     ranks = {name: "0" for name in launcher if "RANK" in name or "PROC" in name}
     assert find_place("auto", {**launcher, **ranks, size: "1"}) is None
     # An image may set the size alone.
     assert find_place("auto", {size: "1"}) is None
 
 
-def test_shell_inside_a_slurm_job_is_alone() -> None:
+def test_shell_inside_a_slurm_job_has_no_place() -> None:
     """It has half of the variables; waiting for others would have no end."""
     assert find_place("auto", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}) is None
 
@@ -148,7 +148,7 @@ def test_two_launchers_of_one_name_must_agree() -> None:
 
 
 @pytest.mark.parametrize("host", ["fd00::7", "[fd00::7]"])
-def test_address_of_ipv6(host: str) -> None:
+def test_ipv6_address_is_bracketed(host: str) -> None:
     kubeflow = {**KUBEFLOW, "JAX_COORDINATOR_ADDRESS": f"{host}:29500"}
     for variables in ({**TORCHRUN, "MASTER_ADDR": host}, kubeflow):
         place = find_place("auto", variables)
@@ -172,7 +172,9 @@ def test_address_of_ipv6(host: str) -> None:
         ("slurm", {**SLURM, "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID = x: must be a whole number"),
     ],
 )
-def test_invalid_variables(launch: str, variables: dict[str, str], problem: str) -> None:
+def test_invalid_variables_are_refused(
+    launch: str, variables: dict[str, str], problem: str
+) -> None:
     with pytest.raises(RecipeError) as refused:
         find_place(launch, variables)
     assert problem in str(refused.value)
@@ -188,12 +190,12 @@ def test_invalid_variables(launch: str, variables: dict[str, str], problem: str)
         ("10.0.0.1", False),
     ],
 )
-def test_machine_and_cluster(host: str, is_local: bool) -> None:
+def test_start_timeout_depends_on_single_machine(host: str, is_local: bool) -> None:
     place = RankPlace(0, 2, f"{host}:80")
     assert (place.is_on_one_machine, place.start_s) == (is_local, 60.0 if is_local else 1_800.0)
 
 
-def test_gpus_of_a_process() -> None:
+def test_local_devices_are_assigned_to_a_process() -> None:
     place = RankPlace(1, 2, "a:1", 1)
     assert place.find_local_devices({}, 1) == [1]
     assert place.find_local_devices({}, 8) == [4, 5, 6, 7]
@@ -209,7 +211,7 @@ def test_one_process_is_required() -> None:
         require_one_process(TORCHRUN)
 
 
-def test_worker_of_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_train_worker_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray sets no variables; its workers agree on the first one's address."""
     context = SimpleNamespace(
         get_world_size=lambda: 3, get_world_rank=lambda: 2, get_local_rank=lambda: 0
@@ -225,7 +227,7 @@ def test_worker_of_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_place("auto", {}) is None
 
 
-def test_program_that_imports_ray_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_train_import_without_training_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise RuntimeError("not in a training function")
 
@@ -233,7 +235,7 @@ def test_program_that_imports_ray_train_alone(monkeypatch: pytest.MonkeyPatch) -
     assert find_place("auto", {}) is None
 
 
-def test_rank_and_group_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_and_group_size_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """X-01: for code that all processes call, such as a custom dataset."""
     assert (api.get_rank(), api.get_group_size()) == (0, 1)
     for name, value in TORCHRUN.items():

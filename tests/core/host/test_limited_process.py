@@ -19,12 +19,12 @@ def process() -> LimitedProcess:
     return LimitedProcess("tests.core.host.limited_library")
 
 
-def test_answers_are_those_of_the_library(process: LimitedProcess) -> None:
+def test_limited_process_returns_library_answers(process: LimitedProcess) -> None:
     for content in (b"", b"abc", bytes(100_000)):
         assert process.ask(b"e", content, LIMITS) == content
 
 
-def test_an_error_is_its_first_line_and_the_process_goes_on(process: LimitedProcess) -> None:
+def test_error_is_one_line_and_the_process_continues(process: LimitedProcess) -> None:
     with pytest.raises(LibraryError, match=r"\Abad file\Z"):
         process.ask(b"f", b"bad file", LIMITS)
     with pytest.raises(ImportError, match="no module named parser"):
@@ -39,7 +39,7 @@ def test_an_error_is_its_first_line_and_the_process_goes_on(process: LimitedProc
         (b"c", ChildLimits(4 << 30, 1), "takes more than 1 s of processor time"),
     ],
 )
-def test_a_limit_ends_the_process(kind: bytes, limits: ChildLimits, message: str) -> None:
+def test_exceeded_limit_ends_the_process(kind: bytes, limits: ChildLimits, message: str) -> None:
     process = LimitedProcess("tests.core.host.limited_library")
     with pytest.raises(ChildLimitError, match=message):
         process.ask(kind, b"", limits)

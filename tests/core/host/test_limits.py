@@ -9,7 +9,7 @@ import pytest
 from pipeline.core.host.limits import read_limits
 
 
-def test_limits_are_those_of_this_process() -> None:
+def test_limits_match_this_process() -> None:
     limits = read_limits()
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert limits.open_files == (None if soft == resource.RLIM_INFINITY else soft)
@@ -89,7 +89,7 @@ def test_control_groups_limit_memory_and_cores(
     assert limits.cores == (len(os.sched_getaffinity(0)) if cores is None else cores)
 
 
-def test_copies_of_files_make_room(tmp_path: Path) -> None:
+def test_inactive_file_cache_counts_as_available(tmp_path: Path) -> None:
     group = tmp_path / "job"
     group.mkdir()
     (group / "memory.max").write_text("5000")
@@ -99,7 +99,7 @@ def test_copies_of_files_make_room(tmp_path: Path) -> None:
     assert read_limits(tmp_path, tmp_path / "member").memory_bytes == 3500
 
 
-def test_a_limit_of_the_shell_is_seen() -> None:
+def test_file_size_limit_of_the_shell_is_read() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10**9, hard))
     try:

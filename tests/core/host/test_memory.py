@@ -13,7 +13,7 @@ def _groups(membership: str, tmp_path: Path) -> list[str]:
     return [str(folder) for folder in found]
 
 
-def test_all_groups_around_one_of_version_2(tmp_path: Path) -> None:
+def test_cgroup_v2_ancestors_are_listed(tmp_path: Path) -> None:
     found = _groups("0::/slice/job/step_0\n", tmp_path)
     assert found[:4] == [
         "/groups/slice/job/step_0",
@@ -23,24 +23,24 @@ def test_all_groups_around_one_of_version_2(tmp_path: Path) -> None:
     ]
 
 
-def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+def test_cgroup_v1_ancestors_are_listed_for_the_controller(tmp_path: Path) -> None:
     found = _groups("5:cpu,cpuacct:/other\n4:memory,hugetlb:/a/b\n1:name=systemd:/c\n", tmp_path)
     assert found == ["/groups/memory/a/b", "/groups/memory/a", "/groups/memory", "/groups"]
 
 
-def test_both_versions_side_by_side(tmp_path: Path) -> None:
+def test_hybrid_cgroup_layout_lists_both_versions(tmp_path: Path) -> None:
     """systemd's hybrid layout: version 2 below `unified`."""
     found = _groups("4:memory:/a\n0::/a:b\n", tmp_path)
     assert {"/groups/memory/a", "/groups/unified/a:b"} <= set(found)
 
 
 @pytest.mark.parametrize("text", ["0::/../../elsewhere\n", "", "nonsense\n", "0::\n"])
-def test_a_group_that_is_unknown_leaves_the_root(text: str, tmp_path: Path) -> None:
+def test_unknown_group_leaves_the_root(text: str, tmp_path: Path) -> None:
     found = _groups(text, tmp_path)
     assert {"/groups", "/groups/memory"} <= set(found)
     assert not any("elsewhere" in folder for folder in found)
 
 
-def test_where_the_kernel_lists_no_groups_the_root_is_left(tmp_path: Path) -> None:
+def test_missing_group_file_leaves_the_root(tmp_path: Path) -> None:
     found = list_control_groups("memory", Path("/groups"), tmp_path / "nothing")
     assert found == (Path("/groups"), Path("/groups/memory"))

@@ -11,18 +11,18 @@ ROOT = Path(__file__).parents[3] / "pipeline"
 NAMES = re.compile(r'''[=!]= ?"(cpu|gpu|ascend)"|"(cpu|gpu|ascend)" ?[=!]=|in \("(cpu|gpu)"''')
 
 
-def test_platforms_have_their_facts_by_the_name_that_jax_has_for_them() -> None:
+def test_platforms_are_found_by_their_jax_name() -> None:
     assert platform_of("cpu") is CPU
     assert platform_of("gpu") is GPU
     assert len({platform.name for platform in PLATFORMS}) == len(PLATFORMS)
 
 
-def test_an_unknown_platform_has_no_special_fact() -> None:
+def test_unknown_platform_has_default_properties() -> None:
     assert platform_of("abacus") == Platform("abacus")
     assert not platform_of("abacus").is_traceable
 
 
-def test_nothing_compares_with_a_name_of_a_device() -> None:
+def test_no_code_compares_with_a_device_name() -> None:
     wrong = {
         f"{file.relative_to(ROOT)}: {found[0]}"
         for file in ROOT.rglob("*.py")

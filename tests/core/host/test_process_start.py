@@ -36,17 +36,17 @@ def _run(tmp_path: Path, **variables: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's C library")
-def test_a_process_begins_again_once_with_the_settings_and_its_arguments(tmp_path: Path) -> None:
+def test_process_restarts_once_with_settings_and_arguments(tmp_path: Path) -> None:
     pid, lines = _run(tmp_path)
     assert lines == ["begun", "begun", f"{pid} {SETTINGS[VARIABLE]} a b train.steps=3"]
 
 
-def test_settings_of_the_user_are_left_alone(tmp_path: Path) -> None:
+def test_user_settings_are_not_overridden(tmp_path: Path) -> None:
     pid, lines = _run(tmp_path, **{VARIABLE: "glibc.malloc.check=0"})
     assert lines == ["begun", f"{pid} glibc.malloc.check=0 a b train.steps=3"]
 
 
-def test_a_process_that_may_not_begin_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_can_not_restart_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[object] = []
 
     def refuse(*args: object) -> None:
@@ -62,7 +62,7 @@ def test_a_process_that_may_not_begin_again_goes_on(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's C library")
-def test_a_large_array_that_is_given_back_stays_with_the_process(tmp_path: Path) -> None:
+def test_freed_large_array_stays_with_the_process(tmp_path: Path) -> None:
     """64 MB allocated and freed ten times: their pages are not requested again."""
     program = tmp_path / "arrays.py"
     program.write_text(

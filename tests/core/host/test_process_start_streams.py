@@ -33,7 +33,7 @@ def _run(numbers: tuple[int, ...], *arguments: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("numbers", [(1,), (2,), (0, 1, 2)], ids=str)
-def test_the_next_file_does_not_take_the_place_of_a_stream(
+def test_opened_file_does_not_replace_a_closed_stream(
     numbers: tuple[int, ...], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -41,16 +41,16 @@ def test_the_next_file_does_not_take_the_place_of_a_stream(
     assert path.read_text() == "True"
 
 
-def test_a_command_without_stdout() -> None:
+def test_command_without_stdout_succeeds() -> None:
     ended = _run((1,), "-m", "pipeline", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_command_without_streams_keeps_its_status() -> None:
+def test_command_without_streams_keeps_its_status() -> None:
     assert _run((0, 1, 2), "-m", "pipeline", "train.sink_sise=5").returncode == 2
 
 
-def test_a_reader_that_has_gone() -> None:
+def test_closed_pipe_ends_without_traceback() -> None:
     """What is buffered until the end can't be written either, without a traceback."""
     script = (
         "import sys, time; from pipeline.core.errors import report_errors\n"
@@ -68,7 +68,7 @@ def test_a_reader_that_has_gone() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full")
-def test_a_full_disk_behind_stdout() -> None:
+def test_full_disk_behind_stdout_is_reported() -> None:
     script = (
         "import sys; from pipeline.core.errors import report_errors\n"
         "sys.stdout = open(1, 'w', buffering=100, closefd=False)\n"

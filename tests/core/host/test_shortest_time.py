@@ -10,7 +10,7 @@ from jax import Array
 from pipeline.core.host.shortest_time import shortest_s
 
 
-def test_the_first_and_the_slow_calls_do_not_count() -> None:
+def test_shortest_time_ignores_first_and_slow_calls() -> None:
     pauses_s = iter([0.3, 0.05, 0.01, 0.05, 0.05])
 
     def call(x: Array) -> Array:
@@ -20,7 +20,7 @@ def test_the_first_and_the_slow_calls_do_not_count() -> None:
     assert 0.01 <= shortest_s(call, jnp.zeros(()), budget_s=0.0) < 0.05
 
 
-def test_the_budget_makes_more_calls() -> None:
+def test_larger_budget_makes_more_calls() -> None:
     pauses_s = iter([0.05] * 6 + [0.005])
 
     def call(x: Array) -> Array:

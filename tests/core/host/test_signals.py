@@ -36,14 +36,14 @@ def signals() -> Iterator[Signals]:
 
 
 @pytest.mark.parametrize("number", STOP, ids=lambda number: number.name)
-def test_a_signal_to_stop_interrupts(number: signal.Signals, signals: Signals) -> None:
+def test_signal_to_stop_interrupts(number: signal.Signals, signals: Signals) -> None:
     with pytest.raises(Interrupted) as caught:
         signal.raise_signal(number)
     assert str(caught.value) == signals.stop == f"{number.name} received"
 
 
 @pytest.mark.parametrize("number", STOP, ids=lambda number: number.name)
-def test_held_it_is_noted_and_the_second_interrupts(
+def test_held_signal_is_noted_and_a_second_interrupts(
     number: signal.Signals, signals: Signals
 ) -> None:
     with signals.held():
@@ -56,7 +56,7 @@ def test_held_it_is_noted_and_the_second_interrupts(
 
 
 @pytest.mark.parametrize("first", STOP, ids=lambda number: number.name)
-def test_a_closed_terminal_is_no_second_signal(first: signal.Signals, signals: Signals) -> None:
+def test_hangup_is_not_a_second_signal(first: signal.Signals, signals: Signals) -> None:
     """Shell and system send a SIGHUP each, systemd one after its SIGTERM; all is to be saved."""
     with signals.held():
         signal.raise_signal(first)
@@ -69,7 +69,7 @@ def test_a_closed_terminal_is_no_second_signal(first: signal.Signals, signals: S
 
 
 @pytest.mark.parametrize("number", STOP, ids=lambda number: number.name)
-def test_a_signal_after_the_end_of_a_command_leaves_its_status(number: signal.Signals) -> None:
+def test_signal_after_the_end_of_a_command_leaves_its_status(number: signal.Signals) -> None:
     script = (
         "import signal; from pipeline.core.host.signals import end_on_signal, interrupt_command;"
         f"interrupt_command(); end_on_signal(7); signal.raise_signal({int(number)}); print('on')"
@@ -79,7 +79,7 @@ def test_a_signal_after_the_end_of_a_command_leaves_its_status(number: signal.Si
 
 
 @pytest.mark.parametrize("listens", ["a run", "a command"])
-def test_what_nohup_ignores_stays_ignored(listens: str) -> None:
+def test_signal_ignored_by_nohup_stays_ignored(listens: str) -> None:
     calls = {"a run": "handle_signals(Signals()).__enter__()", "a command": "interrupt_command()"}
     script = (
         "import signal; from pipeline.core.host.signals import *; "
@@ -93,7 +93,7 @@ def test_what_nohup_ignores_stays_ignored(listens: str) -> None:
     assert said.returncode != 0
 
 
-def test_what_comes_while_a_run_ends_is_left_alone(signals: Signals) -> None:
+def test_signals_after_the_first_are_ignored(signals: Signals) -> None:
     with pytest.raises(Interrupted):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_what_comes_while_a_run_ends_is_left_alone(signals: Signals) -> None:
     assert signals.stop == "SIGTERM received"
 
 
-def test_what_was_noted_interrupts_where_it_is_looked_for(signals: Signals) -> None:
+def test_check_raises_for_a_noted_signal(signals: Signals) -> None:
     signals.check()
     with signals.held():
         signal.raise_signal(signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_what_was_noted_interrupts_where_it_is_looked_for(signals: Signals) -> N
     signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_signal_that_somebody_swallowed_is_found(signals: Signals) -> None:
+def test_check_raises_for_a_swallowed_signal(signals: Signals) -> None:
     """Python drops what is raised in a finalizer."""
     with suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
@@ -121,7 +121,7 @@ def test_a_signal_that_somebody_swallowed_is_found(signals: Signals) -> None:
 IMPORTED = "import signal; signal.raise_signal(signal.SIGTERM)"
 
 
-def test_what_comes_while_a_module_is_imported_is_noted(
+def test_signal_during_import_is_noted(
     signals: Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "imported_here.py").write_text(IMPORTED)
@@ -132,9 +132,7 @@ def test_what_comes_while_a_module_is_imported_is_noted(
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("where", ["in an import", "outside"])
-def test_before_there_is_a_run_a_signal_ends_the_command(
-    name: str, where: str, tmp_path: Path
-) -> None:
+def test_signal_before_a_run_ends_the_command(name: str, where: str, tmp_path: Path) -> None:
     sending = IMPORTED.replace("SIGTERM", name)
     (tmp_path / "imported_here.py").write_text(sending)
     call = "import imported_here" if where == "in an import" else sending
@@ -149,13 +147,13 @@ def test_before_there_is_a_run_a_signal_ends_the_command(
     assert (ended.returncode, ended.stdout, ended.stderr) == (75, "", "interrupted\n")
 
 
-def test_signals_to_save_are_counted(signals: Signals) -> None:
+def test_save_signals_are_counted(signals: Signals) -> None:
     signal.raise_signal(signal.SIGUSR1)
     signal.raise_signal(signal.SIGUSR1)
     assert (signals.saves, signals.stop) == (2, None)
 
 
-def test_handlers_are_put_back() -> None:
+def test_signal_handlers_are_restored() -> None:
     numbers = [*STOP, signal.SIGUSR1]
     before = [signal.getsignal(number) for number in numbers]
     with handle_signals(Signals()):
@@ -164,7 +162,7 @@ def test_handlers_are_put_back() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_in_another_thread_hears_no_signals_and_runs(tiny: Compose, tmp_path: Path) -> None:
+def test_run_in_another_thread_works_without_signals(tiny: Compose, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         summary = pool.submit(run, tiny("train.steps=7"), tmp_path / "run").result()
     assert (summary.status, summary.steps) == ("done", 7)
@@ -174,7 +172,7 @@ def test_a_run_in_another_thread_hears_no_signals_and_runs(tiny: Compose, tmp_pa
 @pytest.mark.parametrize(
     "stage", ["load_data", "build", "lower", "compile_programs", "choose_sink"]
 )
-def test_a_signal_before_training_ends_the_run_as_stopped(
+def test_signal_before_training_ends_the_run_as_stopped(
     stage: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No step is lost, since none was done; the same command does them."""
@@ -234,7 +232,7 @@ def evaluations(monkeypatch: pytest.MonkeyPatch) -> Evaluations:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [KEPT_BY_ACCURACY, ENDED_EARLY], ids=["to the end", "early"])
-def test_an_evaluation_that_a_signal_stopped_is_done_by_the_resumed_run(
+def test_evaluation_stopped_by_a_signal_is_done_on_resume(
     arguments: list[str], tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
     """Abandoned after the current dispatch, twice; then all is as in an unbroken run."""
@@ -259,7 +257,7 @@ def test_an_evaluation_that_a_signal_stopped_is_done_by_the_resumed_run(
 
 
 @pytest.mark.slow
-def test_a_signal_in_an_evaluation_at_the_last_step_stops_the_run(
+def test_signal_in_an_evaluation_at_the_last_step_stops_the_run(
     tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
     """The one between steps and that of the stage `eval` are the same one there."""
@@ -277,7 +275,7 @@ def test_a_signal_in_an_evaluation_at_the_last_step_stops_the_run(
 
 
 @pytest.mark.slow
-def test_a_signal_to_save_in_an_evaluation_is_answered_after_it(
+def test_save_signal_in_an_evaluation_is_handled_after_it(
     tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
     evaluations.send(signal.SIGUSR1, at=10, after=1)
@@ -288,7 +286,7 @@ def test_a_signal_to_save_in_an_evaluation_is_answered_after_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
-def test_a_signal_in_the_last_evaluation_loses_no_step(
+def test_signal_in_the_last_evaluation_loses_no_step(
     after: int, tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
     """It ends after the current dispatch."""
@@ -331,7 +329,7 @@ def interrupt(error: BaseException | None) -> None:
     [RuntimeError("no memory"), SystemExit(3), KeyboardInterrupt(), None],
     ids=["an exception", "sys.exit", "an interrupt", "two signals"],
 )
-def test_what_is_being_written_is_not_lost_whatever_ends_the_run(
+def test_pending_checkpoint_is_saved_however_the_run_ends(
     error: BaseException | None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = XlaExecutable.run
@@ -355,7 +353,9 @@ def test_what_is_being_written_is_not_lost_whatever_ends_the_run(
 
 
 @pytest.mark.slow
-def test_sigusr1_saves_and_goes_on_and_sigterm_saves_and_stops(cache: Path, tmp_path: Path) -> None:
+def test_sigusr1_saves_and_continues_and_sigterm_saves_and_stops(
+    cache: Path, tmp_path: Path
+) -> None:
     """A real process in the middle of one long sink."""
     steps = ["train.steps=1_000_000", "train.sink_size=1_000_000", "hydra.run.dir=run"]
     command = [sys.executable, "-m", "pipeline", *TINY, f"cache.root={cache}", *steps]

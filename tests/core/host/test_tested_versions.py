@@ -51,7 +51,7 @@ def test_versions_within_the_bounds_are_tested(install: Install) -> None:
     )
 
 
-def test_each_other_version_is_named_once(install: Install) -> None:
+def test_untested_versions_are_named_once(install: Install) -> None:
     install("newer", "2.0")
     install("older", "0.9")
     lines = (
@@ -88,7 +88,7 @@ def write_lock(path: Path, versions: dict[str, str]) -> Path:
     return path
 
 
-def test_a_lock_names_the_packages_that_differ(install: Install, tmp_path: Path) -> None:
+def test_lock_comparison_names_differing_packages(install: Install, tmp_path: Path) -> None:
     names = [install(f"package-{number}", "1.0") for number in range(6)]
     same = {"package-0": "1", "not-installed": "5"}
     lock = write_lock(tmp_path / "pylock.toml", same)
@@ -113,12 +113,12 @@ def test_a_lock_names_the_packages_that_differ(install: Install, tmp_path: Path)
         "\0",
     ],
 )
-def test_a_damaged_lock_is_named(text: str, tmp_path: Path) -> None:
+def test_damaged_lock_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "pylock.toml").write_text(text)
     with pytest.raises(DataError, match=r"pylock\.toml: isn't a lock file \(PEP 751\)"):
         compare_with_lock(tmp_path / "pylock.toml")
 
 
-def test_a_package_that_is_not_installed_has_no_version() -> None:
+def test_package_that_is_not_installed_has_no_version() -> None:
     assert installed_version("no-such-package") is None
     assert installed_version("numpy") == version("numpy")

@@ -36,7 +36,7 @@ def test_ticks_are_few_even_and_within_the_axis(end: float) -> None:
     assert marks[1] * (len(marks) - 1) == pytest.approx(marks[-1])
 
 
-def test_curves_are_where_their_values_are() -> None:
+def test_curves_are_drawn_at_their_values() -> None:
     curves = [
         Curve("train", np.arange(1, 4), np.array([1.0, np.nan, 3.0])),
         Curve("eval", np.arange(2, 4), np.array([2.0, 2.0]), marked=True),
@@ -55,7 +55,7 @@ def test_curves_are_where_their_values_are() -> None:
     assert len(list(chart.marks.iter("circle"))) == 4
 
 
-def test_thousands_of_values_are_groups_with_their_range() -> None:
+def test_long_curve_is_grouped_with_value_range() -> None:
     values = np.tile([0.0, 1.0], 5000)
     chart = curve_chart("loss", [Curve("train", np.arange(10_000), values)])
     assert chart is not None
@@ -66,11 +66,11 @@ def test_thousands_of_values_are_groups_with_their_range() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0]])
-def test_fewer_than_two_steps_are_no_chart(values: list[float]) -> None:
+def test_curve_chart_needs_two_steps(values: list[float]) -> None:
     assert curve_chart("loss", [Curve("train", np.arange(len(values)), np.array(values))]) is None
 
 
-def test_numbers_that_are_not_finite_are_left_out() -> None:
+def test_non_finite_numbers_are_left_out() -> None:
     nothing = np.array([np.nan, np.inf])
     assert histogram("residuals", nothing, "") is None
     assert scatter_chart("price", nothing, nothing) is None
@@ -80,7 +80,7 @@ def test_numbers_that_are_not_finite_are_left_out() -> None:
     assert sorted(heights)[-2] == pytest.approx(max(heights) / 2, rel=1e-3)
 
 
-def test_lanes_have_blocks_at_their_times() -> None:
+def test_lane_blocks_are_drawn_at_their_times() -> None:
     lanes = [
         Lane("one", [LaneBar(1, 2, "blue", "tip", "words")]),
         Lane("two", pile_blocks([("red", 1.0, "a"), ("blue", 0.0, "b"), ("sand", 3.0, "c")])),
@@ -95,7 +95,7 @@ def test_lanes_have_blocks_at_their_times() -> None:
     assert {"0", "4", "one", "two", "words"} <= set(texts)
 
 
-def test_names_of_strangers_are_text_in_a_file() -> None:
+def test_untrusted_names_are_escaped_in_a_file() -> None:
     drawing = Drawing(10, 10, HOSTILE)
     drawing.add("text", "title", HOSTILE, x=1, y=2)
     drawing.add("rect", "blue", tip=HOSTILE, x=1, y=2)
@@ -106,7 +106,7 @@ def test_names_of_strangers_are_text_in_a_file() -> None:
     assert [found.text for found in root.iter("{http://www.w3.org/2000/svg}text")] == [shown, shown]
 
 
-def test_a_file_has_both_looks_and_no_variables() -> None:
+def test_chart_file_has_dark_style_and_no_variables() -> None:
     text = Drawing(10, 10, "empty").file_text()
     assert text.startswith("<svg ")
     assert "prefers-color-scheme: dark" in text

@@ -30,7 +30,7 @@ def test_numbers_have_six_digits() -> None:
     assert 'cx="1.23457e+06"' in drawing.markup()
 
 
-def test_a_file_has_a_margin_and_colours_for_both_grounds() -> None:
+def test_drawing_file_has_margin_and_dark_style() -> None:
     drawing = Drawing(100, 50, "a")
     drawing.add("circle", r=1)
     text = drawing.file_text()
@@ -40,7 +40,7 @@ def test_a_file_has_a_margin_and_colours_for_both_grounds() -> None:
     assert "var(--" not in text
 
 
-def test_stacked_drawings_stand_below_each_other() -> None:
+def test_stacked_drawings_are_placed_below_each_other() -> None:
     stack = stack_drawings([Drawing(10, 20, "a"), Drawing(30, 40, "b")], "both", gap=5)
     assert (stack.width, stack.height) == (30, 65)
     assert "translate(0,25)" in stack.markup()

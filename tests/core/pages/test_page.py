@@ -60,14 +60,14 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.kind)
-def test_names_of_strangers_are_text_in_each_block(block: Block) -> None:
+def test_untrusted_names_are_escaped_in_each_block(block: Block) -> None:
     page = render_page(Page("test", "page", "", [Section("section", "", [block])]))
     reader = Reader(page)
     assert "script" not in reader.tags
     assert SHOWN.replace("?", "\ufffd" if block.kind == "charts" else "?") in reader.texts
 
 
-def test_names_of_strangers_are_text_around_the_blocks() -> None:
+def test_untrusted_names_are_escaped_around_the_blocks() -> None:
     section = Section(HOSTILE, HOSTILE, [Words("")])
     page = render_page(Page("test", HOSTILE, HOSTILE, [section], {HOSTILE: HOSTILE}, HOSTILE))
     reader = Reader(page)
@@ -75,7 +75,7 @@ def test_names_of_strangers_are_text_around_the_blocks() -> None:
     assert reader.texts.count(SHOWN) == 8
 
 
-def test_a_section_without_blocks_is_not_shown() -> None:
+def test_section_without_blocks_is_not_shown() -> None:
     page = render_page(
         Page("test", "page", "", [Section("empty"), Section("full", "", [BLOCKS[0]])])
     )
@@ -83,14 +83,14 @@ def test_a_section_without_blocks_is_not_shown() -> None:
     assert "<h2>full" in page
 
 
-def test_a_table_has_rows_that_fit_a_page() -> None:
+def test_table_rows_are_limited() -> None:
     rows = [{"class": number, "recall": 0.25} for number in range(150)]
     page = render_page(Page("test", "page", "", [Section("rows", "", [RowTable(rows)])]))
     assert page.count("<tr>") == 101
     assert '0.2500<i style="width:12px">' in page
 
 
-def test_no_script_may_run_but_that_of_the_page() -> None:
+def test_content_policy_allows_only_the_page_script() -> None:
     assert "default-src 'none'; img-src" in render_page(Page("test", "page", ""))
     values = {"content": {}, "importance": "", "uses": [], "links": [], "shared": {}}
     page = render_page(Page("runs", "page", ""), "runs.html", **values)
@@ -100,7 +100,7 @@ def test_no_script_may_run_but_that_of_the_page() -> None:
     assert f"script-src 'sha256-{digest.replace('+', '&#43;')}'" in page.replace("+", "&#43;")
 
 
-def test_nothing_is_wider_than_a_narrow_screen() -> None:
+def test_page_fits_a_narrow_screen() -> None:
     styles = "".join(read_template(name) for name in ("style.css", "charts.css", "runs.css"))
     widths = [int(px) for px in re.findall(r"(?<!max-)width: (\d+)px", styles)]
     assert widths
@@ -112,7 +112,7 @@ def test_nothing_is_wider_than_a_narrow_screen() -> None:
     )
 
 
-def test_templates_are_imported_when_a_page_is_written() -> None:
+def test_jinja2_is_not_imported_before_a_page_is_written() -> None:
     modules = "pipeline.inspect.report.write_report, pipeline.cli.runs.runs, pipeline.cli.profile"
     script = f"import sys, {modules}; print('jinja2' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

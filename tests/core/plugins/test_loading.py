@@ -65,7 +65,7 @@ def refused(*files: Path | str) -> str:
     return problem.removeprefix(start)
 
 
-def test_flags_are_taken_from_anywhere_among_the_arguments() -> None:
+def test_plugin_flags_are_taken_from_any_position() -> None:
     typed = ["doctor", "--plugin", "a.py", "x=1", "--plugin=b", "--plugins", "--plug=c"]
     assert take_flags(typed) == (["a.py", "b"], ["doctor", "x=1", "--plugins", "--plug=c"])
     assert take_flags(["--", "--plugin", "a.py"]) == (["a.py"], ["--"])
@@ -73,12 +73,12 @@ def test_flags_are_taken_from_anywhere_among_the_arguments() -> None:
 
 
 @pytest.mark.parametrize("typed", [["--plugin"], ["--plugin="], ["--plugin", ""]], ids=str)
-def test_a_flag_without_a_file_is_refused(typed: list[str]) -> None:
+def test_flag_without_a_file_is_refused(typed: list[str]) -> None:
     with pytest.raises(RecipeError, match="--plugin: must be followed by a Python file"):
         take_flags(typed)
 
 
-def test_a_file_is_a_module_that_references_begin_with(write: Write) -> None:
+def test_plugin_file_is_the_module_of_references(write: Write) -> None:
     file = write("class Net:\n    def deeper(self): return 3\n")
     (plugin,) = load(file)
     assert plugin.name == file.stem
@@ -90,12 +90,12 @@ def test_a_file_is_a_module_that_references_begin_with(write: Write) -> None:
 
 
 @pytest.mark.parametrize("reference", ["", "own", ":Net", "own:"])
-def test_a_reference_of_another_form_is_refused(reference: str) -> None:
+def test_malformed_reference_is_refused(reference: str) -> None:
     with pytest.raises(ValueError, match="must be module:name, as my_components:MyNet"):
         find_object(reference)
 
 
-def test_a_reference_to_what_nobody_has_named_says_how_to(write: Write) -> None:
+def test_unknown_reference_is_refused_with_a_hint(write: Write) -> None:
     with pytest.raises(ValueError, match="runs only where the command line names it: add --plugin"):
         find_object("os:system")
     file = write("x = 1\n")
@@ -104,7 +104,7 @@ def test_a_reference_to_what_nobody_has_named_says_how_to(write: Write) -> None:
         find_object(f"{file.stem}:y")
 
 
-def test_an_installed_module_is_a_plugin(write: Write) -> None:
+def test_installed_module_can_be_a_plugin(write: Write) -> None:
     (plugin,) = load("hypothesis.strategies")
     described = plugin.describe()
     assert described["version"] == sys.modules["hypothesis"].__version__
@@ -112,7 +112,7 @@ def test_an_installed_module_is_a_plugin(write: Write) -> None:
     assert find_object("hypothesis.strategies:integers") is not None
 
 
-def test_files_are_named_once_by_whichever_path(
+def test_plugin_file_is_loaded_once_for_any_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`PIPELINE_PLUGINS=components.py` and `--plugin ./components.py`, in one command."""
@@ -124,7 +124,7 @@ def test_files_are_named_once_by_whichever_path(
     assert os.environ[VARIABLE] == str(file)
 
 
-def test_processes_that_are_started_elsewhere_find_the_file(
+def test_plugin_variable_has_absolute_path(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write("x = 1\n")
@@ -144,9 +144,7 @@ def test_processes_that_are_started_elsewhere_find_the_file(
         ("raise RuntimeError\n", "line 1: RuntimeError: RuntimeError"),
     ],
 )
-def test_a_file_that_does_not_import_is_named_with_the_line(
-    text: str, problem: str, write: Write
-) -> None:
+def test_import_error_names_the_line(text: str, problem: str, write: Write) -> None:
     file = write(text)
     message = refused(file)
     assert message.startswith(f"can't be imported: {problem}")
@@ -158,32 +156,32 @@ def test_a_file_that_does_not_import_is_named_with_the_line(
 
 
 @pytest.mark.parametrize("name", ["none.py", "folder.py"])
-def test_what_is_no_file_is_refused(name: str, write: Write, tmp_path: Path) -> None:
+def test_missing_file_is_refused(name: str, write: Write, tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     assert refused(tmp_path / name) == "there is no such file"
 
 
-def test_a_module_that_is_not_installed_is_refused(write: Write) -> None:
+def test_module_that_is_not_installed_is_refused(write: Write) -> None:
     hint = "a file is named with its ending: no_such.mod.py"
     assert refused("no_such.mod") == f"no module no_such.mod is installed; {hint}"
 
 
 @pytest.mark.parametrize("name", ["json.py", "pytest.py", "flax.py", "pipeline.py", "sys.py"])
-def test_a_name_that_another_module_has_is_refused(name: str, write: Write) -> None:
+def test_name_of_another_module_is_refused(name: str, write: Write) -> None:
     """Also one that is installed and not yet imported, as jax is not while a recipe is checked."""
     file = write("x = 1\n", name)
     stem = name.removesuffix(".py")
     assert refused(file) == f"{stem} is the name of another module; rename the file"
 
 
-def test_an_installed_package_that_is_not_imported_keeps_its_name(write: Write) -> None:
+def test_name_of_an_unimported_package_is_refused(write: Write) -> None:
     installed = write("x = 1\n", "__init__.py", "site/own_installed")
     sys.path.append(str(installed.parents[1]))
     file = write("x = 2\n", "own_installed.py")
     assert refused(file).startswith("own_installed is the name of another module")
 
 
-def test_a_name_that_is_none_is_refused(write: Write) -> None:
+def test_invalid_module_name_is_refused(write: Write) -> None:
     assert refused(write("", "my-components.py")) == (
         "my-components can't name a module; rename the file"
     )
@@ -195,12 +193,12 @@ def test_two_files_of_one_name_are_refused(write: Write) -> None:
     assert refused(one, other) == f"{one} is called {one.stem} too; rename one"
 
 
-def test_a_path_that_the_environment_can_not_hold_is_refused(write: Write) -> None:
+def test_path_with_path_separator_is_refused(write: Write) -> None:
     file = write("x = 1\n", folder=f"a{os.pathsep}b")
     assert refused(file) == f"must have no {os.pathsep} in its path"
 
 
-def test_a_file_that_the_user_has_imported_is_not_imported_again(write: Write) -> None:
+def test_file_already_imported_is_not_imported_again(write: Write) -> None:
     """As a test of custom components does, before it starts a run."""
     file = write("x = []\n")
     sys.path.insert(0, str(file.parent))
@@ -209,7 +207,7 @@ def test_a_file_that_the_user_has_imported_is_not_imported_again(write: Write) -
     assert plugin.module is module
 
 
-def test_what_lies_beside_a_file_can_be_imported_and_takes_nobody_s_place(write: Write) -> None:
+def test_module_beside_a_file_can_be_imported_and_replaces_none(write: Write) -> None:
     write("x = 1\n", "own_beside.py")
     write("raise RuntimeError\n", "hypothesis.py")
     file = write("import own_beside, hypothesis\n")
@@ -222,7 +220,7 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def test_digests_are_of_the_file_and_of_what_it_imports_of_its_folder(write: Write) -> None:
+def test_digests_cover_the_file_and_its_local_imports(write: Write) -> None:
     below = write("x = 1\n", "own_below.py", "own_package")
     write("x = 1\n", "own_unused.py")
     write("x = 1\n", "own_later.py")
@@ -238,7 +236,7 @@ def test_digests_are_of_the_file_and_of_what_it_imports_of_its_folder(write: Wri
     assert plugin.describe()["sha256"] == expected
 
 
-def test_digests_of_a_file_are_not_those_of_another_plugin(write: Write) -> None:
+def test_digests_exclude_other_plugins(write: Write) -> None:
     """They would depend on the order of the flags."""
     one, other = write("x = 1\n"), write("x = 2\n")
     plugins = load(one, other)
@@ -272,9 +270,7 @@ except RecipeError as error:
     ],
     ids=["re-export", "lazy", "nothing"],
 )
-def test_a_package_exports_what_it_defines_elsewhere(
-    text: str, printed: str, tmp_path: Path
-) -> None:
+def test_package_exports_classes_of_its_modules(text: str, printed: str, tmp_path: Path) -> None:
     (tmp_path / "zoo.py").write_text(text)
     (tmp_path / "animals").mkdir()
     (tmp_path / "animals" / "nets.py").write_text("class Net: pass")

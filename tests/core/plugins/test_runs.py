@@ -59,7 +59,7 @@ def done(process: Process) -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_kills_change_nothing_and_callbacks_are_told_of_each_event_once(
+def test_kills_change_nothing_and_callbacks_get_each_event_once(
     start: Start, tmp_path: Path
 ) -> None:
     done(start("hydra.run.dir=whole"))
@@ -88,7 +88,7 @@ def test_kills_change_nothing_and_callbacks_are_told_of_each_event_once(
         }
 
 
-def test_a_plugin_is_held_against_that_of_the_run(start: Start, tmp_path: Path) -> None:
+def test_plugin_is_compared_with_that_of_the_resumed_run(start: Start, tmp_path: Path) -> None:
     assert start("hydra.run.dir=run", kill="steps:40").returncode == -signal.SIGKILL
     missing = start("train.resume=run", flags=())
     assert missing.returncode == 2
@@ -105,7 +105,7 @@ def test_a_plugin_is_held_against_that_of_the_run(start: Start, tmp_path: Path) 
     assert "the plug-ins have changed" in allowed.stdout + allowed.stderr
 
 
-def test_the_command_to_resume_names_the_plugin(start: Start, tmp_path: Path) -> None:
+def test_command_to_resume_names_the_plugin(start: Start, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "from typing import Literal\n"
         "from pipeline.api import Callback, CallbackSpec, component\n"
@@ -126,14 +126,14 @@ def test_the_command_to_resume_names_the_plugin(start: Start, tmp_path: Path) ->
     assert resume.endswith(" train.resume=./run")
 
 
-def test_a_sweep_has_the_plugin_in_all_its_jobs(start: Start, tmp_path: Path) -> None:
+def test_sweep_jobs_have_the_plugin(start: Start, tmp_path: Path) -> None:
     sweep = "-m", "hydra.sweep.dir=sweep", "train.optimizer.lr=0.01,0.02"
     done(start(*sweep))
     for job in ("0", "1"):
         assert outcome.read_summary(tmp_path / "sweep" / job)["metrics"]["margin"] > 0
 
 
-def test_several_processes_do_what_callbacks_of_one_do(start: Start, tmp_path: Path) -> None:
+def test_callbacks_act_equally_in_several_processes(start: Start, tmp_path: Path) -> None:
     """All but to set parameters, which takes one process."""
     callbacks = CALLBACKS.replace("asking, ", "")
     shared = (*DATA, f"train.callbacks={callbacks}")
@@ -144,7 +144,7 @@ def test_several_processes_do_what_callbacks_of_one_do(start: Start, tmp_path: P
     outcome.assert_equal_arrays(outcome.arrays(tmp_path / "one"), outcome.arrays(tmp_path / "two"))
 
 
-def test_what_several_processes_can_not_do_ends_them_all(start: Start, tmp_path: Path) -> None:
+def test_unsupported_callback_action_ends_all_processes(start: Start, tmp_path: Path) -> None:
     failed = start(*DATA, "launch=local", "launch.processes=2", "hydra.run.dir=run")
     assert failed.returncode == 1
     problem = "parameters can't be set in a run of several processes"
@@ -167,7 +167,7 @@ def acted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "override", ["train.sink=false", "train.sink_size=5", "train.mode=eager", "device=ascend910"]
 )
-def test_what_callbacks_do_does_not_depend_on_how_steps_are_run(
+def test_callbacks_do_not_depend_on_execution_mode(
     override: str, acted: Path, start: Start, tmp_path: Path
 ) -> None:
     """Where they act at evaluations; the ends of sinks are others."""
@@ -209,9 +209,7 @@ except ValueError as error:
 """
 
 
-def test_components_may_be_registered_after_a_recipe_was_checked(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_components_can_be_registered_after_recipe_validation(cache: Path, tmp_path: Path) -> None:
     """And again, as a cell of a notebook is run again."""
     options = [*TINY, "model=mlp", "+model.hidden=[8]", "train.steps=16", f"cache.root={cache}"]
     result = subprocess.run(

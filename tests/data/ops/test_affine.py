@@ -43,7 +43,7 @@ def by_hand(angle: float, right: float, down: float, scale: float, along: float,
         (20, 0.1, 0.2, 0.7, 35, -10),
     ],
 )
-def test_a_fixed_map_is_the_product_of_its_parts(values: tuple[float, ...]) -> None:
+def test_fixed_affine_map_is_the_product_of_its_parts(values: tuple[float, ...]) -> None:
     angle, right, down, scale, along, across = map(float, values)
     op = RandomAffine(
         degrees=(angle, angle),
@@ -58,14 +58,14 @@ def test_a_fixed_map_is_the_product_of_its_parts(values: tuple[float, ...]) -> N
     np.testing.assert_allclose(maps, np.broadcast_to(by_hand(*values), maps.shape), atol=1e-9)
 
 
-def test_a_rotation_is_that_of_random_rotation() -> None:
+def test_affine_rotation_matches_random_rotation() -> None:
     op = RandomAffine(degrees=(25.0, 25.0))
     centre = (WIDTH - 1) / 2, (HEIGHT - 1) / 2
     expected = rotation_map(np.array([25.0]), centre)[0]
     np.testing.assert_allclose(op.matrices(HEIGHT, WIDTH)[0], expected, atol=1e-9)
 
 
-def test_pixels_are_those_of_pillow() -> None:
+def test_affine_pixels_match_pillow() -> None:
     """Pillow reads the place of a pixel's middle, half a pixel further in its coordinates."""
     op = RandomAffine(
         degrees=50.0, scale=(0.6, 1.4), shear_x=(-25.0, 25.0), translate_x=(-0.3, 0.3), fill=7
@@ -85,7 +85,7 @@ def test_pixels_are_those_of_pillow() -> None:
     assert same > 0.97 * len(PIXELS) * HEIGHT * WIDTH
 
 
-def test_the_parameters_fill_their_ranges() -> None:
+def test_drawn_parameters_fill_their_ranges() -> None:
     op = RandomAffine(translate_x=(-0.5, 0.5), scale=(1.0, 1.0))
     shifts = -op.matrices(HEIGHT, WIDTH)[:, 0, 2] / WIDTH
     expected = -0.5 + (np.arange(MAPS) + 0.5) / MAPS
@@ -102,7 +102,7 @@ def test_the_parameters_fill_their_ranges() -> None:
         ({"translate_x": (1.0, 0.0)}, r"must be \[least, most\]"),
     ],
 )
-def test_what_can_not_be_turned_back_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_affine_parameters_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         RandomAffine(**fields)
 
@@ -112,7 +112,7 @@ def test_floats_are_refused() -> None:
         RandomAffine().output(ColumnSpec((4, 4, 3), "float32"))
 
 
-def test_rotation_refuses_another_number_of_channels():
+def test_rotation_fill_must_match_channels():
     with pytest.raises(ValueError, match="fill has 3 values for images of 1 channels"):
         RandomRotation(degrees=5.0, fill=(1, 2, 3)).output(GREY)
 

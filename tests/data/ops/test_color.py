@@ -6,12 +6,12 @@ from pipeline.data.ops.color import RandomColorAdjust
 from tests.data.ops.op_calls import BYTES, on_host, uniforms_for
 
 
-def test_colour_changes_by_nothing_change_nothing():
+def test_unit_color_factors_leave_pixels_unchanged():
     op = RandomColorAdjust(brightness=(1.0, 1.0), contrast=(1.0, 1.0), saturation=(1.0, 1.0))
     np.testing.assert_array_equal(on_host(op, BYTES), BYTES)
 
 
-def test_drawn_factors_are_those_of_a_blend_in_exact_arithmetic():
+def test_drawn_factors_match_an_exact_blend():
     op = RandomColorAdjust(saturation=(0.5, 1.5))
     uniforms = uniforms_for(op)
     lumas = BYTES @ np.array([0.299, 0.587, 0.114])

@@ -25,7 +25,7 @@ from tests.data.ops.op_calls import (
 )
 
 
-def test_random_crop_cuts_each_padded_image_where_its_uniforms_say():
+def test_random_crop_cuts_each_padded_image_at_its_uniforms():
     op = RandomCrop(size=(6, 5), padding=(1, 2, 3, 4))
     uniforms = uniforms_for(op)
     result = on_host(op, BYTES, uniforms)
@@ -48,7 +48,7 @@ def test_random_crop_reaches_every_place():
 
 @pytest.mark.slow
 @given(values=images, uniforms=units)
-def test_random_crop_of_the_full_size_without_padding_changes_nothing(values, uniforms):
+def test_full_size_random_crop_without_padding_changes_nothing(values, uniforms):
     op = RandomCrop(size=values.shape[1:3])
     np.testing.assert_array_equal(on_host(op, values, uniforms), values)
 
@@ -61,7 +61,7 @@ def test_random_crop_of_the_full_size_without_padding_changes_nothing(values, un
         (CenterCrop(size=(7, 10)), "7x10 from 7x9"),
     ],
 )
-def test_a_crop_larger_than_the_image_is_refused(op, sizes):
+def test_crop_larger_than_the_image_is_refused(op, sizes):
     with pytest.raises(ValueError, match=f"can't crop {sizes}, padding included"):
         op.output(IMAGE)
 
@@ -84,7 +84,7 @@ def test_pad_surrounds_with_the_fill():
 @given(
     values=images, padding=st.tuples(*[st.integers(0, 3)] * 4), fill=st.sampled_from([0, 7, 255])
 )
-def test_cropping_the_padding_away_gives_the_image_back(values, padding, fill):
+def test_cropping_the_padding_restores_the_image(values, padding, fill):
     padded = on_host(Pad(padding=padding, fill=fill), values)
     top, _, left, _ = padding
     _, height, width, _ = values.shape
@@ -93,7 +93,7 @@ def test_cropping_the_padding_away_gives_the_image_back(values, padding, fill):
 
 
 @pytest.mark.parametrize("fill", [-1, 256, 0.5])
-def test_a_fill_that_is_no_byte_is_refused(fill):
+def test_non_byte_fill_is_refused(fill):
     with pytest.raises(ValueError, match=rf"uint8 images with {float(fill)}; .* from 0 to 255"):
         Pad(padding=(1, 1, 1, 1), fill=fill).output(IMAGE)
 
@@ -118,7 +118,7 @@ def test_pad_repeats_or_mirrors_the_image(mode, expected):
     assert result.ravel().tolist() == expected
 
 
-def test_pad_refuses_to_mirror_more_than_there_is():
+def test_pad_refuses_reflection_beyond_the_image():
     with pytest.raises(ValueError, match="of 7x9; reflect allows at most 6 rows and 8 columns"):
         Pad(padding=(7, 0, 0, 0), mode="reflect").output(IMAGE)
 
@@ -139,7 +139,7 @@ def test_flip_mirrors_the_images_whose_uniform_is_below_prob():
 
 
 @pytest.mark.parametrize("prob", [0.0, 1.0])
-def test_flip_is_sure_at_the_ends_of_prob(prob):
+def test_flip_is_deterministic_at_prob_zero_and_one(prob):
     extremes = np.array([[0.0], [1 - 2**-24]], np.float32)
     expected = BYTES[:2, :, ::-1] if prob else BYTES[:2]
     result = on_host(RandomHorizontalFlip(prob=prob), BYTES[:2], extremes)
@@ -148,7 +148,7 @@ def test_flip_is_sure_at_the_ends_of_prob(prob):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("holes", [1, 3])
-def test_cutout_blanks_squares_around_their_centres_clipped_at_the_edges(size, holes):
+def test_cutout_blanks_squares_clipped_at_the_edges(size, holes):
     op = Cutout(size=size, holes=holes)
     uniforms = uniforms_for(op)
     expected = FLOATS.copy()
@@ -159,6 +159,6 @@ def test_cutout_blanks_squares_around_their_centres_clipped_at_the_edges(size, h
     np.testing.assert_array_equal(on_host(op, FLOATS, uniforms), expected)
 
 
-def test_a_hole_larger_than_the_image_is_refused():
+def test_hole_larger_than_the_image_is_refused():
     with pytest.raises(ValueError, match="a hole of 8x8 is larger than the image of 7x9"):
         Cutout(size=8).output(IMAGE)

@@ -22,7 +22,7 @@ sides = st.integers(1, 20)
 
 
 @given(source=sides, target=sides)
-def test_nearest_takes_the_pixel_at_the_floor(source: int, target: int) -> None:
+def test_nearest_uses_the_pixel_at_the_floor(source: int, target: int) -> None:
     expected = [min(n * source // target, source - 1) for n in range(target)]
     assert np.abs(find_nearest_pixels(source, target) - expected).max() <= 1
     if target % source == 0 or source % target == 0:
@@ -30,7 +30,7 @@ def test_nearest_takes_the_pixel_at_the_floor(source: int, target: int) -> None:
 
 
 @given(source=sides, target=sides, interpolation=st.sampled_from(["linear", "cubic"]))
-def test_weights_of_a_pixel_sum_to_one(source: int, target: int, interpolation: Any) -> None:
+def test_interpolation_weights_sum_to_one(source: int, target: int, interpolation: Any) -> None:
     for axis in (1, 2):
         floats = make_opencv_taps(interpolation, source, target, axis, fixed=False)  # type: ignore[arg-type]
         np.testing.assert_allclose(floats.weights.sum(axis=-1), 1, atol=1e-6)
@@ -52,7 +52,7 @@ def test_widening_by_a_whole_factor_repeats_pixels(source: int, grown: int) -> N
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("level", [0, 1, 127, 255])
-def test_an_even_image_stays_even(dtype: str, level: int) -> None:
+def test_constant_image_stays_constant(dtype: str, level: int) -> None:
     image = np.full((1, 6, 5, 3), level, dtype)
     is_fixed = dtype == "uint8"
     across = make_opencv_taps("linear", 5, 9, 2, fixed=is_fixed)
@@ -61,7 +61,7 @@ def test_an_even_image_stays_even(dtype: str, level: int) -> None:
 
 
 @given(rows=st.integers(1, 3), columns=st.integers(1, 3))
-def test_the_average_over_whole_pixels_is_their_mean(rows: int, columns: int) -> None:
+def test_area_average_over_whole_pixels_is_their_mean(rows: int, columns: int) -> None:
     image = np.random.default_rng(0).random((2, 4 * rows, 5 * columns, 3)).astype(np.float32)
     blocks = image.reshape(2, 4, rows, 5, columns, 3).mean(axis=(2, 4))
     np.testing.assert_allclose(average_areas(np, image, (4, 5)), blocks, rtol=1e-5)

@@ -34,7 +34,9 @@ def op(tmp_path: Path, images: np.ndarray) -> LinearMap:
     return LinearMap(file=tmp_path / "zca.npz")
 
 
-def test_whitened_images_are_uncorrelated_and_near(op: LinearMap, images: np.ndarray) -> None:
+def test_whitened_images_are_uncorrelated_by_a_symmetric_map(
+    op: LinearMap, images: np.ndarray
+) -> None:
     white = op(np, images, None)
     assert (white.shape, white.dtype) == (images.shape, np.float32)
     vectors = white.reshape(400, -1)
@@ -45,7 +47,7 @@ def test_whitened_images_are_uncorrelated_and_near(op: LinearMap, images: np.nda
     np.testing.assert_allclose(np.asarray(op(jnp, jnp.asarray(images), None)), white, atol=1e-4)
 
 
-def test_files_that_do_not_fit(op: LinearMap, tmp_path: Path) -> None:
+def test_unfit_files_are_refused(op: LinearMap, tmp_path: Path) -> None:
     assert op.output(ColumnSpec(SHAPE, "uint8")) == ColumnSpec(SHAPE, "float32")
     with pytest.raises(ValueError, match=r"images of 4 values need \(4,\) and \(4, 4\)"):
         op.output(ColumnSpec((2, 2, 1), "float32"))
@@ -64,7 +66,7 @@ def test_files_that_do_not_fit(op: LinearMap, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_writes_a_file_that_a_recipe_reads(tmp_path: Path) -> None:
+def test_zca_example_writes_a_file_that_a_recipe_reads(tmp_path: Path) -> None:
     file = tmp_path / "zca.npz"
     script = str(ROOT / "examples" / "zca.py")
     subprocess.run([sys.executable, script, str(file), "mlp_mnist", *TWIN], cwd=ROOT, check=True)

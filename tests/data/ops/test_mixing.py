@@ -39,7 +39,7 @@ def test_host_and_compiled_device_agree(op, images):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_labels_stay_distributions(op):
+def test_mixed_labels_stay_distributions(op):
     _, labels = op.map(np, (BYTES, LABELS), drawn(op))
     np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
     assert (labels >= 0).all()
@@ -47,14 +47,14 @@ def test_labels_stay_distributions(op):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_one_hot_comes_first(op):
+def test_unfitted_mixing_requires_one_hot_labels(op):
     assert compute_column_specs((HOT, op), SPECS)["label"] == ColumnSpec((10,), "float32")
     with pytest.raises(ValueError, match=r"^ops\.0 .*not int32 of shape \(\); list a one_hot bef"):
         compute_column_specs((op,), SPECS)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_integer_labels_are_mixed_as_their_one_hot_labels(op):
+def test_integer_labels_are_mixed_as_one_hot(op):
     (fitted,) = fit_to_classes([op], 10)
     assert compute_column_specs([fitted], SPECS) == compute_column_specs((HOT, op), SPECS)
     classes = LABELS.argmax(axis=1).astype(np.int32)
@@ -67,25 +67,25 @@ def test_integer_labels_are_mixed_as_their_one_hot_labels(op):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_labels_of_pixels_and_numbers_are_not_mixed_as_classes(op):
+def test_pixel_labels_and_numbers_are_refused_for_mixing(op):
     (fitted,) = fit_to_classes([op], 10)
     for label in (ColumnSpec((7, 9), "int32"), ColumnSpec((), "float32")):
         with pytest.raises(ValueError, match=r"^ops\.0 "):
             compute_column_specs([fitted], {**SPECS, "label": label})
 
 
-def test_an_unknown_label_column_is_refused():
+def test_unknown_label_column_is_refused():
     with pytest.raises(ValueError, match=r"^ops\.0 \(mix_up\): there is no column 'class'"):
         compute_column_specs((MixUp(label="class"),), SPECS)
 
 
-def test_cut_mix_comes_before_the_channels_move():
+def test_cut_mix_after_hwc2chw_is_refused():
     chw = {**SPECS, "image": ColumnSpec((3, 7, 9), "uint8", "chw")}
     with pytest.raises(ValueError, match="list it before hwc2chw"):
         compute_column_specs((HOT, CutMix()), chw)
 
 
-def test_partners_are_every_permutation_alike():
+def test_partner_permutations_are_uniform():
     draws = np.random.default_rng(1).random((6000, 3), dtype=np.float32)
     orders = [tuple(draw_partners(np, row)) for row in draws]
     counts = [orders.count(order) for order in sorted(set(orders))]
@@ -101,7 +101,7 @@ def test_lambda_follows_the_beta_distribution(alpha):
     assert ((lambdas >= 0) & (lambdas <= 1)).all()
 
 
-def test_mix_up_blends_images_and_labels_with_one_lambda_for_the_batch():
+def test_mix_up_blends_images_and_labels_with_one_lambda():
     op = MixUp(alpha=1.0)
     images, labels = op.map(np, (FLOATS, LABELS), drawn(op))
     partner = draw_partners(np, drawn(op)[:, 0])
@@ -128,14 +128,14 @@ def test_cut_mix_puts_a_box_of_the_partner_in_place():
             np.testing.assert_allclose(labels[n], expected, atol=1e-6)
 
 
-def test_cut_mix_that_never_happens_changes_nothing():
+def test_cut_mix_with_zero_prob_changes_nothing():
     op = CutMix(prob=0.0)
     images, labels = op.map(np, (BYTES, LABELS), drawn(op))
     np.testing.assert_array_equal(images, BYTES)
     np.testing.assert_array_equal(labels, LABELS)
 
 
-def test_a_batch_is_mixed_the_same_at_every_visit_and_differently_in_every_epoch():
+def test_mixing_is_deterministic_and_differs_between_epochs():
     columns = {"image": BYTES, "label": np.arange(BATCH, dtype=np.int32) % 10}
     ops = (HOT, *OPS)
 

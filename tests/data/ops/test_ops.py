@@ -117,7 +117,7 @@ def test_host_and_compiled_device_agree(op, values):
 
 
 @pytest.mark.parametrize(("op", "values"), CASES)
-def test_output_has_shape_and_dtype(op, values):
+def test_output_matches_reported_shape_and_dtype(op, values):
     reported, got = op.output(spec_of(values)), on_host(op, values)
     assert (reported.shape, reported.dtype) == (got.shape[1:], got.dtype.name)
 
@@ -156,13 +156,13 @@ SPATIAL = [op for op in IMAGE_OPS if op.name not in ("rescale", "type_cast")]
 
 
 @pytest.mark.parametrize("op", SPATIAL, ids=op_id)
-def test_an_image_op_refuses_what_is_not_an_image(op):
+def test_image_op_refuses_non_image_column(op):
     with pytest.raises(ValueError, match=r"\(height, width, channels\), not values of shape \(\)"):
         op.output(LABEL)
 
 
 @pytest.mark.parametrize("op", SPATIAL, ids=op_id)
-def test_an_image_op_refuses_channels_first(op):
+def test_image_op_refuses_channels_first(op):
     with pytest.raises(ValueError, match=r"not the \(3, 7, 9\) .* list it before hwc2chw"):
         op.output(Hwc2Chw().output(IMAGE))
 
@@ -196,12 +196,12 @@ def test_an_image_op_refuses_channels_first(op):
         (OneHot, {"classes": 0}),
     ],
 )
-def test_a_wrong_field_is_refused(op, wrong):
+def test_wrong_field_is_refused(op, wrong):
     with pytest.raises(ValidationError, match=next(reversed(wrong))):
         op.model_validate(wrong)
 
 
-def test_an_op_reads_as_a_recipe_writes_it():
+def test_op_is_parsed_from_recipe_form():
     op = RandomCrop.model_validate(
         {"name": "random_crop", "size": [32, 32], "padding": [4, 4, 4, 4]}
     )
@@ -211,7 +211,7 @@ def test_an_op_reads_as_a_recipe_writes_it():
 
 @pytest.mark.parametrize("op", [RandomColorAdjust(), RandAugment(), AutoAugment()], ids=op_id)
 @pytest.mark.parametrize("wrong", [GREY, spec_of(FLOATS)], ids=["grey", "float32"])
-def test_an_op_on_colours_refuses_what_is_not_rgb_bytes(op, wrong):
+def test_color_op_refuses_non_rgb_bytes(op, wrong):
     with pytest.raises(
         ValueError, match=r"needs uint8 images of 3 channels, not .* before rescale"
     ):

@@ -46,14 +46,14 @@ def assert_alike(theirs, ours):
     assert stats.chi2_contingency(table).pvalue > LEAST_P
 
 
-def test_the_statistic_distinguishes_distributions():
+def test_statistic_distinguishes_distributions():
     rng = np.random.default_rng(0)
     fair, bent = rng.random(4000) < 0.5, rng.random(SAMPLES) < 0.45
     with pytest.raises(AssertionError):
         assert_alike(fair[:, None], bent[:, None])
 
 
-def test_golden_boxes_of_random_resized_crop():
+def test_random_resized_crop_boxes_match_golden():
     op = RandomResizedCrop(size=(64, 64), scale=(0.2, 0.9), ratio=(0.5, 3.0), max_attempts=2)
     box = op.draw_box(np, drawn(op), HEIGHT, WIDTH)
     ours = np.stack([box.top, box.left, box.height, box.width], axis=-1).astype(np.int8)
@@ -62,13 +62,13 @@ def test_golden_boxes_of_random_resized_crop():
         assert_alike(theirs[:, first:last], ours[:, first:last])
 
 
-def test_golden_places_of_random_crop():
+def test_random_crop_places_match_golden():
     op = RandomCrop(size=(HEIGHT, WIDTH), padding=(1, 3, 2, 0))
     ours = op(np, places().repeat(SAMPLES, axis=0), drawn(op))[:, -5, 5, :2]
     assert_alike(GOLDEN["crops"], ours.astype(np.int8))
 
 
-def test_golden_holes_of_cutout():
+def test_cutout_holes_match_golden():
     op = Cutout(size=5, convention="mindspore")
     blank = op(np, places().repeat(SAMPLES, axis=0), drawn(op))[..., 0] == 0
     ours = np.stack([edge for axis in (2, 1) for edge in edges(blank.any(axis=axis))], axis=-1)
@@ -85,13 +85,13 @@ def edges(covered):
     return np.where(some, covered.argmax(axis=1), -1), np.where(some, last, -1)
 
 
-def test_golden_share_of_vertical_flips():
+def test_vertical_flip_share_matches_golden():
     op = RandomVerticalFlip(prob=0.3)
     ours = op(np, places().repeat(SAMPLES, axis=0), drawn(op))[:, 0, 0, 0] != 1
     assert_alike(GOLDEN["flips"][:, None], ours[:, None].astype(np.int8))
 
 
-def test_golden_factors_of_brightness():
+def test_brightness_factors_match_golden():
     op = RandomColorAdjust(brightness=(0.25, 1.0))
     ours = op(np, np.full((SAMPLES, 1, 1, 3), 200, np.uint8), drawn(op))[:, 0, 0, :1]
     assert stats.ks_2samp(GOLDEN["brightness"], ours[:, 0]).pvalue > LEAST_P
@@ -116,7 +116,7 @@ POLICIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", POLICIES)
-def test_golden_outcomes_of_policies(key):
+def test_policy_outcomes_match_golden(key):
     op = POLICIES[key]
     image = GOLDEN["policy_image"][None]
     ours = op(np, image.repeat(SAMPLES, axis=0), drawn(op)).reshape(SAMPLES, -1)
@@ -128,7 +128,7 @@ def test_golden_outcomes_of_policies(key):
     assert_alike(theirs.repeat(counts, axis=0), ours)
 
 
-def test_golden_mix_up_of_the_same_partners_and_lambda():
+def test_mix_up_matches_golden_for_equal_partners_and_lambda():
     images, labels = GOLDEN["mix_up_images"], np.eye(BATCH, dtype=np.float32)
     for mixed, mixed_labels in zip(GOLDEN["mix_up_mixed"], GOLDEN["mix_up_labels"], strict=False):
         shares = lambdas(mixed_labels)
@@ -148,7 +148,7 @@ def lambdas(labels):
 
 
 @pytest.mark.slow
-def test_golden_lambdas_and_partners_of_mix_up():
+def test_mix_up_lambdas_and_partners_match_golden():
     theirs = GOLDEN["mix_up_labels"]
     op = MixUp(alpha=0.4)
     labels = np.eye(BATCH, dtype=np.float32)
@@ -169,7 +169,7 @@ def partners_in(labels):
 
 
 @pytest.mark.slow
-def test_golden_boxes_of_cut_mix():
+def test_cut_mix_boxes_match_golden():
     op, ours = CutMix(prob=0.7), []
     levels = np.arange(1, BATCH + 1, dtype=np.uint8)[:, None, None, None]
     images = np.broadcast_to(levels, (BATCH, *MIXED, 1))

@@ -52,7 +52,7 @@ def test_linear_resize_has_half_pixel_centres_and_clamps_the_edges():
     assert on_host(Resize(size=(1, 1)), row).ravel().tolist() == [50]
 
 
-def test_nearest_resize_takes_the_pixel_at_the_floor():
+def test_nearest_resize_uses_the_pixel_at_the_floor():
     row = np.array([10, 20, 30, 40, 50], np.uint8).reshape(1, 1, 5, 1)
     wide, narrow = (Resize(size=(1, n), interpolation="nearest") for n in (10, 2))
     assert on_host(wide, row).ravel().tolist() == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
@@ -70,7 +70,7 @@ def test_resize_to_the_same_size_changes_nothing(values, interpolation):
 
 @pytest.mark.slow
 @given(level=st.integers(0, 255), height=st.integers(1, 300), width=st.integers(1, 300))
-def test_resize_keeps_an_even_image_even(level, height, width):
+def test_resize_keeps_a_constant_image_constant(level, height, width):
     values = np.full((1, 3, 5, 1), level, np.uint8)
     assert (on_host(Resize(size=(height, width)), values) == level).all()
 
@@ -83,11 +83,11 @@ def test_resize_keeps_half_precision():
     ("size", "image", "expected"),
     [(4, (7, 9), (4, 5)), (4, (9, 7), (5, 4)), (20, (5, 5), (20, 20)), (3, (100, 7), (42, 3))],
 )
-def test_resize_to_one_number_keeps_the_aspect(size, image, expected):
+def test_resize_to_one_number_keeps_the_aspect_ratio(size, image, expected):
     assert Resize(size=size).output(ColumnSpec((*image, 3), "uint8")).shape == (*expected, 3)
 
 
-def test_pillows_kernels_take_bytes_alone():
+def test_pillow_kernels_accept_only_bytes():
     with pytest.raises(ValueError, match="antialias needs uint8 images, not float32; resize befor"):
         Resize(size=(4, 4), interpolation="antialias").output(spec_of(FLOATS))
 
@@ -102,7 +102,7 @@ def test_resize_refuses_integers_other_than_bytes():
         Resize(size=(4, 4)).output(ColumnSpec((7, 9, 3), "int32"))
 
 
-def test_a_crop_that_never_fits_is_the_largest_central_one():
+def test_unfit_random_resized_crop_is_the_largest_central_crop():
     op = RandomResizedCrop(size=(4, 4), scale=(1.0, 1.0), ratio=(3.0, 3.0), max_attempts=3)
     box = op.draw_box(np, uniforms_for(op), 7, 9)
     assert [part[0] for part in (box.top, box.left, box.height, box.width)] == [2, 0, 3, 9]
@@ -110,7 +110,7 @@ def test_a_crop_that_never_fits_is_the_largest_central_one():
 
 @pytest.mark.slow
 @given(uniforms=arrays(np.float32, (4, 22), elements=st.floats(0, 1, exclude_max=True, width=32)))
-def test_a_resized_crop_lies_within_the_image(uniforms):
+def test_resized_crop_is_within_the_image(uniforms):
     box = RandomResizedCrop(size=(4, 4), scale=(0.01, 1.0), ratio=(0.1, 10.0)).draw_box(
         np, uniforms, 7, 9
     )
@@ -119,7 +119,7 @@ def test_a_resized_crop_lies_within_the_image(uniforms):
 
 
 @pytest.mark.parametrize("interpolation", ["linear", "nearest", "cubic"])
-def test_a_resized_crop_is_a_crop_that_is_resized(interpolation):
+def test_random_resized_crop_equals_crop_then_resize(interpolation):
     op = RandomResizedCrop(size=(8, 5), interpolation=interpolation)
     uniforms = uniforms_for(op)
     box = op.draw_box(np, uniforms, 7, 9)

@@ -24,7 +24,7 @@ from tests.data.ops.op_calls import BYTES, CIFAR, FLOATS, IMAGE, LABEL, LABELS, 
 NONE = np.zeros((3, 0), np.float32)
 
 
-def test_each_image_gets_its_own_mean_and_deviation() -> None:
+def test_whiten_uses_mean_and_deviation_of_each_image() -> None:
     images = np.random.default_rng(1).integers(0, 256, (3, 6, 5, 3), np.uint8)
     images[1] //= 9
     result = Whiten()(np, images, NONE)
@@ -34,7 +34,7 @@ def test_each_image_gets_its_own_mean_and_deviation() -> None:
     assert result.dtype == np.float32
 
 
-def test_an_image_of_one_colour_is_zero() -> None:
+def test_whitened_constant_image_is_zero() -> None:
     images = np.full((3, 4, 4, 1), 200, np.uint8)
     np.testing.assert_array_equal(Whiten()(np, images, NONE), 0)
 
@@ -45,7 +45,7 @@ def test_rescale_multiplies_then_adds():
     assert result.tolist() == [[-1, -0.5, 126.5]]
 
 
-def test_two_rescales_are_the_normalisation_of_mnist():
+def test_two_rescales_equal_mnist_normalisation():
     pixels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)  # D-06
     scaled = on_host(Rescale(factor=1 / 255, shift=0), pixels)
     twice = on_host(Rescale(factor=1 / 0.3081, shift=-0.1307 / 0.3081), scaled)
@@ -77,7 +77,7 @@ def test_hwc2chw_moves_the_channels_first():
         np.testing.assert_array_equal(result[:, channel], BYTES[..., channel])
 
 
-def test_type_cast_takes_the_label_by_default():
+def test_type_cast_applies_to_the_label_by_default():
     assert TypeCast(dtype="int32").column == "label"
     assert TypeCast(dtype="int32").output(ColumnSpec((), "uint8")) == LABEL
     assert on_host(TypeCast(dtype="int32"), LABELS.astype(np.uint8)).dtype == np.int32
@@ -100,17 +100,17 @@ def test_one_hot_of_a_label_out_of_range_is_all_zeros():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
-def test_one_hot_refuses_labels_that_are_no_integers(dtype):
+def test_one_hot_refuses_non_integer_labels(dtype):
     with pytest.raises(ValueError, match=f"needs integer labels, not {dtype}"):
         OneHot(classes=10).output(ColumnSpec((), dtype))
 
 
-def test_one_hot_with_smoothing_shares_it_among_all_classes():
+def test_one_hot_smoothing_is_spread_over_all_classes():
     result = on_host(OneHot(classes=4, smoothing=0.2), np.array([1, 7]))
     np.testing.assert_allclose(result, [[0.05, 0.85, 0.05, 0.05], [0, 0, 0, 0]], rtol=1e-6)
 
 
-def test_joined_columns_follow_each_other() -> None:
+def test_join_concatenates_columns() -> None:
     op = Join(inputs=("age", "image"))
     specs = (ColumnSpec((2, 2, 1), "uint8"), ColumnSpec((), "float32"))
     joined, age = op.outputs(tuple(specs[("image", "age").index(name)] for name in op.columns))
@@ -124,7 +124,7 @@ def test_joined_columns_follow_each_other() -> None:
         assert ages.shape == (3,)
 
 
-def test_joined_images_have_channels_last() -> None:
+def test_join_refuses_channels_first() -> None:
     chw = ColumnSpec((1, 2, 2), "uint8", "chw")
     with pytest.raises(ValueError, match="leave out hwc2chw"):
         Join(inputs=("image", "age")).outputs((chw, ColumnSpec((), "float32")))

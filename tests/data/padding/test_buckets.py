@@ -42,7 +42,7 @@ def stored(values: list[np.ndarray], dimensions: int = 2) -> RaggedColumn:
 
 @pytest.mark.slow
 @given(sizes=SIZES, trailing=st.sampled_from([(), (1,), (3,)]), data=st.data())
-def test_padded_values_begin_with_themselves_and_end_in_zeros(
+def test_padded_values_end_in_zeros(
     sizes: list[tuple[int, ...]], trailing: tuple[int, ...], data: st.DataObject
 ) -> None:
     values = values_of(sizes, trailing)
@@ -59,7 +59,7 @@ def test_padded_values_begin_with_themselves_and_end_in_zeros(
         assert np.array_equal(column.sample(row), padded)
 
 
-def test_a_ragged_column_pads_to_its_largest() -> None:
+def test_ragged_column_pads_to_its_largest() -> None:
     column = stored(values_of([(2, 5), (3, 1)]))
     assert column.shape == (2, 3, 5)
     assert column[:].shape == (2, 3, 5)
@@ -67,7 +67,7 @@ def test_a_ragged_column_pads_to_its_largest() -> None:
 
 @pytest.mark.slow
 @given(sizes=SIZES, buckets=st.sets(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1))
-def test_a_sample_goes_to_the_smallest_bucket_that_covers_it(
+def test_sample_is_assigned_to_smallest_covering_bucket(
     sizes: list[tuple[int, ...]], buckets: set[tuple[int, ...]]
 ) -> None:
     ordered = sort_buckets([*buckets, (6, 5)] if (6, 5) not in buckets else list(buckets))
@@ -88,18 +88,18 @@ def test_samples_larger_than_every_bucket_are_refused() -> None:
         assign_buckets(sizes, [(4, 4), (3, 8)])
 
 
-def test_a_bucket_that_no_sample_needs_is_refused() -> None:
+def test_unused_bucket_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^\[4\] covers no sample that a smaller one does not"):
         require_used_buckets(np.array([0, 2, 2]), [(2,), (4,), (6,)], 1)
 
 
-def test_a_bucket_that_fills_no_batch_is_refused() -> None:
+def test_bucket_smaller_than_a_batch_is_refused() -> None:
     expected = r"^\[6\] has 2 samples, too few for a batch of 3, so that drop_remainder"
     with pytest.raises(ValueError, match=expected):
         require_used_buckets(np.array([0, 0, 0, 1, 1]), [(2,), (6,)], 3)
 
 
-def test_columns_of_one_shape_are_padded_too() -> None:
+def test_fixed_shape_columns_are_padded() -> None:
     """A fixed maximum for any source, lazily read ones included."""
     images = np.arange(1, 2 * 3 * 4 + 1, dtype=np.int32).reshape(2, 3, 4, 1)
     for column in (images, LazyNumbers(images)):
@@ -129,7 +129,7 @@ def test_buckets_of_other_dimensions_are_refused() -> None:
         (np.zeros((3, 2)), np.array([[2], [4]]), r"shape \(3, 2\); the sizes ask for \(6,\)"),
     ],
 )
-def test_storage_that_does_not_add_up_is_refused(
+def test_inconsistent_ragged_storage_is_refused(
     flat: np.ndarray, sizes: np.ndarray, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

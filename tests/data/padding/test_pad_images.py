@@ -44,13 +44,13 @@ def batch_of(columns: dict[str, Any], rows: np.ndarray, epoch: Any) -> Batch:
     return Batch(columns, SEED, np.int32(epoch), rows, np.int32(len(rows)))  # type: ignore[arg-type]
 
 
-def test_a_sample_goes_where_most_of_it_is_kept() -> None:
+def test_cropped_sample_is_assigned_to_bucket_keeping_most() -> None:
     """In the order of `sort_buckets`: 64 and 72 places."""
     assert BUCKETS == ((8, 8), (6, 12))
     assert assign_buckets(SIZES, BUCKETS, crop=True).tolist() == [0, 0, 1, 1, 0, 1]
 
 
-def test_all_are_padded_to_what_holds_the_largest() -> None:
+def test_images_are_padded_to_the_largest_sizes() -> None:
     columns = padded()
     assert columns["image"].shape == (6, 11, 14, 1)
     assert columns[UNCROPPED_SIZE].tolist() == SIZES.tolist()
@@ -63,7 +63,7 @@ def test_all_are_padded_to_what_holds_the_largest() -> None:
 
 
 @pytest.mark.parametrize("drawn", [True, False])
-def test_a_crop_is_a_part_of_the_sample(drawn: bool) -> None:
+def test_crop_is_a_contiguous_part_of_the_sample(drawn: bool) -> None:
     """Rows and columns in order, labels of the same places, padding after them."""
     columns = padded()
     numbers = assign_buckets(columns[SIZE], BUCKETS)
@@ -95,7 +95,7 @@ def test_a_crop_is_a_part_of_the_sample(drawn: bool) -> None:
         assert (result[1], result[2], result[3]) == ({(1, 1)}, {(1, 2)}, {(3, 1)})
 
 
-def test_a_place_depends_on_seed_epoch_and_sample_alone() -> None:
+def test_crop_place_depends_only_on_seed_epoch_and_sample() -> None:
     """Host and compiled step agree, and neither the batch nor the position in it matters."""
     columns = padded()
     rows = np.array([3, 2, 5, 3], np.int32)
@@ -113,7 +113,7 @@ def test_a_place_depends_on_seed_epoch_and_sample_alone() -> None:
     assert len({float(crop["image"][0, 0, 0, 0]) for crop in crops}) > 3
 
 
-def test_places_are_drawn_evenly() -> None:
+def test_crop_places_are_uniform() -> None:
     """Pearson's test over the 6 x 2 corners of a sample of 11x13 in a bucket of 6x12."""
     rows = np.full(6000, 3, np.int32)
     columns = {name: np.repeat(column[3:4], 6000, axis=0) for name, column in padded().items()}
@@ -124,7 +124,7 @@ def test_places_are_drawn_evenly() -> None:
     assert ((counts - 500) ** 2 / 500).sum() < 31.26  # p = 0.001 of 11 degrees of freedom
 
 
-def test_labels_of_positions_are_padded_with_the_label_of_none() -> None:
+def test_position_labels_are_padded_with_ignore_index() -> None:
     tokens = np.arange(1, 9, dtype=np.int32)
     sizes = np.array([[3], [5]])
     ragged = Split(

@@ -53,7 +53,7 @@ def to_json(value: Feature) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_samples(golden: Path, name: str) -> None:
+def test_samples_match_mindspore_golden(golden: Path, name: str) -> None:
     """What MindSpore's FileReader returns, in its order, of every file."""
     expected = json.loads((golden / "values.json").read_text())[f"{name}.mindrecord"]
     paths = sorted(path for path in golden.glob(f"{name}*") if path.suffix != ".db")
@@ -159,7 +159,7 @@ ENDLESS = (
         (change_byte(PAGE + (1 << 15) + 8, 0x94), "record 0 is damaged"),
     ],
 )
-def test_damage_has_one_message(
+def test_damaged_file_is_refused_in_one_message(
     golden: Path, tmp_path: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     path = copy(golden, tmp_path)
@@ -179,7 +179,7 @@ def test_all_shards_are_required(golden: Path, tmp_path: Path) -> None:
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_a_clear_error_or_a_value(
+def test_flipped_bit_is_an_error_or_a_changed_value(
     golden: Path, tmp_path: Path, place: float, bit: int
 ) -> None:
     """MindRecord has no checksums, so a changed value can't be found."""
@@ -192,7 +192,7 @@ def test_a_flipped_bit_is_a_clear_error_or_a_value(
         assert len(read(path)) == 4
 
 
-def test_memory_is_bounded_by_the_file() -> None:
+def test_memory_is_bounded_by_file_size() -> None:
     """Sizes that lie are refused before values are made of them."""
     count = 40_000_000
     tracemalloc.start()
@@ -203,7 +203,7 @@ def test_memory_is_bounded_by_the_file() -> None:
     assert peak_bytes < 2.1e7
 
 
-def test_scalars_have_no_lists() -> None:
+def test_scalar_lists_are_refused() -> None:
     """A list of empty lists takes a byte for each in a row, and 56 in memory."""
     schema = SampleSchema.model_validate({"schema": {"x": {"type": "int32"}}, "blob_fields": []})
     with pytest.raises(ValueError, match="max_array_len"):
@@ -211,7 +211,7 @@ def test_scalars_have_no_lists() -> None:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
-def test_packed_integers(values: list[int]) -> None:
+def test_packed_integers_round_trip(values: list[int]) -> None:
     """The inverse, written from the description of the format."""
     codes = [
         next(c for c, n in enumerate(SIZES) if -(1 << 8 * n - 1) <= v < 1 << 8 * n - 1)

@@ -30,7 +30,7 @@ FIRST = st.integers(0, 2**32 - 1)
 
 @pytest.mark.slow
 @given(values=ARRAYS, first=FIRST, number=st.integers(0, 2**40))
-def test_values_come_back_bit_for_bit(values: np.ndarray, first: int, number: int) -> None:
+def test_values_round_trip_exactly(values: np.ndarray, first: int, number: int) -> None:
     record = encode(values, first, number)
     assert len(record) == 4 + values.nbytes
     back = decode(record, values.dtype.newbyteorder("="), values.shape, first, number)
@@ -38,7 +38,7 @@ def test_values_come_back_bit_for_bit(values: np.ndarray, first: int, number: in
     assert back.tobytes() == values.astype(back.dtype).tobytes()
 
 
-def test_bytes_are_those_that_the_description_promises() -> None:
+def test_record_bytes_match_the_documented_format() -> None:
     """Little-endian, checksum first: what another program would write."""
     values = np.array([[1, -2], [3, 2**30]], np.int32)
     body = b"".join(int(v).to_bytes(4, "little", signed=True) for v in (1, -2, 3, 2**30))
@@ -47,7 +47,7 @@ def test_bytes_are_those_that_the_description_promises() -> None:
 
 @pytest.mark.slow
 @given(values=ARRAYS, first=FIRST, number=st.integers(0, 1000), data=st.data())
-def test_a_changed_byte_is_noticed(
+def test_changed_byte_is_detected(
     values: np.ndarray, first: int, number: int, data: st.DataObject
 ) -> None:
     record = bytearray(encode(values, first, number))
@@ -59,7 +59,7 @@ def test_a_changed_byte_is_noticed(
 
 @pytest.mark.slow
 @given(values=ARRAYS, first=FIRST, number=st.integers(0, 1000), shifted=st.integers(1, 1000))
-def test_a_record_at_another_place_is_noticed(
+def test_moved_record_is_detected(
     values: np.ndarray, first: int, number: int, shifted: int
 ) -> None:
     with pytest.raises(ValueError, match="its checksum is wrong"):
@@ -67,7 +67,7 @@ def test_a_record_at_another_place_is_noticed(
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2,), ()])
-def test_a_record_of_another_length_is_noticed(shape: tuple[int, ...]) -> None:
+def test_record_of_wrong_length_is_detected(shape: tuple[int, ...]) -> None:
     record = encode(np.zeros((2, 3), np.float32), 0, 0)
     right = 4 + 4 * int(np.prod(shape))
     with pytest.raises(ValueError, match=rf"^has 28 bytes instead of {right}$"):
@@ -89,7 +89,7 @@ def split_with(samples: int = 3, **columns: Any) -> dict[str, Any]:
     return {"samples": samples, "columns": {"image": column(), "label": column(), **columns}}
 
 
-def test_a_description_is_understood(tmp_path: Path) -> None:
+def test_description_is_parsed(tmp_path: Path) -> None:
     (tmp_path / DESCRIPTION).write_text(json.dumps(description()))
     spec = read_description(tmp_path)
     assert (spec.source, spec.train.samples, spec.classes) == ("mine", 3, ("a",))
@@ -132,19 +132,21 @@ def test_a_description_is_understood(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_description_that_is_wrong_is_one_error(text: str, message: str, tmp_path: Path) -> None:
+def test_wrong_description_is_refused_in_one_message(
+    text: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / DESCRIPTION).write_text(text)
     with pytest.raises(DataError, match=rf"records\.json: .*{message}") as caught:
         read_description(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_description_says_what_would_be_right(tmp_path: Path) -> None:
+def test_folder_without_a_description_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"records\.json: can't be read: .*convert records"):
         read_description(tmp_path)
 
 
-def test_many_records_are_decoded_as_one_by_one() -> None:
+def test_batch_decoding_equals_single_decoding() -> None:
     values = np.arange(3 * 4, dtype=np.float32).reshape(3, 2, 2)
     first = 2**32 - 2
     records = [encode(value[np.newaxis], first, number) for number, value in enumerate(values)]
@@ -159,7 +161,7 @@ def test_many_records_are_decoded_as_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("change", "message"), [(lambda r: r[:-1], "size"), (lambda r: r[:-1] + b"x", "checksum")]
 )
-def test_a_changed_record_among_many_is_noticed(
+def test_changed_record_in_a_batch_is_detected(
     change: Callable[[bytes], bytes], message: str
 ) -> None:
     records = [encode(np.full((1, 2), n, np.uint8), 7, n) for n in range(3)]

@@ -34,13 +34,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_checksums_are_those_of_the_definition() -> None:
+def test_masked_checksum_matches_the_definition() -> None:
     crc = 0xE3069283  # CRC-32C of "123456789", the check value of its catalogue
     masked = ((crc >> 15) | (crc << 17)) + 0xA282EAD8
     assert compute_masked_checksum(b"123456789") == masked % 2**32
 
 
-def test_records_are_read_in_order_and_again_by_number(file: Path) -> None:
+def test_records_are_read_in_order_and_by_number(file: Path) -> None:
     read = list(scan_records(file))
     assert [content for _, content in read] == CONTENTS
     starts = np.array([start for start, _ in read])
@@ -49,13 +49,13 @@ def test_records_are_read_in_order_and_again_by_number(file: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 10, 15, 20])
-def test_a_file_that_is_cut_off_is_refused(file: Path, size: int) -> None:
+def test_truncated_file_is_refused(file: Path, size: int) -> None:
     file.write_bytes(file.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"record [01] is truncated"):
         list(scan_records(file))
 
 
-def test_a_bit_that_changed_is_seen(file: Path) -> None:
+def test_flipped_bit_is_detected(file: Path) -> None:
     whole = file.read_bytes()
     for position in range(40):
         damaged = bytearray(whole)
@@ -65,7 +65,7 @@ def test_a_bit_that_changed_is_seen(file: Path) -> None:
             list(scan_records(file))
 
 
-def test_a_record_that_changed_after_the_scan_is_refused(file: Path) -> None:
+def test_record_changed_after_the_scan_is_refused(file: Path) -> None:
     starts = np.array([start for start, _ in scan_records(file)])
     spans = RecordSpans(file, starts, np.array([len(content) for content in CONTENTS]))
     file.write_bytes(file.read_bytes().replace(b"abc", b"abd"))
@@ -75,7 +75,7 @@ def test_a_record_that_changed_after_the_scan_is_refused(file: Path) -> None:
         spans.read(1)
 
 
-def test_what_is_compressed_or_too_long_is_refused(file: Path) -> None:
+def test_compressed_file_and_oversized_record_are_refused(file: Path) -> None:
     file.write_bytes(b"\x1f\x8b" + bytes(20))
     with pytest.raises(ValueError, match="is compressed; decompress it with gzip -d"):
         list(scan_records(file))

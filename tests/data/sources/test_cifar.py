@@ -96,7 +96,7 @@ def assert_reads_small(root: Path, cache: Path) -> None:
     assert data.classes[6] == "frog"
 
 
-def test_records_end_in_the_label_that_counts(tmp_path: Path) -> None:
+def test_last_label_byte_of_a_record_is_used(tmp_path: Path) -> None:
     fine = Release("", "", {"train.bin": 2}, {}, label_bytes=2, classes=100)
     path = tmp_path / "train.bin"
     path.write_bytes(record([11, 19], picture(0)) + record([200, 99], picture(1)))
@@ -108,7 +108,7 @@ def test_records_end_in_the_label_that_counts(tmp_path: Path) -> None:
     assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
 
 
-def test_root_may_be_the_folder_or_the_one_above(tmp_path: Path) -> None:
+def test_root_may_be_the_folder_or_its_parent(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data" / SMALL.folder, small_files())
 
     assert_reads_small(folder, tmp_path / "cache")
@@ -142,7 +142,7 @@ def test_archive_in_the_cache_is_read_without_a_download(downloaded: Path, tmp_p
     assert labels_in(tmp_path) == [3, 8]
 
 
-def test_downloaded_archive_that_was_exchanged_is_named(downloaded: Path, tmp_path: Path) -> None:
+def test_replaced_downloaded_archive_is_named(downloaded: Path, tmp_path: Path) -> None:
     write_archive(downloaded, small_files(seed=50))
     with pytest.raises(DataError, match=rf"^{downloaded}: isn't the published file: md5"):
         labels_in(tmp_path)
@@ -151,7 +151,7 @@ def test_downloaded_archive_that_was_exchanged_is_named(downloaded: Path, tmp_pa
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["downloaded", "of the user"])
-def test_unpacked_files_that_were_changed_in_place_are_unpacked_again(
+def test_unpacked_files_changed_in_place_are_unpacked_again(
     own: bool, downloaded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Size and time may be as they were."""
@@ -166,7 +166,9 @@ def test_unpacked_files_that_were_changed_in_place_are_unpacked_again(
 
 
 @pytest.mark.parametrize("left", ["nothing", "a list", "a folder in the place of a file"])
-def test_half_of_what_was_unpacked_is_none(left: str, downloaded: Path, tmp_path: Path) -> None:
+def test_partly_unpacked_archive_is_unpacked_again(
+    left: str, downloaded: Path, tmp_path: Path
+) -> None:
     labels_in(tmp_path)
     (folder,) = tmp_path.glob("small/cifar-10-batches-bin-*")
     for name in {"nothing": [*LABELS, "SHA256SUMS"], "a list": LABELS}.get(left, []):
@@ -180,7 +182,7 @@ def test_half_of_what_was_unpacked_is_none(left: str, downloaded: Path, tmp_path
         assert labels_in(tmp_path) == [3, 8]
 
 
-def test_what_is_unpacked_can_be_checked_by_the_systems_tool(tmp_path: Path) -> None:
+def test_unpacked_files_pass_sha256sum(tmp_path: Path) -> None:
     folder = unpack(write_archive(tmp_path / "a.tar", small_files()), SMALL, tmp_path / "cache")
     said = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True)
     assert (said.returncode, said.stdout.count(b": OK\n")) == (0, 3)
@@ -270,7 +272,7 @@ def test_member_of_another_size_is_refused(tmp_path: Path) -> None:
         unpack(path, SMALL, tmp_path / "cache")
 
 
-def test_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_non_archive_file_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, small_files())
 
     with pytest.raises(DataError, match=r"it must be one of .tar.gz, .tgz, .tar.xz, .tar"):

@@ -41,7 +41,7 @@ def read(*overrides: str) -> RawData:
     return recipe.dataset.read(Path())
 
 
-def test_concat_reads_one_after_the_other(folder: Path) -> None:
+def test_concat_reads_sources_in_sequence(folder: Path) -> None:
     raw = read("dataset=concat", f"dataset.sources=[{source(folder, 'a')},{source(folder, 'b')}]")
     images = raw.train.columns["image"][:]
     assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
@@ -51,12 +51,12 @@ def test_concat_reads_one_after_the_other(folder: Path) -> None:
     assert len(raw.eval) == 4
 
 
-def test_a_source_may_be_a_name_alone() -> None:
+def test_source_may_be_only_a_name() -> None:
     raw = read("dataset=concat", "dataset.sources=[digits,digits]")
     assert len(raw.train) == 2 * 1438
 
 
-def test_zip_takes_images_and_labels(folder: Path) -> None:
+def test_zip_combines_images_and_labels(folder: Path) -> None:
     first, second = source(folder, "a"), source(folder, "b")
     raw = read("dataset=zip", f"dataset.images={first}", f"dataset.labels={second}")
     assert raw.train.columns["image"][:, 1, 1, 0].tolist() == [0] * 4
@@ -73,12 +73,12 @@ def test_zip_takes_images_and_labels(folder: Path) -> None:
         (["dataset=concat", "dataset.root=/data", "dataset.sources=[digits]"], "must be null"),
     ],
 )
-def test_recipes_that_are_refused(overrides: list[str], message: str) -> None:
+def test_invalid_combined_sources_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         read(*overrides)
 
 
-def test_sources_of_other_classes_or_shapes(folder: Path) -> None:
+def test_sources_with_other_classes_or_shapes_are_refused(folder: Path) -> None:
     other: dict[str, Any] = dict(np.load(folder / "b.npz"))
     other.update(x_train=other["x_train"][:, :2], x_test=other["x_test"][:, :2])
     np.savez(folder / "c.npz", **other)

@@ -23,7 +23,7 @@ FIRST_DIGIT = """
 """
 
 
-def test_digits_are_those_of_the_repository(tmp_path: Path) -> None:
+def test_digits_have_known_sizes_and_values(tmp_path: Path) -> None:
     data = Digits(**section()).read(tmp_path)
     train, evaluation = data.train.columns, data.eval.columns
 
@@ -39,7 +39,7 @@ def test_digits_are_those_of_the_repository(tmp_path: Path) -> None:
     assert data.classes == tuple("0123456789")
 
 
-def test_every_fifth_digit_is_for_evaluation(tmp_path: Path) -> None:
+def test_every_fifth_digit_is_held_out(tmp_path: Path) -> None:
     data = Digits(**section()).read(tmp_path)
 
     # The file begins 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9.
@@ -47,7 +47,7 @@ def test_every_fifth_digit_is_for_evaluation(tmp_path: Path) -> None:
     assert data.eval.columns["label"][:4].tolist() == [4, 9, 4, 9]
 
 
-def test_facts_are_what_is_read(tmp_path: Path) -> None:
+def test_facts_match_the_data(tmp_path: Path) -> None:
     source = Digits(**section())
     data, facts = source.read(tmp_path), source.facts()
 
@@ -61,7 +61,7 @@ def test_root_is_refused(tmp_path: Path) -> None:
         Digits(**section(root=tmp_path))
 
 
-def test_attribution_lies_beside_the_data() -> None:
+def test_attribution_is_beside_the_data() -> None:
     text = Path(digits.__file__).with_name("digits.txt").read_text(encoding="utf-8")
 
     for part in ("E. Alpaydin, C. Kaynak", "10.24432/C50P49", "CC BY 4.0"):

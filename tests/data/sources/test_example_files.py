@@ -94,7 +94,7 @@ def refusal(folder: Path, **settings: Any) -> str:
     return str(error.value)
 
 
-def test_what_tensorflow_wrote_is_read() -> None:
+def test_tensorflow_records_are_read_golden() -> None:
     """Golden values of tests/golden/make_tfrecord.py."""
     expected = json.loads((GOLDEN / "features.json").read_text())
     found = [parse_example(content) for _, content in scan_records(GOLDEN / "train.tfrecord")]
@@ -107,13 +107,13 @@ def test_what_tensorflow_wrote_is_read() -> None:
     assert raw.train.specs()["image"].shape == (3, 2, 1)
 
 
-def test_pixels_labels_and_files() -> None:
+def test_raw_pixels_and_label_are_parsed() -> None:
     values = parse_example(plain(7))
     assert values["image_raw"] == (bytes([7] * 16),)
     assert np.asarray(values["label"]).tolist() == [1]
 
 
-def test_both_splits(tmp_path: Path) -> None:
+def test_splits_are_read_from_their_files(tmp_path: Path) -> None:
     raw = read(dataset(tmp_path))
     assert raw.train.files == (8, 8, 8)
     assert raw.targets.names == ("0", "1", "2")
@@ -140,7 +140,7 @@ def test_encoded_images_are_decoded(tmp_path: Path) -> None:
     assert resized.eval.columns["image"].shape == (4, 8, 8, 3)
 
 
-def test_numbers_are_a_regression(tmp_path: Path) -> None:
+def test_float_labels_are_a_regression(tmp_path: Path) -> None:
     for name in ("train.tfrecord", "eval.tfrecord"):
         write(tmp_path / name, [plain(n, np.float32([n, 2 * n])) for n in range(6)])
     raw = read(tmp_path)
@@ -149,7 +149,7 @@ def test_numbers_are_a_regression(tmp_path: Path) -> None:
     np.testing.assert_allclose(raw.train.columns["label"][:].mean(axis=0), 0, atol=1e-6)
 
 
-def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
+def test_split_is_stratified_by_class(tmp_path: Path) -> None:
     raw = read(dataset(tmp_path), split=0.25)
     assert (len(raw.train), len(raw.eval)) == (18, 6)
     assert sum(raw.train.files) == 18
@@ -172,7 +172,7 @@ def test_a_part_is_held_out_of_every_class(tmp_path: Path) -> None:
         ([plain(1, [-1])], "label goes from -1 to"),
     ],
 )
-def test_examples_that_are_refused(tmp_path: Path, contents: list[bytes], said: str) -> None:
+def test_invalid_examples_are_refused(tmp_path: Path, contents: list[bytes], said: str) -> None:
     write(tmp_path / "train.tfrecord", contents)
     write(tmp_path / "eval.tfrecord", [plain(1), plain(2)])
     with pytest.raises(DataError, match=said):
@@ -188,33 +188,33 @@ def test_images_of_several_sizes_are_named(tmp_path: Path) -> None:
     assert read(tmp_path, image_size=[4, 4]).train.columns["image"].shape == (2, 4, 4, 3)
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "has no files train*" in refusal(tmp_path)
     write(tmp_path / "train", [plain(1)])
     assert "dataset.split=0.2" in refusal(tmp_path)
     assert "has no files nothing*" in refusal(tmp_path, eval_files="nothing*")
 
 
-def test_a_file_is_not_both_trained_on_and_evaluated(tmp_path: Path) -> None:
+def test_file_in_both_splits_is_refused(tmp_path: Path) -> None:
     folder = dataset(tmp_path)
     said = refusal(folder, train_files="*.tfrecord")
     assert "validation.tfrecord: is both trained on and evaluated" in said
 
 
 @pytest.mark.parametrize("label", [10**12, -5])
-def test_a_label_that_is_no_class_is_not_split(tmp_path: Path, label: int) -> None:
+def test_invalid_class_label_is_refused_for_split(tmp_path: Path, label: int) -> None:
     write(tmp_path / "train", [plain(1, [0]), plain(2, [label])])
     assert "must be 0 to 1048575" in refusal(tmp_path, split=0.5)
 
 
-def test_a_compressed_file_is_told(tmp_path: Path) -> None:
+def test_compressed_file_is_recognised(tmp_path: Path) -> None:
     folder = dataset(tmp_path, files=1)
     file = folder / "train-0-of-1.tfrecord"
     file.write_bytes(gzip.compress(file.read_bytes()))
     assert "is compressed" in refusal(folder)
 
 
-def test_a_length_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_excessive_record_length_is_refused(tmp_path: Path) -> None:
     for length, said in ((2**25, "is truncated"), (2**62, "at most 67,108,864 are read")):
         header = struct.pack("<Q", length)
         content = header + struct.pack("<I", compute_masked_checksum(header)) + b"x" * 40
@@ -222,14 +222,14 @@ def test_a_length_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         assert said in refusal(tmp_path)
 
 
-def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
+def test_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder = dataset(tmp_path / "data")
     other = write(tmp_path / "other.tfrecord", [plain(1)])
     (folder / "train-9").symlink_to(other)
     assert "leads out of" in refusal(folder)
 
 
-def test_a_file_that_changes_while_it_is_used(tmp_path: Path) -> None:
+def test_file_changed_during_use_is_an_error(tmp_path: Path) -> None:
     raw = read(dataset(tmp_path, files=1))
     file = tmp_path / "train-0-of-1.tfrecord"
     content = bytearray(file.read_bytes())
@@ -244,7 +244,7 @@ def test_a_file_that_changes_while_it_is_used(tmp_path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), is_truncated=st.booleans())
-def test_every_flipped_bit_and_truncation_is_found(
+def test_flipped_bits_and_truncation_are_detected(
     tmp_path: Path, place: float, bit: int, is_truncated: bool
 ) -> None:
     whole = write(tmp_path / "whole", [plain(n) for n in range(3)]).read_bytes()
@@ -263,7 +263,7 @@ def test_every_flipped_bit_and_truncation_is_found(
     assert records == [plain(n) for n in range(len(records))]
 
 
-def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
+def test_conflicting_settings_are_refused(tmp_path: Path) -> None:
     for wrong in (
         {"split": 0.2, "eval_files": "x*"},
         {"image_size": [2, 2], "image_shape": [2, 2, 1]},
@@ -275,7 +275,7 @@ def test_settings_that_exclude_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interleaved_files_train_alike_in_any_sink_and_resumed(tmp_path: Path) -> None:
+def test_interleaved_training_is_equal_at_any_sink_and_resumed(tmp_path: Path) -> None:
     folder = dataset(tmp_path / "data", files=4)
     rescale = "[{name:rescale,factor:0.0039,shift:0.0}]"
 

@@ -28,7 +28,7 @@ def read(folder: Path, **settings: Any) -> RawData:
     return MindRecord(**section(root=folder, **settings)).read(folder / "cache")
 
 
-def test_images_of_all_shards(folder: Path) -> None:
+def test_images_of_all_shards_are_read(folder: Path) -> None:
     raw = read(folder)
     assert raw.train.files == (4, 4, 4)
     assert raw.train.columns["image"].shape == (12, 6, 5, 3)
@@ -49,19 +49,19 @@ def test_arrays_are_images_and_numbers_are_a_regression(folder: Path) -> None:
         read(folder, image_key="i64", train_files="arrays*", split=0.5, label_key="label")
 
 
-def test_tokens_are_the_input_of_a_network_of_tokens(folder: Path) -> None:
+def test_tokens_become_an_integer_input(folder: Path) -> None:
     raw = read(folder, train_files="tokens*", split=0.5, image_key="ids")
     assert raw.train.specs()["image"].shape == (8, 1, 1)
     assert raw.train.specs()["image"].dtype == "int32"
 
 
-def test_a_missing_index_is_named_with_its_file(folder: Path) -> None:
+def test_missing_index_is_named_with_its_file(folder: Path) -> None:
     (folder / "train.mindrecord1.db").unlink()
     with pytest.raises(DataError, match=r"train.mindrecord1: needs its index train.mindrecord1.db"):
         read(folder)
 
 
-def test_an_index_outside_the_folder_is_refused(folder: Path, tmp_path_factory: Any) -> None:
+def test_index_outside_the_folder_is_refused(folder: Path, tmp_path_factory: Any) -> None:
     index = folder / "train.mindrecord1.db"
     outside = tmp_path_factory.mktemp("outside") / "index.db"
     index.rename(outside)

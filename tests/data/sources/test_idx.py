@@ -40,7 +40,7 @@ def write_split(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
 
 @pytest.mark.slow
 @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), zipped=st.booleans())
-def test_read_idx_gives_what_was_written(
+def test_read_idx_returns_written_values(
     tmp_path_factory: pytest.TempPathFactory, shape: list[int], zipped: bool
 ) -> None:
     values = np.arange(np.prod(shape)).reshape(shape) % 256
@@ -50,7 +50,7 @@ def test_read_idx_gives_what_was_written(
     np.testing.assert_array_equal(read_idx(path, tuple(shape)), values)
 
 
-def test_read_split_takes_unpacked_and_zipped_files(tmp_path: Path) -> None:
+def test_read_split_accepts_unpacked_and_gzipped_files(tmp_path: Path) -> None:
     write_split(tmp_path, pixels(3), np.array([5, 0, 9]))
 
     split = read_split(tmp_path, "train", 3)
@@ -83,7 +83,7 @@ VALUES = np.arange(6).reshape(2, 3)
     ],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_files_of_another_structure_are_refused(
+def test_files_of_wrong_structure_are_refused(
     tmp_path: Path, content: bytes, message: str, suffix: str
 ) -> None:
     path = tmp_path / f"values{suffix}"
@@ -134,7 +134,7 @@ def test_failed_download_names_the_files_and_the_twin(tmp_path: Path) -> None:
 
 
 @needs_real_files
-def test_a_downloaded_file_that_was_changed_in_place_is_named(tmp_path: Path) -> None:
+def test_downloaded_file_that_was_changed_in_place_is_named(tmp_path: Path) -> None:
     """A whole file of the right shape, which would be trained on; the user's own may be any."""
     folder = tmp_path / "mnist"
     shutil.copytree(REAL, folder)
@@ -149,7 +149,7 @@ def test_a_downloaded_file_that_was_changed_in_place_is_named(tmp_path: Path) ->
     assert len(Mnist(**section(root=folder)).read(tmp_path).eval) == 10_000
 
 
-def test_class_names_are_as_many_as_classes() -> None:
+def test_class_names_match_number_of_classes() -> None:
     for source in (Mnist, FashionMnist):
         facts = source(**section()).facts()
         assert len(set(source.class_names)) == facts.classes

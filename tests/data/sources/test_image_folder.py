@@ -92,7 +92,7 @@ def test_index_out_of_range_is_refused(tmp_path: Path) -> None:
         read(write_tree(tmp_path)).train.columns["image"][np.array([3])]
 
 
-def test_column_travels_to_another_process(tmp_path: Path) -> None:
+def test_column_can_be_pickled(tmp_path: Path) -> None:
     column = read(write_tree(tmp_path)).train.columns["image"]
 
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(column))[:], column[:])
@@ -200,7 +200,7 @@ def test_image_of_another_format_is_refused(tmp_path: Path) -> None:
         decode(str(tmp_path / "x.png"), 6, 5)
 
 
-def test_other_and_hidden_files_do_not_count(tmp_path: Path) -> None:
+def test_other_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     write_tree(tmp_path)
     (tmp_path / "train" / "owl" / "notes.txt").touch()
     (tmp_path / "train" / "owl" / "._a.png").touch()
@@ -226,7 +226,7 @@ def test_missing_split_is_refused(tmp_path: Path, folder: str) -> None:
         read(tmp_path)
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     for root in (tmp_path / "absent", tmp_path / "file"):
         (tmp_path / "file").touch()
         with pytest.raises(DataError, match=f"^{root}: there is no such folder$"):
@@ -284,7 +284,7 @@ def test_images_in_deeper_folders_belong_to_the_class(tmp_path: Path) -> None:
     assert data.notes == ()
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_left_out_files_are_counted(tmp_path: Path) -> None:
     write_tree(tmp_path)
     for name in ("ant/1.heic", "ant/deep/2.heic", "owl/notes.TXT", "beside.png", ".hidden"):
         (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
@@ -299,7 +299,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_around_the_classes_is_no_class(tmp_path: Path) -> None:
+def test_folder_around_the_classes_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path / "photos")
     spec = ImageFolder(**section(root=tmp_path, split=0.5))
 
@@ -309,7 +309,7 @@ def test_a_folder_around_the_classes_is_no_class(tmp_path: Path) -> None:
         spec.read(tmp_path)
 
 
-def test_classes_of_two_splits_are_not_split(tmp_path: Path) -> None:
+def test_split_of_a_folder_with_splits_is_refused(tmp_path: Path) -> None:
     spec = ImageFolder(**section(root=write_tree(tmp_path, "val"), split=0.5))
 
     with pytest.raises(DataError, match=r"has the folders train and val, so that dataset\.split"):
@@ -318,7 +318,7 @@ def test_classes_of_two_splits_are_not_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
 @pytest.mark.parametrize("orientation", range(10))
-def test_images_are_turned_as_exif_says(tmp_path: Path, suffix: str, orientation: int) -> None:
+def test_images_are_turned_by_exif(tmp_path: Path, suffix: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     path = tmp_path / f"a{suffix}"
@@ -330,7 +330,7 @@ def test_images_are_turned_as_exif_says(tmp_path: Path, suffix: str, orientation
     np.testing.assert_array_equal(decode(str(path), *expected.shape[:2]), expected)
 
 
-def test_damaged_exif_turns_nothing(tmp_path: Path) -> None:
+def test_damaged_exif_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(picture(0)).save(path, exif=b"Exif\0\0II*\0\xff\xff\xff\xff\x12")
 
@@ -339,7 +339,7 @@ def test_damaged_exif_turns_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".gif", ".webp"])
 @pytest.mark.parametrize("size", [None, [6, 5]])
-def test_images_that_are_truncated_are_found_first(
+def test_truncated_images_are_reported_before_use(
     tmp_path: Path, suffix: str, size: list[int] | None
 ) -> None:
     write_tree(tmp_path)
@@ -353,7 +353,7 @@ def test_images_that_are_truncated_are_found_first(
         read(tmp_path, size)
 
 
-def test_a_png_that_lacks_nothing_but_its_end_is_read(tmp_path: Path) -> None:
+def test_png_without_its_end_chunk_is_read(tmp_path: Path) -> None:
     path = write_tree(tmp_path) / "train" / "ant" / "c.png"
     save(path, picture(5))
     path.write_bytes(path.read_bytes()[:-12])

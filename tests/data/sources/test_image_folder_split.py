@@ -60,7 +60,7 @@ def table(folder: Path, *rows: str, name: str = "labels.csv") -> Path:
     return folder / name
 
 
-def test_a_share_of_each_class_is_held_out(classes: Path) -> None:
+def test_split_is_stratified_by_class(classes: Path) -> None:
     data = read(classes, split=0.2)
     train, evaluated = values(data)
     assert data.classes == ("ant", "owl")
@@ -69,31 +69,31 @@ def test_a_share_of_each_class_is_held_out(classes: Path) -> None:
     assert (labels(data)[1].count(0), labels(data)[1].count(1)) == (2, 4)
 
 
-def test_the_split_has_a_seed_of_its_own(classes: Path) -> None:
+def test_split_has_a_separate_seed(classes: Path) -> None:
     first, again = values(read(classes, split=0.2)), values(read(classes, split=0.2))
     assert first == again
     assert first != values(read(classes, split=0.2, split_seed=1))
 
 
-def test_a_folder_that_is_split_already_is_not_split_again(tmp_path: Path) -> None:
+def test_split_of_a_folder_with_splits_is_refused(tmp_path: Path) -> None:
     for name in ("train", "eval"):
         save(tmp_path / name / "ant" / "0.png", 0)
     with pytest.raises(DataError, match=r"has the folders train and eval, so that dataset.split"):
         read(tmp_path, split=0.2)
 
 
-def test_a_flat_folder_without_a_split_says_how_to_get_one(classes: Path) -> None:
+def test_flat_folder_without_a_split_is_refused_with_a_hint(classes: Path) -> None:
     with pytest.raises(DataError, match=r"must have the folders train .* dataset.split=0.2 holds"):
         read(classes)
 
 
-def test_a_class_of_one_image_is_named(classes: Path) -> None:
+def test_class_of_one_image_is_refused(classes: Path) -> None:
     save(classes / "bee" / "0.png", 1)
     with pytest.raises(DataError, match="bee has 1 sample; a split needs at least 2 of each class"):
         read(classes, split=0.2)
 
 
-def test_a_table_of_classes(photos: Path) -> None:
+def test_labels_csv_of_classes_is_read(photos: Path) -> None:
     rows = [f"{number}.png,{('owl', 'ant')[number % 2]}" for number in range(12)]
     data = read(photos, labels_csv=table(photos, "file,kind", *rows), split=0.25)
     train, evaluated = values(data)
@@ -103,13 +103,13 @@ def test_a_table_of_classes(photos: Path) -> None:
     assert data.train.columns["label"].dtype == np.int32
 
 
-def test_classes_that_are_numbers_are_in_their_order(photos: Path) -> None:
+def test_numeric_classes_are_in_numeric_order(photos: Path) -> None:
     rows = [f"{number}.png,{(2, 10, 9)[number % 3]}" for number in range(12)]
     data = read(photos, labels_csv=table(photos, "file,kind", *rows), split=0.25)
     assert data.classes == ("2", "9", "10")
 
 
-def test_columns_are_chosen_by_name(photos: Path) -> None:
+def test_columns_are_selected_by_name(photos: Path) -> None:
     rows = [f"x,{number}.png,{number / 4},note" for number in range(12)]
     csv = table(photos, "id,file,age,text", *rows)
     data = read(photos, labels_csv=csv, split=0.25, path_column="file", label_columns=["age"])
@@ -122,14 +122,14 @@ def test_columns_are_chosen_by_name(photos: Path) -> None:
     assert (standardised.mean(), standardised.std()) == pytest.approx((0, 1), abs=1e-6)
 
 
-def test_several_numbers(photos: Path) -> None:
+def test_several_numeric_columns_are_a_regression(photos: Path) -> None:
     rows = [f"{number}.png,{number},{-number / 3:.3f}" for number in range(12)]
     data = read(photos, labels_csv=table(photos, "file,x,y", *rows), split=0.25)
     assert (data.targets.task, data.targets.names) == ("regression", ("x", "y"))
     assert data.train.columns["label"].shape == (9, 2)
 
 
-def test_several_labels(photos: Path) -> None:
+def test_several_flag_columns_are_multi_label(photos: Path) -> None:
     rows = [f"{number}.png,{number % 2},{number % 3 == 0:d}" for number in range(12)]
     data = read(photos, labels_csv=table(photos, "file,odd,three", *rows), split=0.25)
     train, _ = values(data)
@@ -138,7 +138,7 @@ def test_several_labels(photos: Path) -> None:
     assert data.train.columns["label"].dtype == np.float32
 
 
-def test_a_table_of_the_images_to_evaluate(photos: Path) -> None:
+def test_eval_csv_is_the_evaluation_split(photos: Path) -> None:
     first = table(photos, "file,kind", *[f"{n}.png,{n % 2}" for n in range(8)])
     second = table(photos, "file,kind", *[f"{n}.png,{n % 2}" for n in range(8, 12)], name="e.csv")
     data = read(photos, labels_csv=first, eval_csv=second)
@@ -146,7 +146,7 @@ def test_a_table_of_the_images_to_evaluate(photos: Path) -> None:
     assert labels(data) == ([n % 2 for n in range(8)], [0, 1, 0, 1])
 
 
-def test_a_byte_order_mark_and_blank_lines_are_left_out(photos: Path) -> None:
+def test_byte_order_mark_and_blank_lines_are_ignored(photos: Path) -> None:
     rows = "".join(f"{n}.png,{n % 2}\r\n\r\n" for n in range(12))
     (photos / "l.csv").write_bytes(b"\xef\xbb\xbffile,kind\r\n" + rows.encode())
     data = read(photos, labels_csv=photos / "l.csv", split=0.25, path_column="file")
@@ -211,7 +211,7 @@ GOOD = [f"{number}.png,{number % 2}" for number in range(12)]
         (["file,kind", *GOOD, "3.png,7"], {}, "7 has 1 sample; a split needs at least 2"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(
+def test_unfit_labels_csv_is_refused(
     rows: list[str], fields: dict[str, Any], message: str, photos: Path
 ) -> None:
     save(photos.parent / "up.png", 1)
@@ -223,7 +223,7 @@ def test_a_table_that_does_not_fit_is_refused(
         read(photos, labels_csv=csv, split=0.25, **fields)
 
 
-def test_a_link_is_followed_where_the_user_says_so(photos: Path) -> None:
+def test_link_is_followed_on_request(photos: Path) -> None:
     save(photos.parent / "up.png", 77)
     os.symlink(photos.parent / "up.png", photos / "link.png")
     csv = table(photos, "file,kind", *GOOD, "link.png,1")
@@ -231,12 +231,12 @@ def test_a_link_is_followed_where_the_user_says_so(photos: Path) -> None:
     assert 77 in [*values(data)[0], *values(data)[1]]
 
 
-def test_a_table_that_is_not_there_is_named(photos: Path) -> None:
+def test_missing_labels_csv_is_named(photos: Path) -> None:
     with pytest.raises(DataError, match=r"none\.csv: can't be read: No such file or directory"):
         read(photos, labels_csv=photos / "none.csv", split=0.25)
 
 
-def test_a_class_that_only_the_evaluation_has_is_refused(photos: Path) -> None:
+def test_class_only_in_evaluation_is_refused(photos: Path) -> None:
     first = table(photos, "file,kind", *GOOD[:8])
     second = table(photos, "file,kind", "9.png,1", "8.png,x", name="e.csv")
     with pytest.raises(DataError, match=r"e\.csv: has the class x, which .*labels\.csv lacks"):
@@ -259,8 +259,6 @@ def test_tables_of_other_columns_are_refused(photos: Path) -> None:
         ({"split": 1.0}, "less than 1"),
     ],
 )
-def test_a_section_that_splits_twice_or_never_is_refused(
-    fields: dict[str, Any], message: str
-) -> None:
+def test_section_without_exactly_one_split_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ImageFolder(**section(root="x", **fields))

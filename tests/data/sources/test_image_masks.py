@@ -50,7 +50,7 @@ def test_folders_of_images_and_masks_become_splits(tmp_path: Path) -> None:
         assert split.columns["label"].dtype == np.uint8
 
 
-def test_a_share_is_held_out(tmp_path: Path) -> None:
+def test_split_holds_out_a_share(tmp_path: Path) -> None:
     data = read(write(tmp_path), split=0.3)
     assert (len(data.train), len(data.eval)) == (7, 3)
     for split in (data.train, data.eval):
@@ -59,7 +59,7 @@ def test_a_share_is_held_out(tmp_path: Path) -> None:
             np.testing.assert_array_equal(mask, MASKS[number])
 
 
-def test_jpeg_images_and_palettes_and_bits(tmp_path: Path) -> None:
+def test_jpeg_images_palette_and_bit_masks_are_read(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "images" / "0.png").unlink()
     save(tmp_path / "images" / "0.jpg", PIXELS[0])
@@ -82,7 +82,7 @@ def test_masks_are_scaled_to_the_nearest_pixels(tmp_path: Path) -> None:
     assert {mask.tobytes() for mask in data.train.columns["label"][:]} <= doubled
 
 
-def test_images_of_several_sizes_keep_theirs(tmp_path: Path) -> None:
+def test_images_of_several_sizes_stay_ragged(tmp_path: Path) -> None:
     write(tmp_path)
     save(tmp_path / "images" / "big.png", np.zeros((9, 8, 3), np.uint8))
     save(tmp_path / "masks" / "big.png", np.ones((9, 8), np.uint8))
@@ -148,7 +148,7 @@ def spoil(folder: Path, what: str) -> None:
         ("damaged", r"masks/4.png: can't be read as an image"),
     ],
 )
-def test_what_does_not_fit_is_named(what: str, message: str, tmp_path: Path) -> None:
+def test_unfit_files_are_named(what: str, message: str, tmp_path: Path) -> None:
     spoil(write(tmp_path / "data"), what)
     with pytest.raises(DataError, match=message):
         read(tmp_path / "data", split=0.001)
@@ -161,7 +161,7 @@ def test_masks_are_checked_before_any_is_used(what: str, tmp_path: Path) -> None
         read(tmp_path, split=0.001, classes=3)
 
 
-def test_masks_in_deeper_folders_are_those_of_images_there(tmp_path: Path) -> None:
+def test_nested_masks_are_matched_to_nested_images(tmp_path: Path) -> None:
     write(tmp_path)
     for kind, values in (("images", PIXELS), ("masks", MASKS)):
         (tmp_path / kind / "deep").mkdir()
@@ -190,12 +190,14 @@ def test_masks_in_deeper_folders_are_those_of_images_there(tmp_path: Path) -> No
         ),
     ],
 )
-def test_values_of_no_class_are_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_mask_values_without_class_are_named(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     data = read(write(tmp_path), split=0.001, split_seed=5, **fields)
     with pytest.raises(DataError, match=re.escape(message)):
         data.train.columns["label"][:]
 
 
-def test_a_folder_without_splits_says_how_to_get_them(tmp_path: Path) -> None:
+def test_folder_without_splits_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"must have the folders train .* dataset.split=0.2 holds"):
         read(write(tmp_path))

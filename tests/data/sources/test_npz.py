@@ -47,7 +47,7 @@ def test_arrays_become_columns(tmp_path: Path) -> None:
     assert data.classes == ("0", "1", "2")
 
 
-def test_colour_images_of_float_stay_as_they_are(tmp_path: Path) -> None:
+def test_float_color_images_are_unchanged(tmp_path: Path) -> None:
     images = np.linspace(-1, 1, 5 * 4 * 3 * 2, dtype=np.float32).reshape(5, 4, 3, 2)
 
     data = read(tmp_path, x_train=images, x_test=images[:2])
@@ -56,13 +56,13 @@ def test_colour_images_of_float_stay_as_they_are(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.train.columns["image"][:], images)
 
 
-def test_labels_in_a_column_are_taken(tmp_path: Path) -> None:
+def test_labels_of_column_shape_are_accepted(tmp_path: Path) -> None:
     data = read(tmp_path, y_train=np.array([[0], [2], [1], [0], [2]], np.uint8))
 
     assert data.train.columns["label"][:].tolist() == [0, 2, 1, 0, 2]
 
 
-def test_a_sample_can_have_a_label_at_every_position(tmp_path: Path) -> None:
+def test_label_per_position_is_accepted(tmp_path: Path) -> None:
     masks = np.arange(5 * 4 * 3).reshape(5, 4, 3) % 7
 
     data = read(tmp_path, y_train=masks, y_test=masks[:2])
@@ -72,7 +72,7 @@ def test_a_sample_can_have_a_label_at_every_position(tmp_path: Path) -> None:
     assert len(data.classes) == 7
 
 
-def test_floats_are_numbers_to_predict_standardised_by_the_training_split(tmp_path: Path) -> None:
+def test_float_labels_are_standardised_by_the_training_split(tmp_path: Path) -> None:
     y_train = np.array([[1.0, 10], [2, 20], [3, 30], [4, 40], [5, 50]])
 
     data = read(tmp_path, y_train=y_train, y_test=np.array([[3.0, 80], [1, 30]]))
@@ -84,7 +84,7 @@ def test_floats_are_numbers_to_predict_standardised_by_the_training_split(tmp_pa
     np.testing.assert_allclose(data.targets.to_data_units(data.train.columns["label"][:]), y_train)
 
 
-def test_several_labels_a_sample_are_0_or_1(tmp_path: Path) -> None:
+def test_multi_label_values_must_be_0_or_1(tmp_path: Path) -> None:
     flags = np.array([[1, 0], [0, 0], [1, 1], [0, 1], [0, 0]], np.uint8)
     np.savez(tmp_path / "mine.npz", **arrays(y_train=flags, y_test=flags[:2]))
     spec = section(root=tmp_path / "mine.npz", classes=None, task="multi_label")
@@ -98,7 +98,7 @@ def test_several_labels_a_sample_are_0_or_1(tmp_path: Path) -> None:
         NumpyArchive(**spec).read(tmp_path)
 
 
-def test_classes_can_be_more_than_the_labels_show(tmp_path: Path) -> None:
+def test_classes_may_exceed_the_labels(tmp_path: Path) -> None:
     assert len(read(tmp_path, classes=7).classes) == 7
 
 
@@ -152,7 +152,7 @@ def test_labels_above_the_classes_are_refused(tmp_path: Path) -> None:
         read(tmp_path, classes=2)
 
 
-def test_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
+def test_non_npz_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     np.save(path, np.zeros(3))
 
@@ -182,7 +182,7 @@ def arrays_of(labels: np.ndarray, **more: np.ndarray) -> dict[str, np.ndarray]:
     return {**arrays, **more}
 
 
-def test_labels_that_may_be_no_classes_are_refused() -> None:
+def test_implausibly_large_class_labels_are_refused() -> None:
     """A price or a time; who means that many classes says how many."""
     for label in (10_000, 2**40):
         expected = f"labels go up to {label}; set dataset.classes if there are more than 10,000"
@@ -192,12 +192,12 @@ def test_labels_that_may_be_no_classes_are_refused() -> None:
     assert len(split_arrays(arrays_of(np.array([0, 50_256])), 50_257).classes) == 50_257
 
 
-def test_no_more_classes_can_be_requested_than_there_is_memory_for(tmp_path: Path) -> None:
+def test_number_of_classes_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="less than or equal to 1048576"):
         NumpyArchive(**section(root=tmp_path / "a.npz", classes=2**40))
 
 
-def test_a_label_that_is_none_is_no_class() -> None:
+def test_ignored_label_is_not_a_class() -> None:
     for ignored in (-100, 255):
         data = split_arrays(arrays_of(np.array([0, ignored, 2])), None, ignored)
         assert data.classes == ("0", "1", "2")
@@ -208,7 +208,7 @@ def test_a_label_that_is_none_is_no_class() -> None:
         split_arrays(arrays_of(np.array([-1, -1])), 3, -1)
 
 
-def test_labels_of_several_sizes_are_stored_one_after_the_other() -> None:
+def test_ragged_labels_are_stored_contiguously() -> None:
     values, sizes = np.arange(7), np.array([[3], [4]])
     ragged = {f"y_{split}_sizes": sizes for split in ("train", "test")}
     arrays = arrays_of(np.zeros(2, int), **ragged, y_train=values, y_test=values)
@@ -257,7 +257,7 @@ def test_further_columns_are_read_by_name(tmp_path: Path) -> None:
         ({"age_train": np.full(5, 1e300), "age_test": np.zeros(2)}, "not finite in float32"),
     ],
 )
-def test_a_wrong_column_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_wrong_column_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     path = tmp_path / "mine.npz"
     np.savez(path, **arrays(), **changes)
     with pytest.raises(DataError, match=problem):

@@ -78,7 +78,7 @@ def assert_same(one: Split, other: Split) -> None:
         assert np.array_equal(column[:], other.columns[name][:])
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_records_are_read_back(tmp_path: Path) -> None:
     back = read(write(tmp_path / "deep" / "out"))
     assert_same(back.train, output().train)
     assert_same(back.eval, output().eval)
@@ -88,14 +88,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 11, 12, 33, 37])
-def test_a_set_of_files_is_one_column(tmp_path: Path, samples: int) -> None:
+def test_sharded_files_are_read_as_one_column(tmp_path: Path, samples: int) -> None:
     """Files end where they may; the last record of labels is shorter."""
     back = read(write(tmp_path / "out", output(samples)))
     assert_same(back.train, output(samples).train)
     assert len(list((tmp_path / "out").glob("train-image-*"))) == max(1, -(-samples * 90 // 1000))
 
 
-def test_the_same_data_is_the_same_files(tmp_path: Path) -> None:
+def test_equal_data_produces_equal_files(tmp_path: Path) -> None:
     one, other = write(tmp_path / "one"), write(tmp_path / "other")
     names = sorted(file.name for file in one.iterdir())
     assert names == sorted(file.name for file in other.iterdir())
@@ -105,13 +105,13 @@ def test_the_same_data_is_the_same_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(chosen=st.lists(st.integers(-SAMPLES, SAMPLES - 1), max_size=60))
-def test_any_samples_in_any_order(chosen: list[int], sharded: Path) -> None:
+def test_samples_are_read_in_any_order(chosen: list[int], sharded: Path) -> None:
     column = read(sharded).train.columns["image"]
     images = output().train.columns["image"]
     assert np.array_equal(column[np.array(chosen, int)], images[np.array(chosen, int)])
 
 
-def test_a_sample_is_read_alone_and_named_by_its_record(sharded: Path) -> None:
+def test_single_sample_is_read_and_named_by_its_record(sharded: Path) -> None:
     column = read(sharded).train.columns["image"]
     assert isinstance(column, LazyColumn)
     assert np.array_equal(column.sample(20), output().train.columns["image"][20])
@@ -119,13 +119,13 @@ def test_a_sample_is_read_alone_and_named_by_its_record(sharded: Path) -> None:
     assert column.sample_name(20).endswith("train-image-00002-of-00004.array_record, record 2")
 
 
-def test_labels_are_in_memory_and_images_are_not(sharded: Path) -> None:
+def test_labels_are_in_memory_and_images_are_lazy(sharded: Path) -> None:
     columns = read(sharded).train.columns
     assert isinstance(columns["label"], np.ndarray)
     assert not isinstance(columns["image"], np.ndarray)
 
 
-def test_slow_sources_are_read_once_and_bit_by_bit(
+def test_slow_source_is_read_once_in_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data larger than memory can be converted: no more than a chunk is requested at once."""
@@ -151,7 +151,7 @@ def test_slow_sources_are_read_once_and_bit_by_bit(
 @pytest.mark.parametrize("kind", ["resident", "stream"])
 @settings(max_examples=10, deadline=None)
 @given(step=st.integers(0, 100_000))
-def test_any_step_can_be_fed_at_once(kind: str, step: int, sharded: Path) -> None:
+def test_any_step_can_be_fed_directly(kind: str, step: int, sharded: Path) -> None:
     """D-14: O(1) seek, through the same loader as every other source."""
     split, order = read(sharded).train, make_order(samples=SAMPLES, batch_size=4)
     loader = make(kind, split, order, stop=step + 1)
@@ -190,9 +190,7 @@ IMAGES, LABELS = "train-image-00001-of-00004.array_record", "eval-label-00000-of
 
 
 @pytest.mark.parametrize("name", [IMAGES, LABELS])
-def test_a_file_that_is_missing_or_truncated_is_named(
-    name: str, sharded: Path, tmp_path: Path
-) -> None:
+def test_missing_or_truncated_file_is_named(name: str, sharded: Path, tmp_path: Path) -> None:
     folder = copy(sharded, tmp_path)
     size = (folder / name).stat().st_size
     damage(folder, name, lambda content: content[:-100])
@@ -220,7 +218,7 @@ def test_foreign_bytes_of_the_right_length_are_named(
         read_everything(folder)
 
 
-def test_a_file_of_another_dataset_is_noticed(
+def test_file_of_another_dataset_is_detected(
     sharded: Path, tmp_path: Path, small_files: None
 ) -> None:
     """The same number and size of records, which differ only in their checksums."""
@@ -235,7 +233,7 @@ def test_a_file_of_another_dataset_is_noticed(
 
 
 @pytest.mark.parametrize("function", ["decode", "decode_batch"])
-def test_a_bug_is_not_reported_as_damage(
+def test_bug_is_not_reported_as_damage(
     function: str, sharded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
@@ -246,7 +244,7 @@ def test_a_bug_is_not_reported_as_damage(
         read_everything(sharded)
 
 
-def test_files_that_were_exchanged_are_noticed(tmp_path: Path, small_files: None) -> None:
+def test_swapped_files_are_detected(tmp_path: Path, small_files: None) -> None:
     folder = write(tmp_path / "out", output(22))
     one, other = sorted(folder.glob("train-image-*"))
     aside = one.rename(tmp_path / "aside")
@@ -259,7 +257,7 @@ def test_files_that_were_exchanged_are_noticed(tmp_path: Path, small_files: None
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_no_damaged_byte_passes_unnoticed(
+def test_damaged_bytes_are_detected_or_harmless(
     data: st.DataObject, sharded: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Either what is read is right all the same, or it is one DataError."""
@@ -290,12 +288,12 @@ def test_labels_must_fit_the_classes(sharded: Path, tmp_path: Path) -> None:
         read(folder)
 
 
-def test_a_root_is_required() -> None:
+def test_root_is_required() -> None:
     with pytest.raises(ValidationError, match=r"missing; it must be a folder with records\.json"):
         Records(**section(root=None))
 
 
-def test_records_are_overwritten_on_request_only(tmp_path: Path) -> None:
+def test_records_are_overwritten_only_on_request(tmp_path: Path) -> None:
     folder = write(tmp_path / "out")
     with pytest.raises(RunError, match=r"out: holds records already; .*--overwrite"):
         write(folder, output(5))
@@ -305,7 +303,7 @@ def test_records_are_overwritten_on_request_only(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_is_no_records_is_never_overwritten(tmp_path: Path) -> None:
+def test_foreign_files_are_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     (tmp_path / "file").write_text("more of it")
@@ -316,7 +314,7 @@ def test_what_is_no_records_is_never_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [None, 5])
-def test_writing_that_fails_leaves_things_as_they_were(before: int | None, tmp_path: Path) -> None:
+def test_failed_write_leaves_the_folder_unchanged(before: int | None, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     if before is not None:
         write(folder, output(before))
@@ -339,7 +337,7 @@ def test_writing_that_fails_leaves_things_as_they_were(before: int | None, tmp_p
         assert_same(read(folder).train, output(before).train)
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="out: can't be written: "):
         write(tmp_path / "file" / "out")
@@ -359,7 +357,7 @@ def ragged() -> RawData:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_values_of_several_sizes_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_ragged_values_are_stored_without_padding(tmp_path: Path) -> None:
     """D-18: no padding in the files."""
     before = ragged().train.columns["image"]
     folder = write(tmp_path / "out", ragged())
@@ -374,7 +372,7 @@ def test_values_of_several_sizes_are_kept_as_they_are(tmp_path: Path) -> None:
     assert np.array_equal(after[:], before[:])
 
 
-def test_sizes_that_do_not_fit_the_records_are_noticed(tmp_path: Path) -> None:
+def test_sizes_of_other_records_are_detected(tmp_path: Path) -> None:
     """Right by themselves, but of other records, which are longer than they say."""
     folder = write(tmp_path / "out", ragged())
     swapped = ragged()

@@ -25,12 +25,12 @@ def small(like: str, tmp_path: Path, train: int = 300, evaluation: int = 100) ->
 
 
 @pytest.mark.parametrize(("like", "facts"), TWINS.items())
-def test_twin_has_the_sizes_of_its_source(like: str, facts: Facts) -> None:
+def test_synthetic_twin_has_the_sizes_of_its_source(like: str, facts: Facts) -> None:
     assert Synthetic(**section(like=like)).facts() == facts
 
 
 @pytest.mark.parametrize("like", TWINS)
-def test_sizes_can_be_given(tmp_path: Path, like: str) -> None:
+def test_sizes_can_be_set(tmp_path: Path, like: str) -> None:
     data = small(like, tmp_path, train=7, evaluation=3)
 
     height, width, channels = TWINS[like].image
@@ -41,20 +41,20 @@ def test_sizes_can_be_given(tmp_path: Path, like: str) -> None:
     assert len(data.classes) == TWINS[like].classes
 
 
-def test_full_twin_is_read(tmp_path: Path) -> None:
+def test_full_synthetic_twin_is_read(tmp_path: Path) -> None:
     data = Synthetic(**section(like="digits")).read(tmp_path)
 
     assert (len(data.train), len(data.eval)) == (1_438, 359)
 
 
-def test_images_are_the_same_every_time(tmp_path: Path) -> None:
+def test_images_are_reproducible(tmp_path: Path) -> None:
     first, second = small("mnist", tmp_path), small("mnist", tmp_path)
 
     for name in ("image", "label"):
         np.testing.assert_array_equal(first.train.columns[name][:], second.train.columns[name][:])
 
 
-def test_no_training_image_is_for_evaluation(tmp_path: Path) -> None:
+def test_training_and_evaluation_images_are_disjoint(tmp_path: Path) -> None:
     data = small("mnist", tmp_path)
 
     seen = {image.tobytes() for image in data.train.columns["image"][:]}
@@ -62,7 +62,7 @@ def test_no_training_image_is_for_evaluation(tmp_path: Path) -> None:
     assert seen.isdisjoint(image.tobytes() for image in data.eval.columns["image"][:])
 
 
-def test_classes_are_even(tmp_path: Path) -> None:
+def test_classes_are_balanced(tmp_path: Path) -> None:
     labels = small("mnist", tmp_path, train=305).train.columns["label"][:]
 
     assert sorted(np.bincount(labels, minlength=10).tolist()) == [30] * 5 + [31] * 5
@@ -82,7 +82,7 @@ def test_classes_can_be_distinguished(tmp_path: Path, like: str) -> None:
     assert (np.argmin(distances, axis=1) == data.eval.columns["label"][:]).mean() > 0.95
 
 
-def test_any_section_becomes_its_twin(tmp_path: Path) -> None:
+def test_dataset_section_becomes_its_twin(tmp_path: Path) -> None:
     mnist = section(root=tmp_path / "nowhere", mirrors=["https://example.org"])
 
     source = Synthetic(**{**mnist, "name": "synthetic", "like": "mnist"})

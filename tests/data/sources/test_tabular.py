@@ -27,7 +27,7 @@ def labels(split: Any) -> list[Any]:
     return np.asarray(split.columns["label"]).tolist()
 
 
-def test_numbers_are_predicted_in_standard_deviations(tmp_path: Path) -> None:
+def test_numeric_target_is_standardised(tmp_path: Path) -> None:
     data = read(tmp_path, split=0.25)
     assert (len(data.train), len(data.eval)) == (15, 5)
     assert (data.targets.task, data.targets.names) == ("regression", ("price",))
@@ -51,20 +51,20 @@ def test_numbers_are_predicted_in_standard_deviations(tmp_path: Path) -> None:
         (["price", "rooms"], {}, "regression", ("price", "rooms")),
     ],
 )
-def test_the_task_is_found_or_given(
+def test_task_is_inferred_or_set(
     target: Any, fields: dict[str, Any], task: str, names: tuple[str, ...], tmp_path: Path
 ) -> None:
     targets = read(tmp_path, target=target, **fields).targets
     assert (targets.task, targets.names) == (task, names)
 
 
-def test_classes_are_split_alike(tmp_path: Path) -> None:
+def test_split_is_stratified_by_class(tmp_path: Path) -> None:
     data = read(tmp_path, target="kind", split=0.3, split_seed=7)
     assert sorted(labels(data.eval)) == [0, 0, 0, 1, 1, 1]
     assert np.asarray(data.train.columns["label"]).dtype == np.int32
 
 
-def test_several_columns_of_flags_are_labels(tmp_path: Path) -> None:
+def test_several_flag_columns_are_multi_label(tmp_path: Path) -> None:
     text = "x,a,b\n" + "\n".join(f"{n},{n % 2},{n % 3 == 0!s}" for n in range(12))
     data = read(tmp_path, text, target=["a", "b"])
     assert data.targets.task == "multi_label"
@@ -73,7 +73,7 @@ def test_several_columns_of_flags_are_labels(tmp_path: Path) -> None:
     }
 
 
-def test_a_second_file_can_be_for_evaluation(tmp_path: Path) -> None:
+def test_eval_path_is_the_evaluation_split(tmp_path: Path) -> None:
     (tmp_path / "eval.csv").write_text("kind,size,rooms,price\nc,0,1,3\na,40,,100\n")
     data = read(tmp_path, eval_path=tmp_path / "eval.csv")
     assert (len(data.train), len(data.eval)) == (20, 2)
@@ -86,7 +86,7 @@ def test_a_second_file_can_be_for_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", ["{:%Y-%m-%d}", "{:%d.%m.%Y}", "{:%d/%m/%Y}", "{:%b %d, %Y}"])
-def test_a_trend_and_a_season_are_found_in_dates(tmp_path: Path, write: str) -> None:
+def test_date_features_capture_trend_and_season(tmp_path: Path, write: str) -> None:
     """A linear fit to the parts of a date predicts held-out days; a date alone was a category."""
     days = np.arange(6 * 365)
     noise = np.random.default_rng(0).normal(0, 2, len(days))
@@ -106,7 +106,7 @@ def test_a_trend_and_a_season_are_found_in_dates(tmp_path: Path, write: str) -> 
     assert 1 - np.square(evaluated @ fit - labels).sum() / np.square(labels).sum() > 0.85
 
 
-def test_numbers_of_rows_and_categories_left_out_are_reported(tmp_path: Path) -> None:
+def test_row_ids_and_dropped_categories_are_reported(tmp_path: Path) -> None:
     rows = [f"{100 - n},u{n},c{min(n, 30)},{n % 7},{n / 4}\n" for n in range(40)]
     text = "id,code,kind,size,price\n" + "".join(rows)
 
@@ -121,7 +121,7 @@ def test_numbers_of_rows_and_categories_left_out_are_reported(tmp_path: Path) ->
     assert read(tmp_path, text, ignored=["id"], categories=["code"]).notes == ()
 
 
-def test_days_and_months_that_may_be_swapped_are_reported(tmp_path: Path) -> None:
+def test_ambiguous_date_format_is_reported(tmp_path: Path) -> None:
     text = "day,price\n" + "".join(f"0{n % 9 + 1}/03/2024,{n / 4}\n" for n in range(30))
 
     found = read(tmp_path, text)
@@ -133,7 +133,7 @@ def test_days_and_months_that_may_be_swapped_are_reported(tmp_path: Path) -> Non
         read(tmp_path, text, dates=["day"])
 
 
-def test_the_split_is_of_its_own_seed(tmp_path: Path) -> None:
+def test_split_depends_on_its_seed_alone(tmp_path: Path) -> None:
     splits = [labels(read(tmp_path, split_seed=seed).eval) for seed in (0, 0, 1)]
     assert splits[0] == splits[1] != splits[2]
 
@@ -173,7 +173,7 @@ def test_the_split_is_of_its_own_seed(tmp_path: Path) -> None:
         (TABLE, {"target": ["kind", "rooms"], "task": "classification"}, "has 2 columns; class"),
     ],
 )
-def test_a_file_that_does_not_fit_is_named(
+def test_unfit_file_is_named(
     text: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=rf"mine.csv: .*{message}"):
@@ -194,9 +194,7 @@ def test_a_file_that_does_not_fit_is_named(
         ({"split": 1.0}, "less than 1"),
     ],
 )
-def test_a_section_that_does_not_fit_is_refused(
-    fields: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_invalid_section_is_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     given = {"root": tmp_path / "a.csv", "target": "price", **fields}
     with pytest.raises(ValidationError, match=message):
         CsvTable(**section(**given))
@@ -210,7 +208,7 @@ def test_a_section_that_does_not_fit_is_refused(
         ("wine", "cultivar", 178, 13),
     ],
 )
-def test_tables_are_shipped(
+def test_shipped_tables_are_read(
     name: Any, target: str, rows: int, columns: int, tmp_path: Path
 ) -> None:
     data = CsvTable(**section(shipped=name, target=target)).read(tmp_path)
@@ -218,7 +216,7 @@ def test_tables_are_shipped(
     assert data.train.columns["image"].shape[1] == columns
 
 
-def test_parquet_is_read_as_the_same_table(tmp_path: Path) -> None:
+def test_parquet_and_csv_tables_are_equal(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     size = [None if n % 5 == 3 else float(n) for n in range(20)]
@@ -249,7 +247,7 @@ def test_parquet_is_read_as_the_same_table(tmp_path: Path) -> None:
     assert found.table.columns == wanted.table.columns
 
 
-def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+def test_invalid_parquet_is_named(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "a.parquet").write_bytes(b"a,b\n1,2\n")

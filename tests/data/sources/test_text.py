@@ -40,7 +40,7 @@ def text_of(raw: RawData) -> str:
     return raw.text.tokenizer.decode([*read_[:, 0].ravel().tolist(), *label[-1].tolist()])
 
 
-def test_files_follow_one_another_by_path(tmp_path: Path) -> None:
+def test_files_are_concatenated_in_path_order(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name, text in (("a.txt", "first"), ("b/x.txt", "second"), ("c.txt", "third")):
         (tmp_path / name).write_text(text)
@@ -50,7 +50,7 @@ def test_files_follow_one_another_by_path(tmp_path: Path) -> None:
     assert "x" not in text_of(read(tmp_path, stride=1, length=1, pattern="*.txt"))
 
 
-def test_the_end_is_for_evaluation_and_windows_there_do_not_overlap(tmp_path: Path) -> None:
+def test_evaluation_windows_at_the_end_do_not_overlap(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     raw = read(tmp_path / "a.txt", stride=1)
     assert (len(raw.train), len(raw.eval)) == (71, 6)
@@ -59,7 +59,7 @@ def test_the_end_is_for_evaluation_and_windows_there_do_not_overlap(tmp_path: Pa
     assert raw.train.columns["image"].dtype == np.uint8
 
 
-def test_it_says_what_it_is(tmp_path: Path) -> None:
+def test_description_names_the_kind(tmp_path: Path) -> None:
     raw = read(None, length=128, tokenizer="characters", eval_fraction=0.1)
     assert raw.targets.task == "next_token"
     assert (raw.unit.samples, raw.unit.counted, raw.unit.per_sample) == ("windows", "tokens", 128)
@@ -67,7 +67,7 @@ def test_it_says_what_it_is(tmp_path: Path) -> None:
     assert len(raw.train) == 825
 
 
-def test_tokens_of_the_library(tmp_path: Path) -> None:
+def test_tokenizer_file_of_the_library_is_used(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat . " * 20)
     (tmp_path / "tokenizer.json").write_bytes(tokenizer_json())
     raw = read(tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
@@ -85,7 +85,7 @@ def test_tokens_of_the_library(tmp_path: Path) -> None:
         (b"abcd" * 9, {"tokenizer": "missing.json"}, "missing.json: can't be read as a tokenizer"),
     ],
 )
-def test_a_text_that_will_not_do_is_refused(
+def test_invalid_text_is_refused(
     content: bytes, fields: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_bytes(content)
@@ -93,14 +93,14 @@ def test_a_text_that_will_not_do_is_refused(
         read(tmp_path / "a.txt", **fields)
 
 
-def test_a_folder_without_such_files_is_refused(tmp_path: Path) -> None:
+def test_folder_without_matching_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no file that matches dataset\.pattern"):
         read(tmp_path)
     with pytest.raises(DataError, match="there is no such file or folder"):
         read(tmp_path / "nowhere")
 
 
-def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").symlink_to(tmp_path / "secret")
@@ -109,11 +109,11 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["/etc/*", "../*.txt", "a/../../b", ""])
-def test_a_pattern_stays_inside(pattern: str) -> None:
+def test_pattern_outside_the_folder_is_refused(pattern: str) -> None:
     with pytest.raises(ValidationError, match="must be a pattern inside of the folder"):
         source(None, pattern=pattern)
 
 
-def test_buckets_are_not_for_windows() -> None:
+def test_buckets_are_refused_for_windows() -> None:
     with pytest.raises(ValidationError, match="must be null; all windows have one length"):
         source(None, buckets=((4,),))

@@ -44,14 +44,14 @@ def tokens(raw: RawData, row: int) -> list[int]:
     return column.value(row).ravel().tolist()
 
 
-def test_each_class_gives_its_share_to_evaluation(tmp_path: Path) -> None:
+def test_split_is_stratified_by_class(tmp_path: Path) -> None:
     raw = read(tmp_path / "a.csv")
     assert raw.classes == ("a", "b")
     assert Counter(np.asarray(raw.eval.columns["label"]).tolist()) == {0: 2, 1: 2}
     assert len(raw.train) == 12
 
 
-def test_texts_are_words_after_a_start_and_of_the_training_split_alone(tmp_path: Path) -> None:
+def test_vocabulary_is_built_from_the_training_split(tmp_path: Path) -> None:
     raw = read(tmp_path / "a.csv")
     assert raw.text is not None
     words = raw.text.tokenizer.names
@@ -65,7 +65,7 @@ def test_shipped_rows_are_read() -> None:
     assert (len(raw.train), len(raw.eval), len(raw.classes)) == (1617, 402, 10)
 
 
-def test_other_columns_and_tokenizers(tmp_path: Path) -> None:
+def test_columns_and_tokenizer_can_be_set(tmp_path: Path) -> None:
     content = ROWS.replace("text,class", "said,who")
     names = {"text_column": "said", "class_column": "who"}
     raw = read(tmp_path / "a.csv", content, **names, tokenizer="bytes")
@@ -92,18 +92,16 @@ def test_other_columns_and_tokenizers(tmp_path: Path) -> None:
         ("text,class\n" + "a" * (2**20 + 1) + ",x\n", "field larger than field limit"),
     ],
 )
-def test_a_file_that_will_not_do_is_refused(
-    content: str | bytes, said: str, tmp_path: Path
-) -> None:
+def test_invalid_file_is_refused(content: str | bytes, said: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=said):
         read(tmp_path / "a.csv", content)
 
 
-def test_the_mark_that_excel_writes_is_no_part_of_a_name(tmp_path: Path) -> None:
+def test_byte_order_mark_is_not_part_of_a_name(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", "\ufeff" + ROWS).classes == ("a", "b")
 
 
-def test_buckets_are_lengths() -> None:
+def test_buckets_must_be_lengths() -> None:
     for buckets in (None, ((4, 4),)):
         with pytest.raises(ValidationError, match="must be lengths that texts are padded to"):
             source(None, buckets=buckets, padding_mask=False)

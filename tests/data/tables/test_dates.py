@@ -36,12 +36,12 @@ def test_days_count_from_1970_with_the_time_as_a_fraction(
 
 
 @given(moment=moments)
-def test_an_offset_is_dropped_from_iso_dates(moment: datetime) -> None:
+def test_utc_offset_is_dropped_from_iso_dates(moment: datetime) -> None:
     text = moment.isoformat()
     assert parse_days([text], ISO) == parse_days([text + "+05:30"], ISO)
 
 
-def test_a_text_that_is_no_date_is_nan() -> None:
+def test_invalid_date_is_nan() -> None:
     np.testing.assert_array_equal(
         np.isnan(parse_days(["2024-01-31", "2024-02-31", ""], ISO)), [False, True, True]
     )
@@ -58,24 +58,24 @@ def test_a_text_that_is_no_date_is_nan() -> None:
         ([], []),
     ],
 )
-def test_formats_are_those_that_fit_every_text(texts: list[str], formats: list[str]) -> None:
+def test_date_formats_fit_every_text(texts: list[str], formats: list[str]) -> None:
     assert find_date_formats(texts) == formats
 
 
-def test_an_example_is_a_date_of_its_format() -> None:
+def test_example_date_matches_its_format() -> None:
     for date_format in FORMATS:
         assert not np.isnan(parse_days([format_example_date(date_format)], date_format)).any()
     with pytest.raises(ValueError, match="must be a format of dates with their year"):
         format_example_date("%d.%m.")
 
 
-def test_the_day_has_a_cycle_if_there_are_hours() -> None:
+def test_day_cycle_requires_hours() -> None:
     assert "sin_day" not in list_date_parts(np.array([1.0, np.nan]))
     assert "sin_day" in list_date_parts(np.array([1.0, 2.5]))
 
 
 @given(moment=moments, cycle=st.sampled_from(["year", "week", "day"]))
-def test_sine_and_cosine_are_of_one_position(moment: datetime, cycle: str) -> None:
+def test_sine_and_cosine_encode_one_position(moment: datetime, cycle: str) -> None:
     days = parse_days([moment.isoformat(), "missing"], ISO)
     sin, cos = (
         compute_part_values(days, DateColumn(format=ISO, part=f"{wave}_{cycle}"))  # type: ignore[arg-type]
@@ -94,6 +94,6 @@ def test_sine_and_cosine_are_of_one_position(moment: datetime, cycle: str) -> No
     assert abs((angle - position[cycle] + 0.5) % 1 - 0.5) < 1e-6
 
 
-def test_days_count_from_the_first_of_training() -> None:
+def test_days_count_from_the_first_training_day() -> None:
     date = DateColumn(format=ISO, part="days", first_day=10.0)
     np.testing.assert_array_equal(compute_part_values(np.array([10.0, 12.5]), date), [0.0, 2.5])

@@ -59,7 +59,7 @@ def as_input(table: FittedTable, rows: np.ndarray, reads: Any = "features") -> n
     return on_host
 
 
-def test_encoding_is_scikit_learns_golden(tmp_path: Path) -> None:
+def test_encoding_matches_scikit_learn_golden(tmp_path: Path) -> None:
     """StandardScaler, SimpleImputer with indicators and OneHotEncoder, fitted on the first rows."""
     golden = json.loads((ROOT / "tests" / "golden" / "tables.json").read_text())["encoding"]
     path = write(tmp_path, golden["rows"], "a", "b", "colour")
@@ -70,7 +70,7 @@ def test_encoding_is_scikit_learns_golden(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_rows(path, again), rows)
 
 
-def test_a_missing_value_is_a_category_of_its_own_and_an_unknown_one_is_none(
+def test_missing_value_is_a_category_and_an_unknown_value_is_none(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path, [["b", 1], ["", 2], ["a", 3], ["c", 2], ["", 2]], "x", "n")
@@ -87,14 +87,14 @@ def test_a_missing_value_is_a_category_of_its_own_and_an_unknown_one_is_none(
     assert count_encoded_features(()) is None
 
 
-def test_the_most_frequent_categories_are_told_apart(tmp_path: Path) -> None:
+def test_most_frequent_categories_are_distinguished(tmp_path: Path) -> None:
     path = write(tmp_path, [[c, 0] for c in "aabbbccdde"], "x", "n")
     table, rows = fitted(path, 10, max_categories=3)
     assert table.categories[0].categories == ("a", "b", "c")
     assert rows[-1, -1] == 0
 
 
-def test_a_table_that_no_summary_would_hold_is_refused(
+def test_table_too_large_for_the_summary_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_SAVED_BYTES", 1000)
@@ -103,13 +103,13 @@ def test_a_table_that_no_summary_would_hold_is_refused(
         fitted(path, 200)
 
 
-def test_numbers_can_be_left_as_they_are(tmp_path: Path) -> None:
+def test_standardisation_can_be_disabled(tmp_path: Path) -> None:
     path = write(tmp_path, [[1, 5], ["", 5], [3, 5]], "x", "constant")
     assert fitted(path, 3, standardise=False)[1].tolist() == [[1, 5], [2, 5], [3, 5]]
     assert fitted(path, 3)[1].tolist() == [[-1, 0], [0, 0], [1, 0]]
 
 
-def test_a_column_without_values_is_left_out(tmp_path: Path) -> None:
+def test_empty_column_is_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, [["", 1, ""], ["", 2, "x"]], "a", "b", "c")
     table, rows = fitted(path, 1)
     assert (table.left_out, rows.shape) == (("a", "c"), (2, 1))
@@ -118,7 +118,7 @@ def test_a_column_without_values_is_left_out(tmp_path: Path) -> None:
         fitted(write(tmp_path, [["", ""]], "a", "b"), 1)
 
 
-def test_a_column_that_mixes_numbers_and_texts_is_named_by_row_and_value(tmp_path: Path) -> None:
+def test_mixed_column_is_named_with_row_and_value(tmp_path: Path) -> None:
     path = write(tmp_path, [[1], [2], ["two"], [4]], "a")
     expected = "line 4: a = 'two', and 75.0% of its values are numbers; correct it, or add it"
     with pytest.raises(DataError, match=expected):
@@ -128,7 +128,7 @@ def test_a_column_that_mixes_numbers_and_texts_is_named_by_row_and_value(tmp_pat
         fitted(path, 4, lambda name: "numeric")
 
 
-def test_other_files_are_read_with_the_table(tmp_path: Path) -> None:
+def test_other_files_are_encoded_with_the_table(tmp_path: Path) -> None:
     table, rows = fitted(write(tmp_path, [[1, "x"], [3, "y"]], "a", "colour"), 2)
     (tmp_path / "new.csv").write_text("extra,colour,a\n?,y,3\n")
     assert read_rows(tmp_path / "new.csv", table).tolist() == rows[1:].tolist()
@@ -145,7 +145,7 @@ def test_other_files_are_read_with_the_table(tmp_path: Path) -> None:
         read_rows(tmp_path / "new.csv", table)
 
 
-def test_dates_of_other_files_are_read_as_those_of_the_training_split(tmp_path: Path) -> None:
+def test_dates_of_other_files_use_the_fitted_format(tmp_path: Path) -> None:
     rows = [["2024-01-01 06:00"], ["2024-01-03T18:00:00Z"], [""], ["2024-07-01 12:00"]]
     table, encoded = fitted(write(tmp_path, rows, "when"), 3, indicators=True)
     parts = [column.date.part for column in table.columns if column.date is not None]
@@ -170,12 +170,12 @@ def test_dates_of_other_files_are_read_as_those_of_the_training_split(tmp_path: 
 
 
 @pytest.mark.parametrize("texts", [["2024-01-01", "soon"], ["2024-01-01", "01.02.2024"], ["May 1"]])
-def test_texts_of_no_one_format_are_categories(tmp_path: Path, texts: list[str]) -> None:
+def test_texts_without_common_date_format_are_categories(tmp_path: Path, texts: list[str]) -> None:
     table, _ = fitted(write(tmp_path, [[text] for text in texts], "when"), len(texts))
     assert table.categories[0].categories == tuple(sorted(texts))
 
 
-def test_a_table_that_was_kept_before_there_were_dates_is_read(tmp_path: Path) -> None:
+def test_stored_table_without_dates_is_read(tmp_path: Path) -> None:
     kept = {
         "columns": [{"name": "a", "kind": "numeric", "mean": 1.0, "std": 2.0}],
         "format": {"missing_values": [""]},
@@ -185,13 +185,13 @@ def test_a_table_that_was_kept_before_there_were_dates_is_read(tmp_path: Path) -
     np.testing.assert_array_equal(encoded, [[2], [0]])
 
 
-def test_a_number_too_far_away_is_named(tmp_path: Path) -> None:
+def test_number_too_far_from_the_mean_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, [[1e-30], [2e-30], [1e30]], "a")
     with pytest.raises(DataError, match=r"line 4: a = 1e\+30 is too far from the mean 1.5e-30"):
         fitted(path, 2)
 
 
-def test_rows_of_other_widths_are_refused() -> None:
+def test_rows_of_wrong_width_are_refused() -> None:
     op = EncodeTable(numbers=2, categories=(3,), reads="features")
     with pytest.raises(ValueError, match=r"needs rows of 3 columns, not \(4,\)"):
         op.output(ColumnSpec((4,), "float32"))

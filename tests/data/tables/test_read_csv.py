@@ -49,13 +49,13 @@ def test_columns_are_numbers_or_texts(tmp_path: Path) -> None:
     assert [type(column) for column in table.columns.values()] == [Numbers, Texts, Numbers]
 
 
-def test_a_type_can_be_given(tmp_path: Path) -> None:
+def test_type_can_be_set(tmp_path: Path) -> None:
     table = read(tmp_path, "year,id\n1999,1\n2001,2\n", {"year": "category", "id": "ignore"})
     assert list(table.columns) == ["year"]
     assert values(table, "year") == ["1999", "2001"]
 
 
-def test_a_column_whose_texts_come_late_is_read_again(
+def test_column_with_late_text_is_reread_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", 2)
@@ -75,7 +75,7 @@ SOUND = [
 
 
 @pytest.mark.parametrize("text", SOUND)
-def test_sound_files_are_left_to_pyarrow_and_are_the_same_to_the_strict_reader(
+def test_pyarrow_and_strict_reader_agree_on_valid_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     tables = []
@@ -90,19 +90,19 @@ def test_sound_files_are_left_to_pyarrow_and_are_the_same_to_the_strict_reader(
         assert values(fast, name) == values(strict, name)
 
 
-def test_pyarrow_reads_no_more_and_no_fewer_numbers_than_python(tmp_path: Path) -> None:
+def test_pyarrow_accepts_the_same_numbers_as_python(tmp_path: Path) -> None:
     table = read(tmp_path, "a,b,c\n\u0663, 5.,nan(1)\n\x1c7,+.5,2\n")
     assert values(table, "a") == [3, 7]
     assert values(table, "b") == [5, 0.5]
     assert values(table, "c") == ["nan(1)", "2"]
 
 
-def test_a_delimiter_may_be_any_character(tmp_path: Path) -> None:
+def test_delimiter_may_be_any_character(tmp_path: Path) -> None:
     table = read(tmp_path, "a§b\n1§x\n", delimiter="§")
     assert (values(table, "a"), values(table, "b")) == ([1], ["x"])
 
 
-def test_a_table_that_has_no_room_is_refused(
+def test_table_larger_than_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short fields take more memory than their text."""
@@ -113,17 +113,17 @@ def test_a_table_that_has_no_room_is_refused(
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_the_delimiter_is_found(tmp_path: Path, delimiter: str) -> None:
+def test_delimiter_is_detected(tmp_path: Path, delimiter: str) -> None:
     table = read(tmp_path, f"a{delimiter}b\n1{delimiter}2\n")
     assert (values(table, "a"), values(table, "b")) == ([1], [2])
 
 
-def test_columns_divided_by_spaces_are_found(tmp_path: Path) -> None:
+def test_space_separated_columns_are_detected(tmp_path: Path) -> None:
     table = read(tmp_path, "  a    b c \n 1  2.5    x  \n\n10 -3   'y z'\n".replace("'", '"'))
     assert [values(table, name) for name in "abc"] == [[1, 10], [2.5, -3], ["x", "y z"]]
 
 
-def test_spaces_in_a_file_of_one_column_divide_nothing(tmp_path: Path) -> None:
+def test_spaces_do_not_split_a_single_column(tmp_path: Path) -> None:
     table = read(tmp_path, "house price\n100\n200\n")
     assert values(table, "house price") == [100, 200]
 
@@ -139,7 +139,7 @@ def pack(content: bytes, kind: str, *others: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zip"])
-def test_compressed_files_are_read_as_what_they_hold(tmp_path: Path, kind: str) -> None:
+def test_compressed_files_are_read(tmp_path: Path, kind: str) -> None:
     text = "a;b\n1;x\n2;y\nz;\u00fc\n"
     table = read(tmp_path, pack(text.encode("utf-16"), kind), encoding="utf-16")
     assert values(table, "a") == ["1", "2", "z"]
@@ -157,7 +157,7 @@ def test_compressed_files_are_read_as_what_they_hold(tmp_path: Path, kind: str) 
     ],
     ids=["truncated gzip", "checksum", "truncated zip", "two files"],
 )
-def test_compressed_files_that_can_not_be_read(
+def test_unreadable_compressed_files_are_refused(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -165,7 +165,7 @@ def test_compressed_files_that_can_not_be_read(
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zip"])
-def test_a_file_that_unpacks_to_too_much_is_refused(
+def test_excessive_unpacked_size_is_refused(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unpacked_file, "MOST_UNPACKED_BYTES", 1 << 20)
@@ -174,7 +174,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(
         read(tmp_path, pack(b"a\n" + b"1\n" * 1_000_000, kind))
 
 
-def test_files_as_spreadsheets_write_them(tmp_path: Path) -> None:
+def test_spreadsheet_exports_are_read(tmp_path: Path) -> None:
     text = 'größe;"a;b"\r\n1,5;"say ""hi"""\r\n\r\n2,25;x\r\n'
     table = read(tmp_path, b"\xef\xbb\xbf" + text.encode(), decimal=",")
     assert (values(table, "größe"), values(table, "a;b")) == ([1.5, 2.25], ['say "hi"', "x"])
@@ -186,7 +186,7 @@ def test_files_as_spreadsheets_write_them(tmp_path: Path) -> None:
     assert list(read(tmp_path, ",a\n0,5\n1,6\n").columns) == ["a"]
 
 
-def test_what_python_alone_takes_for_numbers_is_none(tmp_path: Path) -> None:
+def test_python_only_number_forms_are_texts(tmp_path: Path) -> None:
     assert values(read(tmp_path, "a\n1_000\n2_0\n"), "a") == ["1_000", "2_0"]
     assert values(read(tmp_path, "a\n-999\n-999.0\n3\n", missing_values=("-999",)), "a") == [
         None,
@@ -213,14 +213,12 @@ def test_what_python_alone_takes_for_numbers_is_none(tmp_path: Path) -> None:
         ("a\n" + "x" * 200_000, "line 2: field larger than field limit"),
     ],
 )
-def test_what_is_no_table_is_named(tmp_path: Path, content: str | bytes, message: str) -> None:
+def test_invalid_table_is_named(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(tmp_path, content)
 
 
-def test_a_line_without_end_is_not_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlong_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINE", 1000)
     with pytest.raises(ValueError, match="line 1: has more than 1,000 characters"):
         read(tmp_path, "a\n" + "1," * 1000)
@@ -234,7 +232,7 @@ FIELD = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.integers(1, 5))
-def test_columns_are_those_of_a_plain_reading(
+def test_columns_match_a_plain_csv_reader(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], chunk: int
 ) -> None:
     """Whatever the chunks, a column is numbers where each value is one or missing, else texts."""

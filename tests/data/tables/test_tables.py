@@ -71,7 +71,7 @@ def trained(folder: Path, cache: Path, houses: Path, *overrides: str) -> Summary
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_regression_is_as_good_as_scikit_learns_golden(
+def test_regression_is_as_good_as_scikit_learn_golden(
     seed: int, cache: Path, tmp_path: Path
 ) -> None:
     summary = run(compose(cache, f"seed={seed}", name="diabetes_mlp"), tmp_path)
@@ -83,9 +83,7 @@ def test_regression_is_as_good_as_scikit_learns_golden(
 
 
 @pytest.mark.slow
-def test_a_linear_network_is_scikit_learns_linear_regression_golden(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_linear_network_matches_scikit_learn_golden(cache: Path, tmp_path: Path) -> None:
     """The same minimum, so the same errors in the units of the data: all else is as it should."""
     recipe = compose(
         cache,
@@ -101,7 +99,7 @@ def test_a_linear_network_is_scikit_learns_linear_regression_golden(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["breast_cancer", "wine"])
-def test_classification_is_as_good_as_scikit_learns_golden(
+def test_classification_is_as_good_as_scikit_learn_golden(
     table: str, cache: Path, tmp_path: Path
 ) -> None:
     target = {"breast_cancer": "diagnosis", "wine": "cultivar"}[table]
@@ -114,7 +112,7 @@ def test_classification_is_as_good_as_scikit_learns_golden(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["diabetes_mlp", "breast_cancer_mlp"])
-def test_the_sink_changes_no_bit(name: str, cache: Path, tmp_path: Path) -> None:
+def test_results_are_identical_at_any_sink_size(name: str, cache: Path, tmp_path: Path) -> None:
     events = ["train.passes=null", "train.steps=45", "eval.every_passes=null"]
     events += ["eval.every_steps=12", "checkpoint.every_steps=20"]
     for number, sink in enumerate(["sink_size=1", "sink_size=7", "sink_size=45", "sink=false"]):
@@ -123,7 +121,7 @@ def test_the_sink_changes_no_bit(name: str, cache: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_one_that_never_was(
+def test_killed_run_resumes_to_identical_results(
     cache: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     length = ["train.passes=null", "train.steps=600", "train.sink_size=10"]
@@ -152,7 +150,7 @@ def answers(capsys: pytest.CaptureFixture[str], *args: str | Path) -> list[dict[
 
 
 @pytest.mark.slow
-def test_other_rows_are_predicted_in_the_units_of_the_data(
+def test_predictions_of_new_rows_are_in_data_units(
     houses: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the run, by its export and by the Trainer alike; errors of the run come out again."""
@@ -191,7 +189,7 @@ def test_other_rows_are_predicted_in_the_units_of_the_data(
 
 
 @pytest.mark.slow
-def test_several_columns_of_0_and_1_are_labels(
+def test_several_flag_columns_are_multi_label(
     houses: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels = ["dataset.target=[garden,garage]", "dataset.ignored=[price,rent]"]
@@ -208,7 +206,7 @@ def test_several_columns_of_0_and_1_are_labels(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["mse", "l1", "huber", "quantile"])
-def test_every_loss_of_numbers_trains(loss: str, houses: Path, cache: Path, tmp_path: Path) -> None:
+def test_every_regression_loss_trains(loss: str, houses: Path, cache: Path, tmp_path: Path) -> None:
     """Metrics of numbers decide what is kept, when training stops and when a rate falls."""
     options = ["dataset.target=price", "dataset.ignored=[rent]", f"loss={loss}"]
     options += ["train.passes=30", "eval.every_passes=2", "checkpoint.best=rmse"]
@@ -226,7 +224,7 @@ def test_every_loss_of_numbers_trains(loss: str, houses: Path, cache: Path, tmp_
     ("target", "loss", "metric"),
     [("garage", "cross_entropy", "accuracy"), ("price", "mse", "r2")],
 )
-def test_wide_deep_takes_its_vocabulary_from_the_table(
+def test_wide_deep_vocabulary_comes_from_the_table(
     target: str,
     loss: str,
     metric: str,
@@ -254,9 +252,7 @@ def refused(cache: Path, folder: Path, *overrides: str) -> str:
     return str(error.value).splitlines()[-1].strip()
 
 
-def test_recipes_that_do_not_fit_the_table_are_refused(
-    houses: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_recipes_unfit_for_the_table_are_refused(houses: Path, cache: Path, tmp_path: Path) -> None:
     root, price = f"dataset.root={houses}", "dataset.target=price"
 
     def said(*overrides: str) -> str:
@@ -293,7 +289,7 @@ def refused_model(cache: Path, folder: Path, overrides: Sequence[str]) -> str:
     return str(error.value)
 
 
-def test_records_keep_no_table(houses: Path, cache: Path, tmp_path: Path) -> None:
+def test_records_of_a_table_are_refused(houses: Path, cache: Path, tmp_path: Path) -> None:
     given = ["dataset=csv", f"dataset.root={houses}", "dataset.target=price", "model=mlp"]
     with pytest.raises(
         RecipeError, match="dataset = csv: records can't hold the columns of a table"
@@ -302,16 +298,14 @@ def test_records_keep_no_table(houses: Path, cache: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_a_network_of_images_says_what_it_reads(houses: Path, cache: Path, tmp_path: Path) -> None:
+def test_network_of_images_describes_its_input(houses: Path, cache: Path, tmp_path: Path) -> None:
     data = [f"dataset.root={houses}", "dataset.target=garage", "model=lenet5"]
     expected = r"model lenet5: conv_0: shape .*; must be images \(batch, height, width, channels\)"
     assert re.match(expected, refused_model(cache, tmp_path, data).splitlines()[-1].strip())
 
 
 @pytest.mark.slow
-def test_weights_that_meet_other_columns_are_told(
-    houses: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_weights_for_other_columns_are_reported(houses: Path, cache: Path, tmp_path: Path) -> None:
     """The shapes fit, and the numbers mean something else."""
     own = ["dataset.target=price", "loss=mse", "train.steps=3"]
     trained(tmp_path / "first", cache, houses, *own)

@@ -21,7 +21,7 @@ def write(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_files_are_those_that_match_in_order(tmp_path: Path) -> None:
+def test_matching_files_are_listed_in_order(tmp_path: Path) -> None:
     names = ("b.txt", "a.txt", "deep/c.txt", "d.csv")
     for name in names:
         write(tmp_path / name, name)
@@ -31,7 +31,7 @@ def test_files_are_those_that_match_in_order(tmp_path: Path) -> None:
     assert list_text_files(tmp_path / "d.csv", "*.txt") == [tmp_path / "d.csv"]
 
 
-def test_a_folder_without_texts_and_a_link_out_of_it_are_refused(tmp_path: Path) -> None:
+def test_folder_without_texts_and_outside_link_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     with pytest.raises(DataError, match="texts: there is no such file or folder"):
         list_text_files(folder, "*.txt")
@@ -43,7 +43,7 @@ def test_a_folder_without_texts_and_a_link_out_of_it_are_refused(tmp_path: Path)
         list_text_files(folder, "*.txt")
 
 
-def test_lines_that_are_empty_are_left_out(tmp_path: Path) -> None:
+def test_empty_lines_are_left_out(tmp_path: Path) -> None:
     assert read_text_lines(write(tmp_path / "a.txt", " one \n\n\ttwo\r\n")) == ["one", "two"]
     with pytest.raises(DataError, match="holds no text; must have one on each line"):
         read_text_lines(write(tmp_path / "b.txt", " \n\n"))
@@ -67,8 +67,6 @@ def test_rows_have_both_columns(tmp_path: Path) -> None:
         (b"text,label\n\xff,b\n", r"a\.csv: "),
     ],
 )
-def test_a_file_that_has_no_such_rows_is_refused(
-    tmp_path: Path, text: str | bytes, message: str
-) -> None:
+def test_file_without_the_rows_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_rows(write(tmp_path / "a.csv", text), ("text", "label"))

@@ -20,7 +20,7 @@ from tests.data.text.made_up import tokenizer_json
 LETTERS = CharacterTokenizer("abc")
 
 
-def test_a_text_to_be_classified_begins_with_a_token_of_its_own() -> None:
+def test_classified_text_begins_with_a_special_token() -> None:
     text = TextFormat(LETTERS, "class")
     assert text.vocabulary == 6
     assert text.encode("abz", 9).tolist() == [2, 3, 4, 1]
@@ -29,18 +29,18 @@ def test_a_text_to_be_classified_begins_with_a_token_of_its_own() -> None:
     assert text.encode_all(["c", ""], 3)[:, :, 0, 0].tolist() == [[2, 5, -1], [2, -1, -1]]
 
 
-def test_a_tokenizer_of_the_library_adds_its_own() -> None:
+def test_library_tokenizer_adds_special_tokens() -> None:
     text = TextFormat(parse_tokenizer(tokenizer_json(), special_tokens=True), "class")
     assert text.vocabulary == 10
     assert text.encode("the dog", 9).tolist() == [1, 4, 7, 2]
 
 
-def test_a_prompt_is_encoded_as_it_stands() -> None:
+def test_prompt_is_encoded_unchanged() -> None:
     assert TextFormat(LETTERS, "next_token").encode_prompt("cab").tolist() == [2, 0, 1]
     assert TextFormat(ByteTokenizer(), "next_token").encode_prompt("é").tolist() == [195, 169]
 
 
-def test_a_prompt_with_unknown_characters_is_refused() -> None:
+def test_prompt_with_unknown_characters_is_refused() -> None:
     with pytest.raises(DataError, match="the prompt has 'x', '\\?', not among the 3 characters"):
         TextFormat(LETTERS, "next_token").encode_prompt("ax?x")
     with pytest.raises(DataError, match="the prompt is empty; must have at least one token"):
@@ -49,7 +49,7 @@ def test_a_prompt_with_unknown_characters_is_refused() -> None:
         TextFormat(parse_tokenizer(tokenizer_json()), "next_token").encode_prompt("  ")
 
 
-def test_the_tokenizer_is_kept_beside_the_run(tmp_path: Path) -> None:
+def test_tokenizer_is_stored_with_the_run(tmp_path: Path) -> None:
     text = TextFormat(LETTERS, "next_token")
     write_tokenizer(tmp_path, text)
     assert read_text_format(tmp_path, {"text": text.to_dict()}) == text
@@ -58,7 +58,7 @@ def test_the_tokenizer_is_kept_beside_the_run(tmp_path: Path) -> None:
         read_text_format(tmp_path, {"text": {"predicts": "tomorrow"}})
 
 
-def test_a_tokenizer_that_is_none_or_huge_is_refused(tmp_path: Path) -> None:
+def test_invalid_or_huge_tokenizer_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     with pytest.raises(DataError, match="can't be read as a tokenizer: No such file"):
         read_tokenizer(file)

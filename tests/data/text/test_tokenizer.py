@@ -26,32 +26,32 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
 @given(TEXTS)
-def test_bytes_are_those_of_utf8(text: str) -> None:
+def test_byte_tokens_are_utf8(text: str) -> None:
     tokens = ByteTokenizer().encode(text)
     assert tokens.tolist() == list(text.encode())
     assert ByteTokenizer().decode(tokens) == text
 
 
 @given(TEXTS.filter(bool), TEXTS)
-def test_characters_come_back_and_others_are_unknown(known: str, text: str) -> None:
+def test_known_characters_round_trip_and_others_are_unknown(known: str, text: str) -> None:
     tokenizer = make_character_tokenizer([known])
     assert tokenizer.decode(tokenizer.encode(known)) == known
     expected = [tokenizer.names.index(c) if c in known else UNKNOWN for c in text]
     assert tokenizer.encode(text).tolist() == expected
 
 
-def test_words_are_the_frequent_ones_in_lower_case() -> None:
+def test_vocabulary_has_frequent_words_in_lower_case() -> None:
     tokenizer = make_word_tokenizer(["The cat, the dog.", "A cat!"], 3)
     assert tokenizer.words == ("cat", "the", "!")
     assert tokenizer.encode("The CAT sat!").tolist() == [1, 0, UNKNOWN, 2]
 
 
 @given(st.binary(max_size=80))
-def test_a_file_may_hold_any_bytes(content: bytes) -> None:
+def test_byte_tokenizer_accepts_any_bytes(content: bytes) -> None:
     assert bytes(ByteTokenizer().encode_file(content).astype(np.uint8)) == content
 
 
-def test_a_file_of_characters_is_utf8() -> None:
+def test_character_tokenizer_requires_utf8() -> None:
     with pytest.raises(ValueError, match="is not UTF-8: byte 0xff at 3"):
         CharacterTokenizer("abc").encode_file(b"abc\xff")
 
@@ -61,15 +61,15 @@ def test_a_file_of_characters_is_utf8() -> None:
     [ByteTokenizer(), CharacterTokenizer("\n aé\U0001f600"), WordTokenizer(("a", "the", "ü"))],
     ids=lambda tokenizer: tokenizer.kind,
 )
-def test_a_tokenizer_comes_back_from_its_file(tokenizer: ByteTokenizer) -> None:
+def test_tokenizer_round_trips(tokenizer: ByteTokenizer) -> None:
     assert parse_tokenizer(tokenizer.to_bytes()) == tokenizer
 
 
-def test_names_differ() -> None:
+def test_byte_token_names_are_distinct() -> None:
     assert len(set(ByteTokenizer().names)) == 256
 
 
-def test_a_file_of_the_library_is_read_by_it() -> None:
+def test_library_tokenizer_file_is_read() -> None:
     content = tokenizer_json()
     plain, special = (parse_tokenizer(content, special_tokens=flag) for flag in (False, True))
     assert plain.encode("The cat flew.").tolist() == [4, 5, 3, 9]
@@ -91,19 +91,19 @@ def test_a_file_of_the_library_is_read_by_it() -> None:
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_none_is_refused(content: bytes, said: str) -> None:
+def test_invalid_tokenizer_is_refused(content: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_tokenizer(content)
 
 
-def test_a_vocabulary_without_end_is_refused() -> None:
+def test_excessive_vocabulary_is_refused() -> None:
     model = {"type": "WordLevel", "vocab": {"a": 2_000_000_000}, "unk_token": "a"}
     content = tokenizer_json(model=model, added_tokens=[], post_processor=None)
     with pytest.raises(ValueError, match="has tokens up to number 2,000,000,000; must have 1 to"):
         parse_tokenizer(content)
 
 
-def test_what_the_library_panics_at_is_an_error_like_any_other() -> None:
+def test_library_panic_is_raised_as_value_error() -> None:
     """Numbers of special tokens that the library reads, and then has no vocabulary for."""
     draw, content = random.Random(1), tokenizer_json()
     values = [match.span() for match in re.finditer(rb'"[^"]*"|\d+|null', content)]

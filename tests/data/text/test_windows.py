@@ -11,9 +11,7 @@ from pipeline.data.text.windows import make_window_columns, to_narrow_dtype
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.data())
-def test_labels_are_the_tokens_after_those_that_are_read(
-    length: int, stride: int, data: st.DataObject
-) -> None:
+def test_labels_are_the_next_tokens(length: int, stride: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(length + 1, 80))
     tokens = np.random.default_rng(size).integers(0, 256, size)
     columns = make_window_columns(tokens, length, stride)
@@ -26,19 +24,19 @@ def test_labels_are_the_tokens_after_those_that_are_read(
         assert after[window].tolist() == tokens[start + 1 : start + length + 1].tolist()
 
 
-def test_any_indices_give_their_windows() -> None:
+def test_windows_are_read_at_any_indices() -> None:
     columns = make_window_columns(np.arange(20, dtype=np.int32), 4, 2)
     picked = columns["label"][np.array([3, 0, 3])]
     assert picked.tolist() == [[7, 8, 9, 10], [1, 2, 3, 4], [7, 8, 9, 10]]
     assert columns["image"][1:3].shape == (2, 4, 1, 1)
 
 
-def test_a_text_shorter_than_a_window_is_refused() -> None:
+def test_text_shorter_than_a_window_is_refused() -> None:
     assert make_window_columns(np.zeros(5, np.int32), 4, 4)["image"].count == 1
     with pytest.raises(ValueError, match="4 tokens; a window needs 5"):
         make_window_columns(np.zeros(4, np.int32), 4, 4)
 
 
-def test_tokens_take_a_byte_where_they_fit() -> None:
+def test_tokens_are_stored_in_bytes_if_they_fit() -> None:
     assert to_narrow_dtype(np.arange(9), 256).dtype == np.uint8
     assert to_narrow_dtype(np.arange(9), 257).dtype == np.int32

@@ -47,23 +47,23 @@ def rates(callback: Callback, values: Sequence[float], metric: str = "loss") -> 
     return found
 
 
-def test_a_plateau_reduces_the_rate_each_time_that_it_lasts() -> None:
+def test_plateau_reduces_the_rate_after_each_patience() -> None:
     callback = ReduceOnPlateau(factor=0.5, patience=2).build()
     losses = [3.0, 2.0, 2.0, 2.5, 2.0, 2.0, 1.0, 1.0]
     assert rates(callback, losses) == [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
-def test_more_than_a_difference_is_an_improvement() -> None:
+def test_improvement_must_exceed_min_delta() -> None:
     callback = ReduceOnPlateau(factor=0.5, patience=1, min_delta=0.25, metric="accuracy").build()
     assert rates(callback, [0.25, 0.5, 0.75, 1.125], "accuracy") == [1, 0.5, 0.5, 0.5]
 
 
-def test_a_rate_is_not_reduced_below_the_least() -> None:
+def test_rate_is_not_reduced_below_min_rate() -> None:
     callback = ReduceOnPlateau(factor=0.25, patience=1, min_rate=0.5).build()
     assert rates(callback, [1.0, 1.0, 1.0, 1.0]) == [1, 0.5, 0.5, 0.5]
 
 
-def test_a_metric_that_is_not_finite_is_no_best_value() -> None:
+def test_non_finite_metric_is_not_the_best_value() -> None:
     callback = ReduceOnPlateau(factor=0.5, patience=1).build()
     assert rates(callback, [math.nan, 1.0, 0.5, math.nan]) == [0.5, 0.5, 0.5, 0.25]
     assert callback.state() == [-0.5, 0]
@@ -73,7 +73,7 @@ def test_a_metric_that_is_not_finite_is_no_best_value() -> None:
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0]), max_size=12), st.integers(0, 12))
-def test_a_plateau_goes_on_where_it_was(values: list[float], middle: int) -> None:
+def test_plateau_count_continues_after_a_resume(values: list[float], middle: int) -> None:
     spec = ReduceOnPlateau(factor=0.5, patience=2)
     whole, first, second = spec.build(), spec.build(), spec.build()
     expected = rates(whole, values)
@@ -84,7 +84,7 @@ def test_a_plateau_goes_on_where_it_was(values: list[float], middle: int) -> Non
 
 
 @pytest.mark.parametrize("state", [3, [], ["x", 1], [1.0, 2.5], {"best": 1}], ids=str)
-def test_a_state_of_another_callback_is_refused(state: Any) -> None:
+def test_state_of_another_callback_is_refused(state: Any) -> None:
     with pytest.raises(ValueError, match="must be a value and a number of evaluations"):
         ReduceOnPlateau().build().restore(state)
 
@@ -92,7 +92,7 @@ def test_a_state_of_another_callback_is_refused(state: Any) -> None:
 @pytest.mark.parametrize(
     ("metric", "values", "step"), [("loss", [2.0, 1.0, 0.5], 1), ("accuracy", [0.5, 0.9, 1.0], 2)]
 )
-def test_a_value_that_is_reached_ends_the_run(metric: str, values: list[float], step: int) -> None:
+def test_stop_at_ends_the_run_at_its_value(metric: str, values: list[float], step: int) -> None:
     callback, asked = StopAt(metric=metric, value=1.0).build(), Asked()
     for number, value in enumerate(values):
         assert bool(asked.stops) == (number > step)
@@ -101,14 +101,14 @@ def test_a_value_that_is_reached_ends_the_run(metric: str, values: list[float], 
     assert asked.stops[0] == f"{metric} is 1"
 
 
-def test_nothing_stops_at_a_metric_that_is_not_finite() -> None:
+def test_stop_at_ignores_non_finite_metrics() -> None:
     callback, asked = StopAt(metric="loss", value=1.0).build(), Asked()
     callback.on_eval(cast(RunControl, asked), 1, Evaluation({"loss": math.nan}, None))
     assert asked.stops == []
 
 
 @pytest.mark.slow
-def test_a_metric_that_no_evaluation_has_is_refused_before_training(tiny: Compose) -> None:
+def test_unknown_metric_is_refused_before_training(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match=r"train\.callbacks\.0\.metric = brier: .*eval\.metrics"):
         tiny("eval.every_steps=8", "train.callbacks=[{name: stop_at, metric: brier, value: 1.0}]")
     with pytest.raises(RecipeError, match=r"train\.callbacks\.0\.metric = loss: needs eval"):
@@ -120,7 +120,7 @@ STOP_AT = "{name: stop_at, metric: calibration_error, value: 1.0}"
 
 
 @pytest.mark.slow
-def test_a_recipe_names_callbacks(tiny: Compose, tmp_path: Path) -> None:
+def test_callbacks_are_configured_by_the_recipe(tiny: Compose, tmp_path: Path) -> None:
     length = "model=mlp", "train.steps=24", "train.sink_size=8", "eval.every_steps=4"
     metrics = "eval.metrics=[calibration_error]"
     recipe = tiny(*length, metrics, f"train.callbacks=[{PLATEAU},{STOP_AT}]")

@@ -75,7 +75,7 @@ def _losses(run_dir: Path) -> dict[int, np.float32]:
     return {line["step"]: np.float32(line["loss"]) for line in lines}
 
 
-def test_a_session_may_be_opened_with_the_settings_of_a_spec() -> None:
+def test_session_opens_with_the_settings_of_its_spec() -> None:
     class _Ours(TrackerSpec):
         name: Literal["ours"] = "ours"
         stored: int = 3
@@ -105,7 +105,7 @@ def test_steps_evaluations_and_files_are_logged(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_continues_the_tracked_one_without_repeating_steps(
+def test_resumed_run_continues_its_tracked_run_without_repeated_steps(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
@@ -127,7 +127,7 @@ def test_a_resumed_run_continues_the_tracked_one_without_repeating_steps(
     assert [step for step, row in session.rows if "train/loss" in row] == list(range(28, 46))
 
 
-def test_a_missing_package_is_named_before_any_data_is_read(
+def test_missing_package_is_reported_before_data_is_read(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
@@ -141,12 +141,12 @@ def test_a_missing_package_is_named_before_any_data_is_read(
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../other", "a/../../b"])
-def test_files_are_those_of_the_run(path: str, tiny: Compose) -> None:
+def test_files_outside_the_run_directory_are_refused(path: str, tiny: Compose) -> None:
     with pytest.raises(RecipeError, match="must be a path inside of the run directory"):
         tiny(f"train.callbacks=[{{name: mlflow, files: ['{path}']}}]")
 
 
-def test_a_tracker_that_fails_is_a_warning(
+def test_failing_tracker_is_a_warning(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = _Session()
@@ -171,7 +171,7 @@ needs_trackers = pytest.mark.skipif(
 
 @needs_trackers
 @pytest.mark.slow
-def test_online_without_a_login_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_without_a_login_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -183,7 +183,7 @@ def test_online_without_a_login_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
 @needs_trackers
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_each_store_has_each_step_after_a_kill_and_a_resume(cache: Path, tmp_path: Path) -> None:
+def test_stores_have_every_step_after_a_kill_and_a_resume(cache: Path, tmp_path: Path) -> None:
     environment = {
         # A service that another test has started would outlive the killed run.
         **{name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"},

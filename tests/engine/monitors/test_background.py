@@ -57,7 +57,7 @@ def events_of(diary: Diary) -> list[str]:
     return [entry for entry in diary.entries if entry != "flush"]
 
 
-def test_everything_is_passed_on_in_order_and_then_closed() -> None:
+def test_calls_are_forwarded_in_order_then_closed() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     monitor.on_steps(telemetry(0, 2), 1.0)
@@ -77,7 +77,7 @@ def test_everything_is_passed_on_in_order_and_then_closed() -> None:
     assert diary.entries[-2:] == ["flush", "close"]
 
 
-def test_monitors_are_notified_one_after_the_other() -> None:
+def test_monitors_are_notified_in_sequence() -> None:
     """So that lines of several monitors stay in order on the console."""
     entries: list[str] = []
     monitor = BackgroundMonitor([Diary(entries), Diary(entries)])
@@ -100,7 +100,7 @@ def test_training_does_not_wait_for_a_slow_monitor() -> None:
     assert events_of(diary) == [*(f"steps {step}-{step}" for step in range(1, 1001)), "close"]
 
 
-def test_training_waits_when_too_much_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_waits_if_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory stays bounded: here room for three calls."""
     monkeypatch.setattr(background, "LIMIT_BYTES", 3 * background.CALL_BYTES)
     diary = Diary()
@@ -111,7 +111,7 @@ def test_training_waits_when_too_much_is_waiting(monkeypatch: pytest.MonkeyPatch
     monitor.close()
 
 
-def test_telemetry_counts_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_telemetry_counts_towards_the_limit_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LIMIT_BYTES", 10_000)
     diary = Diary()
     monitor = BackgroundMonitor([diary])
@@ -120,7 +120,7 @@ def test_telemetry_counts_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor.close()
 
 
-def test_flush_returns_when_all_is_passed_on_and_flushed() -> None:
+def test_flush_returns_after_all_calls_are_forwarded() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     for step in range(3):
@@ -141,7 +141,7 @@ def test_monitors_work_on_another_thread() -> None:
 
 
 @pytest.mark.parametrize("event", ["sink 2", "flush", "close"])
-def test_a_failure_is_raised_and_nothing_more_is_passed_on(event: str) -> None:
+def test_failure_is_raised_and_ends_forwarding(event: str) -> None:
     diary = Diary(fails_at=event)
     monitor = BackgroundMonitor([diary])
 
@@ -158,7 +158,7 @@ def test_a_failure_is_raised_and_nothing_more_is_passed_on(event: str) -> None:
     assert ("eval 1" in diary.entries) is (event == "close")
 
 
-def test_a_failure_is_raised_at_the_next_call() -> None:
+def test_failure_is_raised_at_the_next_call() -> None:
     diary = Diary(fails_at="sink 2")
     monitor = BackgroundMonitor([diary])
     monitor.on_sink(REPORT)
@@ -173,7 +173,7 @@ def test_a_failure_is_raised_at_the_next_call() -> None:
     monitor.close()
 
 
-def test_one_that_fails_to_close_does_not_keep_others_open() -> None:
+def test_failure_to_close_does_not_keep_other_monitors_open() -> None:
     entries: list[str] = []
     monitor = BackgroundMonitor([Diary(entries, fails_at="close"), Diary(entries)])
     with pytest.raises(OSError, match="No space left"):
@@ -181,7 +181,7 @@ def test_one_that_fails_to_close_does_not_keep_others_open() -> None:
     assert entries == ["close", "close"]
 
 
-def test_an_interrupt_reaches_the_thread_that_trains() -> None:
+def test_interrupt_reaches_the_training_thread() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -192,7 +192,7 @@ def test_an_interrupt_reaches_the_thread_that_trains() -> None:
     monitor.close()
 
 
-def test_an_answer_is_given_in_order_by_the_thread() -> None:
+def test_answers_come_in_order_from_the_thread() -> None:
     diary = Diary()
     monitor = BackgroundMonitor([diary])
     monitor.on_sink(REPORT)
@@ -210,7 +210,7 @@ def test_an_answer_is_given_in_order_by_the_thread() -> None:
     monitor.close()
 
 
-def test_files_of_a_run_are_whole_after_close(tmp_path: Path) -> None:
+def test_log_is_complete_after_close(tmp_path: Path) -> None:
     from pipeline.engine.monitors.metrics_log import MetricsLog
     from pipeline.engine.schedule import RunSchedule
 

@@ -33,7 +33,7 @@ def play(monitor: BestEffortMonitor[Diary]) -> None:
 EVERYTHING = ["steps 1-1", "sink 2", "eval 2", "flush", "something else", "close"]
 
 
-def test_everything_is_passed_on() -> None:
+def test_calls_are_forwarded() -> None:
     diary = Diary()
     warnings: list[str] = []
     play(BestEffortMonitor(diary, "the diary", warnings.append))
@@ -48,7 +48,7 @@ def test_everything_is_passed_on() -> None:
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_failure_is_reported_once_and_the_monitor_closed(
+def test_failure_is_reported_once_and_closes_the_monitor(
     fails_at: str, error: Exception, reason: str
 ) -> None:
     diary = Failing(fails_at, error)
@@ -60,7 +60,7 @@ def test_a_failure_is_reported_once_and_the_monitor_closed(
     assert diary.entries == [*heard, "close"]
 
 
-def test_others_hear_everything_although_one_has_failed() -> None:
+def test_other_monitors_receive_all_calls_after_a_failure() -> None:
     warnings: list[str] = []
     before, after = Diary(), Diary()
     failing = Failing("sink 2", OSError(28, "No space left on device"))

@@ -41,7 +41,7 @@ float32 = st.floats(width=32, allow_nan=False)
     steps=st.lists(st.integers(1, 2**62), min_size=1, max_size=9),
     data=st.data(),
 )
-def test_records_are_those_of_protobuf(
+def test_records_equal_protobuf_ones(
     tags: list[str], steps: list[int], data: st.DataObject
 ) -> None:
     """Byte for byte, for tags and steps of all lengths, in any order."""
@@ -51,23 +51,23 @@ def test_records_are_those_of_protobuf(
     assert scalar_records(*columns) == by_protobuf(*columns)
 
 
-def test_no_steps_are_no_records() -> None:
+def test_zero_steps_write_no_records() -> None:
     assert scalar_records(["a"], np.zeros(0, int), np.zeros(0), np.zeros((0, 1))) == b""
 
 
-def test_numbers_that_are_not_finite_are_kept() -> None:
+def test_non_finite_numbers_are_stored() -> None:
     values = np.array([[np.nan], [np.inf], [-np.inf]], np.float32)
     columns = ["loss"], np.arange(1, 4), np.ones(3), values
     assert scalar_records(*columns) == by_protobuf(*columns)
 
 
 @given(st.binary(max_size=60))
-def test_the_sum_is_the_libraries(data: bytes) -> None:
+def test_checksum_matches_the_library(data: bytes) -> None:
     rows = np.frombuffer(data * 2, np.uint8).reshape(2, len(data))
     assert masked_crc(rows).tolist() == 2 * [masked_crc32c(data)]
 
 
-def test_what_is_written_is_read_by_tensorboard_in_order(tmp_path: Path) -> None:
+def test_events_are_read_by_tensorboard_in_order(tmp_path: Path) -> None:
     (tmp_path / "board").mkdir()
     file = EventFile(tmp_path / "board", ".7")
     file.add_scalars(["a", "b"], np.array([126, 127, 128]), np.full(3, 9.5), np.eye(3, 2))
@@ -92,13 +92,13 @@ def test_flushed_events_are_in_the_file(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_folder_that_cannot_be_made_is_an_os_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_an_os_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         EventFile(tmp_path / "file" / "board", "")
 
 
-def test_files_are_read_in_the_order_they_were_made_also_when_the_clock_is_set_back(
+def test_file_stamps_increase_if_the_clock_is_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And none is written over that was made in the same second."""
@@ -109,7 +109,7 @@ def test_files_are_read_in_the_order_they_were_made_also_when_the_clock_is_set_b
     assert stamps == [2_000_000_000, 2_000_000_001, 2_000_000_002, 3_000_000_000]
 
 
-def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+def test_missing_folder_is_not_created(tmp_path: Path) -> None:
     """A run whose directory was removed ends, and leaves nothing in its place."""
     with pytest.raises(FileNotFoundError):
         EventFile(tmp_path / "gone", "")

@@ -27,18 +27,18 @@ from pipeline.engine.monitors.log_levels import LEVELS, LogSettings, log_by_leve
         (None, {"GLOG_logtostderr": "0", "GLOG_v": "1"}, LogSettings("info", "file")),
     ],
 )
-def test_the_recipe_decides_before_the_environment(
+def test_recipe_takes_precedence_over_the_environment(
     chosen: LogLevel | None, environment: dict[str, str], expected: LogSettings
 ) -> None:
     assert log_settings(chosen, environment) == expected
 
 
-def test_a_recipe_names_every_level() -> None:
+def test_every_level_can_be_set_by_a_recipe() -> None:
     assert get_args(LogLevel) == LEVELS
 
 
 @pytest.mark.parametrize("value", ["", "5", "-1", "INFO", "1\x1b"])
-def test_a_variable_that_makes_no_sense_is_named(value: str) -> None:
+def test_invalid_variable_is_reported(value: str) -> None:
     settings = log_settings(None, {"GLOG_v": value})
     assert settings.level == "warning"
     assert settings.problem.startswith("GLOG_v = ")
@@ -66,7 +66,7 @@ def spoken(level: LogLevel, run_dir: Path) -> tuple[str, str]:
         ("warning", []),
     ],
 )
-def test_levels_show_what_is_as_severe(
+def test_level_prints_messages_as_severe_or_more(
     level: LogLevel, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GLOG_logtostderr", raising=False)
@@ -74,7 +74,7 @@ def test_levels_show_what_is_as_severe(
     assert printed.splitlines() == [*lines, "warning    a warning", "a line"]
 
 
-def test_errors_alone_leave_warnings_to_the_log(
+def test_warnings_are_only_in_the_log_at_level_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GLOG_logtostderr", raising=False)
@@ -83,7 +83,7 @@ def test_errors_alone_leave_warnings_to_the_log(
     assert "warning    a warning" in kept
 
 
-def test_messages_go_where_the_variable_says(
+def test_messages_go_to_the_place_of_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GLOG_logtostderr", "1")
@@ -99,7 +99,7 @@ def test_messages_go_where_the_variable_says(
     assert kept.count("a warning") == 1
 
 
-def test_loggers_are_left_as_they_were(tmp_path: Path) -> None:
+def test_loggers_are_restored(tmp_path: Path) -> None:
     loggers = [logging.getLogger(name) for name in ("pipeline", "jax")]
     before = [(one.level, one.propagate, list(one.handlers)) for one in loggers]
     spoken("debug", tmp_path)

@@ -28,7 +28,7 @@ NO_NUMBER = ('"1.5"', "NaN", "Infinity", "1e999", "1e300", "-1e39", "1" + 400 * 
 
 
 @pytest.mark.parametrize("text", NO_STEP, ids=[text[:30] for text in NO_STEP])
-def test_a_line_that_is_no_step_is_named(text: str, tmp_path: Path) -> None:
+def test_invalid_line_is_reported_with_its_number(text: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text('{"step": 1}\n' + text + "\n")
     with pytest.raises(DataError) as caught:
@@ -38,7 +38,7 @@ def test_a_line_that_is_no_step_is_named(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", NO_NUMBER)
-def test_what_no_float32_can_be_is_no_number_of_a_step(number: str, tmp_path: Path) -> None:
+def test_numbers_beyond_float32_are_refused(number: str, tmp_path: Path) -> None:
     """NumPy warned of 1e300, and NaN was never the same as itself."""
     log = tmp_path / "log"
     log.write_text(f'{{"step": 1, "loss": {number}}}\n')
@@ -47,7 +47,7 @@ def test_what_no_float32_can_be_is_no_number_of_a_step(number: str, tmp_path: Pa
         line.numbers()
 
 
-def test_the_numbers_of_a_step_are_those_that_it_has(tmp_path: Path) -> None:
+def test_line_has_the_numbers_of_its_step(tmp_path: Path) -> None:
     """Only a step that was skipped says so."""
     log = tmp_path / "log"
     log.write_text('{"step": 0, "loss": 2}\n{"step": 7, "grad_norm": null, "skipped": true}\n')
@@ -57,18 +57,18 @@ def test_the_numbers_of_a_step_are_those_that_it_has(tmp_path: Path) -> None:
     assert second.numbers() == {"grad_norm": None, "skipped": True}
 
 
-def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
+def test_partial_last_line_is_ignored(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text('{"step": 1}\n{"step": 2')
     assert [line.text for line in read_lines(log)] == [b'{"step": 1}\n']
 
 
-def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_log_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: can't be read: No such file"):
         list(read_lines(tmp_path / "nowhere"))
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+def test_non_regular_file_is_refused(tmp_path: Path) -> None:
     """/dev/zero has no end, and a pipe nobody writes to no beginning."""
     (tmp_path / "zero").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
@@ -78,7 +78,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
                 read(tmp_path / name)
 
 
-def test_the_last_step_of_a_log_is_that_of_its_last_whole_line(tmp_path: Path) -> None:
+def test_last_step_is_that_of_the_last_complete_line(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     assert last_step(log) is None
     for text, step in (("", None), ('{"step": 1', None), ('{"step": 1}\n{"st', 1)):
@@ -88,7 +88,7 @@ def test_the_last_step_of_a_log_is_that_of_its_last_whole_line(tmp_path: Path) -
     assert last_step(log) == 1999
 
 
-def test_a_last_line_that_is_no_step_is_reported(tmp_path: Path) -> None:
+def test_invalid_last_line_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1}\nnothing\n')
     with pytest.raises(DataError, match="last line: isn't a step of a run"):

@@ -46,7 +46,7 @@ def log(run_dir: Path, first: int = 0, run_schedule: RunSchedule = COURSE) -> It
         opened.close()
 
 
-def test_every_step_is_a_line_with_its_place(tmp_path: Path) -> None:
+def test_line_has_the_step_pass_and_sink(tmp_path: Path) -> None:
     with log(tmp_path) as monitor:
         monitor.on_steps(telemetry(2, 0.5, 0.25, 0.125, 0.0), 1.0)
     lines = read(tmp_path / "metrics.jsonl")
@@ -63,7 +63,7 @@ def test_every_step_is_a_line_with_its_place(tmp_path: Path) -> None:
     assert places == [(3, 1, 1), (4, 1, 2), (5, 1, 2), (6, 2, 2)]
 
 
-def test_only_a_skipped_step_says_so(tmp_path: Path) -> None:
+def test_only_a_skipped_step_is_marked(tmp_path: Path) -> None:
     """P-01 (7): an overflow's gradient is no number, and training went on."""
     rows = np.array([[1, 0.1, 2.5, 8, 0], [1, 0.1, np.inf, 8, 1], [1, 0.1, 2.5, 4, 0]])
     with log(tmp_path) as monitor:
@@ -73,13 +73,13 @@ def test_only_a_skipped_step_says_so(tmp_path: Path) -> None:
     assert lines[1]["grad_norm"] is None
 
 
-def test_without_sinks_a_sink_is_an_epoch(tmp_path: Path) -> None:
+def test_sink_is_an_epoch_without_sinks(tmp_path: Path) -> None:
     with log(tmp_path, run_schedule=RunSchedule(12, 5, None)) as monitor:
         monitor.on_steps(telemetry(4, 1.0, 1.0), 1.0)
     assert [line["sink"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_lines_are_on_disk_once_the_log_is_flushed(tmp_path: Path) -> None:
+def test_lines_are_on_disk_after_flush(tmp_path: Path) -> None:
     """The steps of a killed run are in the file."""
     with log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, 1.0), 1.0)
@@ -88,7 +88,7 @@ def test_lines_are_on_disk_once_the_log_is_flushed(tmp_path: Path) -> None:
         assert len(read(tmp_path / "metrics.jsonl")) == len(read(tmp_path / "evals.jsonl")) == 1
 
 
-def test_lines_are_the_same_however_the_steps_were_split(tmp_path: Path) -> None:
+def test_lines_do_not_depend_on_how_steps_are_split(tmp_path: Path) -> None:
     """And flushing twice writes nothing twice."""
     losses = np.random.default_rng(0).exponential(size=12)
     with log(tmp_path) as monitor:
@@ -106,7 +106,7 @@ def test_lines_are_the_same_however_the_steps_were_split(tmp_path: Path) -> None
     assert (tmp_path / "split" / "metrics.jsonl").read_bytes() == whole
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_write_error_names_the_file(tmp_path: Path) -> None:
     with files_end_at(50), pytest.raises(RunError) as caught, log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, 1.0), 1.0)
     assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't write: File too large"
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
-def test_numbers_read_back_as_the_same_float32(losses: list[float]) -> None:
+def test_numbers_round_trip_as_float32(losses: list[float]) -> None:
     with TemporaryDirectory() as folder, log(Path(folder)) as monitor:
         monitor.on_steps(telemetry(0, *losses), 1.0)
         monitor.flush()
@@ -125,19 +125,19 @@ def test_numbers_read_back_as_the_same_float32(losses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_json_cannot_say_is_null(tmp_path: Path, value: float) -> None:
+def test_values_without_json_form_are_null(tmp_path: Path, value: float) -> None:
     with log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, 1.0, value), 1.0)
     assert [line["loss"] for line in read(tmp_path / "metrics.jsonl")] == [1.0, None]
 
 
-def test_every_evaluation_is_a_line_with_all_metrics(tmp_path: Path) -> None:
+def test_evaluation_is_a_line_with_all_metrics(tmp_path: Path) -> None:
     with log(tmp_path) as monitor:
         monitor.on_eval(5, EVALUATION)
     assert read(tmp_path / "evals.jsonl") == [{"step": 5, **EVALUATION.metrics}]
 
 
-def test_an_evaluation_that_is_not_finite_is_json_too(tmp_path: Path) -> None:
+def test_non_finite_evaluation_is_valid_json(tmp_path: Path) -> None:
     diverged = Evaluation({**EVALUATION.metrics, "loss": float("nan")}, EVALUATION.confusion)
     with log(tmp_path) as monitor:
         monitor.on_eval(5, diverged)
@@ -145,7 +145,7 @@ def test_an_evaluation_that_is_not_finite_is_json_too(tmp_path: Path) -> None:
     assert line["loss"] is None
 
 
-def test_a_resumed_run_removes_what_comes_after_its_start(tmp_path: Path) -> None:
+def test_resumed_run_removes_lines_after_its_start(tmp_path: Path) -> None:
     with log(tmp_path) as before:
         before.on_steps(telemetry(0, 5.0, 4.0, 3.0, 2.0), 1.0)
         before.on_eval(2, EVALUATION)
@@ -184,7 +184,7 @@ def test_scalars_of_an_unfinished_boundary_are_replaced(
     ],
     ids=["later", "nothing to remove", "half a line", "no line end", "all later", "empty"],
 )
-def test_truncation_leaves_whole_lines_of_earlier_steps(
+def test_truncation_keeps_complete_lines_of_earlier_steps(
     tmp_path: Path, text: str, kept: int
 ) -> None:
     file = tmp_path / "metrics.jsonl"
@@ -194,7 +194,7 @@ def test_truncation_leaves_whole_lines_of_earlier_steps(
     assert file.read_text() == "".join(line + "\n" for line in text.split("\n")[:kept])
 
 
-def test_where_a_line_is_none_of_a_log_nothing_is_removed(tmp_path: Path) -> None:
+def test_log_with_an_invalid_line_is_not_truncated(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\nnothing\n')
     message = r"metrics\.jsonl, line 2: isn't a step of a run; remove"
@@ -204,9 +204,7 @@ def test_where_a_line_is_none_of_a_log_nothing_is_removed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_removed_is_reported_by_the_next_flush(
-    tmp_path: Path, replaced: bool
-) -> None:
+def test_removed_file_is_reported_by_the_next_flush(tmp_path: Path, replaced: bool) -> None:
     """Else its lines would go nowhere, and nobody would know."""
     file = tmp_path / "metrics.jsonl"
     monitor = MetricsLog(tmp_path, COURSE, 0)

@@ -50,7 +50,7 @@ def ended(step: int, loss: float = 1.0, *, steps: int = 1, seconds: float = 1.0)
     return SinkReport(step, np.float32(loss), np.float32(0.1), seconds, steps)
 
 
-def test_loss_line_is_the_documents() -> None:
+def test_loss_line_has_the_documented_format() -> None:
     """C-02, S-16: five epochs of 195 steps as sinks."""
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(975, 195, 195), every_steps=1)
@@ -66,7 +66,7 @@ def test_loss_line_is_the_documents() -> None:
     ]
 
 
-def test_loss_line_counts_sinks_where_they_are_shorter_than_an_epoch() -> None:
+def test_loss_line_counts_sinks_shorter_than_an_epoch() -> None:
     """S-05, S-16: sinks of 1000 over 1875 batches an epoch print step 1000, not epoch offsets."""
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(10_000, 1875, 1000), every_steps=1)
@@ -78,7 +78,7 @@ def test_loss_line_counts_sinks_where_they_are_shorter_than_an_epoch() -> None:
     ]
 
 
-def test_loss_line_without_sinks_comes_at_every_step() -> None:
+def test_loss_line_is_printed_every_step_without_sinks() -> None:
     """S-07: the sink epoch is an epoch then."""
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(4, 3, None), every_steps=1)
@@ -92,7 +92,7 @@ def test_loss_line_without_sinks_comes_at_every_step() -> None:
     ]
 
 
-def test_loss_every_thins_out_the_lines() -> None:
+def test_loss_every_prints_only_every_nth_step() -> None:
     page = Page()
     monitor = LossMonitor(page.reporter, RunSchedule(10, 100, None), every_steps=4)
     for step in range(1, 11):
@@ -119,7 +119,7 @@ def test_loss_every_zero_never_prints() -> None:
     assert page.lines == []
 
 
-def test_time_line_is_the_documents_with_place_and_speed_beside_it() -> None:
+def test_time_line_has_documented_format_position_and_speed() -> None:
     """C-03, and epochs, sinks and steps as three words."""
     page = Page()
     monitor = TimeMonitor(page.reporter, RunSchedule(3000, 1875, 1000), batch_size=32)
@@ -144,7 +144,7 @@ def test_time_line_of_a_long_run_has_the_remaining_time(monkeypatch: pytest.Monk
     ]
 
 
-def test_time_line_without_sinks_comes_at_the_end_of_an_epoch() -> None:
+def test_time_line_is_printed_at_epoch_end_without_sinks() -> None:
     page = Page()
     monitor = TimeMonitor(page.reporter, RunSchedule(4, 3, None), batch_size=10)
     for step in range(1, 5):
@@ -156,7 +156,7 @@ def test_time_line_without_sinks_comes_at_the_end_of_an_epoch() -> None:
     ]
 
 
-def test_evaluation_line() -> None:
+def test_evaluation_line_has_metrics_and_sample_count() -> None:
     page = Page()
     EvalMonitor(page.reporter).on_eval(195, EVALUATION)
     assert page.lines == [
@@ -164,7 +164,7 @@ def test_evaluation_line() -> None:
     ]
 
 
-def test_scalars_are_the_metrics_that_a_recipe_can_name() -> None:
+def test_scalars_are_the_metrics_a_recipe_can_name() -> None:
     assert EVALUATION.scalars() == {
         "accuracy": 0.75,
         "top5": 1.0,
@@ -175,7 +175,7 @@ def test_scalars_are_the_metrics_that_a_recipe_can_name() -> None:
     }
 
 
-def test_progress_goes_on_with_every_chunk_and_ends_with_the_run() -> None:
+def test_progress_advances_with_every_chunk_and_ends_with_the_run() -> None:
     class Bar:
         calls: list[object] = []  # noqa: RUF012
 
@@ -192,7 +192,7 @@ def test_progress_goes_on_with_every_chunk_and_ends_with_the_run() -> None:
 
 
 @pytest.mark.parametrize("event", ["on_steps", "on_sink", "on_eval", "flush", "close"])
-def test_a_quiet_monitor_watches_without_a_word(event: str) -> None:
+def test_monitor_methods_are_optional(event: str) -> None:
     """C-01: a monitor overrides what it cares for."""
 
     class Quiet(Monitor):
@@ -217,7 +217,7 @@ class Modelled:
         return ()
 
 
-def test_the_time_line_ends_with_what_is_modelled() -> None:
+def test_time_line_ends_with_the_modelled_time() -> None:
     """Beside what was measured, which stays as it is."""
     lines = []
     for estimate in (None, Modelled()):
@@ -238,6 +238,6 @@ def test_speed_is_in_the_unit_of_the_data() -> None:
     assert "| 2,560 tokens/s, lr" in page.lines[0]
 
 
-def test_an_evaluation_says_what_it_counts() -> None:
+def test_evaluation_reports_its_counts() -> None:
     evaluation = Evaluation({"loss": 1.5, "count": 2_000, "perplexity": 4.48}, None, "tokens")
     assert str(evaluation) == "loss 1.5000, perplexity 4.4800 over 2,000 tokens"

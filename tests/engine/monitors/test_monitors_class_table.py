@@ -22,7 +22,7 @@ def of_confusion(confusion: np.ndarray, names: list[str]) -> Evaluation:
     return Evaluation({"loss": 1.0, "count": int(confusion.sum()), **figures}, confusion)
 
 
-def test_each_class_has_a_line_with_its_figures() -> None:
+def test_class_table_has_a_line_per_class() -> None:
     found = of_confusion(np.array([[1200, 300], [0, 500]]), ["cat", "a dog"])
     assert format_class_table(found) == [
         "class  precision  recall      f1    samples",
@@ -40,19 +40,19 @@ def test_long_names_are_truncated() -> None:
     ]
 
 
-def test_more_classes_than_a_screen_has_lines_have_no_table() -> None:
+def test_too_many_classes_have_no_table() -> None:
     names = [str(number) for number in range(21)]
     assert format_class_table(of_confusion(np.eye(21, dtype=int), names)) == []
     assert len(format_class_table(of_confusion(np.eye(20, dtype=int), names[:20]))) == 21
 
 
-def test_an_evaluation_without_classes_has_neither() -> None:
+def test_evaluation_without_classes_has_no_table_and_no_warning() -> None:
     numbers = Evaluation({"mae": 1.0, "count": 3}, None)
     assert format_class_table(numbers) == []
     assert describe_never_predicted(numbers) is None
 
 
-def test_classes_with_labels_that_nothing_was_taken_for_are_named() -> None:
+def test_never_predicted_classes_are_named() -> None:
     """One without labels can't be missed."""
     confusion = np.zeros((4, 4), int)
     confusion[:3, 0] = [5, 1200, 1]
@@ -60,7 +60,7 @@ def test_classes_with_labels_that_nothing_was_taken_for_are_named() -> None:
     assert describe_never_predicted(found) == "never predicted: b (1,200 samples), c (1 samples)"
 
 
-def test_a_warning_names_a_few_of_many() -> None:
+def test_warning_is_truncated_with_many_classes() -> None:
     confusion = np.zeros((9, 9), int)
     confusion[:, 0] = 2
     warning = describe_never_predicted(of_confusion(confusion, list("abcdefghi")))

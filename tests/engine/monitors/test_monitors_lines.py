@@ -15,7 +15,7 @@ def losses(start: int, values: list[float]) -> Telemetry:
     return telemetry_of(start, rows)
 
 
-def test_lines_are_those_of_the_documents() -> None:
+def test_loss_lines_have_the_documented_format() -> None:
     lines: list[str] = []
     monitor = FunctionalMonitor(lines.append, RunSchedule(500, 250, 125))
     monitor.on_steps(losses(0, [2.302585, *[1.0] * 99, 0.5]), 1.0)
@@ -29,7 +29,7 @@ def test_lines_are_those_of_the_documents() -> None:
     ]
 
 
-def test_a_test_has_accuracy_and_mean_loss() -> None:
+def test_test_line_has_accuracy_and_mean_loss() -> None:
     lines: list[str] = []
     monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None))
     monitor.on_eval(10, Evaluation({"accuracy": 0.853, "loss": 0.528851, "count": 9}, None))
@@ -37,7 +37,7 @@ def test_a_test_has_accuracy_and_mean_loss() -> None:
     assert lines == ["Test:\nAccuracy: 85.3%, Avg loss: 0.528851", "Test:\nAvg loss: 0.250000"]
 
 
-def test_no_losses_where_they_are_off() -> None:
+def test_losses_are_not_printed_if_disabled() -> None:
     lines: list[str] = []
     monitor = FunctionalMonitor(lines.append, RunSchedule(10, 10, None), every_batches=0)
     monitor.on_steps(losses(0, [1.0]), 1.0)

@@ -11,7 +11,7 @@ from pipeline.core.files.folder_lock import LOCK, Lock
 from pipeline.engine.monitors.monitors import LockMonitor
 
 
-def test_a_run_that_another_process_has_come_into_ends(tmp_path: Path) -> None:
+def test_run_ends_if_another_process_takes_its_lock(tmp_path: Path) -> None:
     """On a network file system, where no lock outlives its file; before a line is written."""
     own, other = Lock(tmp_path / LOCK), Lock(tmp_path / LOCK)
     assert own.acquire(wait=False)
@@ -26,7 +26,7 @@ def test_a_run_that_another_process_has_come_into_ends(tmp_path: Path) -> None:
     own.release()
 
 
-def test_a_directory_that_is_gone_is_for_the_log_to_name(tmp_path: Path) -> None:
+def test_removed_directory_is_ignored_by_the_lock_monitor(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     own = Lock(tmp_path / "run" / LOCK)
     assert own.acquire(wait=False)

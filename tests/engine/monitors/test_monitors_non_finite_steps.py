@@ -33,22 +33,22 @@ def warnings(skips_overflow: bool, start: int = 10, times: int = 1) -> list[str]
     return written.getvalue().splitlines()
 
 
-def test_steps_without_an_update_are_named_once_a_sink() -> None:
+def test_steps_without_an_update_are_reported_once_per_sink() -> None:
     assert warnings(skips_overflow=False) == [
         "warning    steps 12, 13: not finite, no update was made"
     ]
 
 
-def test_overflows_that_the_loss_scale_skips_are_no_news() -> None:
+def test_overflows_skipped_by_the_loss_scale_are_not_reported() -> None:
     assert warnings(skips_overflow=True) == ["warning    step 12: not finite, no update was made"]
 
 
-def test_many_steps_are_counted() -> None:
+def test_long_list_of_steps_is_truncated() -> None:
     (line,) = warnings(skips_overflow=True, times=30)
     assert line.endswith("39 and 20 more: not finite, no update was made")
 
 
-def test_a_rollback_is_reported() -> None:
+def test_rollback_is_reported() -> None:
     written = StringIO()
     reporter = Reporter(None, Console(file=written, soft_wrap=True))
     NonFiniteStepMonitor(reporter, skips_overflow=False).on_rollback(17, 10)

@@ -60,14 +60,14 @@ ALWAYS = [
 ]
 
 
-def test_a_run_is_watched_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:
+def test_run_is_monitored_as_its_recipe_says(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path) as observers:
         assert kinds(observers) == ALWAYS
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
         assert kinds(observers) == [*ALWAYS, BestEffortMonitor]
 
 
-def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Path) -> None:
+def test_progress_bar_is_shown_on_a_terminal_with_steps(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path, terminal=True) as observers:
         assert kinds(observers) == [*ALWAYS, BestEffortMonitor]
     stages = "stages=[data,build,compile,eval]"
@@ -76,7 +76,7 @@ def test_a_terminal_gets_a_bar_where_there_are_steps(tiny: Compose, tmp_path: Pa
         assert kinds(observers) == ALWAYS[:-1]
 
 
-def test_everything_is_closed_also_when_the_run_fails(tiny: Compose, tmp_path: Path) -> None:
+def test_monitors_are_closed_if_the_run_fails(tiny: Compose, tmp_path: Path) -> None:
     closed = []
 
     class Watcher(Monitor):
@@ -114,7 +114,7 @@ def test_tensorboard_names_a_run_by_its_directory(tiny: Compose, tmp_path: Path)
     assert set(multiplexer.Runs()) == set(names)
 
 
-def test_without_parameters_and_samples_there_are_none(tiny: Compose, tmp_path: Path) -> None:
+def test_empty_samples_and_hparams_are_not_written(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny("monitor.tensorboard=true"), tmp_path) as observers:
         show_samples(observers, np.zeros((0, 4, 4, 1), np.float32))
         add_hparams(observers, {})
@@ -122,14 +122,14 @@ def test_without_parameters_and_samples_there_are_none(tiny: Compose, tmp_path: 
     assert (tags["images"], tags["tensors"]) == ([], ["recipe/text_summary"])
 
 
-def test_without_tensorboard_nothing_is_written_for_it(tiny: Compose, tmp_path: Path) -> None:
+def test_events_are_not_written_without_tensorboard(tiny: Compose, tmp_path: Path) -> None:
     with opened(tiny(), tmp_path) as observers:
         show_samples(observers, np.zeros((2, 4, 4, 1), np.float32))
         add_hparams(observers, {"seed": 2})
     assert not list(tmp_path.glob("events.*"))
 
 
-def test_monitors_know_no_recipe() -> None:
+def test_monitors_import_no_recipe_packages() -> None:
     files = sorted(Path(monitors.__file__).parent.glob("*.py"))
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}

@@ -33,14 +33,14 @@ def test_tensorboard_reads_vectors_labels_and_pictures(tmp_path: Path) -> None:
     assert sheet[7, 11] == 255
 
 
-def test_samples_that_are_no_images_have_no_sheet(tmp_path: Path) -> None:
+def test_non_image_samples_have_no_sprite(tmp_path: Path) -> None:
     write_embeddings(tmp_path, np.ones((2, 2), np.float32), ["a", "b"], None)
     (embedding,) = config_of(tmp_path).embeddings
     assert not embedding.HasField("sprite")
 
 
 @pytest.mark.slow
-def test_a_sheet_of_many_large_pictures_stays_small(tmp_path: Path) -> None:
+def test_sprite_of_many_large_images_is_bounded(tmp_path: Path) -> None:
     write_embeddings(
         tmp_path, np.ones((400, 1), np.float32), ["x"] * 400, np.zeros((400, 224, 224, 3), np.uint8)
     )

@@ -57,7 +57,7 @@ def scalars(folder: Path, tag: str) -> dict[int, float]:
     return {event.step: event.value for event in read(folder).Scalars(tag)}
 
 
-def test_every_step_is_there(tmp_path: Path) -> None:
+def test_every_step_is_written(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 3000), 1.0)
         writer.on_steps(telemetry(3000, 5), 1.0)
@@ -78,7 +78,7 @@ def test_skipped_steps_are_marked(tmp_path: Path) -> None:
     assert scalars(tmp_path, "train/loss_scale") == {11: 8.0, 12: 8.0, 13: 4.0}
 
 
-def test_steps_passed_one_by_one_are_written_at_once(tmp_path: Path) -> None:
+def test_single_steps_are_written_by_flush(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         for step in range(200):
             writer.on_steps(telemetry(step, 1), 0.01)
@@ -90,7 +90,7 @@ def test_steps_passed_one_by_one_are_written_at_once(tmp_path: Path) -> None:
     assert scalars(tmp_path, "train/images_per_s") == dict.fromkeys(range(1, 201), 64.0)
 
 
-def test_events_carry_the_time_they_were_passed_at(
+def test_events_have_the_time_of_their_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with board(tmp_path) as writer:
@@ -104,13 +104,13 @@ def test_events_carry_the_time_they_were_passed_at(
     assert times == [100.0, 100.0, 200.0, 200.0]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_write_error_names_the_folder(tmp_path: Path) -> None:
     with files_end_at(50), pytest.raises(RunError) as caught, board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 1), 1.0)
     assert str(caught.value) == f"{tmp_path}: can't write: File too large"
 
 
-def test_a_folder_that_is_no_folder_is_named(tmp_path: Path) -> None:
+def test_file_instead_of_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "board"
     refused = pytest.raises(RunError, match=r"file/board/events[^/]*: can't write: Not a directory")
@@ -118,13 +118,13 @@ def test_a_folder_that_is_no_folder_is_named(tmp_path: Path) -> None:
         writer.on_steps(telemetry(0, 1), 1.0)
 
 
-def test_sinks_show_their_speed(tmp_path: Path) -> None:
+def test_sink_speed_is_written(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_sink(SinkReport(100, 1.0, 0.1, seconds=4.0, steps=100))
     assert scalars(tmp_path, "train/images_per_s") == {100: 800.0}
 
 
-def test_evaluations_show_their_metrics_and_the_confusion(tmp_path: Path) -> None:
+def test_evaluation_writes_metrics_and_confusion(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_eval(7, EVALUATION)
     for name, value in EVALUATION.scalars().items():
@@ -135,7 +135,7 @@ def test_evaluations_show_their_metrics_and_the_confusion(tmp_path: Path) -> Non
     assert np.array_equal(shown, draw_confusion(EVALUATION.confusion))
 
 
-def test_sample_images_are_shown_each_over_its_own_range(tmp_path: Path) -> None:
+def test_sample_images_are_scaled_separately(tmp_path: Path) -> None:
     images = np.zeros((2, 4, 4, 3), np.float32)
     images[0, 0, 0], images[1, 1, 1] = 5.0, -3.0
     with board(tmp_path) as writer:
@@ -149,19 +149,19 @@ def test_sample_images_are_shown_each_over_its_own_range(tmp_path: Path) -> None
     assert second.astype(int).sum() == 255 * 3 * 15
 
 
-def test_a_flat_image_is_no_division_by_zero(tmp_path: Path) -> None:
+def test_constant_image_is_written(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.add_images(np.ones((1, 4, 4, 1), np.float32))
     assert len(read(tmp_path).Images("train/images")) == 1
 
 
-def test_samples_that_are_no_pictures_are_skipped(tmp_path: Path) -> None:
+def test_non_image_samples_are_skipped(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.add_images(np.ones((3, 39, 1, 2), np.float32))
     assert read(tmp_path).Tags()["images"] == []
 
 
-def test_the_recipe_is_there_as_text(tmp_path: Path) -> None:
+def test_recipe_is_written_as_text(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.add_recipe({"name": "mine", "train": {"batch_size": 32}})
     (event,) = read(tmp_path).Tensors("recipe/text_summary")
@@ -169,7 +169,7 @@ def test_the_recipe_is_there_as_text(tmp_path: Path) -> None:
     assert text.decode() == "    name: mine\n    train:\n      batch_size: 32\n"
 
 
-def test_a_job_of_a_sweep_has_its_row_of_hparams(tmp_path: Path) -> None:
+def test_sweep_job_has_its_hparams_row(tmp_path: Path) -> None:
     changed = {"train.sink_size": 10, "train.sink": True, "device": "cpu", "stages": ["data"]}
     with board(tmp_path) as writer:
         writer.add_hparams(changed, {"accuracy": 0.5})
@@ -190,7 +190,7 @@ def test_a_job_of_a_sweep_has_its_row_of_hparams(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_resumed_run_purges_what_comes_after_its_start(tmp_path: Path) -> None:
+def test_resumed_run_purges_steps_after_its_start(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 9), 1.0)
     with board(tmp_path, first=4) as writer:
@@ -198,7 +198,7 @@ def test_a_resumed_run_purges_what_comes_after_its_start(tmp_path: Path) -> None
     assert list(scalars(tmp_path, "train/loss")) == [1, 2, 3, 4, 5, 6]
 
 
-def test_confusion_is_shaded_by_the_share_of_the_row() -> None:
+def test_confusion_is_shaded_by_row_share() -> None:
     picture = draw_confusion(np.zeros((30, 30), int))
     assert (picture.shape, picture.dtype) == ((30 * 24, 30 * 24, 3), np.uint8)
     assert (picture == 255).all()
@@ -210,23 +210,23 @@ def test_confusion_is_shaded_by_the_share_of_the_row() -> None:
     assert cell[3, 0, 6, 0].tolist() == cell[3, 0, 7, 0].tolist() == [140, 178, 229]
 
 
-def test_few_classes_have_their_counts_written_into_the_cells() -> None:
+def test_confusion_cells_have_counts_with_few_classes() -> None:
     counts = np.array([[3, 0], [0, 0]])
     cell = draw_confusion(counts)[:24, :24]
     assert len(np.unique(cell.reshape(-1, 3), axis=0)) > 1
 
 
-def test_many_classes_have_small_cells() -> None:
+def test_confusion_cells_are_small_with_many_classes() -> None:
     assert draw_confusion(np.zeros((101, 101), int)).shape == (404, 404, 3)
 
 
-def test_an_evaluation_of_many_classes_is_written(tmp_path: Path) -> None:
+def test_evaluation_with_many_classes_is_written(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.on_eval(1, Evaluation(EVALUATION.metrics, np.eye(120, dtype=int)))
     assert len(read(tmp_path).Images("eval/confusion")) == 1
 
 
-def test_what_is_modelled_has_tags_of_its_own(tmp_path: Path) -> None:
+def test_modelled_figures_have_separate_tags(tmp_path: Path) -> None:
     (tmp_path / "on").mkdir()
     with_estimate = TensorBoard(tmp_path / "on", 0, 32, Modelled())
     with board(tmp_path / "off") as without:
@@ -244,7 +244,7 @@ def test_what_is_modelled_has_tags_of_its_own(tmp_path: Path) -> None:
     assert scalars(tmp_path / "on", "train/images_per_s") == {100: 1600.0, 200: 1600.0}
 
 
-def test_a_metric_has_one_chart_of_training_and_evaluation(tmp_path: Path) -> None:
+def test_train_and_eval_metric_share_one_chart(tmp_path: Path) -> None:
     metrics = {"accuracy": 0.5, "loss": 2.0, "count": 3, "train_accuracy": 0.75, "train_loss": 1.0}
     with board(tmp_path) as writer:
         for step in (4, 8):
@@ -259,7 +259,7 @@ def test_a_metric_has_one_chart_of_training_and_evaluation(tmp_path: Path) -> No
     assert charts == {name: [f"train/{name}$", f"eval/{name}$"] for name in ("accuracy", "loss")}
 
 
-def test_names_and_labels_of_strangers_are_text(tmp_path: Path) -> None:
+def test_untrusted_names_and_labels_are_plain_text(tmp_path: Path) -> None:
     with board(tmp_path) as writer:
         writer.add_classes(["cat", "<b>\\n# dog"])
         writer.add_images(np.zeros((2, 4, 4, 1), np.float32), ["cat", "a name that is too long"])
@@ -279,7 +279,7 @@ def test_wrong_predictions_are_red() -> None:
     assert red.tolist() == [True, False]
 
 
-def test_a_boundary_that_was_repeated_before_a_kill_stands_once(tmp_path: Path) -> None:
+def test_repeated_boundary_is_written_once_after_a_kill(tmp_path: Path) -> None:
     foreign = tmp_path / "events.out.tfevents.1.theirs.8"
     with board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 8), 1.0)
@@ -299,7 +299,7 @@ def test_a_boundary_that_was_repeated_before_a_kill_stands_once(tmp_path: Path) 
     assert foreign.exists()
 
 
-def test_a_boundary_that_is_done_stays_after_a_resume(tmp_path: Path) -> None:
+def test_completed_boundary_stays_after_a_resume(tmp_path: Path) -> None:
     for first in (0, 8, 8):
         with board(tmp_path, first) as writer:
             writer.on_eval(8, EVALUATION)

@@ -16,7 +16,7 @@ from pipeline.engine.monitors.tensorboard import BINS, histogram_of
         | st.sampled_from([np.inf, -np.inf, np.nan]),
     )
 )
-def test_every_finite_value_is_counted_once(values: np.ndarray) -> None:
+def test_finite_values_are_counted_once(values: np.ndarray) -> None:
     finite = values[np.isfinite(values)].astype(np.float64)
     found = histogram_of(values)
     if not finite.size:
@@ -32,7 +32,7 @@ def test_every_finite_value_is_counted_once(values: np.ndarray) -> None:
     assert np.isclose(found.squares, (finite**2).sum())
 
 
-def test_counts_are_those_of_a_count_by_hand() -> None:
+def test_histogram_counts_match_hand_computed_ones() -> None:
     found = histogram_of(np.array([[0.0, 0.1], [6.35, 6.4]]))
     assert found is not None
     assert found.counts[0] == 1

@@ -32,7 +32,7 @@ def of(text: bytes, tail: bytes) -> Mark:
 
 
 @pytest.mark.parametrize("block", [1, 3, 10, 100])
-def test_a_mark_is_of_the_whole_file_and_holds_its_last_lines(
+def test_mark_covers_the_whole_file_and_has_its_last_lines(
     block: int, log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the lines came, and however often one was asked for."""
@@ -44,13 +44,13 @@ def test_a_mark_is_of_the_whole_file_and_holds_its_last_lines(
     assert log.mark(100) == log.mark(100) == of(lines(1, 100), lines(97, 100))
 
 
-def test_a_mark_leaves_out_the_non_finite_step_that_ends_a_run(log: VerifiedLog) -> None:
+def test_mark_covers_lines_up_to_its_step(log: VerifiedLog) -> None:
     log.append(lines(1, 5))
     assert log.mark(4) == of(lines(1, 4), lines(1, 4))
     assert log.mark(5) == of(lines(1, 5), lines(1, 5))
 
 
-def test_a_line_longer_than_the_tail_is_in_the_digest_alone(
+def test_line_longer_than_the_tail_is_only_in_the_digest(
     log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verified_log, "TAIL_BYTES", 10)
@@ -61,7 +61,7 @@ def test_a_line_longer_than_the_tail_is_in_the_digest_alone(
 
 
 @pytest.mark.parametrize("tail_bytes", [10, 60, 1000])
-def test_a_log_goes_on_from_a_mark(
+def test_log_continues_from_a_mark(
     tail_bytes: int, log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Later lines of a killed run are removed; the marks to come are those of an unbroken log."""
@@ -81,7 +81,7 @@ def test_a_log_goes_on_from_a_mark(
     log._size_bytes = len(lines(1, 15))
 
 
-def test_an_evaluation_after_the_last_checkpoint_is_kept(tmp_path: Path) -> None:
+def test_evaluation_after_the_last_checkpoint_is_preserved(tmp_path: Path) -> None:
     """The end of a run is evaluated once all is saved."""
     log = VerifiedLog(tmp_path / "evals.jsonl", has_all_steps=False)
     log.append(line(10) + line(20))
@@ -98,7 +98,7 @@ def test_an_evaluation_after_the_last_checkpoint_is_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty"])
-def test_a_log_that_others_write_is_noticed(change: str, log: VerifiedLog) -> None:
+def test_log_changed_by_another_process_is_detected(change: str, log: VerifiedLog) -> None:
     log.append(lines(1, 3))
     log.flush()
     text = {"shorter": lines(1, 2), "longer": lines(1, 4), "empty": b""}[change]
@@ -129,7 +129,7 @@ def test_a_log_that_others_write_is_noticed(change: str, log: VerifiedLog) -> No
         ("flaws", {"missing": [], "missing_lines": 0, "verified": None}),
     ],
 )
-def test_a_mark_that_can_be_none_is_none(change: str, value: Any) -> None:
+def test_invalid_mark_is_ignored(change: str, value: Any) -> None:
     """Checkpoints may be of strangers."""
     tree = json.loads(json.dumps(of(lines(1, 3), lines(2, 3)).to_dict()))
     assert read_mark(tree, 3) == of(lines(1, 3), lines(2, 3))
@@ -137,7 +137,7 @@ def test_a_mark_that_can_be_none_is_none(change: str, value: Any) -> None:
     assert read_mark(None, 3) is None
 
 
-def test_going_on_parses_the_tail_alone(log: VerifiedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_parses_only_the_tail(log: VerifiedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the log is, so that a long run is resumed as fast as a short one."""
     monkeypatch.setattr(verified_log, "TAIL_BYTES", 100)
     parsed: list[bytes] = []

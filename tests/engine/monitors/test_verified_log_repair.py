@@ -53,7 +53,7 @@ MENDED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("how", MENDED)
-def test_what_the_checkpoint_knows_is_restored(how: str, mark: Mark, tmp_path: Path) -> None:
+def test_lines_in_the_checkpoint_are_restored(how: str, mark: Mark, tmp_path: Path) -> None:
     change, text = MENDED[how]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(change(lines(1, 10)))
@@ -85,7 +85,7 @@ LOST: dict[str, tuple[Callable[[bytes], bytes], bytes, tuple[tuple[int, int], ..
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_what_no_checkpoint_knows_is_named_and_kept_beside(
+def test_lost_lines_are_reported_and_damaged_log_is_set_aside(
     how: str, mark: Mark, tmp_path: Path
 ) -> None:
     change, left, missing = LOST[how]
@@ -103,16 +103,14 @@ def test_what_no_checkpoint_knows_is_named_and_kept_beside(
     assert how == "all" or aside.read_bytes() == change(lines(1, 10))
 
 
-def test_a_log_that_was_removed_is_named(mark: Mark, tmp_path: Path) -> None:
+def test_removed_log_is_reported(mark: Mark, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").unlink()
     found = reopen(tmp_path, mark)
     assert found.flaws.missing == ((1, 7),)
     assert (tmp_path / "metrics.jsonl").read_bytes() == lines(8, 10)
 
 
-def test_numbers_that_were_changed_are_named_though_nobody_knows_which(
-    mark: Mark, tmp_path: Path
-) -> None:
+def test_changed_numbers_are_reported_without_their_lines(mark: Mark, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(lines(1, 10).replace(b"0.3", b"0.2"))
     found = reopen(tmp_path, mark)
     assert (found.flaws.missing, found.flaws.verified) == ((), False)
@@ -120,7 +118,7 @@ def test_numbers_that_were_changed_are_named_though_nobody_knows_which(
     assert (tmp_path / "damaged-metrics.jsonl-1").exists()
 
 
-def test_what_is_missing_is_named_by_every_life_to_come(mark: Mark, tmp_path: Path) -> None:
+def test_missing_lines_are_reported_by_every_later_resume(mark: Mark, tmp_path: Path) -> None:
     """Else the run would end done, and only the life before would have said it."""
     (tmp_path / "metrics.jsonl").write_bytes(lines(5, 10))
     log, first = open_log(tmp_path / "metrics.jsonl", 10, mark, has_all_steps=True, resumed=True)
@@ -134,7 +132,7 @@ def test_what_is_missing_is_named_by_every_life_to_come(mark: Mark, tmp_path: Pa
     assert second.set_aside is None
 
 
-def test_without_a_mark_gaps_are_named(tmp_path: Path) -> None:
+def test_gaps_are_reported_without_a_mark(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(lines(2, 3) + lines(6, 12))
     found = reopen(tmp_path, None, 11)
@@ -144,7 +142,7 @@ def test_without_a_mark_gaps_are_named(tmp_path: Path) -> None:
     assert reopen(tmp_path, None, 11).flaws.missing == ((10, 11),)
 
 
-def test_evaluations_that_are_missing_are_counted(tmp_path: Path) -> None:
+def test_missing_evaluations_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "evals.jsonl"
     with closing(VerifiedLog(path, has_all_steps=False)) as log:
         log.append(line(5) + line(10) + line(15))

@@ -27,13 +27,13 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("injection", CASES, ids=str)
-def test_what_is_put_in_is_named(injection: Injection, cache: Path) -> None:
+def test_injected_fault_is_named(injection: Injection, cache: Path) -> None:
     verdict = inject(subject(injection.network, cache), injection)
     assert verdict.hit is True, verdict.told
 
 
 @pytest.mark.slow
-def test_every_layer_is_spoilt(cache: Path) -> None:
+def test_injection_paths_are_layers(cache: Path) -> None:
     paths = layers_of(subject(NETWORK, cache))
     assert len(paths) == len(set(paths)) == 13
     assert {case.path for case in CASES if case.target in ("activation", "gradient")} < set(paths)

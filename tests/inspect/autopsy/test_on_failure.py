@@ -49,7 +49,7 @@ def copied(ended: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(ended / "reproducer", tmp_path / "sent"))
 
 
-def test_the_non_finite_sample_is_named(ended: Path) -> None:
+def test_non_finite_sample_is_named(ended: Path) -> None:
     found = json.loads((ended / "autopsy.json").read_text())
     step = len(outcome.metrics(ended))
     assert (found["step"], found["reproduced"], found["loss"]) == (step, True, "nan")
@@ -61,7 +61,7 @@ def test_the_non_finite_sample_is_named(ended: Path) -> None:
     assert (finding["samples"]["ids"], finding["samples"]["of"]) == ([VICTIM], 16)
 
 
-def test_the_finding_is_in_the_log(ended: Path) -> None:
+def test_finding_is_logged(ended: Path) -> None:
     log = (ended / "run.log").read_text()
     step = len(outcome.metrics(ended))
     assert f"autopsy    step {step}: in the data: input column image: float32 16x8x8x1" in log
@@ -69,7 +69,7 @@ def test_the_finding_is_in_the_log(ended: Path) -> None:
     assert f"python -m pipeline autopsy {ended}" in log
 
 
-def test_the_reproducer_is_small_and_whole(ended: Path) -> None:
+def test_reproducer_is_small_and_complete(ended: Path) -> None:
     names = {file.name for file in (ended / "reproducer").iterdir()}
     assert names == {"arrays.npz", "lowerings.json", "recipe.yaml", "step.json"}
     with np.load(ended / "reproducer" / "arrays.npz", allow_pickle=False) as arrays:
@@ -78,7 +78,7 @@ def test_the_reproducer_is_small_and_whole(ended: Path) -> None:
         assert not any(name.startswith("state/opt_state") for name in arrays.files)
 
 
-def test_the_command_finds_the_same(
+def test_autopsy_command_repeats_the_finding(
     ended: Path, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the run directory, and by the reproducer alone."""
@@ -89,9 +89,7 @@ def test_the_command_finds_the_same(
         assert printed.endswith("this is what the run has found\n")
 
 
-def test_the_command_says_when_it_finds_something_else(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_reports_another_finding(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads((copied / "step.json").read_text())
     document["autopsy"]["text"] = "step 1: something else"
     (copied / "step.json").write_text(json.dumps(document))
@@ -99,7 +97,9 @@ def test_the_command_says_when_it_finds_something_else(
     assert "the run has found:\nstep 1: something else" in capsys.readouterr().out
 
 
-def test_the_command_line_takes_it(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_autopsy_without_a_reproducer_is_refused_by_the_command_line(
+    ended: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = ended / "checkpoints"
     assert main(["autopsy", str(folder)]) == 2
     printed = capsys.readouterr()
@@ -108,7 +108,7 @@ def test_the_command_line_takes_it(ended: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("args", [[], ["a", "b"]])
-def test_other_arguments_are_refused(args: Sequence[str]) -> None:
+def test_invalid_arguments_are_refused(args: Sequence[str]) -> None:
     with pytest.raises(UsageError, match="autopsy takes RUN_DIR and --json, --quiet"):
         autopsy(args)
 
@@ -130,7 +130,7 @@ def _rewrite(folder: Path, **changed: Any) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied: Path) -> None:
+def test_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied: Path) -> None:
     damage(copied)
     with pytest.raises(DataError, match=str(copied)):
         autopsy([str(copied)])
@@ -148,7 +148,7 @@ class Healthy:
         return state, telemetry_of(start, np.array([[0.5, 0.1, 2.0, 1.0, 0.0]]))
 
 
-def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run() -> None:
+def test_machine_fault_is_distinguished_from_a_run_fault() -> None:
     found = on_failure.repeat_step(Healthy(), None, 7)  # type: ignore[arg-type]
     assert found is not None
     assert (found.step, found.loss, found.grad_norm) == (7, 0.5, 2.0)
@@ -158,7 +158,7 @@ def test_a_fault_of_the_machine_is_distinguished_from_one_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("when", ["meanwhile", "before"])
-def test_a_signal_ends_an_autopsy_at_once(
+def test_signal_ends_an_autopsy_immediately(
     when: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of it, or where it was noted before: the run ends for the non-finite step."""
@@ -187,7 +187,7 @@ def test_a_signal_ends_an_autopsy_at_once(
     assert outcome.checkpoints(tmp_path)[-1] == step - 1
 
 
-def test_what_would_fail_again_is_not_offered_for_a_resume(ended: Path) -> None:
+def test_resume_is_not_offered_if_it_would_fail_again(ended: Path) -> None:
     log = (ended / "run.log").read_text()
     step = len(outcome.metrics(ended))
     assert f"autopsy    replaying step {step}, one operation at a time\n" in log
@@ -196,7 +196,7 @@ def test_what_would_fail_again_is_not_offered_for_a_resume(ended: Path) -> None:
     assert "train.resume=" not in log
 
 
-def test_a_rate_that_is_too_high_is_named(tiny: Compose, tmp_path: Path) -> None:
+def test_too_high_learning_rate_is_named(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         run(tiny("train.steps=30", "train.optimizer.lr=1e9"), tmp_path)
     assert "is 1e+09, which is the likely cause: try a smaller train.optimizer.lr" in str(
@@ -207,7 +207,7 @@ def test_a_rate_that_is_too_high_is_named(tiny: Compose, tmp_path: Path) -> None
     assert "train.resume=" not in log
 
 
-def test_after_a_fault_of_the_machine_the_run_can_be_resumed(
+def test_resume_is_offered_after_a_machine_fault(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = Autopsy(3, 0.5, 2.0, None, "a fault of memory", is_fault_of_machine=True)
@@ -218,7 +218,7 @@ def test_after_a_fault_of_the_machine_the_run_can_be_resumed(
     assert json.loads((tmp_path / "autopsy.json").read_text()) == fault.to_dict()
 
 
-def test_an_autopsy_that_fails_does_not_hide_the_step(
+def test_failing_autopsy_does_not_hide_the_step_error(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -231,7 +231,7 @@ def test_an_autopsy_that_fails_does_not_hide_the_step(
     assert not (tmp_path / "autopsy.json").exists()
 
 
-def test_a_run_that_is_taken_up_has_no_autopsy_of_the_life_before(
+def test_resumed_run_archives_the_earlier_autopsy(
     ended: Path, tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With repaired data the step succeeds; the finding is kept, and computed again."""

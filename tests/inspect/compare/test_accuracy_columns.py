@@ -16,7 +16,7 @@ from tests.inspect.compare import cann_formulas
 X, Y = np.array([1.0, 2.0, 2.0, 4.0]), np.array([1.0, 2.0, 4.0, 2.0])
 
 
-def test_columns_are_those_worked_out_by_hand() -> None:
+def test_columns_match_hand_computed_values() -> None:
     found = columns_of(X, Y)
     # x.y = 1 + 4 + 8 + 8 = 21, |x|^2 = |y|^2 = 25
     assert found.cosine == pytest.approx(21 / 25, abs=1e-6)
@@ -34,7 +34,7 @@ def test_columns_are_those_worked_out_by_hand() -> None:
     assert str(columns_of(X, X).left) == "(2.25;1.08972)"
 
 
-def test_accumulated_relative_error_is_a_sum_that_leaves_out_zeros() -> None:
+def test_accumulated_relative_error_skips_zeros() -> None:
     left, right = np.array([1.1, 5.0, 3.3]), np.array([1.0, 0.0, 3.0])
     assert columns_of(left, right).accumulated_relative == pytest.approx(0.2)
     assert columns_of(np.tile(left, 10), np.tile(right, 10)).accumulated_relative == pytest.approx(
@@ -53,7 +53,7 @@ def test_accumulated_relative_error_is_a_sum_that_leaves_out_zeros() -> None:
     ],
     ids=["both zero", "left zero", "right zero", "equal elements", "scalars"],
 )
-def test_special_values(
+def test_columns_of_special_values(
     left: np.ndarray, right: np.ndarray, cosine: float, divergence: float, distance: float
 ) -> None:
     found = columns_of(left, right)
@@ -68,7 +68,7 @@ def test_special_values(
     [(np.ones(3), np.ones(4)), (np.array([1.0, np.nan]), np.ones(2)), (np.ones(0), np.ones(0))],
     ids=["shapes", "not finite", "empty"],
 )
-def test_no_result_is_nan(left: np.ndarray, right: np.ndarray) -> None:
+def test_incomparable_arrays_have_nan_columns(left: np.ndarray, right: np.ndarray) -> None:
     found = columns_of(left, right)
     empty = Columns()
     for name in ("cosine", "max_absolute", "divergence", "relative_euclidean"):
@@ -81,7 +81,7 @@ numbers = st.floats(-1e3, 1e3, width=32).filter(lambda x: x == 0 or abs(x) > 1e-
 
 @given(of_numpy.arrays(np.float32, st.integers(2, 40), elements=numbers))
 @settings(max_examples=150, deadline=None)
-def test_columns_are_those_of_the_other_program(x: np.ndarray) -> None:
+def test_columns_match_cann_formulas(x: np.ndarray) -> None:
     y = np.float32(x * 1.01 + 0.25 * np.sin(np.arange(len(x))))
     found, left, right = columns_of(x, y), x.tolist(), y.tolist()
     expected = {
@@ -97,7 +97,7 @@ def test_columns_are_those_of_the_other_program(x: np.ndarray) -> None:
     assert found.right == pytest.approx(cann_formulas.mean_and_deviation(right), rel=1e-6, abs=1e-6)
 
 
-def test_sums_are_of_float64() -> None:
+def test_sums_are_float64() -> None:
     many = np.full(1 << 22, 0.1, np.float32)
     found = columns_of(many, many)
     assert found.left.mean == pytest.approx(float(np.float32(0.1)), rel=1e-12)

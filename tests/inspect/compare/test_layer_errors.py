@@ -41,13 +41,15 @@ def assert_named(network: str, dtype: str, fault: Fault, path: str, cache: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("network", "dtype", "fault", "path"), SAMPLE)
-def test_a_fault_is_named(network: str, dtype: str, fault: Fault, path: str, cache: Path) -> None:
+def test_injected_fault_is_named(
+    network: str, dtype: str, fault: Fault, path: str, cache: Path
+) -> None:
     assert_named(network, dtype, fault, path, cache)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("network", "dtype", "fault", "path"), LONGER)
-def test_a_fault_in_a_deeper_network_is_named(
+def test_injected_fault_in_a_deeper_network_is_named(
     network: str, dtype: str, fault: Fault, path: str, cache: Path
 ) -> None:
     assert_named(network, dtype, fault, path, cache)
@@ -63,14 +65,14 @@ def test_a_fault_in_a_deeper_network_is_named(
     ],
     ids=str,
 )
-def test_no_layer_of_a_clean_side_is_named(pair: CleanPair, cache: Path) -> None:
+def test_clean_comparison_has_no_findings(pair: CleanPair, cache: Path) -> None:
     found = compare_clean(pair, cache)
     assert found.findings == ()
     assert effect_of(found, "dense_0") < 3
 
 
 @pytest.mark.slow
-def test_float64_is_nearer_than_float32(cache: Path) -> None:
+def test_float64_reference_is_close_but_not_equal_to_float32(cache: Path) -> None:
     step = reference("LeNet-5", cache)
     wide, own = step.compute_float64(), step.step.merge_passes()
     for path, array in wide.outputs.items():
@@ -80,7 +82,7 @@ def test_float64_is_nearer_than_float32(cache: Path) -> None:
     assert any(np.any(wide.outputs[p] != own.outputs[p]) for p in ("conv_0", "dense_0"))
 
 
-def test_rounding_has_no_pattern_and_a_wrong_statistic_has_one() -> None:
+def test_pattern_distinguishes_wrong_statistics_from_rounding() -> None:
     noise = np.random.default_rng(0).normal(size=(32, 64))
     assert 0.5 < pattern_of(noise) < 2
     by_sample = noise + 3 * np.random.default_rng(1).normal(size=(32, 1))
@@ -88,7 +90,7 @@ def test_rounding_has_no_pattern_and_a_wrong_statistic_has_one() -> None:
     assert pattern_of(noise[:2, :4]) == 1.0
 
 
-def test_the_measured_error_of_winograd_is_no_finding() -> None:
+def test_winograd_error_is_not_a_finding() -> None:
     about = TensorName("conv_1", "input_gradient"), "conv", "float32", 8192
     assert LayerError(*about, 4.46e-7, 1e-7, 1.0, 1.0).score > 1
     assert LayerError(*about, 4.46e-7, 1e-7, 1.0, 1.0, has_winograd=True).score < 1

@@ -100,7 +100,7 @@ def read_rows(args: list[str], tmp_path: Path) -> tuple[int, list[dict[str, str]
     return status, list(csv.DictReader(io.StringIO(file.read_text())))
 
 
-def test_a_run_is_compared_with_the_files_of_another_framework(
+def test_run_is_compared_with_files_of_another_framework(
     plain: Path,
     outputs: dict[str, np.ndarray],
     tmp_path: Path,
@@ -134,7 +134,7 @@ def test_a_run_is_compared_with_the_files_of_another_framework(
     assert len(distances) == 4
 
 
-def test_an_error_is_marked_at_the_operator_that_makes_it(
+def test_error_is_marked_at_its_operator(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = {**outputs, "conv1_Relu": 1.5 * outputs["conv1_Relu"]}
@@ -143,7 +143,7 @@ def test_an_error_is_marked_at_the_operator_that_makes_it(
     assert "the first is relu_0:output:0" in capsys.readouterr().out
 
 
-def test_a_layer_stands_for_several_operators(
+def test_layer_maps_to_several_operators(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     folder = write_files(tmp_path / "reference", outputs)
@@ -154,7 +154,7 @@ def test_a_layer_stands_for_several_operators(
     assert forward == ["fc_MatMul", "fc_BiasAdd"]
 
 
-def test_a_dump_is_compared_by_its_files(
+def test_dump_is_compared_by_its_files(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_files(tmp_path / "reference", outputs)
@@ -164,7 +164,7 @@ def test_a_dump_is_compared_by_its_files(
     assert "0 of " in capsys.readouterr().out
 
 
-def test_a_recipe_is_compared_with_the_files_of_a_dump_by_their_names(
+def test_recipe_is_compared_with_dump_files_by_name(
     plain: Path, cache: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "dump").mkdir()
@@ -181,7 +181,7 @@ def test_a_recipe_is_compared_with_the_files_of_a_dump_by_their_names(
     assert set(distances) == {"0"}
 
 
-def test_a_reference_of_another_network_is_refused(
+def test_reference_of_another_network_is_refused(
     plain: Path, outputs: dict[str, np.ndarray], cache: Path, tmp_path: Path
 ) -> None:
     folder = write_files(tmp_path / "reference", outputs)
@@ -191,7 +191,7 @@ def test_a_reference_of_another_network_is_refused(
     assert caught.value.exit_status == 2
 
 
-def test_a_reference_of_another_batch_names_both_shapes(
+def test_reference_of_another_batch_size_names_both_shapes(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     names = {"conv1_Conv2D": "conv_0", "conv1_Relu": "relu_0", "fc_BiasAdd": "dense_0"}
@@ -201,7 +201,7 @@ def test_a_reference_of_another_batch_names_both_shapes(
         main([str(plain), f"--reference={folder}"])
 
 
-def test_names_decide_before_order(tmp_path: Path) -> None:
+def test_pairing_prefers_names_to_order(tmp_path: Path) -> None:
     shape = np.ones((2, 3), np.float32)
     folder = write_files(tmp_path / "reference", {"b": shape, "a_x": 2 * shape})
     arrays = {TensorName(path, "output"): shape for path in ("a/x", "b")}
@@ -211,7 +211,7 @@ def test_names_decide_before_order(tmp_path: Path) -> None:
     assert reference.about == "2 tensors of 2 operators"
 
 
-def test_an_empty_array_is_compared_by_its_shape(tmp_path: Path) -> None:
+def test_empty_array_is_compared_by_shape(tmp_path: Path) -> None:
     arrays = {"a": np.ones((2, 3), np.float32), "b": np.ones((0, 3), np.float32)}
     folder = write_files(tmp_path / "reference", arrays)
     sides = {TensorName(name, "output"): array for name, array in arrays.items()}
@@ -236,7 +236,7 @@ def test_an_empty_array_is_compared_by_its_shape(tmp_path: Path) -> None:
         (["RUN", "--reference=FOLDER", "--step=99"], DataError, "must be from 0 to 12"),
     ],
 )
-def test_bad_input_is_one_message(
+def test_invalid_input_is_refused(
     args: list[str],
     error: type[Exception],
     problem: str,
@@ -251,7 +251,7 @@ def test_bad_input_is_one_message(
 
 
 @given(st_numpy.arrays(np.float64, (2, 6), elements=st.sampled_from([0.0, 0.5, 1.0, 3.0])))
-def test_the_divergence_is_infinite_if_the_right_side_has_a_zero(sides: np.ndarray) -> None:
+def test_divergence_is_infinite_if_scipys_is(sides: np.ndarray) -> None:
     left, right = sides
     if not (left.any() and right.any()):
         return

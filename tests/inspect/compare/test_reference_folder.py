@@ -47,14 +47,14 @@ def test_names_of_all_frameworks_are_parsed(tmp_path: Path) -> None:
     assert array.tobytes() == ARRAY.tobytes()
 
 
-def test_a_file_has_the_order_of_operators(tmp_path: Path) -> None:
+def test_execution_order_file_sets_the_layer_order(tmp_path: Path) -> None:
     save(tmp_path, "a.0.3.npy", "net_b.0.1.npy", "Add.Add-op2.1.1.9.output.0.X.npy", "late.0.0.npy")
     order = "Default/net/Add-op2,x,y\nnet/b\na, 1\nnot/dumped\n"
     (tmp_path / "ms_execution_order_graph_0.csv").write_text(order)
     assert list(read_reference(tmp_path).layers) == ["Add-op2", "net_b", "a", "late"]
 
 
-def test_folders_below_are_read_and_links_are_not(tmp_path: Path) -> None:
+def test_subfolders_are_read_and_links_are_skipped(tmp_path: Path) -> None:
     inner = tmp_path / "time" / "0"
     inner.mkdir(parents=True)
     save(inner, "a.0.1.npy")
@@ -72,12 +72,12 @@ def test_folders_below_are_read_and_links_are_not(tmp_path: Path) -> None:
         (("a.0.1.npy", "a.0.2.npy"), "a:output:0 is in a.0.1.npy and a.0.2.npy; must be of one"),
     ],
 )
-def test_other_folders_are_refused(names: tuple[str, ...], problem: str, tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(names: tuple[str, ...], problem: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=problem):
         read_reference(save(tmp_path, *names))
 
 
-def test_several_orders_are_refused(tmp_path: Path) -> None:
+def test_several_execution_orders_are_refused(tmp_path: Path) -> None:
     save(tmp_path, "a.0.1.npy")
     for number in range(2):
         (tmp_path / f"ms_execution_order_graph_{number}.csv").write_text("a\n")

@@ -34,7 +34,7 @@ def rows(mapped: dict[str, tuple[str, ...]] | None = None) -> list[TensorRow]:
     return compare_tensors(list(LEFT), list(RIGHT), LEFT.get, RIGHT.get, mapped or {})
 
 
-def test_an_operator_without_counterpart_has_a_star() -> None:
+def test_unpaired_operator_has_a_star() -> None:
     cells = [row.cells for row in rows()]
     assert [line[:4] for line in cells] == [
         ("0", "conv", "conv", "output:0"),
@@ -44,7 +44,7 @@ def test_an_operator_without_counterpart_has_a_star() -> None:
     assert cells[1][4:9] == ("NaN",) * 5
 
 
-def test_a_fused_operator_stands_for_several() -> None:
+def test_fused_operator_pairs_with_several() -> None:
     pairs = pair_names(list(LEFT), list(RIGHT), {"conv": ("conv", "bias"), "extra": ("bias",)})
     named = [(left and left.layer, right and right.layer) for left, right in pairs]
     assert named == [("conv", "conv"), ("conv", "bias"), ("extra", "bias")]
@@ -58,14 +58,14 @@ def test_rows_beyond_a_threshold_are_marked() -> None:
     assert [line[0] for line in text] == [" ", "!", " ", " "]
 
 
-def test_all_rows_are_in_the_csv() -> None:
+def test_csv_has_all_rows() -> None:
     lines = list(csv.reader(io.StringIO(to_csv(rows()))))
     assert tuple(lines[0]) == HEADER
     assert len(lines) == 4
     assert lines[1][9] == "(2;0.816497),(2.16667;1.0274)"
 
 
-def test_hints_name_amplifiers_and_what_has_no_counterpart() -> None:
+def test_hints_name_amplifiers_and_unpaired_operators() -> None:
     read = columns_of(np.array([1.0, 1.001]), np.array([1.0, 1.0]))
     given = columns_of(np.array([1.0, 1.1]), np.array([1.0, 1.0]))
     names = TensorName("exp", "input"), TensorName("exp", "output")

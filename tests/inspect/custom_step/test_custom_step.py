@@ -40,14 +40,14 @@ class Net(nn.Module):
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 
-def test_two_functions_are_public_and_no_others() -> None:
+def test_public_names_of_inspect() -> None:
     assert pipeline.inspect.__all__ == ["forecast_step", "profile_step"]
     with pytest.raises(AttributeError, match="has no attribute 'profile'"):
         _ = pipeline.inspect.profile  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
-def test_a_profile_names_the_layers_of_a_flax_network(tmp_path: Path) -> None:
+def test_profile_names_the_layers_of_a_flax_network(tmp_path: Path) -> None:
     net = Net()
     x = np.random.default_rng(0).normal(size=(64, 8, 8, 1)).astype(np.float32)
     state = net.init(jax.random.key(0), x[:1])
@@ -77,7 +77,7 @@ def test_a_profile_names_the_layers_of_a_flax_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_iterator_makes_a_step_data_bound() -> None:
+def test_slow_iterator_is_data_bound() -> None:
     verdict = profile_step(step, make_state(), read_slowly()).verdict
     assert verdict.name == "data-bound, severely"
     assert "slowest is iterator" in verdict.why
@@ -97,12 +97,12 @@ def test_sinks_of_one_step_are_dispatch_bound() -> None:
 
 
 @pytest.mark.slow
-def test_data_that_end_early_are_refused_with_what_is_needed() -> None:
+def test_data_that_end_early_are_refused() -> None:
     with pytest.raises(DataError, match=r"ended after 30 of .*; a profile of this step needs \d+"):
         profile_step(step, make_state(), batches(30), size=7)
 
 
-def test_a_loss_that_is_not_finite_has_no_time() -> None:
+def test_non_finite_loss_is_refused_by_the_profile() -> None:
     def diverge(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         return state + 1, {"loss": jnp.where(state > 3, jnp.nan, batch.mean())}
 
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_has_no_time() -> None:
         profile_step(diverge, jnp.float32(0), x, batch_size=4, size=2)
 
 
-def test_what_a_sink_refuses_has_no_profile_and_no_forecast() -> None:
+def test_step_refused_by_a_sink_has_no_profile_or_forecast() -> None:
     def print_loss(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         jax.debug.print("{}", batch.mean())
         return state, {"loss": batch.mean()}
@@ -126,7 +126,7 @@ def test_what_a_sink_refuses_has_no_profile_and_no_forecast() -> None:
 
 
 @pytest.mark.slow
-def test_a_forecast_adds_up_the_parts_of_a_step() -> None:
+def test_forecast_adds_up_the_parts_of_a_step() -> None:
     batch = next(batches())
     forecast = forecast_step(step, make_state(), batch)
     assert (forecast.recipe, forecast.precision) == ("step", "float32")
@@ -139,7 +139,7 @@ def test_a_forecast_adds_up_the_parts_of_a_step() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_document_runs(
+def test_documented_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (ROOT / "docs" / "sink.md").read_text()

@@ -40,7 +40,7 @@ def written(folder: Path, content: Content = "tensors", limit: int = 1 << 20) ->
     return write_dump(where, about, ARRAYS.items(), limit)
 
 
-def test_layout_and_names_are_those_of_the_documents(tmp_path: Path) -> None:
+def test_dump_has_the_documented_layout_and_names(tmp_path: Path) -> None:
     report = written(tmp_path)
     assert report.folder == tmp_path / "20261122101530" / "0" / "resnet" / "1" / "500"
     assert (report.num_tensors, report.stopped) == (3, None)
@@ -54,7 +54,7 @@ def test_layout_and_names_are_those_of_the_documents(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_written_dump_is_read_back(tmp_path: Path) -> None:
     folder = written(tmp_path).folder
     assert find_dump(tmp_path) == folder
     found = read_dump(folder)
@@ -68,20 +68,20 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert (statistics["min"], statistics["max"], statistics["not_finite"]) == (-3, 0, 1)
 
 
-def test_statistics_alone_have_no_arrays(tmp_path: Path) -> None:
+def test_statistics_dump_has_no_arrays(tmp_path: Path) -> None:
     folder = written(tmp_path, "statistics").folder
     assert not list(folder.glob("*.npy"))
     assert all(read_dump(folder).read(name) is None for name in ARRAYS)
 
 
-def test_arrays_beyond_the_limit_are_named(tmp_path: Path) -> None:
+def test_arrays_beyond_the_limit_are_reported(tmp_path: Path) -> None:
     report = written(tmp_path, limit=50)
     assert report.left_out == ("stage_0/conv:input:0",)
     assert "1 beyond the limit, from stage_0/conv:input:0 on" in str(report)
     assert read_dump(report.folder).read(TensorName("stage_0/conv", "input")) is None
 
 
-def test_a_full_disk_ends_a_dump_that_says_where(
+def test_full_disk_ends_a_dump_and_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_whole = dump_files.write_whole
@@ -113,7 +113,7 @@ def _removed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_truncated, _changed, _removed])
-def test_a_damaged_array_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_array_is_reported(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     folder = written(tmp_path).folder
     damage(folder)
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_a_damaged_array_is_named(tmp_path: Path, damage: Callable[[Path], None]
         (TENSORS, json.dumps({"name": "a:b:0", "shape": [], "statistics": {}}), "isn't the name"),
     ],
 )
-def test_a_damaged_index_is_one_message(tmp_path: Path, file: str, text: str, problem: str) -> None:
+def test_damaged_index_is_reported(tmp_path: Path, file: str, text: str, problem: str) -> None:
     folder = written(tmp_path).folder
     (folder / file).write_text(text)
     with pytest.raises(DataError, match=problem) as caught:
@@ -145,7 +145,7 @@ def test_a_damaged_index_is_one_message(tmp_path: Path, file: str, text: str, pr
     assert str(caught.value).startswith(str(folder / file))
 
 
-def test_one_of_several_dumps_must_be_named(tmp_path: Path) -> None:
+def test_ambiguous_dump_folder_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "one")
     written(tmp_path / "two")
     with pytest.raises(DataError, match="has 2 dumps; name one of one/2026"):
@@ -153,7 +153,7 @@ def test_one_of_several_dumps_must_be_named(tmp_path: Path) -> None:
     assert find_dump(tmp_path / "nothing") is None
 
 
-def test_names_are_read_back() -> None:
+def test_tensor_names_are_parsed_back() -> None:
     for name in ARRAYS:
         assert parse_name(str(name)) == name
 
@@ -162,11 +162,11 @@ def test_names_are_read_back() -> None:
     ("text", "steps"),
     [("0|5|10", (0, 5, 10)), ("5-8", (5, 6, 7, 8)), ("7|5-6|6", (5, 6, 7)), ("500", (500,))],
 )
-def test_steps_are_those_of_the_documents(text: str, steps: tuple[int, ...]) -> None:
+def test_documented_step_ranges_are_parsed(text: str, steps: tuple[int, ...]) -> None:
     assert parse_steps(text) == steps
 
 
 @pytest.mark.parametrize("text", ["", "a", "5-", "8-5", "1,2", "0-20000", "-3", "1e3"])
-def test_other_steps_are_refused(text: str) -> None:
+def test_invalid_step_ranges_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must"):
         parse_steps(text)

@@ -46,7 +46,7 @@ def weights(run_dir: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_dumps_change_no_bit_of_training(
+def test_dumps_do_not_change_training(
     plain: Path, tmp_path: Path, tiny: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tiny(*MLP, "dump.steps='0|5|7-8'", "dump.layers=[conv_*]")
@@ -71,7 +71,7 @@ def test_dumps_change_no_bit_of_training(
     assert images.shape == (16, 32, 32, 1)
 
 
-def test_a_full_disk_does_not_end_the_run(
+def test_full_disk_does_not_end_the_run(
     plain: Path,
     tmp_path: Path,
     tiny: Callable[..., Recipe],
@@ -102,7 +102,7 @@ def test_a_full_disk_does_not_end_the_run(
         ("dump.steps=12", "training has 12 steps"),
     ],
 )
-def test_a_dump_that_is_impossible_is_refused_before_training(
+def test_impossible_dump_is_refused_before_training(
     override: str, problem: str, tmp_path: Path, tiny: Callable[..., Recipe]
 ) -> None:
     with pytest.raises(RecipeError, match=problem):
@@ -111,7 +111,7 @@ def test_a_dump_that_is_impossible_is_refused_before_training(
 
 
 @pytest.mark.slow
-def test_a_dump_of_a_run_is_that_of_the_run_itself(
+def test_dump_command_equals_the_dump_of_the_run(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged = (plain / "metrics.jsonl").read_bytes()
@@ -146,7 +146,7 @@ def test_a_dump_of_a_run_is_that_of_the_run_itself(
         (["nowhere", "--step=3"], DataError, "isn't a run directory"),
     ],
 )
-def test_wrong_arguments_are_one_message(
+def test_invalid_arguments_are_refused(
     args: list[str], error: type[Exception], problem: str, plain: Path
 ) -> None:
     with pytest.raises(error, match=problem) as caught:
@@ -154,7 +154,7 @@ def test_wrong_arguments_are_one_message(
     assert getattr(caught.value, "exit_status", None) == 2
 
 
-def test_a_run_without_checkpoints_has_no_state(tmp_path: Path, plain: Path) -> None:
+def test_run_without_checkpoints_is_refused(tmp_path: Path, plain: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes((plain / "recipe.yaml").read_bytes())
     with pytest.raises(DataError, match="has no checkpoints, so no step can be computed"):
         main([str(tmp_path), "--step=3"])

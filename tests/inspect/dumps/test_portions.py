@@ -38,7 +38,7 @@ def captured(opened: OpenedRecipe, step: int = 0) -> CapturedStep:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPLITS)
-def test_loss_statistics_and_gradients_are_those_of_the_step(
+def test_loss_statistics_and_gradients_equal_those_of_the_step(
     name: str, tiny: Callable[..., Recipe]
 ) -> None:
     opened = open_recipe(tiny(*SMALL, *SPLITS[name]))
@@ -58,7 +58,7 @@ def test_loss_statistics_and_gradients_are_those_of_the_step(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_tensors_are_those_of_layers_one_by_one(tiny: Callable[..., Recipe]) -> None:
+def test_tensors_equal_those_of_separate_layers(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     step = captured(opened)
     found = step.merge_passes()
@@ -90,7 +90,7 @@ def test_tensors_are_those_of_layers_one_by_one(tiny: Callable[..., Recipe]) -> 
     np.testing.assert_allclose(found.parameters["dense_0/kernel"], by_kernel, rtol=1e-4, atol=1e-6)
 
 
-def test_images_are_logical_in_any_layout(tiny: Callable[..., Recipe]) -> None:
+def test_tensors_are_equal_in_any_layout(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     programs, batch = opened.programs(0), opened.batch(0)
     weights = Weights.of(opened.fresh_state())
@@ -109,7 +109,7 @@ def test_images_are_logical_in_any_layout(tiny: Callable[..., Recipe]) -> None:
             np.testing.assert_allclose(other, array, rtol=1e-3, atol=1e-5, err_msg=f"{kind} {path}")
 
 
-def test_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -> None:
+def test_dropout_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -> None:
     masks = [
         captured(open_recipe(tiny(*SMALL, f"train.precision={level}")))
         .merge_passes()
@@ -121,7 +121,7 @@ def test_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -> None:
     assert np.mean(masks[0] == masks[1]) > 0.99
 
 
-def test_a_network_that_is_no_list_of_layers_is_refused(tiny: Callable[..., Recipe]) -> None:
+def test_network_without_a_list_of_layers_is_refused(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     config = vars(opened.built.step_config) | {"network": object()}
     with pytest.raises(ValueError, match="isn't a list of layers"):

@@ -41,7 +41,7 @@ def evaluate(program: FlatProgram, *args: Any) -> list[Any]:
     return [a.val if isinstance(a, Literal) else known[a] for a in program.results]
 
 
-def test_calls_are_replaced_by_what_they_call() -> None:
+def test_calls_are_inlined() -> None:
     @jax.jit
     def inner(x: Array) -> Array:
         return jax.checkpoint(jnp.sin)(x) + 1
@@ -54,7 +54,7 @@ def test_calls_are_replaced_by_what_they_call() -> None:
     np.testing.assert_allclose(evaluate(program, X)[0], jax.grad(loss)(X), rtol=1e-6)
 
 
-def test_known_values_stay_known() -> None:
+def test_constant_values_stay_constant() -> None:
     table = jnp.arange(4.0)
     program = flat(lambda x: x * table, X)
     (value,) = program.constants.values()
@@ -62,14 +62,14 @@ def test_known_values_stay_known() -> None:
     np.testing.assert_allclose(evaluate(program, X)[0], X * table)
 
 
-def test_the_branch_that_computes_most_is_taken() -> None:
+def test_most_expensive_branch_is_taken() -> None:
     def choose(x: Array, which: Array) -> Array:
         return lax.cond(which, lambda x: jnp.exp(jnp.sin(x)), lambda x: x, x)
 
     assert {"exp", "sin"} <= set(names(flat(choose, X, True)))
 
 
-def test_a_platform_gets_its_branch() -> None:
+def test_platform_branch_is_selected() -> None:
     def choose(x: Array) -> Array:
         return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
 
@@ -78,7 +78,7 @@ def test_a_platform_gets_its_branch() -> None:
     assert "cos" in names(flat(choose, X, platform="cuda"))
 
 
-def test_a_call_that_is_not_inlined_is_a_function_of_its_own() -> None:
+def test_call_that_is_not_inlined_is_a_separate_function() -> None:
     def step(x: Array) -> Array:
         with set_xla_metadata(inlineable="false"):
             apart = jax.jit(jnp.sin)(x)

@@ -55,7 +55,7 @@ def forecast(*overrides: str) -> HostForecast:
     return forecast_run(recipe, work, run_schedule, backend)
 
 
-def test_a_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
+def test_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
     found = forecast()
     assert found.step_ms == pytest.approx(found.products_ms + found.rest_ms + found.host_ms)
     assert 0 < found.host_ms < 1000
@@ -64,7 +64,7 @@ def test_a_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
     assert str(found).startswith("FORECAST, not measured: lenet5_digits on ")
 
 
-def test_what_is_not_timed_is_scaled_as_what_is(
+def test_untimed_parts_are_scaled_like_timed_ones(
     timed: list[StepPart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = forecast()
@@ -77,21 +77,19 @@ def test_what_is_not_timed_is_scaled_as_what_is(
     assert some.rest_ms == pytest.approx(every.rest_ms)
 
 
-def test_no_more_is_timed_than_there_is_time_for(
-    timed: list[StepPart], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timing_stops_at_its_budget(timed: list[StepPart], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_forecast, "BUDGET_S", -1.0)
     found = forecast()
     assert found.measured == 1
     assert found.products_ms + found.rest_ms > 0
 
 
-def test_twice_the_batch_takes_up_to_twice_as_long(timed: list[StepPart]) -> None:
+def test_doubled_batch_takes_up_to_twice_as_long(timed: list[StepPart]) -> None:
     small, large = (forecast(f"train.batch_size={size}") for size in (48, 96))
     assert small.products_ms < large.products_ms < 2.05 * small.products_ms
 
 
-def test_microbatches_count_each_time(timed: list[StepPart]) -> None:
+def test_every_microbatch_is_counted(timed: list[StepPart]) -> None:
     once, twice = (forecast(f"train.accumulate_steps={n}") for n in (1, 2))
     assert twice.products_ms == pytest.approx(once.products_ms, rel=0.2)
 
@@ -103,12 +101,12 @@ def test_microbatches_count_each_time(timed: list[StepPart]) -> None:
         ("parallel.mode=data,parallel.devices=2", "2 devices share a step"),
     ],
 )
-def test_what_is_no_program_of_one_device_is_refused(override: str, problem: str) -> None:
+def test_unsupported_recipe_is_refused(override: str, problem: str) -> None:
     with pytest.raises(RunError, match=problem):
         forecast(*override.split(","))
 
 
-def test_nothing_is_timed_on_a_chip_that_is_not_there(timed: list[StepPart]) -> None:
+def test_absent_chip_is_not_timed(timed: list[StepPart]) -> None:
     recipe, work, run_schedule, backend = prepare(["+recipe=lenet5_digits"])
     absent: Any = SimpleNamespace(
         device=object(), placement=backend.placement, describe=lambda: {"device": "H900"}
@@ -118,7 +116,7 @@ def test_nothing_is_timed_on_a_chip_that_is_not_there(timed: list[StepPart]) -> 
     assert not timed
 
 
-def test_a_check_says_how_far_off_and_which_way() -> None:
+def test_check_reports_size_and_direction_of_the_error() -> None:
     found = HostForecast("lenet5", "cpu:0", "O0", 1.0, 0.5, 0.5, 3, 2, 0.9)
     assert measured_line(found, found.step_ms / 1.25).endswith("the forecast is 25% too long")
     assert measured_line(found, found.step_ms / 0.8).endswith("the forecast is 20% too short")

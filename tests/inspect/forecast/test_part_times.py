@@ -39,7 +39,7 @@ def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
         ((2, 3, 5), (2, 3, 7), (((0, 1), (0, 1)), ((), ())), 2 * 2 * 3 * 5 * 7),
     ],
 )
-def test_a_product_counts_its_multiplications_and_additions(
+def test_product_time_counts_multiplications_and_additions(
     left: tuple[int, ...], right: tuple[int, ...], axes: Any, flops: int
 ) -> None:
     part = only_part(lambda a, b: jax.lax.dot_general(a, b, axes), ones(*left), ones(*right))
@@ -49,7 +49,7 @@ def test_a_product_counts_its_multiplications_and_additions(
     assert rough_us(part) == pytest.approx(1e-3 * ns)
 
 
-def test_a_convolution_counts_its_kernel_for_each_value() -> None:
+def test_convolution_time_counts_its_kernel_for_each_value() -> None:
     def convolve(x: Any, k: Any) -> Any:
         return jax.lax.conv_general_dilated(
             x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -62,7 +62,7 @@ def test_a_convolution_counts_its_kernel_for_each_value() -> None:
     assert rough_us(part) == pytest.approx(1e-3 * ns)
 
 
-def test_exponentials_and_draws_count_more_than_sums() -> None:
+def test_exponentials_and_random_draws_cost_more_than_sums() -> None:
     x = ones(64, 64)
     added, exponential = only_part(lambda x: x + 1, x), only_part(jnp.exp, x)
     key = jax.random.key(0)
@@ -72,7 +72,7 @@ def test_exponentials_and_draws_count_more_than_sums() -> None:
 
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int32, np.uint8, np.bool_])
-def test_parts_of_any_type_are_timed(dtype: Any, looped: bool) -> None:
+def test_parts_of_any_dtype_are_timed(dtype: Any, looped: bool) -> None:
     part = only_part(lambda x: jnp.where(x > 0, x, x[::-1]), ones(64, 8, dtype=dtype))
     assert 0 < measure_us(part, CPU, looped=looped) < 1e6
 
@@ -84,5 +84,5 @@ def test_parts_with_keys_are_timed() -> None:
     assert 0 < measure_us(only_part(draw, jax.random.key(0)), CPU, looped=True) < 1e6
 
 
-def test_a_part_without_operands_is_timed() -> None:
+def test_part_without_operands_is_timed() -> None:
     assert 0 < measure_us(only_part(lambda: jnp.arange(64) * 2), CPU, looped=True) < 1e6

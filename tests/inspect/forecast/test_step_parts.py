@@ -45,7 +45,7 @@ def test_equal_layers_are_one_part() -> None:
 
 
 @given(depth=st.integers(1, 5))
-def test_each_operation_that_is_needed_is_in_one_part(depth: int) -> None:
+def test_needed_operations_are_each_in_one_part(depth: int) -> None:
     function = jax.grad(lambda w, x: layers(x, w, depth).sum())
     traced = jax.make_jaxpr(function)(W, X)
     needed = _needed(traced)
@@ -64,7 +64,7 @@ def _needed(traced: Any) -> Counter[str]:
     return counted
 
 
-def test_what_nothing_needs_is_in_no_part() -> None:
+def test_unused_operations_are_in_no_part() -> None:
     def step(x: Array) -> Array:
         jnp.exp(x)
         return jnp.sin(x)
@@ -72,7 +72,7 @@ def test_what_nothing_needs_is_in_no_part() -> None:
     assert operations(split_program(step, X)) == Counter(sin=1)
 
 
-def test_work_waits_for_the_call_that_needs_it() -> None:
+def test_operations_join_the_part_that_needs_them() -> None:
     def step(x: Array, w: Array) -> Array:
         mask = x > 0
         return jnp.where(mask, (x @ w) @ w, x)
@@ -82,14 +82,14 @@ def test_work_waits_for_the_call_that_needs_it() -> None:
     assert names == {"gt", "select_n"}
 
 
-def test_a_loop_counts_as_its_body_times_its_iterations() -> None:
+def test_loop_counts_as_its_body_times_its_iterations() -> None:
     def step(x: Array, w: Array) -> Array:
         return lax.scan(lambda c, _: (jnp.sin(c @ w), None), x, None, length=7)[0]
 
     assert operations(split_program(step, X, W)) == Counter(dot_general=7, sin=7)
 
 
-def test_a_number_connects_no_arrays() -> None:
+def test_scalars_do_not_connect_parts() -> None:
     def update(x: Array, w: Array, rate: Array) -> tuple[Array, Array]:
         rate = rate * 2
         return x - rate * x, w - rate * w
@@ -98,7 +98,7 @@ def test_a_number_connects_no_arrays() -> None:
     assert sorted(len(part.equations) for part in parts) == [1, 2, 2]
 
 
-def test_a_part_computes_what_the_program_does() -> None:
+def test_part_computes_the_same_as_the_program() -> None:
     function = jax.grad(lambda w, x: jnp.log(jnp.cosh(x * w)).sum())
     w, x = np.full((1, 8), 0.7, np.float32), np.full((4, 8), 0.3, np.float32)
     (part,) = split_program(function, w, x)

@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.slow
-def test_a_run_is_stopped_after_its_first_steps(
+def test_trial_run_stops_after_its_first_steps(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def test_a_run_is_stopped_after_its_first_steps(
 
 
 @pytest.mark.slow
-def test_a_run_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failing_trial_run_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunError, match="a run of this recipe ends here with exit status 2"):
         run_trial([*TINY, "train.steps=9", "dataset.train_size=1"])
     assert "error: " in capfd.readouterr().err

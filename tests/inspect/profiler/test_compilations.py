@@ -12,7 +12,7 @@ from pipeline.inspect.profiler import compilations
 from pipeline.inspect.profiler.compilations import EVENT, PAUSE_S, Compilations, watch_compilations
 
 
-def test_each_shape_is_a_compilation_that_took_most_of_its_call() -> None:
+def test_compilation_is_recorded_for_each_shape() -> None:
     @jax.jit
     def moments(x: jax.Array) -> jax.Array:
         return jnp.sin(x).mean() + jnp.linalg.norm(x @ x)
@@ -33,7 +33,7 @@ def test_each_shape_is_a_compilation_that_took_most_of_its_call() -> None:
         assert 0.1 * call_s < one.seconds <= call_s
 
 
-def test_tracing_lowering_and_compiling_add_up_and_what_was_traced_before_does_not_count(
+def test_compilation_time_excludes_earlier_tracing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a clock of the test's own: each event is noted at its end, with its length."""

@@ -42,7 +42,7 @@ def traced(*spans: tuple[str, float, float]) -> list[TracedOp]:
 STEP = [("gather.1", 0, 10), ("dot.1", 12, 32), ("dot.2", 32, 72), ("add.1", 72, 80)]
 
 
-def test_phases_are_told_by_the_scopes_of_a_step() -> None:
+def test_phases_are_read_from_the_scopes_of_a_step() -> None:
     assert phase_of(f"{LOOP}/step.data/while/body/gather") == "data"
     assert phase_of(f"{LOOP}/jvp(Network)/conv_0/conv") == "forward"
     assert phase_of(f"{LOOP}/transpose(jvp(Network))/conv_0/conv") == "backward"
@@ -62,7 +62,7 @@ def test_operations_have_a_layer_or_a_phase() -> None:
     assert found["dot.1"].instruction.flops == 2 * 8 * 2 * 4
 
 
-def test_iterations_have_the_points_and_tails_of_the_documents() -> None:
+def test_iterations_have_the_documented_points_and_tails() -> None:
     later = [(name, begin + 100, end + 100) for name, begin, end in STEP]
     found = split_trace(traced(*STEP, *later), PROGRAM, 2)
     first, second = found.iterations
@@ -81,25 +81,25 @@ def test_named_points_move_begin_and_end() -> None:
     assert (point.fp_begin, point.bp_end) == (0, 80)
 
 
-def test_containers_are_not_counted_with_what_they_hold() -> None:
+def test_container_operations_are_not_counted_twice() -> None:
     found = split_trace(traced(("call.1", 70, 90), *STEP), PROGRAM, 1)
     assert "call.1" not in found.times
     assert sum(time.busy_ns for time in found.times.values()) == 78
 
 
-def test_operations_of_a_branch_belong_to_the_step_that_they_began_in() -> None:
+def test_branch_operations_belong_to_their_first_step() -> None:
     later = [(name, begin + 100, end + 100) for name, begin, end in STEP]
     found = split_trace(traced(*STEP, *later, ("copy.9", 180, 185)), PROGRAM, 2)
     assert [point.end for point in found.iterations] == [80, 180]
     assert found.times["copy.9"].calls == 1
 
 
-def test_of_other_programs_the_module_is_known() -> None:
+def test_operations_of_other_programs_have_their_module() -> None:
     other = operation_of("dot.1", "jit_norm", PROGRAM)
     assert (other.kind, other.is_named) == ("program jit_norm", False)
 
 
-def test_an_evaluation_between_steps_is_left_out() -> None:
+def test_evaluation_between_steps_is_excluded() -> None:
     later = [(name, begin + 900, end + 900) for name, begin, end in STEP]
     evaluation = [TracedOp("dot.1", "jit_loop", 1, 100 + 9 * n, 105 + 9 * n, 7) for n in range(3)]
     found = split_trace([*traced(*STEP), *evaluation, *traced(*later)], PROGRAM, 2)
@@ -112,7 +112,7 @@ spans = st.tuples(st.sampled_from("abc"), st.integers(0, 1000), st.integers(0, 1
 
 
 @given(st.lists(spans, min_size=1, max_size=30))
-def test_shares_of_the_clock_add_up_to_it(given: list[tuple[str, int, int]]) -> None:
+def test_clock_shares_add_up_to_the_span(given: list[tuple[str, int, int]]) -> None:
     events = [TracedOp(name, "m", 1, begin, begin + length) for name, begin, length in given]
     wall, gap, left_out = share_clock(events)
     assert left_out == 0

@@ -48,7 +48,7 @@ def program_text(recipe: Recipe) -> str:
 
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
-def test_scopes_change_no_instruction(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scopes_do_not_change_instructions(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny(SHORT, "cache.compiled=false")
     scoped = program_text(recipe)
     assert "step.update" in scoped
@@ -75,7 +75,7 @@ def without_metadata(text: str) -> list[str]:
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["train.sink_size=20", "train.mechanism=soft", "train.sink=false"])
-def test_a_profile_changes_no_bit(how: str, tiny: Compose, tmp_path: Path) -> None:
+def test_profile_does_not_change_the_losses(how: str, tiny: Compose, tmp_path: Path) -> None:
     on = ["profile.mode=on", "profile.start=13", "profile.steps=20"]
     run(tiny(SHORT, how), tmp_path / "plain")
     run(tiny(SHORT, how, *on), tmp_path / "profiled")
@@ -85,7 +85,7 @@ def test_a_profile_changes_no_bit(how: str, tiny: Compose, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_files_say_where_the_time_goes(tiny: Compose, tmp_path: Path) -> None:
+def test_files_have_the_parts_of_the_time(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(SHORT, "profile.mode=only", "stages=[data,build,compile,train]")
     summary = run(recipe, tmp_path / "run")
     assert summary.status == "done"
@@ -109,7 +109,7 @@ def test_files_say_where_the_time_goes(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_prints_its_facts_as_one_json_object(
+def test_profile_command_prints_one_json_object(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -136,7 +136,7 @@ def test_stages_without_steps_to_trace_are_refused(
 
 
 @pytest.mark.slow
-def test_a_run_may_be_traced_as_a_whole(tiny: Compose, tmp_path: Path) -> None:
+def test_whole_run_can_be_traced(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(SHORT, "profile.mode=on", "profile.start=0", "profile.steps=90")
     assert run(recipe, tmp_path / "run").status == "done"
     (profile,) = json.loads((tmp_path / "run/profile/profile.json").read_text())["profiles"]
@@ -145,7 +145,7 @@ def test_a_run_may_be_traced_as_a_whole(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_emulated_device_stands_beside_the_measured_one(tiny: Compose, tmp_path: Path) -> None:
+def test_profile_has_emulated_and_measured_devices(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(
         SHORT, "profile.mode=only", "device=ascend910", "stages=[data,build,compile,train]"
     )
@@ -162,7 +162,7 @@ def test_the_emulated_device_stands_beside_the_measured_one(tiny: Compose, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_that_is_too_short_is_refused(
+def test_too_short_run_is_refused(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -172,9 +172,7 @@ def test_a_run_that_is_too_short_is_refused(
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_near_its_end_goes_on_without_a_profile(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_run_resumed_near_its_end_has_no_profile(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("train.steps=80"), tmp_path)
     summary = run(tiny(SHORT, "profile.mode=on", f"train.resume={tmp_path}"))
     assert (summary.status, summary.steps) == ("done", 90)
@@ -183,7 +181,7 @@ def test_a_run_that_goes_on_near_its_end_goes_on_without_a_profile(
 
 
 @pytest.mark.slow
-def test_a_profile_that_fails_does_not_end_its_run(
+def test_failing_profile_does_not_end_its_run(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:
@@ -196,13 +194,13 @@ def test_a_profile_that_fails_does_not_end_its_run(
     assert "No space left on device" in (tmp_path / "run.log").read_text()
 
 
-def test_a_run_to_resume_is_not_ended_by_its_profile(tiny: Compose) -> None:
+def test_profile_only_with_resume_is_refused(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match="must be null with profile"):
         run_profile.require_profilable(tiny("profile.mode=only", "train.resume=auto"), "cpu")
 
 
 @pytest.mark.slow
-def test_a_trace_without_operations_is_refused(
+def test_trace_without_operations_is_refused(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -212,6 +210,6 @@ def test_a_trace_without_operations_is_refused(
     assert "has no operations" in capsys.readouterr().err
 
 
-def test_devices_that_cant_be_traced_are_refused(tiny: Compose) -> None:
+def test_device_without_tracing_is_refused(tiny: Compose) -> None:
     with pytest.raises(run_profile.RecipeError, match="metal can't be traced"):
         run_profile.require_profilable(tiny(), "metal")

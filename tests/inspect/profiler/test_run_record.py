@@ -30,7 +30,7 @@ def profiled(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("names_folder", [False, True], ids=["run", "folder"])
-def test_a_recorded_trace_is_parsed_into_the_same_files(
+def test_recorded_trace_is_parsed_into_the_same_files(
     profiled: Path, tmp_path: Path, capsys: Any, names_folder: bool
 ) -> None:
     copied = Path(shutil.copytree(profiled, tmp_path / "run"))
@@ -52,7 +52,7 @@ def test_a_recorded_trace_is_parsed_into_the_same_files(
     ],
     ids=["empty", "binary", "trace"],
 )
-def test_a_damaged_record_is_named(
+def test_damaged_record_is_reported(
     profiled: Path, tmp_path: Path, capsys: Any, name: str, content: bytes, message: str
 ) -> None:
     copied = Path(shutil.copytree(profiled, tmp_path / "run"))
@@ -63,11 +63,11 @@ def test_a_damaged_record_is_named(
     assert "Traceback" not in said
 
 
-def test_a_run_without_a_record_is_refused(tmp_path: Path, capsys: Any) -> None:
+def test_run_without_a_record_is_refused(tmp_path: Path, capsys: Any) -> None:
     assert main(["profile", str(tmp_path)]) == 2
     assert "has no recorded trace, profile/raw" in capsys.readouterr().err
 
 
-def test_a_recorded_run_takes_no_keys(profiled: Path, capsys: Any) -> None:
+def test_recorded_run_with_overrides_is_refused(profiled: Path, capsys: Any) -> None:
     assert main(["profile", str(profiled), "train.steps=3"]) == 2
     assert "must be left out" in capsys.readouterr().err

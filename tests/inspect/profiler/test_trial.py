@@ -47,7 +47,7 @@ def verdict_on(layer: str) -> StepVerdict:
     return StepVerdict("elementwise-bound", 0.9, "slow", counted, layer=layer)
 
 
-def test_a_step_is_timed_without_the_layer_that_is_named(tiny: Compose) -> None:
+def test_step_is_timed_without_the_named_layer(tiny: Compose) -> None:
     found = tried(tiny(*NETWORK), verdict_on("sequence_0"))
     assert found.change is not None
     assert found.change.basis == "tried here"
@@ -56,11 +56,11 @@ def test_a_step_is_timed_without_the_layer_that_is_named(tiny: Compose) -> None:
 
 
 @pytest.mark.parametrize("layer", ["dense_0", "no_such_layer"])
-def test_a_layer_that_changes_the_shape_is_not_left_out(tiny: Compose, layer: str) -> None:
+def test_layer_that_changes_the_shape_is_not_removed(tiny: Compose, layer: str) -> None:
     assert tried(tiny(*NETWORK), verdict_on(layer)) == verdict_on(layer)
 
 
-def test_a_split_that_is_streamed_is_tried_on_the_device(tiny: Compose) -> None:
+def test_streamed_split_is_tried_as_resident(tiny: Compose) -> None:
     counted = PredictedChange(RESIDENT, 5.0, 2.0, "counted from the trace")
     verdict = StepVerdict("data-bound", 0.9, "slow", counted)
     found = tried(tiny(*NETWORK, "train.feed=stream"), verdict, step_ms=150.0)
@@ -69,6 +69,6 @@ def test_a_split_that_is_streamed_is_tried_on_the_device(tiny: Compose) -> None:
     assert found.change.gain > 1.5
 
 
-def test_nothing_is_tried_where_a_step_takes_long(tiny: Compose) -> None:
+def test_trials_are_skipped_if_a_step_is_slow(tiny: Compose) -> None:
     verdict = verdict_on("sequence_0")
     assert tried(tiny(*NETWORK), verdict, step_ms=1000.0) == verdict

@@ -45,13 +45,13 @@ def waiting(ms: float) -> HostTime:
     return HostTime(step=10.0, device=10.0 - ms, wait=ms, between=0.0)
 
 
-def test_a_healthy_step_blames_its_operators() -> None:
+def test_healthy_step_has_the_verdict_operators() -> None:
     verdict = decide(evidence())
     assert (verdict.name, verdict.change) == ("operators", None)
     assert "dense_0 8 ms" in verdict.why
 
 
-def test_waits_for_data_name_the_column_and_the_sample() -> None:
+def test_data_bound_verdict_names_the_column_and_the_sample() -> None:
     sample = SlowSample("image", 7, "a.png", 0.02)
     loader = replace(LOADER, kind="stream", prepare_ms_per_step={"image": 9.0, "label": 0.1})
     found = decide(
@@ -70,7 +70,7 @@ def test_waits_for_data_name_the_column_and_the_sample() -> None:
     assert decide(evidence(host=waiting(0.9))).name == "operators"
 
 
-def test_compilations_name_the_function_and_its_shapes() -> None:
+def test_recompiling_verdict_names_the_function_and_its_shapes() -> None:
     later = [Compilation("jit(f)", n, 0.5, f"float32[{n}]") for n in range(1, 5)]
     found = decide(evidence(compilations=tuple(later), compiled_steps=400))
     assert found.name == "recompiling"
@@ -82,14 +82,14 @@ def test_compilations_name_the_function_and_its_shapes() -> None:
     assert decide(evidence(compilations=once, compiled_steps=400)).name == "operators"
 
 
-def test_calls_of_python_name_their_layer() -> None:
+def test_callback_bound_verdict_names_its_layer() -> None:
     call = operator("pure_callback.1", 4.0, "calls of Python", "look_0")
     found = decide(evidence(PRODUCT, call))
     assert (found.name, found.share) == ("callback-bound", pytest.approx(0.4))
     assert "layer look_0" in found.why
 
 
-def test_a_longer_sink_is_advised_where_it_is_surely_faster() -> None:
+def test_longer_sink_is_advised_only_if_surely_faster() -> None:
     gain = SinkGain(500, 1.0, 10.0)
     found = decide(evidence(sink=gain))
     assert found.name == "dispatch-bound"
@@ -100,7 +100,7 @@ def test_a_longer_sink_is_advised_where_it_is_surely_faster() -> None:
     assert decide(evidence(sink=replace(gain, size=50))).name == "operators"
 
 
-def test_host_and_events_are_blamed_for_their_share() -> None:
+def test_host_and_event_bound_verdicts_have_their_share() -> None:
     host = HostTime(step=10.0, device=6.0, wait=0.0, between=4.0)
     found = decide(evidence(host=host, callbacks=("look",)))
     assert (found.name, found.share) == ("host-bound", pytest.approx(0.4))
@@ -108,7 +108,7 @@ def test_host_and_events_are_blamed_for_their_share() -> None:
     assert (found.name, found.share) == ("event-bound", pytest.approx(0.5))
 
 
-def test_conversions_advise_float32() -> None:
+def test_converting_verdict_advises_float32() -> None:
     turn = operator("convert.1", 3.0, "conversions of types", "dense_0")
     found = decide(evidence(PRODUCT, turn, precision="bf16"))
     assert found.name == "converting"
@@ -116,7 +116,7 @@ def test_conversions_advise_float32() -> None:
     assert found.change.what == "train.precision=O0"
 
 
-def test_layers_without_products_are_named() -> None:
+def test_elementwise_bound_verdict_names_its_layer() -> None:
     stack = operator("fusion.1", 6.0, "element by element", "gelu_3")
     found = decide(evidence(replace(PRODUCT, ms=2.0), stack))
     assert found.name == "elementwise-bound"
@@ -128,7 +128,7 @@ def test_layers_without_products_are_named() -> None:
     assert decide(evidence(PRODUCT, moves)).name == "operators"
 
 
-def test_roofs_decide_between_memory_and_computation() -> None:
+def test_roofline_decides_between_memory_and_compute_bound() -> None:
     fast = replace(PRODUCT, of_flops=0.7, flops=1e9, nbytes=1e6)
     assert decide(evidence(fast, RELU)).name == "compute-bound"
     wide = replace(PRODUCT, of_bytes=0.8, flops=1e7, nbytes=1e7)

@@ -28,7 +28,7 @@ def text_of(run_dir: Path) -> str:
     return re.sub(r"\s*\|\s*", "|", marked)
 
 
-def test_lineage_goes_from_the_data_to_what_was_made(tmp_path: Path) -> None:
+def test_lineage_goes_from_the_data_to_descendants(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", restore="../first")
     (checkpoint_path(run_dir / "checkpoints", 100) / "state").mkdir(parents=True)
     process = json.loads((run_dir / "provenance.json").read_text())["processes"][0]
@@ -55,14 +55,14 @@ def test_lineage_goes_from_the_data_to_what_was_made(tmp_path: Path) -> None:
     assert said.count(str(tmp_path / "network")) == 1
 
 
-def test_no_section_without_a_file(tmp_path: Path) -> None:
+def test_sections_without_files_are_omitted(tmp_path: Path) -> None:
     said = text_of(make_run(tmp_path / "run"))
     assert "Lineage" in said
     assert "Profile" not in said
     assert "Dumps" not in said
 
 
-def test_a_profile_shows_its_verdict_and_tables(tmp_path: Path) -> None:
+def test_profile_section_has_its_verdict_and_tables(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run")
     (run_dir / "profile").mkdir()
     layers = [{"layer": f"conv_{HOSTILE}", "ms": 1.25, "share": 0.5, "parts": [1]}]
@@ -78,7 +78,7 @@ def test_a_profile_shows_its_verdict_and_tables(tmp_path: Path) -> None:
     assert "conv_&lt;img" in page
 
 
-def test_files_that_say_nothing_are_passed_over(tmp_path: Path) -> None:
+def test_files_without_content_are_skipped(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run")
     for content in ("", "[]", "{", '{"verdict": [], "profiles": {"a": 1}}', '{"profiles": [[]]}'):
         (run_dir / "profile.json").write_text(content)
@@ -97,7 +97,7 @@ def test_dumps_are_listed(tmp_path: Path) -> None:
     assert "dump/20261122/0/mlp/1/10||10||statistics||||0.5|" in said
 
 
-def test_the_page_of_all_runs_links_what_was_made(tmp_path: Path) -> None:
+def test_page_of_all_runs_links_descendants(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     make_run(tmp_path / "again_reproduced")
     note_descendant(tmp_path / "run", "reproduced", tmp_path / "again_reproduced")

@@ -14,14 +14,14 @@ from pipeline.inspect.report.out_of_fold import FoldMetric, read_fold_metrics
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
-def test_mean_and_spread_are_those_of_the_statistics_module(values: list[float]) -> None:
+def test_mean_and_spread_match_the_statistics_module(values: list[float]) -> None:
     metric = FoldMetric("loss", tuple(values))
     assert metric.mean == pytest.approx(statistics.mean(values), rel=1e-9, abs=1e-6)
     assert metric.std == pytest.approx(statistics.stdev(values), rel=1e-6, abs=1e-6)
     assert list(metric.cells())[3:] == [f"fold_{number}" for number in range(len(values))]
 
 
-def test_only_metrics_that_all_folds_have_are_averaged(tmp_path: Path) -> None:
+def test_only_metrics_of_all_folds_are_averaged(tmp_path: Path) -> None:
     """Per-class values count as their average; a diverged fold has no finite loss."""
     metrics = [
         {"accuracy": 0.5, "count": 10, "loss": 1.0, "f1": {"macro": 0.25, "per_class": [0.5, 0]}},

@@ -15,34 +15,34 @@ from pipeline.inspect.report.pictures import MAX_SIDE, can_picture, picture, png
     ("shape", "is_image"),
     [((8, 8, 1), True), ((8, 8, 3), True), ((8, 8, 2), False), ((1, 8, 3), False), ((8,), False)],
 )
-def test_images_of_grey_or_colours_are_shown(shape: tuple[int, ...], is_image: bool) -> None:
+def test_grey_and_colour_images_can_be_shown(shape: tuple[int, ...], is_image: bool) -> None:
     assert can_picture(shape) == is_image
 
 
-def test_bytes_are_shown_as_they_are() -> None:
+def test_bytes_are_shown_unchanged() -> None:
     sample = np.arange(48, dtype=np.uint8).reshape(4, 4, 3) * 5
     np.testing.assert_array_equal(np.asarray(picture(sample)), sample)
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(png(picture(sample))))), sample)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "int16"])
-def test_other_numbers_are_stretched_to_their_range(dtype: str) -> None:
+def test_values_are_stretched_to_their_range(dtype: str) -> None:
     sample = np.array([[0, 4], [8, 16]], dtype)[..., None]
     np.testing.assert_array_equal(np.asarray(picture(sample)), [[0, 63], [127, 255]])
 
 
-def test_an_even_image_and_one_with_nan_are_pictures() -> None:
+def test_constant_and_nan_images_are_drawn() -> None:
     even = np.full((4, 4, 1), 2.5, np.float32)
     assert len(set(np.asarray(picture(even)).ravel().tolist())) == 1
     even[0, 0, 0] = np.nan
     assert picture(even).size == (4, 4)
 
 
-def test_a_large_image_is_made_smaller() -> None:
+def test_large_image_is_downscaled() -> None:
     assert picture(np.zeros((400, 200, 3), np.uint8)).size == (MAX_SIDE // 2, MAX_SIDE)
 
 
-def test_a_sheet_grows_by_rows() -> None:
+def test_sheet_grows_by_rows() -> None:
     images = [picture(np.full((8, 8, 3), 200, np.uint8))] * 7
     captions = [("predicted", "a label that is longer than a line")] * 7
     short = sheet(images[:6], captions[:6])

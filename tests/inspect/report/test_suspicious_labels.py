@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return folder
 
 
-def test_flipped_labels_come_first(folder: Path) -> None:
+def test_flipped_labels_rank_first(folder: Path) -> None:
     rows = read_rows(folder / "report" / "suspicious_labels.csv")
     assert sorted(int(row["index"]) for row in rows) == list(range(1200))
     scores = [float(row["suspicion"]) for row in rows]
@@ -77,7 +77,7 @@ def test_flipped_labels_come_first(folder: Path) -> None:
     assert sum(int(row["readings"]) for row in rows) == 8 * (1200 // 32) * 32
 
 
-def test_the_page_shows_the_worst_and_samples_of_both_splits(folder: Path) -> None:
+def test_page_shows_the_worst_samples_and_duplicates(folder: Path) -> None:
     page = (folder / "report" / "index.html").read_text()
     worst = read_rows(folder / "report" / "suspicious_labels.csv")[:50]
     for row in worst:
@@ -90,7 +90,7 @@ def test_the_page_shows_the_worst_and_samples_of_both_splits(folder: Path) -> No
     ]
 
 
-def test_a_run_without_them_keeps_their_numbers(folder: Path, cache: Path) -> None:
+def test_excluded_samples_keep_sample_indices(folder: Path, cache: Path) -> None:
     lines = (folder / "report" / "suspicious_labels.csv").read_text().splitlines()
     (folder / "wrong.csv").write_text("\n".join(lines[: WRONG + 1]) + "\n")
     excluded = {int(line.split(",")[0]) for line in lines[1 : WRONG + 1]}
@@ -116,7 +116,7 @@ def test_a_run_without_them_keeps_their_numbers(folder: Path, cache: Path) -> No
         ("1\0\n", "line contains NUL|must be the number"),
     ],
 )
-def test_files_that_are_refused(
+def test_invalid_exclude_file_is_refused(
     folder: Path, cache: Path, tmp_path: Path, content: str | None, problem: str
 ) -> None:
     file = tmp_path / "list.csv"
@@ -155,14 +155,14 @@ def test_lists_by_other_programs(folder: Path, cache: Path, tmp_path: Path, cont
     assert summary.data["samples"]["train"] == 1198
 
 
-def test_a_pipe_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_pipe_as_exclude_file_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     recipe = compose(cache, folder, f"dataset.exclude={tmp_path / 'pipe'}", "stages=[data]")
     with pytest.raises(RecipeError, match="isn't a regular file"):
         run(recipe, tmp_path / "run")
 
 
-def test_rows_of_a_table_are_shown(cache: Path, tmp_path: Path) -> None:
+def test_report_shows_table_rows(cache: Path, tmp_path: Path) -> None:
     keys = ["train.passes=2", "train.ledger=true", "monitor.tensorboard=false"]
     run(load_recipe("breast_cancer_mlp", [*keys, f"cache.root={cache}"]), tmp_path / "run")
     page, figures = write_report([tmp_path / "run"], tmp_path / "report")
@@ -170,7 +170,7 @@ def test_rows_of_a_table_are_shown(cache: Path, tmp_path: Path) -> None:
     assert "margin below 0" in figures
 
 
-def test_other_data_are_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
+def test_report_with_changed_data_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
     save_digits(tmp_path)
     run(compose(cache, tmp_path, "train.passes=1"), tmp_path / "run")
     with np.load(tmp_path / "digits.npz") as saved:

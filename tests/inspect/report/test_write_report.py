@@ -68,7 +68,7 @@ def of_numpy(cache: Path, folder: Path, labels: np.ndarray, task: str) -> Recipe
     return load_recipe("lenet5_digits", [*data, f"loss={loss}", *MLP, *OPS, *rest, *quiet])
 
 
-def test_figures_are_those_of_the_runs_own_evaluation(written: Path, trained: Path) -> None:
+def test_figures_equal_the_evaluation_of_the_run(written: Path, trained: Path) -> None:
     metrics = read_summary(trained)["metrics"]
     predictions = rows(written / "predictions.csv")
     right = np.mean([row["label"] == row["prediction"] for row in predictions])
@@ -84,7 +84,7 @@ def test_figures_are_those_of_the_runs_own_evaluation(written: Path, trained: Pa
     assert f"<dt>cross-entropy</dt><dd>{metrics['loss']:.4f}</dd>" in page
 
 
-def test_a_folder_of_something_else_is_left_alone(trained: Path, tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_overwritten(trained: Path, tmp_path: Path) -> None:
     """Names of a report's files are names that a user has, too."""
     (tmp_path / "labels.csv").write_text("mine")
     (tmp_path / "index.html").write_text("mine")
@@ -123,7 +123,7 @@ def read_page(file: Path) -> Reader:
     return reader
 
 
-def test_the_page_needs_no_server_no_script_and_no_network(written: Path) -> None:
+def test_page_is_self_contained_without_scripts(written: Path) -> None:
     page = read_page(written / "index.html")
     assert "script" not in page.tags
     assert page.fetched == []
@@ -133,7 +133,7 @@ def test_the_page_needs_no_server_no_script_and_no_network(written: Path) -> Non
     assert not re.search(r"url\(|@import|https?://", text)
 
 
-def test_the_curves_and_the_mistakes_are_files_too(written: Path) -> None:
+def test_curves_and_mistakes_are_written_as_files(written: Path) -> None:
     for name in ("loss.svg", "metric.svg", "learning_rate.svg"):
         text = (written / name).read_text()
         assert text.startswith("<svg ")
@@ -142,7 +142,7 @@ def test_the_curves_and_the_mistakes_are_files_too(written: Path) -> None:
         assert sheet.width > 500
 
 
-def test_a_second_report_is_the_same_and_leaves_nothing_else(
+def test_second_report_is_identical_and_removes_stale_files(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -161,7 +161,7 @@ def test_a_second_report_is_the_same_and_leaves_nothing_else(
 
 
 @pytest.mark.slow
-def test_names_of_strangers_are_text(cache: Path, tmp_path: Path) -> None:
+def test_untrusted_names_are_escaped(cache: Path, tmp_path: Path) -> None:
     no_utf8 = os.fsdecode(b"\xff")
     names = [HOSTILE, "=1+1", "a,b", no_utf8]
     random = np.random.default_rng(0)
@@ -193,9 +193,7 @@ def test_names_of_strangers_are_text(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_numbers_have_a_scatter_plot_and_figures_in_their_units(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_regression_report_has_a_scatter_plot_and_units(cache: Path, tmp_path: Path) -> None:
     labels = np.random.default_rng(1).normal(50, 10, (96, 2)).astype(np.float32)
     run(of_numpy(cache, tmp_path, labels, "regression"), tmp_path / "run")
     assert report([str(tmp_path / "run")]) == 0
@@ -213,7 +211,7 @@ def test_numbers_have_a_scatter_plot_and_figures_in_their_units(
 
 
 @pytest.mark.slow
-def test_labels_have_a_table_each(cache: Path, tmp_path: Path) -> None:
+def test_multi_label_report_has_a_row_per_label(cache: Path, tmp_path: Path) -> None:
     labels = (np.random.default_rng(2).random((96, 3)) > 0.5).astype(np.float32)
     run(of_numpy(cache, tmp_path, labels, "multi_label"), tmp_path / "run")
     assert report([str(tmp_path / "run")]) == 0
@@ -224,7 +222,7 @@ def test_labels_have_a_table_each(cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_labels_of_positions_count_where_they_are_valid(cache: Path, tmp_path: Path) -> None:
+def test_position_labels_count_only_if_valid(cache: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     labels = random.integers(0, 2, (96, 8, 8)).astype(np.int32)
     images = (255 * labels[..., None]).astype(np.uint8)
@@ -250,9 +248,7 @@ def test_labels_of_positions_count_where_they_are_valid(cache: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "multi_label"])
-def test_the_predictions_of_an_ensemble_are_averages(
-    task: str, cache: Path, tmp_path: Path
-) -> None:
+def test_ensemble_predictions_are_averaged(task: str, cache: Path, tmp_path: Path) -> None:
     """Of runs with other weights, batch sizes and numbers of steps."""
     labels = np.random.default_rng(1).integers(0, 2, (96, 2)).astype(np.float32)
     if task == "regression":
@@ -278,7 +274,7 @@ def test_the_predictions_of_an_ensemble_are_averages(
 
 
 @pytest.mark.slow
-def test_runs_of_other_labels_are_no_ensemble_of_a_report(cache: Path, tmp_path: Path) -> None:
+def test_ensemble_of_runs_with_other_labels_is_refused(cache: Path, tmp_path: Path) -> None:
     folders = []
     for name, seed in (("one", 1), ("two", 2)):
         (tmp_path / name).mkdir()
@@ -298,12 +294,12 @@ def test_runs_of_other_labels_are_no_ensemble_of_a_report(cache: Path, tmp_path:
         (["one", "--html"], "--html: there is no such option"),
     ],
 )
-def test_other_arguments_are_refused(args: list[str], message: str) -> None:
+def test_invalid_arguments_are_refused(args: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         report(args)
 
 
-def test_no_run_and_links_are_refused_in_one_line(trained: Path, tmp_path: Path) -> None:
+def test_non_run_folders_and_links_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="isn't a run directory"):
         report([str(tmp_path)])
     outside = tmp_path / "outside"
@@ -317,7 +313,7 @@ def test_no_run_and_links_are_refused_in_one_line(trained: Path, tmp_path: Path)
     assert list(outside.iterdir()) == []
 
 
-def test_a_damaged_run_is_one_message(trained: Path, tmp_path: Path) -> None:
+def test_damaged_run_is_reported(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy, ignore=shutil.ignore_patterns("report"))
     (copy / "metrics.jsonl").write_text('{"step": "x"}\n')

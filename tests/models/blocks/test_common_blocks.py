@@ -28,7 +28,7 @@ from pipeline.models.layers.standard import (
 @pytest.mark.parametrize(
     ("width", "expected"), [(1, 8), (12, 16), (8.8, 8), (24 * 0.75, 24), (32 * 0.35, 16), (64, 64)]
 )
-def test_widths_are_rounded_as_the_mobilenets_round_them(width: float, expected: int) -> None:
+def test_widths_are_rounded_as_in_mobilenet(width: float, expected: int) -> None:
     assert round_features(width) == expected
 
 
@@ -40,13 +40,13 @@ def test_rounded_widths_are_multiples_near_the_width(width: float, divisor: int)
     assert abs(result - width) <= max(divisor, divisor / 2 + 0.1 * width)
 
 
-def test_conv_norm_has_no_bias_beside_the_norm() -> None:
+def test_conv_norm_has_no_convolution_bias() -> None:
     conv, norm = conv_norm(8, 3, 2, groups=4, epsilon=1e-3)
     assert (conv.features, conv.stride, conv.groups, conv.bias) == (8, 2, 4, False)
     assert norm.epsilon == 1e-3
 
 
-def test_squeeze_excite_narrows_and_widens() -> None:
+def test_squeeze_excite_reduces_and_expands_features() -> None:
     pool, first, act, second, gate = squeeze_excite(16, 4).body
     assert pool.name == "global_avg_pool"
     assert (first, act, second, gate) == (Dense(features=4), Relu(), Dense(features=16), Sigmoid())
@@ -54,13 +54,13 @@ def test_squeeze_excite_narrows_and_widens() -> None:
     assert (body[2], body[4]) == (Swish(), HardSigmoid())
 
 
-def test_only_a_body_that_keeps_the_shape_is_residual() -> None:
+def test_residual_if_is_a_residual_only_on_condition() -> None:
     body = (Relu(),)
     assert residual_if(True, "block", body) == Residual(scope="block", body=body)
     assert residual_if(False, "block", body) == Sequence(scope="block", body=body)
 
 
-def test_an_inverted_body_expands_only_to_more_features() -> None:
+def test_inverted_bottleneck_expands_only_to_more_features() -> None:
     names = [
         layer.name
         for layer in inverted_bottleneck(8, Depthwise(32, 5, 2), 16, Relu(), epsilon=1e-3)
@@ -71,7 +71,7 @@ def test_an_inverted_body_expands_only_to_more_features() -> None:
     assert (depthwise.kernel, depthwise.stride, depthwise.groups) == (5, 2, 8)
 
 
-def test_a_shortcut_projects_only_where_the_shape_changes() -> None:
+def test_projection_is_empty_if_the_shape_is_unchanged() -> None:
     assert projection(8, 8, 1) == ()
     assert [layer.name for layer in projection(8, 8, 2)] == ["conv", "batch_norm"]
     assert projection(8, 16, 1)[0] == Conv(features=16, kernel=1)

@@ -43,7 +43,7 @@ def strided_same(model: LayeredModelSpec) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_every_network_that_could_be_padded_otherwise_says_how(name: str) -> None:
+def test_every_network_documents_its_padding(name: str) -> None:
     model = conf_model(name)
     if isinstance(model, StridedModelSpec):
         assert strided_same(model)
@@ -53,7 +53,7 @@ def test_every_network_that_could_be_padded_otherwise_says_how(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x1_0", "efficientnet_b0"])
-def test_convolutions_or_pools_too_are_padded_alike_on_all_sides(name: str) -> None:
+def test_symmetric_padding_applies_to_convolutions_or_also_pools(name: str) -> None:
     def paddings(**changes: Any) -> list[tuple[type[Any], object]]:
         found = windows(conf_model(name, **changes).layers_for(10))  # type: ignore[attr-defined]
         return [(Conv if isinstance(window, Conv) else Pool, window.padding) for window in found]
@@ -65,7 +65,7 @@ def test_convolutions_or_pools_too_are_padded_alike_on_all_sides(name: str) -> N
 
 
 @pytest.mark.slow
-def test_parameters_are_the_same_however_images_are_padded() -> None:
+def test_parameters_do_not_depend_on_padding() -> None:
     same, other = (
         shapes(conf_model("resnet18", **changes).build(10, "float32"), (32, 32, 3))
         for changes in ({}, {"padding": "symmetric"})
@@ -73,13 +73,13 @@ def test_parameters_are_the_same_however_images_are_padded() -> None:
     assert same == other
 
 
-def test_a_network_without_strides_under_same_padding_has_no_key() -> None:
+def test_network_without_strided_same_padding_has_no_padding_key() -> None:
     with pytest.raises(ValidationError, match="padding"):
         conf_model("vgg11", padding="symmetric")
 
 
 @given(st.integers(0, 40), st.integers(0, 3), st.sampled_from([1, 2]))
-def test_without_a_stride_and_at_odd_sizes_with_one_of_two_both_ways_are_one(
+def test_same_and_symmetric_pads_are_equal_at_odd_sizes(
     half: int, radius: int, stride: int
 ) -> None:
     size, window, strides = stride * half + 1, 2 * radius + 1, (stride, stride)
@@ -90,7 +90,7 @@ def test_without_a_stride_and_at_odd_sizes_with_one_of_two_both_ways_are_one(
     assert same == symmetric == ((radius, radius), (radius, radius))
 
 
-def test_at_even_sizes_the_zeros_of_same_stand_behind() -> None:
+def test_same_pads_are_at_the_end_at_even_sizes() -> None:
     sizes, window, strides = (64, 32), (7, 3), (2, 2)
     assert compute_pads(sizes, window, strides, "same") == ((2, 3), (0, 1))
     assert compute_pads(sizes, window, strides, "symmetric") == ((3, 3), (1, 1))

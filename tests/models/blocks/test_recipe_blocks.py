@@ -26,22 +26,22 @@ def problem(layers: list[Any], blocks: dict[str, Any] = BLOCKS) -> tuple[str, st
     return ".".join(map(str, first["loc"])), first["msg"]
 
 
-def test_a_use_becomes_a_sequence_in_its_place() -> None:
+def test_block_use_is_expanded_to_a_sequence() -> None:
     assert expand(["relu", USE, "tanh"]) == ["relu", Sequence(scope="pair_0", body=PAIR), "tanh"]
 
 
-def test_uses_of_a_block_are_numbered_unless_they_have_a_scope() -> None:
+def test_block_uses_are_numbered_unless_scoped() -> None:
     expanded = expand([USE, {**USE, "scope": "neck"}, {**USE, "repeat": 2}])
     assert [sequence.scope for sequence in expanded] == ["pair_0", "neck", "pair_2"]
     assert [sequence.repeat for sequence in expanded] == [1, 1, 2]
 
 
-def test_layers_inside_layers_are_expanded() -> None:
+def test_nested_layers_are_expanded() -> None:
     (entry,) = expand([{"name": "residual", "body": ["tanh", USE]}])
     assert entry["body"] == ["tanh", Sequence(scope="pair_0", body=PAIR)]
 
 
-def test_blocks_use_blocks_and_hand_parameters_on() -> None:
+def test_nested_blocks_pass_parameters_on() -> None:
     blocks = {
         **BLOCKS,
         "twice": [{"use": "pair", "repeat": 2, "with": {"features": "$width", "kernel": 3}}],
@@ -51,7 +51,7 @@ def test_blocks_use_blocks_and_hand_parameters_on() -> None:
     assert (inner.scope, inner.repeat, inner.body) == ("pair_0", 2, PAIR)
 
 
-def test_classes_is_no_parameter() -> None:
+def test_classes_is_not_a_block_parameter() -> None:
     head = {"head": [{"name": "dense", "features": "$classes"}]}
     (entry,) = expand([{"use": "head"}], head)
     assert entry.body[0].features == "$classes"
@@ -60,19 +60,19 @@ def test_classes_is_no_parameter() -> None:
     assert "block 'head' has no parameter 'classes'; it has none" in message
 
 
-def test_unknown_block_is_told_with_the_nearest() -> None:
+def test_unknown_block_is_reported_with_the_nearest() -> None:
     where, message = problem(["relu", {**USE, "use": "pairs"}])
     assert where == "layers.1.use"
     assert "there is no block 'pairs'; did you mean 'pair'?" in message
 
 
-def test_missing_parameter_is_told() -> None:
+def test_missing_parameter_is_reported() -> None:
     where, message = problem([{"use": "pair", "with": {"features": 8}}])
     assert where == "layers.0.with"
     assert "block 'pair' needs a value for 'kernel'" in message
 
 
-def test_unknown_parameter_is_told_with_the_nearest() -> None:
+def test_unknown_parameter_is_reported_with_the_nearest() -> None:
     where, message = problem([{"use": "pair", "with": {**USE["with"], "feature": 8}}])
     assert where == "layers.0.with.feature"
     assert "block 'pair' has no parameter 'feature'; did you mean 'features'?" in message
@@ -89,21 +89,21 @@ def test_unknown_parameter_is_told_with_the_nearest() -> None:
         ({"times": 2}, "layers.0.times", "extra_forbidden"),
     ],
 )
-def test_problems_of_a_use_are_located_in_it(changes: Any, where: str, kind: str) -> None:
+def test_problems_of_a_block_use_are_located(changes: Any, where: str, kind: str) -> None:
     with pytest.raises(ValidationError) as caught:
         expand([{**USE, **changes}])
     (details,) = caught.value.errors()
     assert (".".join(map(str, details["loc"])), details["type"]) == (where, kind)
 
 
-def test_recursion_is_refused() -> None:
+def test_recursive_block_is_refused() -> None:
     blocks = {"a": [{"use": "b"}], "b": ["relu", {"use": "a"}]}
     where, message = problem([{"use": "a"}], blocks)
     assert where == "blocks.b.1.use"
     assert "a block can't use itself: a -> b -> a" in message
 
 
-def test_a_bad_layer_in_a_block_is_told_where_the_block_writes_it() -> None:
+def test_bad_layer_in_a_block_is_reported_at_its_line() -> None:
     blocks = {"pair": ["relu", {"name": "conv", "features": "$features", "kernal": 3}]}
     with pytest.raises(ValidationError) as caught:
         expand([{"use": "pair", "with": {"features": 0}}], blocks)

@@ -23,19 +23,19 @@ class Network:
         self.values = (width, num_classes, dtype)
 
 
-def test_a_class_is_made_with_what_it_takes() -> None:
+def test_class_is_constructed_with_its_parameters() -> None:
     network = make_with("nets:Network", Network, {"width": 3}, 10, "float16", seed=1)
     assert network.values == (3, 10, jnp.float16)
     assert list_parameters(Network) == ["width", "num_classes", "dtype"]
 
 
-def test_arguments_of_the_recipe_are_before_what_is_offered() -> None:
+def test_recipe_arguments_take_precedence() -> None:
     arguments = {"width": 3, "num_classes": 5}
     assert make_with("n", Network, arguments, 10, "float32").values[1] == 5
 
 
 @pytest.mark.parametrize("arguments", [{}, {"width": 3, "depth": 1}])
-def test_a_wrong_argument_is_answered_with_the_parameters(arguments: dict[str, int]) -> None:
+def test_wrong_argument_error_lists_the_parameters(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"nets:Network: .*; its parameters are width, num_cl"):
         make_with("nets:Network", Network, arguments, 10, "float32")
 
@@ -52,12 +52,12 @@ def test_a_wrong_argument_is_answered_with_the_parameters(arguments: dict[str, i
         (lambda a, b, **others: (a, b, others), (1, 2, {})),
     ],
 )
-def test_values_go_by_position_and_flags_by_name(function: Any, result: Any) -> None:
+def test_values_are_passed_by_position_and_flags_by_name(function: Any, result: Any) -> None:
     key: Any = "k"
     assert call_with(function, (1, 2), train=True, key=key) == result
 
 
-def test_a_function_that_takes_fewer_or_more_values_is_refused() -> None:
+def test_function_with_too_few_or_many_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="no parameter for labels"):
         require_callable_with("nets:f", lambda images: 0, ("images", "labels"))
     with pytest.raises(ValueError, match=r"nets:f: must accept images.*'other'"):
@@ -65,12 +65,12 @@ def test_a_function_that_takes_fewer_or_more_values_is_refused() -> None:
     require_callable_with("nets:f", lambda images, train: 0, ("images",))
 
 
-def test_an_error_of_custom_code_has_its_file_and_line() -> None:
+def test_custom_code_error_has_its_file_and_line() -> None:
     message = r"nets:f: test_calls\.py, line \d+: KeyError: 'a'"
     with pytest.raises(UserCodeError, match=message), blame("nets:f"):
         {}["a"]
 
 
-def test_what_python_can_not_inspect_has_no_parameters() -> None:
+def test_builtin_without_signature_has_no_parameters() -> None:
     assert list_parameters(dict.fromkeys) == [] or has_parameter(dict.fromkeys, "iterable")
     assert not has_parameter(lambda x: x, "train")

@@ -30,7 +30,7 @@ def train(module: nn.Module, variables: Any, key: int = 1) -> tuple[Any, Any]:
     return logits, changed.get("batch_stats", {})
 
 
-def test_a_module_has_its_own_names_and_results(imported: Build) -> None:
+def test_linen_module_keeps_its_names_and_results(imported: Build) -> None:
     module, own = imported("flax", "ConvNet", width=4), ConvNet(width=4)
     variables = initialise(module, IMAGES)
     expected = jax.eval_shape(lambda: own.init(jax.random.key(0), IMAGES, False))
@@ -51,7 +51,7 @@ def test_a_module_has_its_own_names_and_results(imported: Build) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
 )
-def test_dropout_follows_the_key_in_training_alone(
+def test_dropout_depends_on_the_key_only_in_training(
     name: str, arguments: dict[str, Any], imported: Build
 ) -> None:
     module = imported("flax", name, **arguments)
@@ -63,7 +63,7 @@ def test_dropout_follows_the_key_in_training_alone(
     np.testing.assert_array_equal(once, twice)
 
 
-def test_fields_are_those_of_the_recipe(imported: Build) -> None:
+def test_module_fields_are_set_by_the_recipe(imported: Build) -> None:
     module = imported("flax", "Untyped", hidden=[3, 5])
     found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
     assert found["Dense_0/kernel"] == (4, 3)
@@ -71,7 +71,7 @@ def test_fields_are_those_of_the_recipe(imported: Build) -> None:
     assert found["Dense_2/kernel"] == (5, 10), "the number of classes, which nothing else gives"
 
 
-def test_classes_stand_for_their_number_at_any_depth(imported: Build) -> None:
+def test_classes_placeholder_is_replaced_at_any_depth(imported: Build) -> None:
     module = imported("flax", "Untyped", hidden=["$classes", 3], classes="$classes")
     found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
     assert found["Dense_0/kernel"] == (4, 10)
@@ -82,7 +82,7 @@ def test_classes_stand_for_their_number_at_any_depth(imported: Build) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
 )
-def test_all_layers_compute_in_the_type_of_the_recipe(
+def test_layers_all_compute_in_the_dtype_of_the_recipe(
     name: str, arguments: dict[str, Any], dtype: str, imported: Build
 ) -> None:
     module = imported("flax", name, dtype, **arguments)
@@ -96,7 +96,7 @@ def test_all_layers_compute_in_the_type_of_the_recipe(
 
 
 @pytest.mark.slow
-def test_an_nnx_module_has_its_own_results_and_statistics(imported: Build) -> None:
+def test_nnx_module_keeps_its_results_and_statistics(imported: Build) -> None:
     module = imported("flax", "NnxNet", width=4)
     variables = initialise(module, IMAGES)
     assert sorted(parameters(variables))[:2] == ["blocks/0/bias", "blocks/0/kernel"]
@@ -116,7 +116,7 @@ def test_an_nnx_module_has_its_own_results_and_statistics(imported: Build) -> No
     np.testing.assert_allclose(statistics["norm"]["mean"], own.norm.mean[...], rtol=1e-5, atol=1e-6)
 
 
-def test_weights_of_an_nnx_module_follow_the_seed(imported: Build) -> None:
+def test_nnx_weights_depend_on_the_seed(imported: Build) -> None:
     module = imported("flax", "NnxNet", width=4)
     first, again, other = (
         module.init(jax.random.key(seed), IMAGES, train=False)["params"]["out"]["kernel"]
@@ -139,7 +139,7 @@ def test_weights_of_an_nnx_module_follow_the_seed(imported: Build) -> None:
         ("number", {}, "makes a int; must make a flax module"),
     ],
 )
-def test_what_can_not_be_trained_is_refused(
+def test_untrainable_modules_are_refused(
     name: str, arguments: dict[str, Any], said: str, imported: Build
 ) -> None:
     with pytest.raises(ValueError, match=said):

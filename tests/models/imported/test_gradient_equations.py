@@ -78,7 +78,7 @@ def assert_agrees(gradients: Callable[[Any, Array], Any], weights: Any, x: Array
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
-def test_gradients_of_layers_of_flax_agree(name: str) -> None:
+def test_gradients_of_flax_layers_match_jax(name: str) -> None:
     body, shape = LAYERS[name]
     module, x = Only(body), random(*shape)
     weights = module.init(jax.random.key(0), x)
@@ -92,7 +92,7 @@ def test_gradients_of_layers_of_flax_agree(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_of_functions_of_jax_agree(name: str) -> None:
+def test_gradients_of_jax_functions_match_jax(name: str) -> None:
     function, kernel, images = FUNCTIONS[name]
     gradients, weights, x = differentiated(function), random(*kernel, seed=1), random(*images)
     assert_agrees(gradients, weights, x)
@@ -142,7 +142,7 @@ paddings = st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(edges, edges)
     padding=paddings,
     chosen=st.booleans(),
 )
-def test_gradients_of_any_convolution_are_those_of_jax(
+def test_gradients_of_random_convolutions_match_jax(
     numbers: tuple[str, str, str],
     dtype: str,
     batch: int,
@@ -195,7 +195,7 @@ def test_gradients_of_any_convolution_are_those_of_jax(
     assert_equal(actual, jax.tree.map(lambda array: array.astype(dtype), expected))
 
 
-def test_gradients_are_recognised_whatever_the_pads_and_strides() -> None:
+def test_gradients_are_recognised_for_any_pads_and_dilation() -> None:
     for how in ({}, {"padding": "SAME"}, {"padding": "VALID"}, {"rhs_dilation": (2, 1)}):
         for numbers, kernel, images in (
             (NHWC, (3, 3, 3, 5), (2, 7, 8, 3)),
@@ -206,7 +206,7 @@ def test_gradients_are_recognised_whatever_the_pads_and_strides() -> None:
             assert counted == {f"conv2d {role}": 1 for role in ROLES}, (how, numbers)
 
 
-def test_gradients_of_groups_and_of_a_kernel_larger_than_the_images_agree() -> None:
+def test_gradients_of_grouped_large_kernels_match_jax() -> None:
     how = {"padding": ((3, 4), (2, 5)), "window_strides": (2, 1), "feature_group_count": 2}
     gradients = differentiated(lax_convolution(NHWC, **how))
     weights, images = random(6, 5, 2, 6, seed=1), random(1, 4, 4, 4)
@@ -223,7 +223,7 @@ def test_gradients_of_groups_and_of_a_kernel_larger_than_the_images_agree() -> N
     strides=pairs,
     padding=st.sampled_from(["SAME", "VALID", ((0, 0), (0, 0))]),
 )
-def test_gradients_of_any_max_pooling_are_those_of_jax(
+def test_gradients_of_random_max_pooling_match_jax(
     channels_first: bool,
     sizes: tuple[int, int],
     window: tuple[int, int],
@@ -246,7 +246,7 @@ def test_gradients_of_any_max_pooling_are_those_of_jax(
     assert_agrees(gradients, random(*shape, seed=1), x)
 
 
-def test_the_gradient_of_max_pooling_agrees() -> None:
+def test_gradient_of_flax_max_pool_matches_jax() -> None:
     def pool(weights: Array, x: Array) -> Array:
         return nn.max_pool(weights * x, (3, 2), (2, 2), padding="SAME")
 
@@ -255,7 +255,7 @@ def test_the_gradient_of_max_pooling_agrees() -> None:
     assert_agrees(gradients, random(2, 7, 6, 3, seed=1), x)
 
 
-def test_gradients_of_products_agree() -> None:
+def test_gradients_of_products_match_jax() -> None:
     for kernel, rows in (((5, 4), (6, 5)), ((5, 150), (6, 5)), ((5, 4), (2, 3, 5))):
         gradients = differentiated(lambda kernel, x: x @ kernel)
         weights, x = random(*kernel, seed=1), random(*rows)
@@ -292,14 +292,14 @@ WRAPPED: dict[str, Callable[[Function], Function]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRAPPED)
-def test_gradients_in_calls_and_loops_agree(name: str) -> None:
+def test_gradients_in_calls_and_loops_match_jax(name: str) -> None:
     weights, x = net_operands()
     gradients = differentiated(WRAPPED[name](net))
     assert roles(gradients, weights, x) == roles(differentiated(net), weights, x)
     assert_agrees(gradients, weights, x)
 
 
-def test_gradients_of_a_network_have_the_problems_of_one_that_is_lowered_before() -> None:
+def test_gradient_problems_are_those_of_a_lowered_forward_pass() -> None:
     weights, x = net_operands()
     before, after = RecordingPolicy(), RecordingPolicy()
     jax.eval_shape(jax.grad(weighed(with_lowerings(net, before)), argnums=(0, 1)), weights, x)
@@ -308,7 +308,7 @@ def test_gradients_of_a_network_have_the_problems_of_one_that_is_lowered_before(
     assert len(after.problems) == 3 * 3 + 2
 
 
-def test_the_pads_of_a_forward_convolution_are_those_of_its_gradients() -> None:
+def test_gradients_have_the_pads_of_the_forward_convolution() -> None:
     # Pads of 1 after the images, which strides of 2 don't reach: the gradients don't show them.
     convolve = lax_convolution(NHWC, window_strides=(2, 2), padding=((1, 1), (1, 1)))
     recording = RecordingPolicy()
@@ -329,13 +329,13 @@ def second_derivative(weights: Array, x: Array) -> Array:
 
 
 @pytest.mark.slow
-def test_second_derivatives_agree() -> None:
+def test_second_derivatives_match_jax() -> None:
     gradients = differentiated(second_derivative)
     assert_agrees(gradients, random(3, 3, 3, 5, seed=1), random(2, 7, 8, 3))
 
 
 @pytest.mark.slow
-def test_gradients_of_single_samples_agree() -> None:
+def test_per_sample_gradients_match_jax() -> None:
     def of_samples(weights: Any, x: Array) -> Any:
         single = differentiated(lambda weights, image: net(weights, image[None]))
         return jax.vmap(single, (None, 0))(weights, x)
@@ -343,7 +343,7 @@ def test_gradients_of_single_samples_agree() -> None:
     assert_agrees(of_samples, *net_operands())
 
 
-def test_gradients_of_what_is_kept_are_kept() -> None:
+def test_gradients_of_unreplaced_convolutions_are_unreplaced() -> None:
     precise = lax_convolution(NHWC, precision=lax.Precision.HIGHEST)
     gradients, operands = differentiated(precise), (random(3, 3, 3, 5), random(2, 7, 8, 3))
     assert roles(gradients, *operands) == {}
@@ -353,7 +353,7 @@ def test_gradients_of_what_is_kept_are_kept() -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.jit(ours)(*operands), plain)
 
 
-def test_a_function_that_is_not_differentiated_asks_for_the_forward_role_alone() -> None:
+def test_function_without_gradient_needs_the_forward_role_only() -> None:
     assert roles(net, *net_operands()) == {
         "conv2d forward": 2,
         "max_pool forward": 1,

@@ -51,7 +51,7 @@ def reported(recipe: Recipe) -> tuple[str, bool]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [CONV, NNX, FUNCTION], ids=["linen", "nnx", "function"])
-def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
+def test_resumed_run_is_bit_equal_to_the_unbroken_one(
     network: list[str], tiny: Compose, tmp_path: Path
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -64,7 +64,7 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_the_run_is_the_same_however_it_sinks(tiny: Compose, tmp_path: Path) -> None:
+def test_run_is_the_same_with_any_sink(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*CONV, *SHORT), tmp_path / "whole")
     for how in ("train.sink=false", "train.mechanism=soft", "train.feed=stream"):
         run(tiny(*CONV, *SHORT, how), tmp_path / how)
@@ -72,9 +72,7 @@ def test_the_run_is_the_same_however_it_sinks(tiny: Compose, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_steps_that_a_loop_slows_down_run_without_one_and_come_to_the_same(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_slow_loop_is_avoided_without_changing_losses(tiny: Compose, tmp_path: Path) -> None:
     for mechanism in ("auto", "loop"):
         run(tiny(*VOLUME, *SHORT, f"train.mechanism={mechanism}"), tmp_path / mechanism)
     single, looped = (losses(tmp_path / mechanism) for mechanism in ("auto", "loop"))
@@ -84,14 +82,12 @@ def test_steps_that_a_loop_slows_down_run_without_one_and_come_to_the_same(
 
 
 @pytest.mark.slow
-def test_a_run_without_a_loop_resumes_and_ends_at_a_non_finite_step(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_run_without_a_loop_ends_at_a_non_finite_step(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Step 2 of 12"):
         run(tiny(*VOLUME, *SHORT, "train.optimizer.lr=3e38"), tmp_path / "diverged")
 
 
-def test_what_stays_with_xla_is_said_and_ends_loops_over_steps(tiny: Compose) -> None:
+def test_operations_left_to_xla_are_reported_and_end_loops_over_steps(tiny: Compose) -> None:
     text, single = reported(tiny(*VOLUME))
     assert "left to XLA: inner: convolution is 3-D\n" in text
     assert "no loop over steps, in which such convolutions are slow: soft" in text
@@ -101,7 +97,7 @@ def test_what_stays_with_xla_is_said_and_ends_loops_over_steps(tiny: Compose) ->
     assert not single
 
 
-def test_nothing_is_said_where_all_is_lowered(tiny: Compose) -> None:
+def test_nothing_is_reported_if_all_is_lowered(tiny: Compose) -> None:
     text, single = reported(tiny(*CONV))
     assert "left to XLA" not in text
     assert not single
@@ -126,7 +122,9 @@ def test_nothing_is_said_where_all_is_lowered(tiny: Compose) -> None:
     ],
     ids=lambda how: how[0],
 )
-def test_it_trains_in_every_mode(how: tuple[str, ...], tiny: Compose, tmp_path: Path) -> None:
+def test_imported_network_trains_in_every_mode(
+    how: tuple[str, ...], tiny: Compose, tmp_path: Path
+) -> None:
     steps = [] if any("train.steps" in key for key in how) else ["train.steps=6"]
     run_of_all = ["eval.every_steps=null", "checkpoint.every_steps=null", *steps]
     summary = run(tiny(*CONV, *run_of_all, *how, "dataset.eval_size=16"), tmp_path / "run")
@@ -137,7 +135,7 @@ def test_it_trains_in_every_mode(how: tuple[str, ...], tiny: Compose, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [CONV, NNX], ids=["linen", "nnx"])
 @pytest.mark.usefixtures("optimized_programs")
-def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
+def test_thor_is_bit_equal_across_sinks_and_devices(
     network: list[str], tiny: Compose, tmp_path: Path
 ) -> None:
     keys = [*network, "parallel.mode=data", "parallel.devices=1"]
@@ -146,7 +144,7 @@ def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
 
 
 @pytest.mark.slow
-def test_an_emulated_device_prices_its_layers_by_name(tiny: Compose, tmp_path: Path) -> None:
+def test_layers_are_priced_by_name_on_an_emulated_device(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny(*CONV, "device=ascend910", "stages=[data,build,compile]"), tmp_path / "run")
     assert summary.modelled["step_ms"] > 0
     log = (tmp_path / "run" / "run.log").read_text()
@@ -156,7 +154,7 @@ def test_an_emulated_device_prices_its_layers_by_name(tiny: Compose, tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_autopsy_names_its_layer(tiny: Compose, tmp_path: Path) -> None:
+def test_autopsy_reports_the_layer(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Invalid loss"):
         run(tiny(*CONV, *SHORT, "train.optimizer.lr=1e38"), tmp_path / "run")
     found = (tmp_path / "run" / "run.log").read_text()
@@ -171,7 +169,9 @@ def test_an_autopsy_names_its_layer(tiny: Compose, tmp_path: Path) -> None:
         (["model.arguments.classes=7"], "7 outputs, and the dataset has 10 classes"),
     ],
 )
-def test_what_needs_a_list_of_layers_is_refused(keys: list[str], said: str, tiny: Compose) -> None:
+def test_settings_that_need_a_layer_list_are_refused(
+    keys: list[str], said: str, tiny: Compose
+) -> None:
     with pytest.raises(RecipeError, match=said):
         reported(tiny(*CONV, *keys))
 
@@ -184,21 +184,19 @@ def test_what_needs_a_list_of_layers_is_refused(keys: list[str], said: str, tiny
         (["model=flax", "model.import=imported_networks:Nothing"], "has no Nothing"),
     ],
 )
-def test_code_that_is_not_there_is_a_problem_of_the_recipe(
-    keys: list[str], said: str, tiny: Compose
-) -> None:
+def test_missing_code_is_a_recipe_problem(keys: list[str], said: str, tiny: Compose) -> None:
     with pytest.raises(RecipeError, match=said):
         tiny(*keys)
 
 
 @pytest.mark.slow
-def test_thor_needs_a_parameter_that_is_named_kernel(tiny: Compose) -> None:
+def test_thor_needs_parameters_named_kernel(tiny: Compose) -> None:
     with pytest.raises(RecipeError, match="network with parameters named kernel"):
         reported(tiny(*FUNCTION, "optimizer=thor"))
 
 
 @pytest.mark.slow
-def test_the_command_line_trains_a_network_of_a_plug_in(
+def test_plugin_network_trains_from_the_command_line(
     forked: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     shutil.copy(IMPORTED_NETWORKS, tmp_path / "nets.py")

@@ -16,14 +16,14 @@ Build = Callable[..., Any]
 IMAGES = random(4, 8, 8, 1)
 
 
-def test_parameters_are_named_by_their_place_in_the_pytree(imported: Build) -> None:
+def test_parameters_are_named_by_their_pytree_path(imported: Build) -> None:
     module = imported("function", "perceptron", width=3)
     found = {path: leaf.shape for path, leaf in parameters(shapes(module, (2, 2, 1))).items()}
     assert found == {"0/0": (4, 3), "0/1": (3,), "1/0": (3, 10), "1/1": (10,)}
 
 
 @pytest.mark.slow
-def test_functions_get_parameters_as_they_gave_them(imported: Build) -> None:
+def test_apply_receives_parameters_as_returned_by_init(imported: Build) -> None:
     module = imported("function", "perceptron", width=3)
     variables = initialise(module, IMAGES)
     _, apply = perceptron(10, 3)
@@ -41,7 +41,7 @@ def test_functions_get_parameters_as_they_gave_them(imported: Build) -> None:
     assert not np.array_equal(first, second)
 
 
-def test_the_order_of_arguments_may_be_that_of_haiku(imported: Build) -> None:
+def test_haiku_argument_order_is_supported(imported: Build) -> None:
     module = imported("function", "transformed")
     variables = initialise(module, IMAGES)
     weight = parameters(variables)["linear/w"]
@@ -49,7 +49,7 @@ def test_the_order_of_arguments_may_be_that_of_haiku(imported: Build) -> None:
     np.testing.assert_allclose(logits, IMAGES.mean((1, 2)) @ weight, rtol=1e-5, atol=1e-6)
 
 
-def test_a_state_is_carried_as_statistics(imported: Build) -> None:
+def test_haiku_state_is_carried_as_statistics(imported: Build) -> None:
     """As `haiku.transform_with_state` returns it; evaluation leaves it as it is."""
     module = imported("function", "transformed_with_state")
     variables = initialise(module, IMAGES)
@@ -75,7 +75,7 @@ def test_a_state_is_carried_as_statistics(imported: Build) -> None:
         ("keyless", {}, "apply: must accept params and images, .* no parameter for images"),
     ],
 )
-def test_what_are_no_such_functions_is_refused(
+def test_invalid_function_pairs_are_refused(
     name: str, arguments: dict[str, Any], said: str, imported: Build
 ) -> None:
     with pytest.raises(ValueError, match=said):

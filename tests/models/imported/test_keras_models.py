@@ -79,7 +79,7 @@ def train(module: Any, variables: Any, key: int) -> tuple[Any, Any]:
     return module.apply(variables, IMAGES, train=True, mutable=["batch_stats"], rngs=rngs)
 
 
-def test_a_model_has_its_own_names_and_results(build: Build) -> None:
+def test_keras_model_keeps_its_variable_names(build: Build) -> None:
     variables = initialise(build("make_model"), IMAGES)
     assert sorted(parameters(variables)) == [
         "batch_normalization/beta",
@@ -94,7 +94,7 @@ def test_a_model_has_its_own_names_and_results(build: Build) -> None:
     assert set(statistics) == {"batch_normalization"}, "no state of random numbers"
 
 
-def test_results_are_those_of_keras(build: Build, plugin: Path) -> None:
+def test_results_match_keras(build: Build, plugin: Path) -> None:
     import keras
     from own_models import make_model  # type: ignore[import-not-found]
 
@@ -115,7 +115,7 @@ def test_results_are_those_of_keras(build: Build, plugin: Path) -> None:
     )
 
 
-def test_dropout_follows_the_key_and_weights_follow_the_seed(build: Build) -> None:
+def test_dropout_depends_on_the_key_and_weights_on_the_seed(build: Build) -> None:
     module = build("make_model")
     variables = initialise(module, IMAGES)
     first, again, other = (train(module, variables, key)[0] for key in (1, 1, 2))
@@ -129,7 +129,7 @@ def test_dropout_follows_the_key_and_weights_follow_the_seed(build: Build) -> No
     assert not np.array_equal(kernels[0], kernels[2])
 
 
-def test_what_keras_seeds_is_put_back(build: Build) -> None:
+def test_global_random_state_is_restored(build: Build) -> None:
     python_random.seed(3)
     np.random.seed(3)
     expected = python_random.random(), np.random.random()
@@ -139,12 +139,12 @@ def test_what_keras_seeds_is_put_back(build: Build) -> None:
     assert (python_random.random(), np.random.random()) == expected
 
 
-def test_a_model_without_an_input_is_built_for_the_images(build: Build) -> None:
+def test_model_without_an_input_is_built_for_the_images(build: Build) -> None:
     module = build("unbuilt")
     assert parameters(initialise(module, IMAGES))["dense/kernel"].shape == (64, 10)
 
 
-def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
+def test_resumed_run_is_bit_equal_to_the_unbroken_one(
     build: Build, tiny: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -169,7 +169,7 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
         ("made", "float32", {"width": 3}, "is a model; arguments must be {}"),
     ],
 )
-def test_what_can_not_be_trained_is_refused(
+def test_untrainable_models_are_refused(
     name: str, dtype: str, arguments: dict[str, Any], said: str, build: Build
 ) -> None:
     with pytest.raises(ValueError, match=said):

@@ -74,7 +74,7 @@ class Functions:
         return x @ kernels["head"], {}
 
 
-def test_kernels_are_followed_through_transposes_and_calls() -> None:
+def test_kernels_are_tracked_through_transposes_and_calls() -> None:
     """But a kernel that is used the other way round, in a loop or in groups isn't observed."""
     network = ImportedNetwork(Functions(), "functions", "float32")
     assert set(require_products(network, IMAGES)) == {"turned", "called", "head"}
@@ -91,13 +91,13 @@ class Shared(Functions):
         return images.reshape(len(images), -1) @ kernel @ kernel, {}
 
 
-def test_a_kernel_that_is_used_twice_is_refused() -> None:
+def test_kernel_used_twice_is_refused() -> None:
     network = ImportedNetwork(Shared(), "shared", "float32")
     with pytest.raises(ValueError, match=r"same: is applied twice in a step"):
         observe(network, IMAGES)
 
 
-def test_samples_that_are_not_the_first_axis_are_not_observed() -> None:
+def test_layers_without_a_leading_sample_axis_are_not_observed() -> None:
     class Turned(Shared):
         def apply(self, variables: Any, images: jax.Array, key: Any, *, train: bool) -> Any:
             tokens = images.reshape(len(images), 1, 64).swapaxes(0, 1)

@@ -140,7 +140,7 @@ def assert_agrees(function: Callable[[Any, Array], Array], weights: Any, x: Arra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_flax_give_the_same_results_and_gradients(name: str) -> None:
+def test_flax_layers_match_with_lowerings(name: str) -> None:
     body, shape = LAYERS[name]
     module, x = Only(body), random(*shape)
     weights = module.init(jax.random.key(0), x)
@@ -153,7 +153,7 @@ def test_layers_of_flax_give_the_same_results_and_gradients(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_of_jax_give_the_same_results_and_gradients(name: str) -> None:
+def test_jax_functions_match_with_lowerings(name: str) -> None:
     function, kernel, images = FUNCTIONS[name]
     assert_agrees(function, random(*kernel, seed=1), random(*images))
     recording = RecordingPolicy()
@@ -161,7 +161,7 @@ def test_functions_of_jax_give_the_same_results_and_gradients(name: str) -> None
     assert recording.problems
 
 
-def test_one_function_gives_the_same_results_and_gradients() -> None:
+def test_mixed_function_matches_with_lowerings() -> None:
     function, kernel, images = FUNCTIONS["mixed"]
     assert_agrees(function, random(*kernel, seed=1), random(*images))
 
@@ -178,7 +178,7 @@ def test_negative_pads_crop_the_images() -> None:
     )
 
 
-def test_a_loop_until_a_condition_is_repeated() -> None:
+def test_while_loop_matches_with_lowerings() -> None:
     def doubled(kernel: Array, x: Array) -> Array:
         return lax.while_loop(lambda y: y.sum() < 100.0, lambda y: y @ kernel, x)
 
@@ -187,7 +187,7 @@ def test_a_loop_until_a_condition_is_repeated() -> None:
     np.testing.assert_array_equal(ours, doubled(kernel, x))
 
 
-def test_a_derivative_of_ones_own_is_kept_with_all_inside() -> None:
+def test_custom_derivative_is_preserved() -> None:
     @jax.custom_vjp
     def product(x: Array, kernel: Array) -> Array:
         return x @ kernel
@@ -200,7 +200,7 @@ def test_a_derivative_of_ones_own_is_kept_with_all_inside() -> None:
     np.testing.assert_array_equal(by_kernel, 5.0 * kernel)
 
 
-def test_scopes_are_kept_but_for_those_inside_the_outermost() -> None:
+def test_scopes_are_layer_paths_below_the_root() -> None:
     class Root(nn.Module):
         @nn.compact
         def __call__(self, x: Array) -> Array:
@@ -226,7 +226,7 @@ def test_scopes_are_kept_but_for_those_inside_the_outermost() -> None:
     }
 
 
-def test_scopes_are_marked_by_transformations_as_those_of_the_function_itself() -> None:
+def test_transformed_scopes_are_preserved() -> None:
     module, x = Only(lambda x: nn.relu(nn.Dense(3, name="head")(x))), random(4, 2)
     weights = module.init(jax.random.key(0), x)
 
@@ -270,7 +270,7 @@ def wide_result(kernel: Array, x: Array) -> Array:
         ),
     ],
 )
-def test_what_is_kept_is_named_with_the_reason(
+def test_unreplaced_operations_are_reported_with_the_reason(
     function: Any, shapes: tuple[tuple[int, ...], ...], said: str
 ) -> None:
     weights, x = (random(*shape) for shape in shapes)
@@ -280,7 +280,7 @@ def test_what_is_kept_is_named_with_the_reason(
     np.testing.assert_array_equal(lowered, jax.jit(function)(weights, x))
 
 
-def test_a_convolution_in_space_is_kept() -> None:
+def test_convolution_in_3d_is_not_replaced() -> None:
     module, x = Kept3D(), random(2, 4, 5, 6, 1)
     weights = module.init(jax.random.key(0), x)
     (kept,) = list_unreplaced(jax.make_jaxpr(module.apply)(weights, x), root="Kept3D")

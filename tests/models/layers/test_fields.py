@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.models.layers.fields import Count, Features, Padding, Size, pair
 
 
-def test_a_size_is_height_and_width() -> None:
+def test_size_is_height_and_width() -> None:
     assert pair(3) == (3, 3)
     assert pair(TypeAdapter(Size).validate_python([3, 5])) == (3, 5)
 
@@ -30,7 +30,7 @@ def test_a_size_is_height_and_width() -> None:
         (Padding, [[1, 1], [0, -1]]),
     ],
 )
-def test_other_values_are_refused(field: Any, value: Any) -> None:
+def test_invalid_field_values_are_refused(field: Any, value: Any) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(field).validate_python(value)
 
@@ -43,5 +43,5 @@ def test_other_values_are_refused(field: Any, value: Any) -> None:
         (Padding, [[1, 0], [2, 3]], ((1, 0), (2, 3))),
     ],
 )
-def test_a_value_is_read(field: Any, value: Any, read: Any) -> None:
+def test_valid_field_values_are_parsed(field: Any, value: Any, read: Any) -> None:
     assert TypeAdapter(field).validate_python(value) == read

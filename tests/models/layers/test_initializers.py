@@ -29,7 +29,7 @@ def assert_deviation(values: np.ndarray, expected: float) -> None:
     assert abs(values.mean()) < 4 * expected / sqrt(values.size)
 
 
-def test_every_initializer_is_tested_here() -> None:
+def test_list_of_tested_initializers_is_complete() -> None:
     assert set(components("initializer")) == {
         "constant",
         "he_normal",
@@ -45,7 +45,7 @@ def test_every_initializer_is_tested_here() -> None:
 
 
 @pytest.mark.slow
-def test_truncated_normal_ends_at_two_sigma_and_is_not_widened() -> None:
+def test_truncated_normal_is_cut_at_two_sigma_without_rescaling() -> None:
     values = draw("truncated_normal", sigma=0.02)
     assert 0.0398 < np.abs(values).max() <= 0.04
     density = np.exp(-2) / sqrt(2 * np.pi)
@@ -54,14 +54,14 @@ def test_truncated_normal_ends_at_two_sigma_and_is_not_widened() -> None:
 
 
 @pytest.mark.slow
-def test_normal_has_sigma_around_the_mean() -> None:
+def test_normal_has_the_given_mean_and_deviation() -> None:
     values = draw("normal", sigma=0.5, mean=2.0)
     assert_deviation(values - 2, 0.5)
     assert np.abs(values - 2).max() > 1.5
 
 
 @pytest.mark.slow
-def test_uniform_reaches_scale_on_both_sides() -> None:
+def test_uniform_range_is_plus_minus_scale() -> None:
     values = draw("uniform", scale=0.3)
     assert -0.3 <= values.min() < -0.299
     assert 0.299 < values.max() < 0.3
@@ -70,13 +70,13 @@ def test_uniform_reaches_scale_on_both_sides() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "fan"), [("fan_in", FAN_IN), ("fan_out", FAN_OUT)])
-def test_he_normal_is_a_plain_normal_of_gain_over_root_fan(mode: str, fan: int) -> None:
+def test_he_normal_deviation_is_gain_over_root_fan(mode: str, fan: int) -> None:
     values = draw("he_normal", CONV, mode=mode)
     assert_deviation(values, sqrt(2 / fan))
     assert np.abs(values).max() > 3.5 * sqrt(2 / fan)
 
 
-def test_he_normal_takes_the_gain_of_a_leaky_relu() -> None:
+def test_he_normal_supports_the_gain_of_a_leaky_relu() -> None:
     assert_deviation(draw("he_normal", negative_slope=0.5), sqrt(2 / 1.25 / 300))
 
 
@@ -90,7 +90,7 @@ def test_he_uniform_of_slope_root_5_is_bounded_by_one_over_root_fan(mode: str, f
 
 
 @pytest.mark.slow
-def test_he_uniform_takes_another_slope() -> None:
+def test_he_uniform_supports_other_slopes() -> None:
     assert_deviation(draw("he_uniform", negative_slope=0.0), sqrt(2 / 300))
 
 
@@ -111,12 +111,12 @@ def test_xavier_uniform_is_bounded_by_both_fans() -> None:
     ("name", "fields", "value"),
     [("constant", {"value": 1.5}, 1.5), ("zeros", {}, 0.0), ("ones", {}, 1.0)],
 )
-def test_constants_are_the_same_everywhere(name: str, fields: Any, value: float) -> None:
+def test_constant_initializers_fill_with_their_value(name: str, fields: Any, value: float) -> None:
     np.testing.assert_array_equal(draw(name, (7,), **fields), np.full(7, value, np.float32))
 
 
 @pytest.mark.parametrize("name", ["he_normal", "he_uniform", "xavier_normal", "xavier_uniform"])
-def test_what_scales_by_fan_refuses_a_bias(name: str) -> None:
+def test_fan_scaled_initializers_refuse_a_bias(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} scales by .* shape \(6,\) has one axis"):
         draw(name, (6,))
 
@@ -133,6 +133,6 @@ def test_what_scales_by_fan_refuses_a_bias(name: str) -> None:
         ("constant", {}),
     ],
 )
-def test_values_that_draw_nothing_are_refused(name: str, fields: Any) -> None:
+def test_invalid_initializer_values_are_refused(name: str, fields: Any) -> None:
     with pytest.raises(ValidationError):
         components("initializer")[name].model_validate({"name": name, **fields})

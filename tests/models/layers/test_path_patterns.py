@@ -17,7 +17,7 @@ DEEP: list[Path] = [
 ]
 
 
-def test_a_pattern_that_covers_nothing_is_shown_the_scopes() -> None:
+def test_unmatched_pattern_error_lists_the_scopes() -> None:
     """Four of 62 names said little of a deep network."""
     scopes = (
         r"in net/stage_0 \(9\), net/stage_1 \(9\), net/stage_2 \(9\), net/dense_0 \(2\), such as"
@@ -29,7 +29,7 @@ def test_a_pattern_that_covers_nothing_is_shown_the_scopes() -> None:
     require_covered(["net/stage_*", "net/*/bias"], DEEP, "parameters")
 
 
-def test_the_scopes_shown_are_bounded_and_tell_paths_apart() -> None:
+def test_scopes_in_the_error_are_limited() -> None:
     many: list[Path] = [(f"layer_{n}", "kernel") for n in range(500)]
     with pytest.raises(ValueError, match=r"layer_39, \.\.\., such as layer_0/kernel") as caught:
         require_covered(["x\\n" * 300], many, "parameters")

@@ -98,7 +98,7 @@ def is_float16(values: np.ndarray) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", CELLS)
-def test_parity_of_a_layer_at_a_level_with_mindspore(key: str) -> None:
+def test_layer_at_a_precision_level_has_parity_with_mindspore(key: str) -> None:
     """Values to a few units of the type, and the type itself: float16 has no other values."""
     level, _, kind = key.partition("/")
     precision = LEVELS[level]  # type: ignore[index]
@@ -153,7 +153,7 @@ HALF, SINGLE = "float16", "float32"
         ("bf16", "bfloat16", "bfloat16", "bfloat16"),
     ],
 )
-def test_levels_type_layers_by_their_kind(
+def test_precision_level_sets_dtypes_by_kind_of_layer(
     level: Level, conv: str, norm: str, residual: str
 ) -> None:
     precision = LEVELS[level]
@@ -166,7 +166,7 @@ def test_levels_type_layers_by_their_kind(
 
 
 @pytest.mark.slow
-def test_the_last_rule_by_path_wins_inside_of_what_it_matches() -> None:
+def test_last_matching_rule_applies_to_the_matched_layers() -> None:
     """M-07: a cell and all cells in it; everything else computes in float32."""
     rules = (
         ToFloat(pattern="residual_*", dtype="float16"),
@@ -181,7 +181,7 @@ def test_the_last_rule_by_path_wins_inside_of_what_it_matches() -> None:
 
 
 @pytest.mark.slow
-def test_a_rule_about_everything_is_a_level() -> None:
+def test_rule_for_all_layers_equals_a_level() -> None:
     images = random(2, 4, 4, 2)
     by_path = network(*BLOCK).clone(rules=(ToFloat(pattern="*", dtype="float16"),))
     at_level = network(*BLOCK, dtype="float16")
@@ -191,7 +191,7 @@ def test_a_rule_about_everything_is_a_level() -> None:
 
 
 @pytest.mark.slow
-def test_numbers_of_tokens_keep_their_type() -> None:
+def test_token_numbers_are_not_cast() -> None:
     """4095 is no number of float16."""
     stack = (Embedding(vocabulary=4096, features=4), SelfAttention(heads=2), FirstToken())
     module = network(*stack, standard.Dense(features=2))
@@ -204,7 +204,7 @@ def test_numbers_of_tokens_keep_their_type() -> None:
     np.testing.assert_allclose(result, expected, rtol=2e-2, atol=2e-3)
 
 
-def test_the_paths_of_all_layers_are_listed() -> None:
+def test_layer_paths_are_all_listed() -> None:
     listing = PathListing()
     module = network(*BLOCK).clone(rules=(listing,))
     jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), random(1, 4, 4, 2))
@@ -221,7 +221,7 @@ def test_the_paths_of_all_layers_are_listed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_wide_and_deep_computes_at_every_level(level: Level) -> None:
+def test_wide_and_deep_supports_every_precision_level(level: Level) -> None:
     """Its dense layers are layers of a list, too; its tables are looked up in float32."""
     spec = conf_model("wide_deep", vocabulary=300, hidden=[8])
     samples = np.stack([np.arange(12.0).reshape(3, 4), np.ones((3, 4))], axis=-1)[:, :, None]

@@ -25,17 +25,17 @@ def layer(written: Any) -> LayerSpec:
     return TypeAdapter(Layer).validate_python(written)
 
 
-def test_a_name_alone_is_a_layer() -> None:
+def test_layer_name_stands_for_its_defaults() -> None:
     assert layer("relu") == Relu()
 
 
-def test_layers_hold_layers() -> None:
+def test_layers_can_be_nested() -> None:
     written = [{"name": "residual", "body": [{"name": "conv", "features": 4, "kernel": [3, 1]}]}]
     (residual,) = TypeAdapter(Layers).validate_python(written)
     assert residual == Residual(body=(Conv(features=4, kernel=(3, 1)),))
 
 
-def test_defaults_are_mindspores() -> None:
+def test_defaults_match_mindspore() -> None:
     conv = Conv(features=4, kernel=3)
     assert (conv.padding, conv.stride, conv.dilation, conv.bias) == ("same", 1, 1, False)
     assert Dense(features=4).bias
@@ -45,7 +45,7 @@ def test_defaults_are_mindspores() -> None:
     assert Dropout().rate == 0.5
 
 
-def test_every_layer_has_its_own_docstring() -> None:
+def test_layer_docstrings_are_unique() -> None:
     texts = [cls.__doc__ for cls in components("layer").values()]
     assert len(texts) == 42
     assert len(set(texts)) == 42
@@ -62,7 +62,7 @@ def test_every_layer_has_its_own_docstring() -> None:
         {"name": "rely"},
     ],
 )
-def test_layers_that_make_no_sense_are_refused(written: Any) -> None:
+def test_invalid_layers_are_refused(written: Any) -> None:
     with pytest.raises(ValidationError):
         layer(written)
 
@@ -78,9 +78,7 @@ def test_layers_that_make_no_sense_are_refused(written: Any) -> None:
         ("padding", [[1, -1], [0, 0]], r"same, valid, symmetric, a whole number"),
     ],
 )
-def test_fields_of_several_types_say_in_one_sentence_what_they_take(
-    field: str, value: Any, expected: str
-) -> None:
+def test_error_of_a_union_field_is_one_sentence(field: str, value: Any, expected: str) -> None:
     with pytest.raises(ValidationError, match=f"must be {expected}") as caught:
         layer({"name": "conv", "features": 4, "kernel": 3, field: value})
     assert [details["loc"] for details in caught.value.errors()] == [("conv", field)]
@@ -91,11 +89,11 @@ def test_conv_refuses_groups_that_do_not_divide_its_features() -> None:
         Conv(features=10, kernel=3, groups=4)
 
 
-def test_conv_may_give_the_classes() -> None:
+def test_conv_features_may_be_the_classes() -> None:
     assert Conv(features="$classes", kernel=1, groups=2).features == "$classes"
 
 
-def test_siblings_are_numbered_by_kind_or_called_by_their_scope() -> None:
+def test_siblings_are_numbered_by_kind_unless_scoped() -> None:
     siblings = (
         Conv(features=4, kernel=3),
         Relu(),

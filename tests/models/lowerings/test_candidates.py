@@ -115,7 +115,7 @@ def assert_all_equal(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups"), PLAIN)
-def test_all_equal_jax(
+def test_candidates_equal_jax(
     kernel: int, stride: int, padding: str | Sequence[tuple[int, int]], dilation: int, groups: int
 ) -> None:
     window = _window(kernel, stride, padding, dilation, groups)
@@ -124,7 +124,7 @@ def test_all_equal_jax(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups"), DILATED_OR_GROUPED)
-def test_all_equal_jax_dilated_and_grouped(
+def test_dilated_and_grouped_candidates_equal_jax(
     kernel: int, stride: int, padding: str | Sequence[tuple[int, int]], dilation: int, groups: int
 ) -> None:
     window = _window(kernel, stride, padding, dilation, groups)
@@ -136,14 +136,14 @@ def test_all_equal_jax_dilated_and_grouped(
     ("kernel", "stride", "groups"),
     [(1, 1, 1), (1, 2, 1), (3, 1, 1), (3, 2, 1), (7, 2, 1), (3, 1, 2), (3, 2, 4)],
 )
-def test_all_equal_jax_in_bfloat16(kernel: int, stride: int, groups: int) -> None:
+def test_bfloat16_candidates_equal_jax(kernel: int, stride: int, groups: int) -> None:
     window = _window(kernel, stride, "SAME", 1, groups)
     assert_all_equal(window, "bfloat16", engines_here("bfloat16"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (3, 1), (3, 2)])
-def test_all_equal_jax_in_float16_which_is_widened(kernel: int, stride: int) -> None:
+def test_float16_candidates_equal_jax_and_those_of_float32(kernel: int, stride: int) -> None:
     window = _window(kernel, stride, "SAME", 1, 1)
     assert_all_equal(window, "float16", engines_here("float16"))
     float32 = problem("forward", window, "float32")
@@ -191,7 +191,7 @@ def _window(
     )
 
 
-def test_every_family_is_among_the_candidates_of_some_problem() -> None:
+def test_every_family_is_a_candidate_of_a_problem() -> None:
     windows = [
         _window(*case)
         for case in [
@@ -211,7 +211,7 @@ def test_every_family_is_among_the_candidates_of_some_problem() -> None:
         assert seen == set(FORMULAS["conv2d"][role])
 
 
-def test_the_plain_lowering_comes_first_and_needs_no_other_engine() -> None:
+def test_plain_xla_convolution_is_the_first_candidate() -> None:
     for role in ROLES:
         asked = problem(role, _window(3, 2, "SAME", 1, 2), "float32")
         assert list_candidates(asked, frozenset(("xla",)))[0] == Lowering("convolution", "xla")
@@ -243,7 +243,7 @@ BOTH: frozenset[Engine] = frozenset(("xla", "onednn"))
         ),
     ],
 )
-def test_the_candidates_of_some_problems(
+def test_candidates_match_the_expected_list(
     role: Role,
     batch: int,
     size: int,
@@ -282,14 +282,14 @@ def test_the_candidates_of_some_problems(
         ("dots/xla", False),
     ],
 )
-def test_what_can_be_computed_is_more_than_what_is_tried(lowering: str, able: bool) -> None:
+def test_computable_lowerings_include_more_than_candidates(lowering: str, able: bool) -> None:
     window = make_window((32, 32), (3, 3), (1, 1), "SAME", (1, 1), 1)
     asked = ConvolutionProblem("forward", window, 64, 16, 32, "float32")
     assert can_compute(asked, Lowering.parse(lowering), BOTH) is able
     assert not can_compute(asked, Lowering("im2col", "onednn"), frozenset(("xla",)))
 
 
-def test_a_lowering_that_does_not_fit_is_refused() -> None:
+def test_lowering_that_can_not_compute_the_problem_is_refused() -> None:
     asked = problem("forward", _window(3, 1, "SAME", 1, 1), "float32")
     images, kernel = operands("float32", 1, 3)
     with pytest.raises(ValueError, match=r"pixels/xla can't compute conv2d forward 4x11x9x4"):
@@ -297,11 +297,11 @@ def test_a_lowering_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("lowering", [Lowering("dots", "onednn", 8), Lowering("im2col")])
-def test_a_lowering_is_read_as_it_is_written(lowering: Lowering) -> None:
+def test_lowering_is_unchanged_after_formatting_and_parsing(lowering: Lowering) -> None:
     assert Lowering.parse(str(lowering)) == lowering
 
 
 @pytest.mark.parametrize("text", ["", "dots", "dots/mkl", "dots/xla/8/9", "dots/xla/many"])
-def test_what_is_no_lowering_is_refused(text: str) -> None:
+def test_invalid_lowering_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"lowering|unpack|invalid literal"):
         Lowering.parse(text)

@@ -111,7 +111,7 @@ def test_conv2d_matches_its_definition(
 @pytest.mark.parametrize("padding", ["SAME", "VALID", [[1, 0], [2, 3]]])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
-def test_gradients_equal_those_that_jax_derives(size: int, stride: int, padding: Any) -> None:
+def test_gradients_match_jax(size: int, stride: int, padding: Any) -> None:
     images, kernel = random(2, 9, 8, 3), random(size, size, 3, 5, seed=1)
     assert_native_gradients(images, kernel, strides=(stride, stride), padding=padding)
 
@@ -119,9 +119,7 @@ def test_gradients_equal_those_that_jax_derives(size: int, stride: int, padding:
 @pytest.mark.slow
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize("groups", [2, 4])
-def test_gradients_of_grouped_and_dilated_convolutions_equal_those_that_jax_derives(
-    groups: int, padding: str
-) -> None:
+def test_grouped_and_dilated_gradients_match_jax(groups: int, padding: str) -> None:
     images, kernel = random(2, 9, 8, 4), random(3, 2, 4 // groups, 8, seed=1)
     assert_native_gradients(
         images, kernel, strides=(2, 1), padding=padding, dilation=(1, 2), groups=groups
@@ -129,7 +127,7 @@ def test_gradients_of_grouped_and_dilated_convolutions_equal_those_that_jax_deri
 
 
 @pytest.mark.slow
-def test_gradients_on_other_platforms_are_those_that_jax_derives(
+def test_gradients_on_other_platforms_match_jax(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def elsewhere(*operands: jax.Array, cpu: Any, default: Callable[..., Any]) -> Any:
@@ -164,20 +162,20 @@ def orders(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_gradients_in_a_loop_convolve_in_the_order_that_is_fast_on_cpu() -> None:
+def test_gradients_in_a_loop_use_the_fast_cpu_dimension_order() -> None:
     text = in_a_loop(conv2d).lower().compile().as_text()
     assert text is not None
     assert orders(text) == {CANONICAL}
     assert orders(in_a_loop(native).lower().compile().as_text() or "") > {CANONICAL}
 
 
-def test_gradient_of_a_kernel_is_a_call_into_which_nothing_is_fused() -> None:
+def test_kernel_gradient_is_an_unfused_call() -> None:
     text = in_a_loop(conv2d).lower().compile().as_text()
     assert text is not None
     assert len(re.findall(r" call\(.*_weight_grad", text)) == 1
 
 
-def test_lowered_for_a_gpu_the_gradients_are_left_to_its_compiler() -> None:
+def test_gradients_are_not_custom_when_lowered_for_gpu() -> None:
     traced = in_a_loop(conv2d)
     assert "jit(_compute_weight_grad)" in traced.lower().as_text(debug_info=True)
     elsewhere = traced.lower(lowering_platforms=("cuda",)).as_text(debug_info=True)

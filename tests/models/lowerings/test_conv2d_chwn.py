@@ -63,16 +63,14 @@ def assert_native(images: np.ndarray, kernel: np.ndarray, **how: Any) -> None:
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 0), (2, 3))])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
-def test_a_convolution_and_its_gradients_equal_native_ones(
-    size: int, stride: int, padding: Any
-) -> None:
+def test_chwn_convolution_and_gradients_match_native(size: int, stride: int, padding: Any) -> None:
     images, kernel = random(3, 9, 8, 4), random(size, size, 3, 5, seed=1)
     assert_native(images, kernel, strides=(stride, stride), padding=padding)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
-def test_one_channel_is_added_up_without_a_product(size: int) -> None:
+def test_single_channel_is_computed_without_a_product(size: int) -> None:
     images, kernel = random(1, 9, 8, 4), random(size, size, 1, 5, seed=1)
     assert_native(images, kernel, strides=(1, 1), padding="SAME")
     text = str(jax.make_jaxpr(conv2d_chwn)(images, kernel))
@@ -93,7 +91,7 @@ EDGES = st.tuples(st.integers(0, 4), st.integers(0, 4))
     padding=st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(EDGES, EDGES)),
     channels=SMALL,
 )
-def test_any_window_is_computed_as_native(
+def test_random_windows_match_native(
     sizes: tuple[int, int], window: tuple[int, int], channels: int, **how: Any
 ) -> None:
     images, kernel = random(channels, *sizes, 3), random(*window, channels, 2, seed=1)
@@ -143,7 +141,7 @@ def in_a_loop() -> str:
 
 
 @pytest.mark.slow
-def test_in_a_loop_patches_are_made_once_and_gradients_that_nobody_asks_for_not_at_all() -> None:
+def test_patches_in_a_loop_are_made_once_and_unused_gradients_never() -> None:
     text = in_a_loop()
     assert not re.findall(r" convolution\(", text)
     assert Counter(re.findall(r"to_apply=%_([a-z_]+?)[_.\d]*, frontend", text)) == {

@@ -57,7 +57,7 @@ OTHER_KERNELS = [(1, 1), (1, 2), (2, 2), (3, 1), (5, 3)]
     ("kernel", "stride"),
     [(3, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_KERNELS)],
 )
-def test_results_and_gradients_are_those_of_jax(kernel: int, stride: int, padding: Padding) -> None:
+def test_results_and_gradients_match_jax(kernel: int, stride: int, padding: Padding) -> None:
     x, weights = operands(kernel=kernel)
 
     def ours(x: Array, weights: Array) -> Array:
@@ -80,7 +80,7 @@ class LastCandidate:
 
 
 @pytest.mark.parametrize("policy", [DEFAULTS, LastCandidate()], ids=["defaults", "chosen"])
-def test_windows_with_groups_and_unreached_rows_are_those_of_jax(policy: LoweringPolicy) -> None:
+def test_grouped_windows_with_unreached_rows_match_jax(policy: LoweringPolicy) -> None:
     """Stride 3 and 2, dilation 1 and 3, pads, and rows after the last that a kernel reaches."""
     x, weights = operands()
     weights = weights[:, :, :2].repeat(2, -1)
@@ -106,7 +106,7 @@ def test_windows_with_groups_and_unreached_rows_are_those_of_jax(policy: Lowerin
     assert_close(found, expected)
 
 
-def test_chosen_lowerings_compute_the_same() -> None:
+def test_chosen_lowerings_match_the_default() -> None:
     x, weights = operands(kernel=2)
     recording = RecordingPolicy()
     conv2d_transpose(x, weights, strides=(2, 2), policy=recording)

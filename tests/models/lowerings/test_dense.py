@@ -37,15 +37,15 @@ def assert_derived(inputs: np.ndarray, kernel: np.ndarray) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("features", [1, 10, FEW_FEATURES, FEW_FEATURES + 1])
-def test_gradients_equal_those_that_jax_derives(features: int) -> None:
+def test_gradients_match_jax(features: int) -> None:
     assert_derived(random(6, 17), random(17, features, seed=1))
 
 
-def test_tokens_are_left_to_jax() -> None:
+def test_token_gradients_match_jax() -> None:
     assert_derived(random(3, 5, 17), random(17, 10, seed=1))
 
 
-def test_gradients_on_other_platforms_are_those_that_jax_derives(
+def test_gradients_on_other_platforms_match_jax(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def elsewhere(*operands: jax.Array, cpu: Any, default: Callable[..., Any]) -> Any:
@@ -59,7 +59,7 @@ def test_gradients_on_other_platforms_are_those_that_jax_derives(
 
 
 @pytest.mark.parametrize(("features", "turned"), [(10, 1), (FEW_FEATURES + 1, 0)])
-def test_few_features_are_the_rows_of_a_product_that_is_turned_in_a_call(
+def test_kernel_gradient_of_few_features_is_transposed_in_a_call(
     features: int, turned: int
 ) -> None:
     def gradient(inputs: jax.Array, kernel: jax.Array) -> jax.Array:

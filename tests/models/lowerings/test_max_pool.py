@@ -38,7 +38,7 @@ def by_loops(
         ((1, 1), (2, 2), UNPADDED),
     ],
 )
-def test_max_pool_takes_the_largest_of_every_window(
+def test_max_pool_is_the_maximum_of_every_window(
     window: Pair, strides: Pair, pads: tuple[Pair, Pair]
 ) -> None:
     images = random(2, 7, 8, 3) - 5
@@ -47,7 +47,7 @@ def test_max_pool_takes_the_largest_of_every_window(
 
 
 @pytest.mark.slow
-def test_gradient_goes_to_the_largest_as_in_a_reduced_window() -> None:
+def test_gradient_matches_reduce_window() -> None:
     images, pads = random(2, 7, 8, 3), ((0, 0), (1, 1), (1, 0), (0, 0))
 
     def reduced(images: jax.Array) -> jax.Array:
@@ -62,7 +62,7 @@ def test_gradient_goes_to_the_largest_as_in_a_reduced_window() -> None:
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(values=st.lists(st.integers(0, 2), min_size=16, max_size=16))
-def test_tied_values_share_the_gradient_and_its_sum_is_preserved(values: list[int]) -> None:
+def test_gradient_of_each_window_sums_to_one_at_its_maxima(values: list[int]) -> None:
     images = np.array(values, np.float32).reshape(1, 4, 4, 1)
     y, pull = jax.vjp(lambda images: max_pool(images, (2, 2), (2, 2), UNPADDED), images)
     (gradient,) = pull(np.ones(y.shape, np.float32))

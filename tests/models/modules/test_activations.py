@@ -14,13 +14,13 @@ X = np.linspace(-6, 6, 241, dtype=np.float32)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_in_float32_it_is_the_function_itself(name: str) -> None:
+def test_activation_in_float32_is_the_plain_function(name: str) -> None:
     np.testing.assert_array_equal(activate(name, jnp.asarray(X)), ACTIVATIONS[name](X))
 
 
 @pytest.mark.parametrize("name", mark_slow_except([*ACTIVATIONS][:3], ACTIVATIONS))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_short_types_results_and_derivatives_are_rounded_once(name: str, dtype: str) -> None:
+def test_activation_in_half_precision_is_rounded_once(name: str, dtype: str) -> None:
     short = jnp.asarray(X, dtype)
     wide = short.astype(jnp.float32)
     y, backward = jax.vjp(lambda x: activate(name, x), short)
@@ -34,7 +34,7 @@ def test_in_short_types_results_and_derivatives_are_rounded_once(name: str, dtyp
     )
 
 
-def test_gelu_rounded_at_each_operation_is_further_off() -> None:
+def test_gelu_rounded_at_each_operation_is_less_accurate() -> None:
     """So that the test above would see it."""
     assert "gelu" not in EXACT
     short = jnp.asarray(X, "bfloat16")

@@ -43,7 +43,7 @@ def variables() -> Any:
     return initialise(MODULE, IMAGES)
 
 
-def test_each_score_trains_one_of_both(variables: Any) -> None:
+def test_scores_train_either_generator_or_discriminator(variables: Any) -> None:
     def sum_scores(params: Any) -> jax.Array:
         return train(params, variables["batch_stats"])[0].sum(0)
 
@@ -58,7 +58,7 @@ def test_each_score_trains_one_of_both(variables: Any) -> None:
     assert trains == {"generator": [False, False, True], "discriminator": [True, True, False]}
 
 
-def test_statistics_are_updated_by_real_and_by_generated_images(variables: Any) -> None:
+def test_statistics_are_updated_once_by_real_and_generated_images(variables: Any) -> None:
     """The third score must not count the generated images again."""
     before = variables["batch_stats"]["adversarial_0"]["discriminator"]["batch_norm_0"]["mean"]
     _, after = jax.jit(train)(variables["params"], variables["batch_stats"])
@@ -70,7 +70,7 @@ def test_statistics_are_updated_by_real_and_by_generated_images(variables: Any) 
     assert np.all(np.abs(generated) <= bound * 1.001)
 
 
-def test_an_evaluated_sample_does_not_depend_on_its_batch(variables: Any) -> None:
+def test_evaluated_sample_does_not_depend_on_its_batch(variables: Any) -> None:
     score = jax.jit(lambda images: MODULE.apply(variables, images, train=False))
     together = np.asarray(score(IMAGES))
     alone = np.concatenate([score(IMAGES[row : row + 1]) for row in range(6)])
@@ -87,7 +87,7 @@ def test_an_evaluated_sample_does_not_depend_on_its_batch(variables: Any) -> Non
         ({"discriminator": JUDGE}, r"the discriminator returns shape \(6, 8\); must be"),
     ],
 )
-def test_layers_that_do_not_fit_are_named(changes: dict[str, Any], problem: str) -> None:
+def test_incompatible_layers_are_reported(changes: dict[str, Any], problem: str) -> None:
     module = network(LAYER.model_copy(update=changes))
     with pytest.raises(ValueError, match=f"adversarial_0: {problem}"):
         jax.eval_shape(

@@ -15,7 +15,7 @@ LAYERS = network(standard.Flatten(), standard.Relu())
 IMAGES = jnp.array([[[[-1.0], [2.0]]]])
 
 
-def test_layers_are_recorded_by_both_of_two_nested_bodies() -> None:
+def test_layers_are_recorded_by_nested_recorders() -> None:
     outer: list[str] = []
     inner: list[str] = []
     alone: list[str] = []
@@ -31,7 +31,7 @@ def test_layers_are_recorded_by_both_of_two_nested_bodies() -> None:
     assert outer == [*alone, *alone]
 
 
-def test_an_outer_function_gets_the_result_of_the_inner_one() -> None:
+def test_outer_interceptor_receives_the_result_of_the_inner_one() -> None:
     def double(layer: Any, compute: Any, x: Any, context: Any) -> Any:
         return 2 * compute(x)
 

@@ -65,7 +65,7 @@ def test_running_statistics_after_two_steps_have_parity_with_mindspore() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("train", [True, False])
-def test_results_are_those_of_flax(train: bool, dtype: str) -> None:
+def test_results_match_flax(train: bool, dtype: str) -> None:
     x, variables = jnp.asarray(X, dtype), fresh(6)
     y, changed = stepped(ours(train, dtype=dtype), variables, x)
     expected, by_flax = stepped(flax(train, dtype=dtype), variables, x)
@@ -77,7 +77,7 @@ def test_results_are_those_of_flax(train: bool, dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("train", [True, False])
-def test_gradients_are_those_of_flax(train: bool, dtype: str) -> None:
+def test_gradients_match_flax(train: bool, dtype: str) -> None:
     def loss(params: Any, x: Any, module: nn.Module) -> jax.Array:
         variables = {**fresh(6), "params": params}
         return jnp.sin(stepped(module, variables, x)[0].astype(jnp.float32)).sum()
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_flax(train: bool, dtype: str) -> None:
     assert all(is_close(*pair) for pair in pairs)
 
 
-def test_channels_far_from_zero_are_normalised_as_well() -> None:
+def test_channels_far_from_zero_are_normalised_accurately() -> None:
     """A mean a hundred times the deviation costs two of seven digits."""
     x = (random(64, 7, 7, 6) + 100).astype(np.float32)
     statistics = {"mean": np.full(6, 100, np.float32), "var": np.ones(6, np.float32)}
@@ -99,19 +99,19 @@ def test_channels_far_from_zero_are_normalised_as_well() -> None:
     np.testing.assert_allclose(y, (x - 100) / np.sqrt(1 + 1e-5), rtol=0, atol=2e-5)
 
 
-def test_the_running_variance_follows_the_unbiased_one() -> None:
+def test_running_variance_uses_the_unbiased_estimate() -> None:
     _, changed = stepped(ours(), fresh(6), X)
     expected = 0.9 + 0.1 * X.var((0, 1, 2), ddof=1)
     np.testing.assert_allclose(changed["batch_stats"]["var"], expected, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_one_value_has_no_unbiased_variance_and_counts_as_it_is() -> None:
+def test_running_variance_of_a_single_value_is_not_corrected() -> None:
     _, changed = stepped(ours(), fresh(6), X[:1, :1, :1])
     np.testing.assert_allclose(changed["batch_stats"]["var"], np.full(6, 0.9), rtol=1e-6)
 
 
-def test_evaluation_reads_the_running_statistics_and_leaves_them() -> None:
+def test_evaluation_uses_and_does_not_change_running_statistics() -> None:
     variables = fresh(6)
     y, changed = stepped(ours(train=False), variables, X)
     scale, bias = variables["params"]["scale"], variables["params"]["bias"]
@@ -130,14 +130,14 @@ def test_channels_may_come_first() -> None:
         )
 
 
-def test_fresh_statistics_are_not_those_of_the_first_batch() -> None:
+def test_initial_statistics_are_independent_of_the_first_batch() -> None:
     variables = ours().init(jax.random.key(0), X)
     np.testing.assert_array_equal(variables["batch_stats"]["mean"], np.zeros(6))
     np.testing.assert_array_equal(variables["batch_stats"]["var"], np.ones(6))
     np.testing.assert_array_equal(variables["params"]["scale"], np.ones(6))
 
 
-def test_no_float32_copy_of_bfloat16_images_is_written() -> None:
+def test_bfloat16_images_are_not_copied_to_float32() -> None:
     """Every sum converts what it reads: XLA:CPU would write a copy that several read."""
     x = jnp.asarray(random(4, 16, 16, 8), jnp.bfloat16)
     module = ours(dtype="bfloat16")

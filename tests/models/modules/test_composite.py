@@ -32,7 +32,7 @@ def out(layer: LayerSpec, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarr
 
 
 @pytest.mark.slow
-def test_branches_stand_side_by_side_and_an_empty_one_passes_x_on() -> None:
+def test_branches_are_concatenated_and_empty_ones_are_identity() -> None:
     layer = Branches(branches=((Relu(),), (), (Dense(features=2, bias=False),)))
     y, p = out(layer, ROWS)
     kernel = p["branches_0/branch_2/dense_0/kernel"]
@@ -41,21 +41,21 @@ def test_branches_stand_side_by_side_and_an_empty_one_passes_x_on() -> None:
     )
 
 
-def test_split_branches_read_a_share_of_the_channels_each() -> None:
+def test_split_branches_read_disjoint_channels() -> None:
     y, _ = out(Branches(branches=((), (Tanh(),)), split=True), IMAGES)
     expected = np.concatenate([IMAGES[..., :2], np.tanh(IMAGES[..., 2:])], -1)
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_gate_weighs_every_channel() -> None:
+def test_gate_scales_every_channel() -> None:
     y, p = out(Gate(body=(GlobalAvgPool(), Dense(features=4), Sigmoid())), IMAGES)
     means = IMAGES.mean((1, 2)) @ p["gate_0/dense_0/kernel"] + p["gate_0/dense_0/bias"]
     expected = IMAGES / (1 + np.exp(-means))[:, None, None]
     np.testing.assert_allclose(y, expected.reshape(3, -1), rtol=1e-4, atol=1e-6)
 
 
-def test_a_gate_may_weigh_every_value() -> None:
+def test_gate_may_scale_every_value() -> None:
     y, _ = out(Gate(body=(Tanh(),)), IMAGES)
     np.testing.assert_allclose(y, (IMAGES * np.tanh(IMAGES)).reshape(3, -1), rtol=1e-4, atol=1e-6)
 
@@ -70,7 +70,7 @@ def test_dual_path_adds_the_first_channels_and_appends_the_rest() -> None:
 
 
 @pytest.mark.slow
-def test_dual_path_computes_its_shortcut_under_a_path_of_its_own() -> None:
+def test_dual_path_computes_its_shortcut_under_a_separate_path() -> None:
     layer = DualPath(body=(Relu(),), added=2, shortcut=(Dense(features=3, bias=False),))
     y, p = out(layer, ROWS)
     positive, shortcut = np.maximum(ROWS, 0), ROWS @ p["dual_path_0/shortcut/dense_0/kernel"]
@@ -105,12 +105,12 @@ def test_dual_path_computes_its_shortcut_under_a_path_of_its_own() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_together_is_named(layer: LayerSpec, message: str) -> None:
+def test_incompatible_shapes_are_reported(layer: LayerSpec, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shapes(network(layer, Flatten()), (6, 5, 4))
 
 
-def test_there_is_at_least_one_branch() -> None:
+def test_branches_need_at_least_one_branch() -> None:
     with pytest.raises(ValidationError, match="at least 1 item"):
         Branches(branches=())
 

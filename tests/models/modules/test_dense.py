@@ -17,7 +17,7 @@ X = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_in_float32_it_is_flax_bit_for_bit(use_bias: bool) -> None:
+def test_dense_in_float32_is_bit_equal_to_flax(use_bias: bool) -> None:
     settings: dict[str, Any] = {"features": 6, "use_bias": use_bias, "dtype": "float32"}
     settings["bias_init"] = nn.initializers.normal(1.0)
     ours, flaxs = DenseModule(**settings), nn.Dense(**settings)
@@ -32,7 +32,7 @@ def test_in_float32_it_is_flax_bit_for_bit(use_bias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("axis", [-1, 0])
-def test_the_gradient_of_a_bias_is_summed_in_float32(dtype: str, axis: int) -> None:
+def test_bias_gradient_is_summed_in_float32(dtype: str, axis: int) -> None:
     """4096 times 1 is 256 in bfloat16 where each sum is rounded: 256 + 1 is 256 again."""
     rows, features = 4096, 3
     shape = (rows, features) if axis == -1 else (features, rows)
@@ -45,14 +45,14 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(dtype: str, axis: int) -> N
     np.testing.assert_array_equal(by_bias, np.full(features, rows, np.float32))
 
 
-def test_a_bias_along_the_first_axis_of_images() -> None:
+def test_bias_is_added_along_the_first_axis() -> None:
     images = np.zeros((2, 3, 4, 5), np.float32)
     added: Array = add_bias(jnp.asarray(images), jnp.asarray([1.0, 2.0]), 0)
     np.testing.assert_array_equal(added[:, 0, 0, 0], [1.0, 2.0])
     assert added.shape == images.shape
 
 
-def test_a_bias_that_is_not_rounded_reaches_the_sum() -> None:
+def test_unrounded_bias_is_added_in_full_precision() -> None:
     """2^-8 + 2^-16 is 2^-8 in bfloat16, and 1 + 2^-8 lies between 1 and 1 + 2^-7."""
     x = jnp.ones((1, 1), jnp.bfloat16)
     bias = jnp.asarray([2**-8 + 2**-16], jnp.float32)

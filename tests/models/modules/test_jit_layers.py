@@ -75,7 +75,7 @@ def gradients(patterns: tuple[str, ...], steps: int) -> Any:
 
 
 @pytest.mark.slow
-def test_python_runs_in_every_step_but_in_the_layers_that_are_compiled() -> None:
+def test_python_runs_at_every_step_except_in_compiled_layers() -> None:
     expected = gradients((), 3)
     assert calls == {"own": 3, "block_0": 3, "block_1": 3}
     found = gradients(("block_*", "out"), 3)
@@ -85,7 +85,7 @@ def test_python_runs_in_every_step_but_in_the_layers_that_are_compiled() -> None
 
 
 @pytest.mark.slow
-def test_a_layer_that_is_made_again_in_every_step_is_compiled_once(
+def test_layer_recreated_at_every_step_is_compiled_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its initialisers are new functions each time."""
@@ -97,7 +97,7 @@ def test_a_layer_that_is_made_again_in_every_step_is_compiled_once(
 
 
 @pytest.mark.slow
-def test_layers_inside_of_a_compiled_one_belong_to_its_program() -> None:
+def test_layers_nested_in_a_compiled_layer_match_eager_results() -> None:
     found, expected = gradients(("*",), 2), gradients((), 2)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), found, expected)
 
@@ -119,7 +119,7 @@ class NetWithMask(nn.Module):
         return nn.Dense(2, name="out")(Masked(x > 0, name="masked")(x))
 
 
-def test_a_layer_with_arrays_for_fields_is_not_compiled_and_not_listed() -> None:
+def test_layer_with_array_fields_is_not_compiled() -> None:
     net, paths = NetWithMask(), dict[Path, None]()
     with list_layers(paths):
         variables = jax.eval_shape(net.init, jax.random.key(0), X)

@@ -75,7 +75,7 @@ def test_grouped_and_transposed_convolutions_are_not_observed() -> None:
 
 
 @pytest.mark.slow
-def test_a_layer_that_is_applied_twice_is_refused() -> None:
+def test_layer_applied_twice_is_refused() -> None:
     class Twice(nn.Module):
         @nn.compact
         def __call__(self, images: jax.Array, train: bool) -> jax.Array:

@@ -108,7 +108,7 @@ def convert(key: str, layer: LayerSpec, prefix: str = "") -> dict[str, np.ndarra
 
 
 @pytest.mark.parametrize("key", LAYERS)
-def test_a_layer_has_the_values_and_gradients_of_pytorch(key: str) -> None:
+def test_layer_values_and_gradients_match_pytorch(key: str) -> None:
     layer = LAYERS[key]
     x = to_channels_last(GOLDEN[f"{key}/x"], key)
     params = convert(key, layer)
@@ -131,7 +131,7 @@ def test_a_layer_has_the_values_and_gradients_of_pytorch(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["lstm/plain", "lstm/bidirectional", "gru/bidirectional"])
-def test_the_last_state_is_the_state_of_pytorch(key: str) -> None:
+def test_last_state_matches_pytorch(key: str) -> None:
     layer = LAYERS[key].model_copy(update={"output": "last"})
     params = {scope(layer): convert(key, layer)}
     y = jax.jit(Stack(layer).apply)({"params": params}, GOLDEN[f"{key}/x"])

@@ -95,19 +95,19 @@ def test_networks_have_the_same_parameters_in_both_layouts(name: str) -> None:
     ("layer", "name"),
     [(ChannelShuffle(groups=2), "channel_shuffle"), (Conv(features=4, kernel=1, groups=2), "conv")],
 )
-def test_a_layer_that_is_not_computed_in_chwn_is_named(layer: LayerSpec, name: str) -> None:
+def test_layer_without_chwn_support_is_reported(layer: LayerSpec, name: str) -> None:
     module = network(layer, Flatten(), Dense(features=3)).clone(layout="chwn")
     with pytest.raises(ValueError, match=f"layer {name} can't be computed in the layout chwn"):
         initialise(module, IMAGES)
 
 
-def test_what_is_no_image_is_refused_in_chwn() -> None:
+def test_non_image_input_is_refused_in_chwn() -> None:
     module = network(Dense(features=3)).clone(layout="chwn")
     with pytest.raises(ValueError, match=r"has shape \(6, 4\); must be nhwc"):
         initialise(module, random(6, 4))
 
 
-def test_errors_tell_shapes_as_the_images_came() -> None:
+def test_shapes_in_errors_are_those_of_the_images() -> None:
     module = network(MaxPool(kernel=20, padding="valid"), Flatten()).clone(layout="chwn")
     with pytest.raises(ValueError, match=r"20x20 does not fit into shape \(4, 12, 11, 2\)"):
         initialise(module, IMAGES)
@@ -128,11 +128,11 @@ LENET = conf_model("lenet5").layers_for(10)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_few_channels_on_the_cpu_are_computed_in_chwn(dtype: str) -> None:
+def test_chwn_is_chosen_for_few_channels_on_cpu(dtype: str) -> None:
     assert choose_layout_by_rule(problems(LENET, (32, 32, 32, 1), dtype), "cpu") == "chwn"
 
 
-def test_all_else_stays_in_nhwc() -> None:
+def test_nhwc_is_chosen_for_other_networks_and_devices() -> None:
     small = (32, 32, 32, 1)
     dense = (Flatten(), Dense(features=10))
     shuffled = (ChannelShuffle(groups=1), *LENET)

@@ -25,7 +25,7 @@ from pipeline.models.modules.name_stack import DATA, find_layer
         ("transpose(jvp(block))/x/jvp(block)/dense_0", "block/dense_0"),
     ],
 )
-def test_a_layer_is_its_path_below_the_network(scope: str, layer: str) -> None:
+def test_layer_name_is_its_path_below_the_network(scope: str, layer: str) -> None:
     assert find_layer(scope) == layer
 
 
@@ -35,7 +35,7 @@ class Net(nn.Module):
         return nn.Dense(2, name="head")(nn.Dense(3, name="body")(x))
 
 
-def test_equations_of_both_passes_have_the_layers_of_flax() -> None:
+def test_equations_of_both_passes_have_flax_layer_names() -> None:
     variables = Net().init(jax.random.key(0), jnp.ones((1, 4)))
     traced = jax.make_jaxpr(jax.grad(lambda v: Net().apply(v, jnp.ones((1, 4))).sum()))(variables)
     stacks = {str(equation.source_info.name_stack) for equation in traced.eqns}

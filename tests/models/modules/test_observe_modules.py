@@ -24,7 +24,7 @@ class Net(nn.Module):
         return 2 * x
 
 
-def test_calls_are_observed_before_the_inner_calls_and_results_after_them() -> None:
+def test_module_calls_and_results_are_observed_in_nesting_order() -> None:
     events: list[tuple[Any, ...]] = []
 
     def add_call(module: nn.Module, args: tuple[Any, ...]) -> None:

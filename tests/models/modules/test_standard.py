@@ -87,7 +87,7 @@ def test_conv_matches_its_definition(
 
 
 @pytest.mark.slow
-def test_conv_takes_a_kernel_that_is_not_square() -> None:
+def test_conv_supports_a_non_square_kernel() -> None:
     y, variables = images_out(Conv(features=2, kernel=(1, 5), padding="valid", stride=(2, 1)))
     assert variables["conv_0/kernel"].shape == (1, 5, 4, 2)
     expected = np.einsum("bhwi,wio->bho", IMAGES[:, ::2], variables["conv_0/kernel"][0])
@@ -96,7 +96,7 @@ def test_conv_takes_a_kernel_that_is_not_square() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (3, 1)])
-def test_conv_transpose_spreads_every_pixel_over_a_window(kernel: int, stride: int) -> None:
+def test_conv_transpose_matches_its_definition(kernel: int, stride: int) -> None:
     layer = ConvTranspose(features=3, kernel=kernel, stride=stride, padding="valid", bias=True)
     y, variables = images_out(layer)
     weights = np.asarray(variables["conv_transpose_0/kernel"])[::-1, ::-1]
@@ -122,13 +122,13 @@ def test_upsample_repeats_every_pixel() -> None:
     np.testing.assert_array_equal(y, IMAGES.repeat(3, 1).repeat(3, 2).reshape(3, -1))
 
 
-def test_channel_shuffle_deals_the_groups_out_in_turn() -> None:
+def test_channel_shuffle_interleaves_the_groups() -> None:
     y, _ = run(network(ChannelShuffle(groups=2)), np.arange(6, dtype=np.float32)[None])
     np.testing.assert_array_equal(y, [[0, 3, 1, 4, 2, 5]])
 
 
 @pytest.mark.slow
-def test_dense_multiplies_and_adds() -> None:
+def test_dense_matches_its_definition() -> None:
     y, variables = run(network(Dense(features=3), Dense(features=2, bias=False)), ROWS)
     first, second = variables["params"]["dense_0"], variables["params"]["dense_1"]
     assert set(second) == {"kernel"}
@@ -137,7 +137,7 @@ def test_dense_multiplies_and_adds() -> None:
 
 
 @pytest.mark.slow
-def test_layers_may_bring_their_own_initialisers() -> None:
+def test_layers_may_have_custom_initialisers() -> None:
     _, variables = images_out(
         Conv(features=2, kernel=1, bias=True, kernel_init=Ones(), bias_init=Constant(value=3.0))
     )
@@ -161,7 +161,7 @@ def test_batch_norm_normalises_over_the_batch_in_training() -> None:
     np.testing.assert_allclose(running["var"], 0.75 + 0.25 * unbiased, rtol=1e-4)
 
 
-def test_batch_norm_takes_the_running_statistics_in_evaluation() -> None:
+def test_batch_norm_uses_running_statistics_in_evaluation() -> None:
     module = network(BatchNorm(epsilon=0.1), Flatten())
     variables = initialise(module, IMAGES)
     mean, variance = np.arange(4.0, dtype=np.float32), np.full(4, 2.0, np.float32)
@@ -215,14 +215,14 @@ def test_gelu_is_the_tanh_form() -> None:
     assert y.item() == pytest.approx(0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * 1.044715)), rel=1e-6)
 
 
-def test_max_pool_moves_by_its_own_size() -> None:
+def test_max_pool_stride_defaults_to_its_kernel() -> None:
     y, _ = images_out(MaxPool(kernel=2))
     expected = IMAGES[:, :, :4].reshape(3, 3, 2, 2, 2, 4).max((2, 4))
     np.testing.assert_array_equal(y, expected.reshape(3, -1))
 
 
 @pytest.mark.parametrize(("padding", "rows"), [("same", (0, 1)), ("symmetric", (1, 1))])
-def test_max_pool_gives_one_value_per_stride(
+def test_max_pool_with_stride_and_padding_matches_its_definition(
     padding: Literal["same", "symmetric"], rows: tuple[int, int]
 ) -> None:
     y, _ = images_out(MaxPool(kernel=3, stride=2, padding=padding))
@@ -252,7 +252,7 @@ def test_flatten_keeps_the_order_of_values() -> None:
 
 
 @pytest.mark.slow
-def test_dropout_zeroes_a_share_and_scales_up_the_rest_in_training_alone() -> None:
+def test_dropout_zeroes_a_share_and_rescales_only_in_training() -> None:
     module, x = network(Dropout(rate=0.25)), np.ones((40, 100), np.float32)
     y, _ = run(module, x, train=True, dropout=jax.random.key(1))
     np.testing.assert_allclose(np.unique(y), [0, 4 / 3], rtol=1e-6)
@@ -263,7 +263,7 @@ def test_dropout_zeroes_a_share_and_scales_up_the_rest_in_training_alone() -> No
 
 
 @pytest.mark.slow
-def test_residual_adds_body_and_shortcut_under_paths_of_their_own() -> None:
+def test_residual_adds_body_and_shortcut_with_separate_scopes() -> None:
     residual = Residual(
         scope="stage1_block0",
         body=(Dense(features=3), Tanh(), Dense(features=3)),
@@ -290,7 +290,7 @@ def test_residual_without_shortcut_adds_its_input() -> None:
 
 
 @pytest.mark.slow
-def test_sequence_repeats_its_body_with_weights_of_its_own() -> None:
+def test_sequence_repeats_its_body_with_separate_weights() -> None:
     module = network(Sequence(body=(Dense(features=4), Relu()), repeat=2), Relu())
     y, variables = run(module, ROWS)
     p = parameters(variables)
@@ -323,7 +323,7 @@ EVERY_KIND = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_parameters_statistics_and_logits_are_float32_whatever_the_activations(dtype: str) -> None:
+def test_parameters_and_logits_are_float32_for_any_dtype(dtype: str) -> None:
     module = network(*EVERY_KIND, dtype=dtype)
     y, after = run(module, IMAGES, train=True, dropout=jax.random.key(1))
     assert y.dtype == jnp.float32
@@ -414,12 +414,12 @@ def test_layers_appear_by_name_in_the_compiled_program() -> None:
         ),
     ],
 )
-def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message: str) -> None:
+def test_incompatible_layers_are_reported(layers: tuple[LayerSpec, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shapes(network(*layers), (6, 5, 4))
 
 
-def test_layer_without_a_computation_says_how_to_add_one() -> None:
+def test_layer_without_a_computation_is_refused_with_a_hint() -> None:
     with pytest.raises(
         TypeError, match="novel_0: layer novel has no computation; its class must have"
     ):
@@ -428,7 +428,7 @@ def test_layer_without_a_computation_says_how_to_add_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
-def test_a_network_may_keep_its_positions(layout: Layout) -> None:
+def test_network_may_return_positions(layout: Layout) -> None:
     conv = network(Conv(features=6, kernel=3))
     variables = initialise(conv, IMAGES)
     flat = network(Conv(features=6, kernel=3), Flatten()).apply(variables, IMAGES, train=False)

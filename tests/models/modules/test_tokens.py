@@ -52,7 +52,7 @@ def test_tokens_are_positions_row_by_row() -> None:
 
 
 @pytest.mark.slow
-def test_the_class_token_comes_first() -> None:
+def test_class_token_is_first() -> None:
     y, p = out(Tokens(), ClassToken())
     tokens = y.reshape(2, 7, 4)
     np.testing.assert_array_equal(tokens[:, 1:], TOKENS)
@@ -60,7 +60,7 @@ def test_the_class_token_comes_first() -> None:
 
 
 @pytest.mark.slow
-def test_every_place_adds_a_vector_of_its_own() -> None:
+def test_every_position_adds_its_vector() -> None:
     y, p = out(Tokens(), PositionEmbedding())
     table = p["position_embedding_0/table"]
     assert table.shape == (6, 4)
@@ -96,7 +96,7 @@ def test_self_attention_matches_its_definition(heads: int) -> None:
 
 
 @pytest.mark.slow
-def test_attention_drops_weights_in_training_alone() -> None:
+def test_attention_dropout_applies_only_in_training() -> None:
     module = network(Tokens(), SelfAttention(heads=2, dropout=0.5), Flatten())
     variables = initialise(module, IMAGES)
     outputs = [
@@ -112,7 +112,7 @@ NUMBERS = np.array([[1, 999], [998, 0]], np.float32).reshape(2, 2, 1, 1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_embedding_looks_whole_numbers_up_whatever_the_dtype(dtype: str) -> None:
+def test_embedding_look_up_is_exact_for_any_dtype(dtype: str) -> None:
     module = network(Embedding(vocabulary=1000, features=3), Flatten(), dtype=dtype)
     variables = initialise(module, NUMBERS)
     table = np.asarray(variables["params"]["embedding_0"]["table"])
@@ -122,13 +122,13 @@ def test_embedding_looks_whole_numbers_up_whatever_the_dtype(dtype: str) -> None
 
 
 @pytest.mark.slow
-def test_a_number_outside_the_vocabulary_gives_nan() -> None:
+def test_number_outside_the_vocabulary_is_nan() -> None:
     y, _ = out(Embedding(vocabulary=999, features=3), x=NUMBERS)
     np.testing.assert_array_equal(np.isnan(y), [[False] * 3 + [True] * 3, [False] * 6])
 
 
 @pytest.mark.slow
-def test_dense_reads_each_token() -> None:
+def test_dense_is_applied_to_each_token() -> None:
     y, p = out(Tokens(), Dense(features=5, bias=False))
     np.testing.assert_allclose(
         y, (TOKENS @ p["dense_0/kernel"]).reshape(2, -1), rtol=1e-4, atol=1e-5
@@ -153,13 +153,13 @@ def test_dense_reads_each_token() -> None:
         ),
     ],
 )
-def test_layers_that_do_not_fit_are_named(layers: tuple[LayerSpec, ...], message: str) -> None:
+def test_incompatible_layers_are_reported(layers: tuple[LayerSpec, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shapes(network(*layers, Flatten()), (3, 2, 4))
 
 
 @pytest.mark.slow
-def test_a_causal_token_reads_those_up_to_it_alone() -> None:
+def test_causal_attention_does_not_read_later_tokens() -> None:
     y, p = out(Tokens(), SelfAttention(heads=2, causal=True))
     for sample, result in zip(TOKENS, y.reshape(2, 6, 4), strict=True):
         for token in range(6):
@@ -169,7 +169,7 @@ def test_a_causal_token_reads_those_up_to_it_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tied_tokens_are_scored_by_the_rows_that_embed_them(dtype: str) -> None:
+def test_tied_embedding_scores_with_the_embedding_table(dtype: str) -> None:
     layer = TiedEmbedding(scope="tokens", vocabulary=1000, features=3, body=(Dense(features=3),))
     module = network(layer, dtype=dtype)
     variables = initialise(module, NUMBERS)
@@ -183,7 +183,7 @@ def test_tied_tokens_are_scored_by_the_rows_that_embed_them(dtype: str) -> None:
     np.testing.assert_allclose(logits, hidden @ table.T, rtol=0, atol=tolerance)
 
 
-def test_a_body_of_other_features_can_not_be_scored() -> None:
+def test_tied_embedding_refuses_a_body_of_other_features() -> None:
     layer = TiedEmbedding(vocabulary=9, features=3, body=(Dense(features=4),))
     message = (
         r"tied_embedding_0: the body returns shape \(1, 4, 4\); .* must be \(batch, tokens, 3\)"
@@ -192,7 +192,7 @@ def test_a_body_of_other_features_can_not_be_scored() -> None:
         shapes(network(layer), (2, 2, 1))
 
 
-def test_a_vocabulary_of_classes_is_a_number_in_python() -> None:
+def test_classes_placeholder_must_be_replaced_in_python() -> None:
     with pytest.raises(ValueError, match=r"embedding_0: features \$classes is a number"):
         shapes(network(Embedding(vocabulary="$classes", features=3)), (2, 2, 1))
 
@@ -205,7 +205,7 @@ def masked(numbers: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if "transformers" in case.peer])
-def test_parity_of_masked_padding(case: Case) -> None:
+def test_masked_padding_has_parity_with_transformers(case: Case) -> None:
     """BERT's logits of a text, GPT-2's of every token that is none of padding."""
     expected = np.array(json.loads((GOLDEN / "attention_masks.json").read_text())[case.model])
     module = conf_model(case.model, **case.changes).build(case.classes, "float32")
@@ -226,7 +226,7 @@ SMALL = {"features": 8, "hidden": 12, "heads": 2, "blocks": 1}
 @pytest.mark.parametrize(
     ("model", "more"), [("bert_base", {"vocabulary": 30}), ("gpt2", {"dropout": 0.0})]
 )
-def test_a_padded_text_gives_what_it_gives_alone(model: str, more: dict[str, Any]) -> None:
+def test_padded_text_has_the_results_of_the_unpadded_text(model: str, more: dict[str, Any]) -> None:
     """Whatever padding holds, and though there are fewer tokens than places; gradients too."""
     module = conf_model(model, **SMALL, **more).build(30, "float32").clone(padding_mask=True)
     tokens = np.random.default_rng(0).integers(0, 30, (3, 7, 1, 1)).astype(np.float32)
@@ -251,7 +251,7 @@ def test_a_padded_text_gives_what_it_gives_alone(model: str, more: dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_blank_sample_is_all_padding_and_finite() -> None:
+def test_blank_sample_has_finite_results() -> None:
     """It is what a network is initialised with."""
     module = conf_model("bert_base", **SMALL, vocabulary=30).build(3, "float32")
     blank = np.zeros((2, 5, 1, 2), np.float32)
@@ -264,7 +264,7 @@ def test_a_blank_sample_is_all_padding_and_finite() -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, gradient)))
 
 
-def test_a_mask_of_other_tokens_is_refused() -> None:
+def test_mask_with_a_different_number_of_tokens_is_refused() -> None:
     layers = (Embedding(vocabulary=9, features=4), ClassToken(), SelfAttention(heads=2), Flatten())
     module = network(*layers).clone(padding_mask=True)
     expected = (
@@ -274,7 +274,7 @@ def test_a_mask_of_other_tokens_is_refused() -> None:
         shapes(module, (5, 1, 2))
 
 
-def test_vectors_of_places_are_not_sliced_where_places_are_not_in_a_row() -> None:
+def test_position_embedding_of_images_fits_one_size_only() -> None:
     """Patches of a smaller image lie elsewhere: its table fits one size alone."""
     module = network(Tokens(), PositionEmbedding(), Flatten())
     variables = initialise(module, IMAGES)

@@ -13,7 +13,7 @@ from tests.models.build import conf_model, count, initialise, parameters, positi
 SMALL = {"widths": [3, 4, 5]}
 
 
-def test_depths_halve_the_image_and_come_back_to_its_size_in_unet() -> None:
+def test_unet_depths_halve_and_restore_the_image_size() -> None:
     seen = positions(conf_model("unet").build(7, "float32"), (32, 48, 3))
     deepest = "below0/branch_1/below1/branch_1/below2/branch_1/below3"
     assert seen["conv_1"] == (32, 48, 64)
@@ -23,7 +23,7 @@ def test_depths_halve_the_image_and_come_back_to_its_size_in_unet() -> None:
 
 
 @pytest.mark.slow
-def test_a_pixel_far_away_is_seen_through_the_depths_alone_in_unet() -> None:
+def test_unet_depths_enlarge_the_receptive_field() -> None:
     module = conf_model("unet", **SMALL, batch_norm=False).build(2, "float32")
     images = random(1, 32, 32, 1)
     variables = initialise(module, images)
@@ -35,7 +35,7 @@ def test_a_pixel_far_away_is_seen_through_the_depths_alone_in_unet() -> None:
     assert 12 < rows.max() < 31
 
 
-def test_without_batch_norm_convolutions_have_biases_in_unet() -> None:
+def test_unet_without_batch_norm_has_convolution_biases() -> None:
     paths = parameters(
         shapes(conf_model("unet", batch_norm=False).build(2, "float32"), (32, 32, 3))
     )
@@ -43,18 +43,18 @@ def test_without_batch_norm_convolutions_have_biases_in_unet() -> None:
     assert not any("batch_norm" in path for path in paths)
 
 
-def test_sides_that_do_not_halve_often_enough_are_refused_in_unet() -> None:
+def test_unet_refuses_image_sides_not_divisible_by_its_depth() -> None:
     with pytest.raises(ValueError, match="below2: the branches return shapes"):
         shapes(conf_model("unet").build(2, "float32"), (36, 32, 3))
 
 
-def test_one_depth_is_no_unet() -> None:
+def test_unet_needs_more_than_one_depth() -> None:
     with pytest.raises(ValidationError, match="widths"):
         conf_model("unet", widths=[64])
 
 
 @pytest.mark.slow
-def test_modules_give_the_positions_and_features_of_the_paper_in_googlenet() -> None:
+def test_googlenet_modules_have_the_published_shapes() -> None:
     seen = positions(conf_model("googlenet").build(1000, "float32"), (224, 224, 3))
     modules = {path: shape for path, shape in seen.items() if "/" not in path and "incep" in path}
     assert modules == {
@@ -71,14 +71,14 @@ def test_modules_give_the_positions_and_features_of_the_paper_in_googlenet() -> 
 
 
 @pytest.mark.slow
-def test_width_scales_every_convolution_in_googlenet() -> None:
+def test_googlenet_width_scales_convolutions() -> None:
     seen = positions(conf_model("googlenet", width=0.5).build(10, "float32"), (64, 64, 3))
     assert seen["conv_0"][-1] == 32
     assert seen["inception5b"][-1] == 512
 
 
 @pytest.mark.slow
-def test_modules_give_the_positions_and_features_of_the_paper_in_inception_v3() -> None:
+def test_inception_v3_modules_have_the_published_shapes() -> None:
     seen = positions(conf_model("inception_v3").build(1000, "float32"), (299, 299, 3))
     assert [seen[f"conv_{index}"] for index in range(5)] == [
         (149, 149, 32),
@@ -100,7 +100,7 @@ def test_modules_give_the_positions_and_features_of_the_paper_in_inception_v3() 
     ("growth", "blocks", "expected"),
     [(32, [6, 12, 48, 32], 20_013_928), (48, [6, 12, 36, 24], 28_681_000)],
 )
-def test_densenet201_and_161_have_as_many_parameters_as_torchvisions(
+def test_densenet201_and_161_parameter_counts_match_torchvision(
     growth: int, blocks: list[int], expected: int
 ) -> None:
     module = conf_model("densenet121", growth=growth, blocks=blocks).build(1000, "float32")
@@ -108,7 +108,7 @@ def test_densenet201_and_161_have_as_many_parameters_as_torchvisions(
 
 
 @pytest.mark.slow
-def test_blocks_grow_and_transitions_halve_in_densenet() -> None:
+def test_densenet_blocks_grow_and_transitions_halve() -> None:
     seen = positions(conf_model("densenet121").build(10, "float32"), (224, 224, 3))
     assert seen["block1_layer0"] == (56, 56, 96)
     assert seen["block1_layer5"] == (56, 56, 256)
@@ -118,7 +118,7 @@ def test_blocks_grow_and_transitions_halve_in_densenet() -> None:
 
 
 @pytest.mark.slow
-def test_dpn98_has_as_many_parameters_as_timms() -> None:
+def test_dpn98_parameter_count_matches_timm() -> None:
     changes: dict[str, Any] = {
         "stem": 96,
         "inner": 160,
@@ -131,7 +131,7 @@ def test_dpn98_has_as_many_parameters_as_timms() -> None:
 
 
 @pytest.mark.slow
-def test_blocks_append_and_later_stages_start_anew_in_dpn() -> None:
+def test_dpn_blocks_append_and_stages_restart_the_growth() -> None:
     seen = positions(conf_model("dpn92").build(10, "float32"), (224, 224, 3))
     assert seen["stage1_block0"] == (56, 56, 256 + 3 * 16)
     assert seen["stage1_block2"] == (56, 56, 256 + 5 * 16)
@@ -139,6 +139,6 @@ def test_blocks_append_and_later_stages_start_anew_in_dpn() -> None:
     assert seen["stage4_block2"] == (7, 7, 2048 + 5 * 128)
 
 
-def test_stages_need_blocks_and_growths_in_dpn() -> None:
+def test_dpn_stages_need_blocks_and_growths() -> None:
     with pytest.raises(ValidationError, match="must have one entry per stage each"):
         conf_model("dpn92", growths=[16])

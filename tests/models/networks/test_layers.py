@@ -19,7 +19,7 @@ def problems(**changes: Any) -> dict[str, str]:
     return {".".join(map(str, d["loc"])): d["msg"] for d in caught.value.errors()}
 
 
-def test_blocks_give_their_layers_a_scope() -> None:
+def test_layers_of_a_block_have_its_scope() -> None:
     variables = shapes(conf_model("layers").build(10, "float32"), (32, 32, 3))
     kernels = [path for path in parameters(variables) if path.endswith("kernel")]
     assert kernels == [
@@ -41,7 +41,7 @@ def test_blocks_give_their_layers_a_scope() -> None:
         [{"name": "branches", "branches": [[{"use": "flat_head"}]]}],
     ],
 )
-def test_classes_stands_for_their_number_at_any_depth(layers: list[Any]) -> None:
+def test_classes_placeholder_is_replaced_at_any_depth(layers: list[Any]) -> None:
     model = conf_model("layers", blocks={"head": [HEAD[1]], "flat_head": HEAD}, layers=layers)
     (kernel,) = [
         leaf.shape
@@ -51,13 +51,13 @@ def test_classes_stands_for_their_number_at_any_depth(layers: list[Any]) -> None
     assert kernel == (4, 7)
 
 
-def test_a_vocabulary_may_be_the_classes() -> None:
+def test_vocabulary_may_be_the_classes() -> None:
     tokens = {"name": "tied_embedding", "vocabulary": "$classes", "features": 3, "body": []}
     module = conf_model("layers", blocks={}, layers=[tokens]).build(7, "float32")
     assert parameters(shapes(module, (2, 1, 1)))["tied_embedding_0/table"].shape == (7, 3)
 
 
-def test_layers_that_give_no_classes_are_refused() -> None:
+def test_layers_without_classes_are_refused() -> None:
     said = problems(layers=["flatten", {"name": "dense", "features": 10}])
     assert said == {
         "": "Value error, no layer has $classes; must end in a layer such as "
@@ -65,38 +65,38 @@ def test_layers_that_give_no_classes_are_refused() -> None:
     }
 
 
-def test_problems_are_located_in_the_list() -> None:
+def test_layer_problems_are_located_in_the_list() -> None:
     said = problems(layers=["relu", {"name": "dense", "featurs": 10}, *HEAD])
     assert set(said) == {"layers.1.dense.features", "layers.1.dense.featurs"}
 
 
-def test_problems_of_blocks_are_located_in_the_block() -> None:
+def test_block_problems_are_located_in_the_block() -> None:
     said = problems(blocks={"b": ["relo"]}, layers=[{"use": "b"}, *HEAD])
     assert set(said) == {"blocks.b.0"}
 
 
-def test_problems_of_uses_are_located_in_the_list() -> None:
+def test_block_use_problems_are_located_in_the_list() -> None:
     assert set(problems(layers=["relu", {"use": "b"}, *HEAD])) == {"layers.1.use"}
     use = {"use": "conv_block", "repeat": 0, "times": 2, "with": {"features": 4}}
     assert set(problems(layers=[use, *HEAD])) == {"layers.0.repeat", "layers.0.times"}
 
 
 @pytest.mark.parametrize("changes", [{"blocks": ["relu"]}, {"blocks": {"b": "relu"}}])
-def test_blocks_are_lists_by_name(changes: Any) -> None:
+def test_blocks_must_be_lists_by_name(changes: Any) -> None:
     assert any(where.startswith("blocks") for where in problems(**changes, layers=HEAD))
 
 
-def test_an_expanded_network_reads_back_as_itself() -> None:
+def test_expanded_network_is_unchanged_after_dump_and_load() -> None:
     model = conf_model("layers")
     assert LayerList.model_validate(model.model_dump(mode="json")) == model
 
 
-def test_a_network_can_be_written_in_python() -> None:
+def test_layer_list_can_be_constructed_in_python() -> None:
     init = conf_model("layers").init
     model = LayerList(init=init, blocks={}, layers=(Dense(features="$classes"),))
     assert model.layers_for(3) == (Dense(features=3),)
 
 
-def test_schema_lets_a_use_stand_for_a_layer() -> None:
+def test_schema_allows_a_block_use_as_a_layer() -> None:
     items = TypeAdapter(LayerList).json_schema()["properties"]["layers"]["items"]
     assert items["anyOf"][0]["required"] == ["use"]

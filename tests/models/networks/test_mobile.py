@@ -15,7 +15,7 @@ from tests.models.build import conf_model, count, parameters, positions, shapes
     ("widths", "last", "expected"),
     [([176, 352, 704], 1024, 3_503_624), ([244, 488, 976], 2048, 7_393_996)],
 )
-def test_wide_ones_have_as_many_parameters_as_torchvisions_in_shufflenet(
+def test_wide_shufflenet_parameter_counts_match_torchvision(
     widths: list[int], last: int, expected: int
 ) -> None:
     module = conf_model("shufflenet_v2_x1_0", widths=widths, last=last).build(1000, "float32")
@@ -23,7 +23,7 @@ def test_wide_ones_have_as_many_parameters_as_torchvisions_in_shufflenet(
 
 
 @pytest.mark.slow
-def test_first_units_halve_and_the_others_split_in_shufflenet() -> None:
+def test_shufflenet_first_units_halve_and_others_split() -> None:
     model = conf_model("shufflenet_v2_x1_0")
     units = [layer for layer in model.layers_for(10) if layer.name == "branches"]
     assert [unit.split for unit in units] == [i not in (0, 4, 12) for i in range(16)]
@@ -39,9 +39,7 @@ def test_first_units_halve_and_the_others_split_in_shufflenet() -> None:
         ({"units": [4], "widths": [47]}, "multiple of 2"),
     ],
 )
-def test_stages_that_make_no_sense_are_refused_in_shufflenet(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_shufflenet_refuses_invalid_stages(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         conf_model("shufflenet_v2_x1_0", **changes)
 
@@ -50,26 +48,24 @@ def test_stages_that_make_no_sense_are_refused_in_shufflenet(
 @pytest.mark.parametrize(
     ("width", "expected"), [(0.25, 475_544 - 5_472), (0.5, 1_342_536 - 10_944)]
 )
-def test_narrow_ones_have_as_many_trainable_parameters_as_those_of_keras_in_mobilenet_v1(
-    width: float, expected: int
-) -> None:
+def test_narrow_mobilenet_v1_parameter_counts_match_keras(width: float, expected: int) -> None:
     module = conf_model("mobilenet_v1", width=width).build(1000, "float32")
     assert count(shapes(module, (224, 224, 3))) == expected
 
 
-def test_every_other_convolution_is_depthwise_in_mobilenet_v1() -> None:
+def test_mobilenet_v1_alternates_depthwise_and_1x1_convolutions() -> None:
     convs = [layer for layer in conf_model("mobilenet_v1").layers_for(10) if layer.name == "conv"]
     depthwise = convs[1::2]
     assert [conv.groups for conv in depthwise] == [conv.features for conv in depthwise]
     assert [(conv.kernel, conv.groups) for conv in convs[2::2]] == [(1, 1)] * 13
 
 
-def test_images_shrink_32_times_in_mobilenet_v1() -> None:
+def test_mobilenet_v1_shrinks_images_32_times() -> None:
     seen = positions(conf_model("mobilenet_v1").build(10, "float32"), (224, 224, 3))
     assert seen["conv_26"] == (7, 7, 1024)
 
 
-def test_blocks_that_keep_the_shape_are_residual_in_mobilenet_v2() -> None:
+def test_mobilenet_v2_blocks_of_unchanged_shape_are_residual() -> None:
     blocks = [layer for layer in conf_model("mobilenet_v2").layers_for(10) if layer.scope]
     residual = [layer.scope for layer in blocks if layer.name == "residual"]
     assert len(blocks) == 17
@@ -83,7 +79,7 @@ def test_blocks_that_keep_the_shape_are_residual_in_mobilenet_v2() -> None:
 
 
 @pytest.mark.slow
-def test_narrow_ones_keep_the_last_convolution_in_mobilenet_v2() -> None:
+def test_narrow_mobilenet_v2_keeps_the_last_convolution() -> None:
     seen = positions(conf_model("mobilenet_v2", width=0.75).build(10, "float32"), (224, 224, 3))
     assert seen["conv_0"] == (112, 112, 24)
     assert seen["stage6_block0"] == (7, 7, 240)
@@ -100,7 +96,7 @@ def test_narrow_ones_keep_the_last_convolution_in_mobilenet_v2() -> None:
         ("mobilenet_v3_small", 11, [0, 3, 4, 5, 6, 7, 8, 9, 10], (7, 7, 576)),
     ],
 )
-def test_sizes_differ_in_blocks_and_gates_in_mobilenet_v3(
+def test_mobilenet_v3_sizes_differ_in_blocks_and_gates(
     name: str, blocks: int, gated: list[int], last: tuple[int, ...]
 ) -> None:
     model = conf_model(name)
@@ -111,7 +107,7 @@ def test_sizes_differ_in_blocks_and_gates_in_mobilenet_v3(
     assert positions(model.build(10, "float32"), (224, 224, 3))["conv_1"] == last
 
 
-def test_the_first_block_does_not_expand_in_mobilenet_v3() -> None:
+def test_mobilenet_v3_first_block_does_not_expand() -> None:
     first, second, *_ = (
         layer for layer in conf_model("mobilenet_v3_large").layers_for(10) if layer.scope
     )
@@ -123,14 +119,14 @@ def test_the_first_block_does_not_expand_in_mobilenet_v3() -> None:
 @pytest.mark.parametrize(
     ("width", "depth", "expected"), [(1.1, 1.2, 9_109_994), (1.2, 1.4, 12_233_232)]
 )
-def test_b2_and_b3_have_as_many_parameters_as_torchvisions_in_efficientnet(
+def test_efficientnet_b2_and_b3_parameter_counts_match_torchvision(
     width: float, depth: float, expected: int
 ) -> None:
     module = conf_model("efficientnet_b0", width=width, depth=depth).build(1000, "float32")
     assert count(shapes(module, (64, 64, 3))) == expected
 
 
-def test_depth_adds_blocks_to_every_stage_in_efficientnet() -> None:
+def test_efficientnet_depth_adds_blocks() -> None:
     def blocks(name: str) -> int:
         return sum(layer.scope is not None for layer in conf_model(name).layers_for(10))
 
@@ -143,13 +139,13 @@ def fires(name: str) -> list[str]:
     return [layer.name for layer in layers if layer.scope]
 
 
-def test_every_other_fire_module_has_a_bypass_in_squeezenet() -> None:
+def test_squeezenet_residual_has_a_bypass_at_every_second_module() -> None:
     assert fires("squeezenet_residual") == ["sequence", "residual"] * 4
     assert fires("squeezenet1_0") == ["sequence"] * 8
 
 
 @pytest.mark.slow
-def test_versions_pool_at_different_places_in_squeezenet() -> None:
+def test_squeezenet_versions_pool_at_different_modules() -> None:
     def sizes(name: str) -> list[int]:
         seen = positions(conf_model(name).build(10, "float32"), (227, 227, 3))
         return [seen[f"fire{number}"][0] for number in range(2, 10)]
@@ -158,7 +154,7 @@ def test_versions_pool_at_different_places_in_squeezenet() -> None:
     assert sizes("squeezenet1_1") == [56] * 2 + [27] * 2 + [13] * 4
 
 
-def test_a_fire_module_expands_to_eight_times_what_it_squeezes_to_in_squeezenet() -> None:
+def test_squeezenet_fire_module_expands_eight_times() -> None:
     module = conf_model("squeezenet1_0").build(10, "float32")
     kernels = parameters(shapes(module, (227, 227, 3)))
     assert kernels["fire9/conv_0/kernel"].shape == (1, 1, 512, 64)

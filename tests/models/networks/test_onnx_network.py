@@ -50,20 +50,20 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_network_is_described_by_what_decides_it() -> None:
+def test_network_source_is_the_file_and_output() -> None:
     network = conf_model("onnx", file="net.onnx", output="y").build(10, "bfloat16")
     assert isinstance(network, TorchNetwork)
     assert network.source == OnnxFile(Path("net.onnx"), "y")
     assert network.dtype == "bfloat16"
 
 
-def test_a_file_is_needed() -> None:
+def test_model_without_a_file_is_refused() -> None:
     with pytest.raises(ValueError, match=r"file = null: must name the file, as model\.file=net"):
         conf_model("onnx").build(10, "float32")
 
 
 @pytest.mark.slow
-def test_a_network_is_trained_lowered_and_resumed(tiny: Compose, file: Path) -> None:
+def test_onnx_network_trains_equally_at_every_sink_size(tiny: Compose, file: Path) -> None:
     """Losses are the same at every sink size."""
     losses = []
     for sink in ("1", "20"):
@@ -77,7 +77,7 @@ def test_a_network_is_trained_lowered_and_resumed(tiny: Compose, file: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
+def test_thor_is_bit_equal_across_sinks_and_devices(
     tiny: Compose, file: Path, tmp_path: Path
 ) -> None:
     keys = ["model=onnx", f"model.file={file}", "parallel.mode=data", "parallel.devices=1"]
@@ -95,7 +95,7 @@ def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
         (model([node("Relu", ["x"], "y")]), r"reads samples of shape 6, and 1,024 values came"),
     ],
 )
-def test_a_bad_file_is_refused(
+def test_invalid_file_is_refused(
     content: bytes | None, problem: str, tiny: Compose, tmp_path: Path
 ) -> None:
     file = tmp_path / "net.onnx"

@@ -42,7 +42,7 @@ def test_lenet5_has_the_parameters_of_the_tutorials() -> None:
 
 
 @pytest.mark.slow
-def test_lenet5_draws_weights_and_biases_from_a_truncated_normal_of_002() -> None:
+def test_lenet5_initialiser_is_truncated_normal_with_sigma_002() -> None:
     module = conf_model("lenet5").build(10, "float32")
     variables = initialise(module, np.zeros((1, *IMAGE)))
     for values in parameters(variables).values():
@@ -50,7 +50,7 @@ def test_lenet5_draws_weights_and_biases_from_a_truncated_normal_of_002() -> Non
     assert np.std(parameters(variables)["dense_0/kernel"]) == pytest.approx(0.0176, rel=0.02)
 
 
-def test_lenet5_written_as_layers_is_the_same_network() -> None:
+def test_lenet5_as_a_layer_list_is_the_same_network() -> None:
     python = conf_model("lenet5")
     written = conf_model("layers", blocks={}, layers=WRITTEN, init=python.init)
     assert written.layers_for(10) == python.layers_for(10)
@@ -58,7 +58,7 @@ def test_lenet5_written_as_layers_is_the_same_network() -> None:
     assert shapes(modules[0], IMAGE) == shapes(modules[1], IMAGE)
 
 
-def test_lenet5_refuses_images_that_it_shrinks_to_nothing() -> None:
+def test_lenet5_refuses_too_small_images() -> None:
     module = conf_model("lenet5").build(10, "float32")
     with pytest.raises(
         ValueError, match=r"conv_1: a window of 5x5 does not fit into shape \(1, 4, 4, 6"
@@ -88,13 +88,13 @@ def test_mlp_refuses_a_layer_without_features() -> None:
 
 
 @pytest.mark.parametrize("size", [224, 227])
-def test_the_dense_layers_read_6x6_positions_of_both_sizes_of_images_in_alexnet(size: int) -> None:
+def test_alexnet_dense_input_is_6x6_for_both_image_sizes(size: int) -> None:
     module = conf_model("alexnet").build(10, "float32")
     shape = parameters(shapes(module, (size, size, 3)))["dense_0/kernel"].shape
     assert shape == (6 * 6 * 256, 4096)
 
 
-def test_images_of_227_shrink_as_in_the_zoo_in_alexnet() -> None:
+def test_alexnet_shapes_match_the_model_zoo_at_227() -> None:
     seen = positions(conf_model("alexnet").build(10, "float32"), (227, 227, 3))
     assert [seen[f"conv_{index}"] for index in range(5)] == [
         (57, 57, 64),
@@ -108,7 +108,7 @@ def test_images_of_227_shrink_as_in_the_zoo_in_alexnet() -> None:
 @pytest.mark.parametrize(
     ("convs", "expected"), [([1, 1, 2, 2, 2], 132_863_336), ([2, 2, 2, 2, 2], 133_047_848)]
 )
-def test_vgg11_and_vgg13_have_as_many_parameters_as_torchvisions(
+def test_vgg11_and_vgg13_parameter_counts_match_torchvision(
     convs: list[int], expected: int
 ) -> None:
     module = conf_model("vgg16", convs=convs).build(1000, "float32")
@@ -116,6 +116,6 @@ def test_vgg11_and_vgg13_have_as_many_parameters_as_torchvisions(
 
 
 @pytest.mark.parametrize(("convs", "widths"), [([2, 2], [64]), ([], [])])
-def test_stages_need_convolutions_and_widths_in_vgg(convs: list[int], widths: list[int]) -> None:
+def test_vgg_stages_need_convolutions_and_widths(convs: list[int], widths: list[int]) -> None:
     with pytest.raises(ValidationError, match="must have one entry per stage each"):
         conf_model("vgg16", convs=convs, widths=widths)

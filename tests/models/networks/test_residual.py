@@ -22,9 +22,7 @@ from tests.models.build import conf_model, count, parameters, positions, shapes
         ("resnet152", 60_192_808),
     ],
 )
-def test_resnets_for_imagenet_have_as_many_parameters_as_torchvisions(
-    name: str, expected: int
-) -> None:
+def test_resnet_parameter_counts_match_torchvision(name: str, expected: int) -> None:
     module = conf_model(name).build(1000, "float32")
     assert count(shapes(module, (224, 224, 3))) == expected
 
@@ -37,20 +35,20 @@ def test_resnets_for_imagenet_have_as_many_parameters_as_torchvisions(
         ({"blocks": [3, 4, 23, 3], "squeeze": 16}, 49_326_872),
     ],
 )
-def test_resnext101_and_se_resnet101_have_as_many_parameters_as_others_count(
+def test_resnext101_and_se_resnet101_have_reference_parameter_counts(
     changes: dict[str, Any], expected: int
 ) -> None:
     module = conf_model("resnet50", **changes).build(1000, "float32")
     assert count(shapes(module, (224, 224, 3))) == expected
 
 
-def test_squeeze_and_excitation_is_the_last_of_every_body_in_resnet() -> None:
+def test_se_resnet_bodies_end_with_squeeze_and_excitation() -> None:
     layers = conf_model("se_resnet18").layers_for(10)
     assert {layer.body[-1].name for layer in layers if layer.name == "residual"} == {"gate"}
 
 
 @pytest.mark.parametrize("changes", [{"groups": 2}, {"group_width": 128}])
-def test_basic_blocks_have_no_groups_in_resnet(changes: dict[str, Any]) -> None:
+def test_resnet_basic_blocks_refuse_groups(changes: dict[str, Any]) -> None:
     with pytest.raises(
         ValidationError, match="are for bottlenecks; must be 1 and 64 for basic blocks"
     ):
@@ -80,7 +78,7 @@ def strided(layers: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("block", ["basic", "bottleneck"])
-def test_the_first_block_of_later_stages_halves_the_image_in_its_3x3_in_resnet(block: str) -> None:
+def test_resnet_later_stages_are_strided_in_the_first_3x3(block: str) -> None:
     layers = tiny(block).layers_for(10)
     residuals = {layer.scope: layer for layer in layers if layer.name == "residual"}
     assert list(residuals) == ["stage1_block0", "stage1_block1", "stage2_block0"]
@@ -90,13 +88,13 @@ def test_the_first_block_of_later_stages_halves_the_image_in_its_3x3_in_resnet(b
 
 
 @pytest.mark.parametrize(("block", "first"), [("basic", 0), ("bottleneck", 2)])
-def test_shortcuts_compute_only_where_the_shape_changes_in_resnet(block: str, first: int) -> None:
+def test_resnet_shortcuts_project_only_if_the_shape_changes(block: str, first: int) -> None:
     residuals = [layer for layer in tiny(block).layers_for(10) if layer.name == "residual"]
     assert [len(residual.shortcut) for residual in residuals] == [first, 0, 2]
 
 
 @pytest.mark.slow
-def test_stems_differ_in_how_much_they_shrink_in_resnet() -> None:
+def test_resnet_stems_shrink_images_differently() -> None:
     def positions(stem: str) -> Any:
         module = tiny("basic", stem=stem).build(10, "float32")
         _, seen = jax.eval_shape(
@@ -112,7 +110,7 @@ def test_stems_differ_in_how_much_they_shrink_in_resnet() -> None:
 
 
 @pytest.mark.parametrize(("zero_init_last", "last"), [(True, 0.0), (False, 1.0)])
-def test_zero_init_last_silences_the_last_norm_of_every_block_in_resnet(
+def test_resnet_zero_init_last_sets_the_last_norm_scale_to_zero(
     zero_init_last: bool, last: float
 ) -> None:
     layers = tiny("bottleneck", zero_init_last=zero_init_last).layers_for(10)
@@ -122,13 +120,13 @@ def test_zero_init_last_silences_the_last_norm_of_every_block_in_resnet(
 
 
 @pytest.mark.parametrize(("blocks", "widths"), [([2, 2], [16]), ([], [])])
-def test_stages_need_blocks_and_widths_in_resnet(blocks: list[int], widths: list[int]) -> None:
+def test_resnet_stages_need_blocks_and_widths(blocks: list[int], widths: list[int]) -> None:
     with pytest.raises(ValidationError, match="must have one entry per stage each"):
         conf_model("resnet20", blocks=blocks, widths=widths)
 
 
 @pytest.mark.slow
-def test_wide_resnet28_10_has_the_parameters_that_are_published() -> None:
+def test_wide_resnet28_10_has_the_published_parameter_count() -> None:
     module = conf_model("wide_resnet40_10", blocks=[4, 4, 4]).build(10, "float32")
     assert count(shapes(module, (32, 32, 3))) == 36_479_194
 
@@ -145,15 +143,13 @@ def test_wide_resnet40_10_has_six_blocks_in_each_stage() -> None:
 
 
 @pytest.mark.slow
-def test_resnetv2_101_has_as_many_as_keras_but_for_the_biases_of_its_convolutions() -> None:
+def test_resnetv2_101_parameter_count_matches_keras_without_biases() -> None:
     module = conf_model("resnetv2_50", blocks=[3, 4, 23, 3]).build(1000, "float32")
     biases = 64 + 4 * (64 + 128 + 256 + 512) + 4 * (3 * 64 + 4 * 128 + 23 * 256 + 3 * 512)
     assert count(shapes(module, (224, 224, 3))) == 44_577_896 - biases
 
 
-def test_a_block_that_changes_the_shape_has_its_shortcut_behind_norm_and_relu_in_resnet_v2() -> (
-    None
-):
+def test_resnet_v2_projection_follows_norm_and_relu() -> None:
     layers = conf_model("resnetv2_50").layers_for(10)
     blocks = {layer.scope: layer for layer in layers if layer.scope}
     norm, relu, residual = blocks["stage2_block0"].body
@@ -164,14 +160,14 @@ def test_a_block_that_changes_the_shape_has_its_shortcut_behind_norm_and_relu_in
     assert [layer.name for layer in same.body][:3] == ["batch_norm", "relu", "conv"]
 
 
-def test_stages_but_the_first_halve_the_image_in_resnet_v2() -> None:
+def test_resnet_v2_stages_after_the_first_halve_the_image() -> None:
     seen = positions(conf_model("resnetv2_50").build(10, "float32"), (224, 224, 3))
     assert seen["stage1_block2"] == (56, 56, 256)
     assert seen["stage4_block2"] == (7, 7, 2048)
 
 
 @pytest.mark.parametrize(("blocks", "widths"), [([2, 2], [16]), ([], [])])
-def test_stages_need_blocks_and_widths_in_resnet_v2(blocks: list[int], widths: list[int]) -> None:
+def test_resnet_v2_stages_need_blocks_and_widths(blocks: list[int], widths: list[int]) -> None:
     with pytest.raises(ValidationError, match="must have one entry per stage each"):
         conf_model("resnetv2_50", blocks=blocks, widths=widths)
 
@@ -184,7 +180,7 @@ def test_stages_need_blocks_and_widths_in_resnet_v2(blocks: list[int], widths: l
         ([2, 4, 10, 2], [72, 168, 408, 912], 24, 9_190_136),
     ],
 )
-def test_siblings_have_as_many_parameters_as_torchvisions_in_regnet(
+def test_regnet_parameter_counts_match_torchvision(
     blocks: list[int], widths: list[int], group_width: int, expected: int
 ) -> None:
     changes: dict[str, Any] = {"blocks": blocks, "widths": widths, "group_width": group_width}
@@ -199,9 +195,7 @@ def test_siblings_have_as_many_parameters_as_torchvisions_in_regnet(
         ({"group_width": 24}, r"must be multiples of group_width 24; 64 is not"),
     ],
 )
-def test_stages_that_make_no_sense_are_refused_in_regnet(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_regnet_refuses_invalid_stages(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         conf_model("regnet_x_800mf", **changes)
 
@@ -210,15 +204,13 @@ def test_stages_that_make_no_sense_are_refused_in_regnet(
 @pytest.mark.parametrize(
     ("name", "expected"), [("repvgg_a0", 8_309_384), ("repvgg_a1", 12_789_864)]
 )
-def test_one_3x3_with_bias_for_each_block_is_what_the_authors_deploy_in_repvgg(
-    name: str, expected: int
-) -> None:
+def test_repvgg_deployed_parameter_count_matches_the_authors(name: str, expected: int) -> None:
     variables = shapes(conf_model(name).build(1000, "float32"), (224, 224, 3))
     convs = [leaf.shape for leaf in parameters(variables).values() if leaf.shape[:2] == (3, 3)]
     assert sum(9 * before * after + after for *_, before, after in convs) + 1281 * 1000 == expected
 
 
-def test_blocks_that_keep_the_shape_add_their_normalised_input_in_repvgg() -> None:
+def test_repvgg_blocks_of_unchanged_shape_have_an_identity_norm() -> None:
     blocks = {layer.scope: layer for layer in conf_model("repvgg_a0").layers_for(10) if layer.scope}
     assert [layer.name for layer in blocks["stage1_block0"].shortcut] == ["conv", "batch_norm"]
     kept = blocks["stage1_block1"]
@@ -228,7 +220,7 @@ def test_blocks_that_keep_the_shape_add_their_normalised_input_in_repvgg() -> No
     assert len(blocks) == 22
 
 
-def test_all_branches_of_all_blocks_are_trained_in_repvgg() -> None:
+def test_repvgg_parameter_count_has_all_branches() -> None:
     small = {"stem": 4, "blocks": [2], "widths": [4]}
     block = 9 * 16 + 16 + 2 * 8
     expected = (9 * 12 + 12 + 2 * 8) + block + (block + 8) + 5 * 10
@@ -236,13 +228,13 @@ def test_all_branches_of_all_blocks_are_trained_in_repvgg() -> None:
     assert count(shapes(module, (32, 32, 3))) == expected
 
 
-def test_stages_need_blocks_and_widths_in_repvgg() -> None:
+def test_repvgg_stages_need_blocks_and_widths() -> None:
     with pytest.raises(ValidationError, match="must have one entry per stage each"):
         conf_model("repvgg_a0", blocks=[1, 2])
 
 
 @pytest.mark.slow
-def test_flows_give_the_positions_and_features_of_the_paper_in_xception() -> None:
+def test_xception_flows_have_the_published_shapes() -> None:
     seen = positions(conf_model("xception").build(1000, "float32"), (299, 299, 3))
     assert seen["conv_1"] == (147, 147, 64)
     assert seen["entry0"] == (74, 74, 128)
@@ -252,7 +244,7 @@ def test_flows_give_the_positions_and_features_of_the_paper_in_xception() -> Non
     assert seen["batch_norm_3"] == (10, 10, 2048)
 
 
-def test_convolutions_of_blocks_are_depthwise_and_pointwise_in_turn_in_xception() -> None:
+def test_xception_blocks_alternate_depthwise_and_pointwise() -> None:
     layers = {layer.scope: layer for layer in conf_model("xception").layers_for(10) if layer.scope}
     convs = [layer for layer in layers["middle0"].body if layer.name == "conv"]
     assert [(conv.kernel, conv.groups) for conv in convs] == [(3, 728), (1, 1)] * 3

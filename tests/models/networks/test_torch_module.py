@@ -46,12 +46,12 @@ def of_images(graph_file: Path, *more: str) -> list[str]:
     ]
 
 
-def test_classes_stand_in_the_arguments() -> None:
+def test_classes_placeholder_is_replaced_in_arguments() -> None:
     given: dict[str, Any] = {"num_classes": "$classes", "widths": [8, "$classes"], "p": 0.1}
     assert replace_classes(given, 7) == {"num_classes": 7, "widths": [8, 7], "p": 0.1}
 
 
-def test_the_module_is_described_by_what_decides_it() -> None:
+def test_network_source_is_the_import_arguments_and_seed() -> None:
     model = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 3, "arguments": {"n": 1}})
     network = model.build(10, "bfloat16")
     assert isinstance(network, TorchNetwork)
@@ -59,20 +59,20 @@ def test_the_module_is_described_by_what_decides_it() -> None:
     assert network.dtype == "bfloat16"
 
 
-def test_the_seed_is_the_recipes(tiny: Compose) -> None:
+def test_module_seed_is_the_recipe_seed(tiny: Compose) -> None:
     recipe = tiny("model=torch", "model.import=my_nets:MyNet", "seed=5")
     assert recipe.model.model_dump()["seed"] == 5
     assert recipe.model.model_dump()["import"] == "my_nets:MyNet"
 
 
-def test_one_source_is_needed(tiny: Compose) -> None:
+def test_exactly_one_source_is_required(tiny: Compose) -> None:
     with pytest.raises(ValueError, match=r"has no network; must have import, such as torchvision"):
         conf_model("torch", seed=1).build(10, "float32")
     with pytest.raises(RecipeError, match="has both import and graph; one must be null"):
         tiny("model=torch", "model.import=my_nets:MyNet", "model.graph=net.torch.json")
 
 
-def test_code_needs_the_flag() -> None:
+def test_custom_code_needs_the_plugin_flag() -> None:
     network = conf_model("torch", **{"import": "my_nets:MyNet", "seed": 0}).build(10, "float32")
     with pytest.raises(ValueError, match=r"add --plugin my_nets\.py, or --plugin my_nets for an"):
         jax.eval_shape(
@@ -81,7 +81,9 @@ def test_code_needs_the_flag() -> None:
 
 
 @pytest.mark.slow
-def test_outputs_that_are_not_the_classes_are_refused(tiny: Compose, graph_file: Path) -> None:
+def test_output_count_different_from_the_classes_is_refused(
+    tiny: Compose, graph_file: Path
+) -> None:
     with pytest.raises(RecipeError, match="ends in 3 outputs, and the dataset has 10 classes"):
         run(tiny(*of_images(graph_file)))
 
@@ -94,16 +96,14 @@ def test_images_of_another_size_are_refused(tiny: Compose, graph_file: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_thor_has_the_same_bits_in_every_sink_and_on_any_devices(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_thor_is_bit_equal_across_sinks_and_devices(tiny: Compose, tmp_path: Path) -> None:
     keys = of_images(ten_classes(tmp_path), "parallel.mode=data", "parallel.devices=1")
     others = (["train.sink_size=7"], ["train.sink_size=-1", "parallel.devices=4"])
     require_same_bits(tiny, tmp_path / "runs", keys, others)
 
 
 @pytest.mark.slow
-def test_a_graph_is_trained_lowered_and_resumed(tiny: Compose, tmp_path: Path) -> None:
+def test_torch_graph_trains_equally_at_every_sink_size(tiny: Compose, tmp_path: Path) -> None:
     """Losses are the same at every sink size, and the weights start from the module's own."""
     file = ten_classes(tmp_path)
     losses = []

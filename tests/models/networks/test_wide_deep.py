@@ -22,7 +22,7 @@ SAMPLES = np.stack([NUMBERS.astype(np.float32), VALUES], -1)[:, :, None]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_logit_is_the_sum_of_the_wide_and_the_deep_part(dtype: str) -> None:
+def test_logit_is_the_sum_of_wide_and_deep_parts(dtype: str) -> None:
     module = conf_model("wide_deep", **SMALL).build(2, dtype)
     variables = initialise(module, SAMPLES)
     p = parameters(variables)
@@ -47,13 +47,13 @@ def test_softmax_of_the_logits_is_the_logistic_function() -> None:
 
 
 @pytest.mark.slow
-def test_a_number_outside_the_vocabulary_gives_nan() -> None:
+def test_number_outside_the_vocabulary_is_nan() -> None:
     module = conf_model("wide_deep", **{**SMALL, "vocabulary": 299}).build(2, "float32")
     logits = np.asarray(module.apply(initialise(module, SAMPLES), SAMPLES, train=False))
     np.testing.assert_array_equal(np.isnan(logits[:, 1]), [True, False])
 
 
-def test_other_classes_and_samples_are_refused() -> None:
+def test_unsupported_classes_and_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="separates 2 classes, and the dataset has 10"):
         shapes(conf_model("wide_deep").build(10, "float32"), (39, 1, 2))
     with pytest.raises(ValueError, match=r"shape \(1, 39, 2, 1\) reaches the network"):
@@ -72,6 +72,6 @@ print(spec.build(2, "float32").init_with_output(jax.random.key(0), samples, trai
 
 
 @pytest.mark.slow
-def test_it_computes_its_layers_where_nothing_else_of_the_house_was_imported() -> None:
+def test_wide_deep_works_as_the_only_import() -> None:
     result = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
     assert result.stdout.strip() == "(4, 2)", result.stderr

@@ -38,7 +38,7 @@ def plain(x: TorchTensor) -> np.ndarray:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(make_tensors(), st.data())
-def test_a_permutation_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
+def test_permutation_matches_numpy(x: TorchTensor, data: st.DataObject) -> None:
     numbers = data.draw(st.permutations(range(x.ndim)))
     found = permute_axes(x, numbers)
     np.testing.assert_array_equal(found.plain(), np.transpose(plain(x), numbers))
@@ -48,7 +48,7 @@ def test_a_permutation_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(make_tensors(), st.data())
-def test_a_reshape_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
+def test_reshape_matches_numpy(x: TorchTensor, data: st.DataObject) -> None:
     size = math.prod(x.shape)
     shape: list[int] = []
     while size > 1:
@@ -65,7 +65,7 @@ def test_a_reshape_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(make_tensors(), make_tensors())
-def test_a_sum_broadcasts_as_numpys(x: TorchTensor, other: TorchTensor) -> None:
+def test_sum_broadcasts_as_in_numpy(x: TorchTensor, other: TorchTensor) -> None:
     one, two = plain(x), plain(other)
     try:
         expected = one + two
@@ -78,25 +78,25 @@ def test_a_sum_broadcasts_as_numpys(x: TorchTensor, other: TorchTensor) -> None:
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(make_tensors(), st.data())
-def test_a_reduction_is_numpys(x: TorchTensor, data: st.DataObject) -> None:
+def test_reduction_matches_numpy(x: TorchTensor, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.sampled_from(range(x.ndim)), unique=True))
     found = drop_axes(x, numbers, x.array.sum(x.axes(numbers)))
     np.testing.assert_array_equal(plain(found), plain(x).sum(tuple(numbers)))
 
 
-def test_pixels_of_images_in_nhwc_become_tokens_without_a_transposition() -> None:
+def test_nhwc_pixels_become_tokens_without_a_transposition() -> None:
     images = TorchTensor(jnp.zeros((2, 4, 5, 3)), NHWC)
     tokens = permute_axes(reshape_axes(images, (2, 3, 20)), (0, 2, 1))
     assert tokens.order == (0, 1, 2)
     assert tokens.array.shape == (2, 20, 3)
 
 
-def test_channels_in_nhwc_are_split_as_they_lie() -> None:
+def test_channels_in_nhwc_are_split_in_memory_order() -> None:
     found = reshape_axes(TorchTensor(jnp.zeros((2, 4, 5, 6)), NHWC), (2, 3, 2, 4, 5))
     assert found.order == (0, 3, 4, 1, 2)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_shapes_and_axes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 3\) can't become \(4, 2\)"):
         reshape_axes(to_tensor(jnp.zeros((2, 3))), (4, 2))
     with pytest.raises(ValueError, match="axis 2 of an array with 2 axes"):

@@ -57,7 +57,7 @@ ChooseSink = Callable[..., SinkPlan]
 
 
 @pytest.mark.slow
-def test_the_size_that_the_recipe_names_is_taken_unmeasured(chosen: ChooseSink) -> None:
+def test_recipe_sink_size_is_not_measured(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     assert chosen(clockwork, "train.sink_size=-1").size == 6
     off = chosen(clockwork, "train.sink=false")
@@ -66,7 +66,7 @@ def test_the_size_that_the_recipe_names_is_taken_unmeasured(chosen: ChooseSink) 
 
 
 @pytest.mark.slow
-def test_auto_is_what_the_clock_says_is_best(
+def test_auto_is_the_fastest_by_the_clock(
     chosen: ChooseSink, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1 ms a dispatch and 0.1 a step: 500 steps spread it to 2 % of a step, 1000 to 1 %."""
@@ -79,19 +79,19 @@ def test_auto_is_what_the_clock_says_is_best(
 
 
 @pytest.mark.slow
-def test_an_event_shortens_sinks(chosen: ChooseSink) -> None:
+def test_events_shorten_sinks(chosen: ChooseSink) -> None:
     found = chosen(Clockwork(), "eval.every_passes=10")
     assert found.size == 60
     assert found.why.endswith("; something is due every 60 steps")
 
 
-def test_auto_takes_the_mechanism_that_is_faster(chosen: ChooseSink) -> None:
+def test_auto_selects_the_faster_mechanism(chosen: ChooseSink) -> None:
     assert chosen(Clockwork(soft_s=-5e-5)).mechanism == "soft"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ["loop", "soft"])
-def test_auto_keeps_to_the_mechanism_that_is_asked_for(asked: str, chosen: ChooseSink) -> None:
+def test_auto_uses_the_requested_mechanism(asked: str, chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     assert chosen(clockwork, f"train.mechanism={asked}").mechanism == asked
     assert {mechanism for _, mechanism in clockwork.ran} == {"none", asked}
@@ -107,7 +107,7 @@ OFF = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("clockwork", "total", "why"), OFF.values(), ids=OFF.keys())
-def test_auto_is_off_where_no_sink_pays(
+def test_auto_is_off_if_no_sink_is_faster(
     clockwork: Clockwork, total: int, why: str, chosen: ChooseSink
 ) -> None:
     found = chosen(clockwork, total=total)
@@ -116,7 +116,7 @@ def test_auto_is_off_where_no_sink_pays(
     assert found.summary()["predicted"]["gain"] == 1
 
 
-def test_little_time_goes_into_measuring(chosen: ChooseSink) -> None:
+def test_measuring_takes_a_small_share_of_the_run(chosen: ChooseSink) -> None:
     """A share of what the run takes, of 10 s here."""
     clockwork = Clockwork(dispatch_s=2e-4, step_s=8e-4)
     chosen(clockwork)
@@ -131,7 +131,7 @@ def test_steps_that_diverge_are_not_measured(chosen: ChooseSink) -> None:
     assert found.why.startswith("not measured, steps that were only timed failed: epoch: 1 step: 3")
 
 
-def test_a_signal_stops_a_measurement(chosen: ChooseSink) -> None:
+def test_signal_stops_a_measurement(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     clockwork.signal_at = 4
     with pytest.raises(KeyboardInterrupt):
@@ -139,7 +139,7 @@ def test_a_signal_stops_a_measurement(chosen: ChooseSink) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_with_its_sinks(chosen: ChooseSink) -> None:
+def test_resumed_run_continues_with_its_sinks(chosen: ChooseSink) -> None:
     clockwork = Clockwork()
     kept = chosen(clockwork).host_entry
     ran = len(clockwork.ran)
@@ -170,7 +170,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 @pytest.mark.slow
-def test_measuring_leaves_the_run_as_it_is(eager: None, tiny: Compose, tmp_path: Path) -> None:
+def test_measuring_does_not_change_the_run(eager: None, tiny: Compose, tmp_path: Path) -> None:
     """S-05: auto, a sink per epoch and no sinks, bit for bit."""
     for name, how in (("auto", AUTO), ("epoch", "train.sink_size=-1"), ("off", "train.sink=false")):
         run(tiny(*EVENTS, how), tmp_path / name)
@@ -182,7 +182,7 @@ def test_measuring_leaves_the_run_as_it_is(eager: None, tiny: Compose, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_sinks_that_were_chosen_are_those_that_run(
+def test_run_uses_the_chosen_sink_size(
     eager: None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choosing(monkeypatch, 7)
@@ -194,7 +194,7 @@ def test_the_sinks_that_were_chosen_are_those_that_run(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_sinks_that_were_chosen_for_it(
+def test_run_continues_with_its_chosen_sinks(
     eager: None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log counts sinks on, whatever a measurement would say by now."""
@@ -209,7 +209,7 @@ def test_a_run_goes_on_with_the_sinks_that_were_chosen_for_it(
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_does_so_at_its_step_and_not_before(
+def test_diverging_run_ends_at_its_step_with_auto(
     eager: None, tiny: Compose, tmp_path: Path
 ) -> None:
     for name, how in (("auto", AUTO), ("off", "train.sink=false")):
@@ -221,13 +221,13 @@ def test_a_run_that_diverges_does_so_at_its_step_and_not_before(
 
 
 @pytest.mark.slow
-def test_a_sink_epoch_is_an_epoch(tiny: Compose, tmp_path: Path) -> None:
+def test_sink_epoch_is_an_epoch_with_auto(tiny: Compose, tmp_path: Path) -> None:
     """How long a run is does not hang on a measurement."""
     assert run(tiny(AUTO, "train.epochs=2"), tmp_path / "run").steps == 12
 
 
 @pytest.mark.slow
-def test_auto_without_sinks_is_ignored_and_said_so(tiny: Compose, tmp_path: Path) -> None:
+def test_auto_without_sinks_is_ignored_with_a_warning(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny(AUTO, "train.sink=false", "train.steps=6"), tmp_path / "run")
     assert (summary.sink["size"], summary.sink["mechanism"]) == (None, "none")
     log = (tmp_path / "run" / "run.log").read_text()
@@ -235,7 +235,7 @@ def test_auto_without_sinks_is_ignored_and_said_so(tiny: Compose, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_emulated_device_has_the_sinks_that_its_model_says_are_best(
+def test_emulated_device_has_the_best_sinks_of_its_model(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     priced = ["device=ascend910", "stages=[data,build,compile]", "train.steps=5000"]
@@ -252,7 +252,7 @@ def test_an_emulated_device_has_the_sinks_that_its_model_says_are_best(
 
 
 @pytest.mark.slow
-def test_a_run_on_an_emulated_device_trains_in_those_sinks(tiny: Compose, tmp_path: Path) -> None:
+def test_run_on_an_emulated_device_uses_modelled_sinks(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny("device=ascend910", AUTO), tmp_path / "run")
     assert summary.sink["size"] == summary.modelled["sink_size"]
     assert summary.sink["why"].startswith("modelled for Ascend 910A: ")

@@ -47,7 +47,7 @@ def measured(
 
 
 @pytest.mark.parametrize("step_s", [2e-5, 1e-3, 0.05])
-def test_costs_are_found_for_both_mechanisms(
+def test_costs_are_measured_for_both_mechanisms(
     step_s: float, measured: Callable[[Clockwork, float], Measurement]
 ) -> None:
     clockwork = Clockwork(dispatch_s=4e-4, step_s=step_s, soft_s=1e-4)
@@ -61,7 +61,7 @@ def test_costs_are_found_for_both_mechanisms(
     assert costs.error == pytest.approx(0, abs=1e-9)
 
 
-def test_every_single_dispatch_is_kept(
+def test_single_dispatch_times_are_stored(
     measured: Callable[[Clockwork, float], Measurement],
 ) -> None:
     found = measured(Clockwork(dispatch_s=4e-4, step_s=1e-3), 0.5)
@@ -70,7 +70,7 @@ def test_every_single_dispatch_is_kept(
     assert 2 <= found.long_steps <= LONGEST
 
 
-def test_a_measurement_takes_about_the_time_it_is_given(
+def test_measurement_takes_about_its_time_budget(
     measured: Callable[[Clockwork, float], Measurement],
 ) -> None:
     clockwork = Clockwork(dispatch_s=4e-4, step_s=1e-3)
@@ -87,7 +87,7 @@ def test_slow_steps_are_measured_few_times(
     assert count_least_steps(BOTH) <= clockwork.steps <= 1.2 * count_least_steps(BOTH)
 
 
-def test_what_disturbs_some_rounds_is_ignored() -> None:
+def test_disturbed_rounds_are_ignored() -> None:
     """And what slows a whole round down leaves its ratios alone."""
     slow = [1.0, 1.0, 3.0, 2.0, 1.0]
     rounds = [
@@ -104,7 +104,7 @@ def test_what_disturbs_some_rounds_is_ignored() -> None:
     assert (loop.step_ms, loop.dispatch_ms) == pytest.approx((1.0, 0.5))
 
 
-def test_the_error_of_a_median_is_that_of_many_trials() -> None:
+def test_estimated_median_error_matches_simulation() -> None:
     """Normal errors of 3 %: medians of 25 scatter as the formula says."""
     draws = np.random.default_rng(0).normal(1.0, 0.03, (2000, 25))
     scatter = float(np.std(np.median(draws, axis=1)))

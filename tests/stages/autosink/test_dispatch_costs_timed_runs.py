@@ -36,16 +36,14 @@ def trials(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_without_sinks_are_dispatched_one_by_one(
-    trials: TimedRuns, clockwork: Clockwork
-) -> None:
+def test_steps_without_sinks_are_dispatched_singly(trials: TimedRuns, clockwork: Clockwork) -> None:
     timing = trials.time(Variant(None, "none"), 10)
     assert clockwork.ran == [(1, "none")] * 10
     assert timing.step_ms == pytest.approx(1.1)
     assert timing.dispatch_ms == pytest.approx([1.1] * 9)
 
 
-def test_the_first_sink_is_not_timed(trials: TimedRuns, clockwork: Clockwork) -> None:
+def test_first_sink_is_not_timed(trials: TimedRuns, clockwork: Clockwork) -> None:
     """Training begins with a step alone, to find out how many fit into a dispatch."""
     timing = trials.time(Variant(20, "loop"), 60)
     assert clockwork.ran == [(1, "loop"), (19, "loop"), (20, "loop"), (20, "loop")]
@@ -53,7 +51,7 @@ def test_the_first_sink_is_not_timed(trials: TimedRuns, clockwork: Clockwork) ->
     assert timing.dispatch_ms == pytest.approx([3.0, 3.0])
 
 
-def test_trials_follow_one_another(trials: TimedRuns) -> None:
+def test_trials_run_in_sequence(trials: TimedRuns) -> None:
     variants = [
         Variant(20, "loop"),
         Variant(None, "none"),
@@ -64,20 +62,20 @@ def test_trials_follow_one_another(trials: TimedRuns) -> None:
     assert times == pytest.approx([0.15, 1.1, 0.1595, 0.15])
 
 
-def test_what_is_not_finite_is_an_error(trials: TimedRuns, clockwork: Clockwork) -> None:
+def test_non_finite_loss_is_an_error(trials: TimedRuns, clockwork: Clockwork) -> None:
     clockwork.nan_step = 3
     with pytest.raises(RunError, match=r"Invalid loss.*Step 3 of 10"):
         trials.time(Variant(None, "none"), 10)
 
 
-def test_a_signal_ends_a_trial_at_once(trials: TimedRuns, clockwork: Clockwork) -> None:
+def test_signal_ends_a_trial_immediately(trials: TimedRuns, clockwork: Clockwork) -> None:
     clockwork.signal_at = 3
     with pytest.raises(KeyboardInterrupt):
         trials.time(Variant(None, "none"), 1000)
     assert clockwork.steps == 3
 
 
-def test_a_terminal_costs_what_it_costs_and_shows_nothing(
+def test_trials_print_nothing_on_a_terminal(
     clockwork: Clockwork, tiny: Compose, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with TimedRuns(tiny(), COURSE, clockwork, is_terminal=True) as trials:  # type: ignore[arg-type]

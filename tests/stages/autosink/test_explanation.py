@@ -61,11 +61,11 @@ save less than 0.5 %
 prediction is off by -0.7 %"""
 
 
-def test_an_explanation_in_words() -> None:
+def test_explanation_text() -> None:
     assert str(MEASURED) == TEXT
 
 
-def test_figures_of_a_model_are_marked_in_words_and_in_json() -> None:
+def test_modelled_figures_are_marked_in_text_and_json() -> None:
     modelled = replace(MEASURED, modelled=True, dispatch=None, memory=None, achieved=None)
     text, document = str(modelled), modelled.to_dict()
     assert text.startswith("MODELLED, not measured: lenet5_digits on ")
@@ -75,7 +75,7 @@ def test_figures_of_a_model_are_marked_in_words_and_in_json() -> None:
     assert document["modelled_ms"][110] == MEASURED.choice.step_ms
 
 
-def test_samples_that_travel_with_their_batches_are_shown_so() -> None:
+def test_streamed_samples_are_shown_in_the_memory_line() -> None:
     streamed = replace(MEASURED, memory=Memory(False, 512_000_000, 4_816_896, 53))
     assert (
         "  memory      110 batches of samples 529.9 MB; the device has 53 at once whatever the "
@@ -83,7 +83,7 @@ def test_samples_that_travel_with_their_batches_are_shown_so() -> None:
     ) in str(streamed)
 
 
-def test_what_could_not_be_measured_is_omitted() -> None:
+def test_unmeasured_values_are_omitted() -> None:
     choice = choose_no_sink(9000.0, "a sink would hold 1")
     alone = Explanation(MEASURED.run, BOUNDS, CALENDAR, choice)
     assert str(alone).splitlines() == [
@@ -101,7 +101,7 @@ def test_what_could_not_be_measured_is_omitted() -> None:
     )
 
 
-def test_json_has_what_the_words_say() -> None:
+def test_json_has_the_facts_of_the_text() -> None:
     document = json.loads(json_text(MEASURED.to_dict()))
     assert document["recipe"] == "lenet5_digits"
     assert document["sink"] == {"size": 110, "mechanism": "loop"}

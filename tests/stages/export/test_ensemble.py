@@ -36,19 +36,19 @@ def test_probabilities_are_averaged(count: int, shape: tuple[int, ...], scale: f
 
 
 @given(st.integers(1, 5), st.floats(0.1, 10))
-def test_the_probability_of_each_label_is_averaged(count: int, scale: float) -> None:
+def test_label_probabilities_are_averaged(count: int, scale: float) -> None:
     outputs = scale * np.random.default_rng(count).normal(size=(count, 3, 4))
     expected = (1 / (1 + np.exp(-outputs))).mean(axis=0)
     found = np.asarray(average_outputs(list(outputs), "multi_label"), np.float64)
     np.testing.assert_allclose(1 / (1 + np.exp(-found)), expected, rtol=2e-5)
 
 
-def test_numbers_of_a_regression_are_averaged() -> None:
+def test_regression_outputs_are_averaged() -> None:
     outputs = [np.full((2, 1), value, np.float32) for value in (1, 2, 6)]
     assert np.asarray(average_outputs(outputs, "regression")).tolist() == [[3], [3]]
 
 
-def test_an_impossible_class_stays_finite() -> None:
+def test_impossible_class_stays_finite() -> None:
     outputs = [np.array([[0.0, -1e4]], np.float32), np.array([[0.0, -2e4]], np.float32)]
     assert np.isfinite(average_outputs(outputs, "classification")).all()
 
@@ -58,7 +58,7 @@ def test_outputs_of_other_shapes_are_refused() -> None:
         average_outputs([np.zeros((3, 4)), np.zeros((3, 2, 4))], "classification")
 
 
-def test_an_ensemble_predicts_what_its_members_predict_together(cache: Path) -> None:
+def test_ensemble_predicts_the_mean_of_its_members(cache: Path) -> None:
     """Of two architectures, each with its own names of weights."""
     recipes = [compose_tiny(cache, *MLP), compose_tiny(cache, "model=lenet5")]
     runs = [make_run(recipe, seed) for seed, recipe in enumerate(recipes)]
@@ -82,7 +82,7 @@ def test_an_ensemble_predicts_what_its_members_predict_together(cache: Path) -> 
         ({"targets": Targets(("no", "yes")), "shape": (9, 9, 1)}, "b: .* in shape, targets; must"),
     ],
 )
-def test_members_that_read_other_samples_are_refused(
+def test_members_with_other_samples_are_refused(
     cache: Path, changes: dict[str, Any], problem: str
 ) -> None:
     run = make_run(compose_tiny(cache, *MLP), 0)
@@ -91,6 +91,6 @@ def test_members_that_read_other_samples_are_refused(
         make_ensemble({Path("a"): run, Path("b"): other})
 
 
-def test_a_run_that_is_named_twice_is_refused() -> None:
+def test_duplicate_run_is_refused() -> None:
     with pytest.raises(DataError, match="a: is named twice; must be another run"):
         read_network([Path("a"), Path("a")])

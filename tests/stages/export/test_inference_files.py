@@ -33,7 +33,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_its_images_in_the_order_of_their_paths(
+def test_folder_images_are_inferred_in_path_order(
     trained: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert infer([str(trained), str(images)]) == 0
@@ -41,7 +41,7 @@ def test_a_folder_is_its_images_in_the_order_of_their_paths(
     assert said == [str(images / name) for name in ("a.png", "b.png", "inner/c.jpg")]
 
 
-def test_a_csv_has_what_is_printed(
+def test_csv_matches_the_printed_predictions(
     trained: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert infer([str(trained), str(images)]) == 0
@@ -56,7 +56,7 @@ def test_a_csv_has_what_is_printed(
         assert float(row["probability"]) >= float(row["probability_2"])
 
 
-def test_a_folder_without_images_and_two_formats_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_folder_without_images_and_two_formats_are_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no images; names must end in one of \.png"):
         infer([str(trained), str(tmp_path)])
     for wrong, rule in (

@@ -8,7 +8,7 @@ from pipeline.data.targets import Targets
 from pipeline.stages.export.inference_files import make_prediction_row
 
 
-def test_a_target_that_is_called_file_does_not_hide_the_samples_name() -> None:
+def test_target_named_file_is_prefixed() -> None:
     numbers = Targets(("file", "size"), "regression", (10.0, 0.0), (2.0, 1.0))
     row = make_prediction_row("a.png", np.array([1.0, 3.0]), numbers, top=1)
     assert row == {"file": "a.png", "predicted_file": 12.0, "size": 3.0}

@@ -56,7 +56,7 @@ def statuses(matching: Matching) -> dict[str, list[str]]:
     return found
 
 
-def test_own_names_need_no_rules() -> None:
+def test_native_names_need_no_rules() -> None:
     network = lenet_needs()
     own = {name: rand(*shape) for name, shape in network.shapes.items()}
     for prefix in ("", "params/"):
@@ -81,7 +81,7 @@ def test_kernels_are_transposed_and_flattened_images_reordered() -> None:
     np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-4)
 
 
-def test_a_flat_network_is_read_in_the_order_of_the_file_whatever_it_calls_its_layers() -> None:
+def test_flat_network_is_matched_in_file_order() -> None:
     names = ["features.0", "features.3", "hidden", "also_hidden", "a_head"]
     modules = dict(zip(["conv1", "conv2", "fc1", "fc2", "fc3"], names, strict=True))
     theirs = {
@@ -140,7 +140,7 @@ def in_mindspore(arrays: Arrays) -> Arrays:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "mindspore"])
-def test_residual_networks_are_known_by_their_blocks(framework: str) -> None:
+def test_residual_networks_are_recognised_by_their_blocks(framework: str) -> None:
     torch = resnet_names(WIDTHS)
     theirs = torch if framework == "torch" else in_mindspore(torch)
     matching = match_weights("f", theirs, resnet_needs())
@@ -159,7 +159,7 @@ def test_residual_networks_are_known_by_their_blocks(framework: str) -> None:
 
 
 @pytest.mark.slow
-def test_squeeze_and_excitation_may_be_written_as_convolutions() -> None:
+def test_squeeze_and_excitation_can_be_convolutions() -> None:
     network = needs("se_resnet18", widths=[16, 16, 16, 16], stem="cifar")
     theirs = resnet_names([16, 16, 16, 16])
     for stage in range(1, 5):
@@ -232,7 +232,7 @@ def mlp_needs(hidden: int, width: int = 8) -> NetworkArrays:
 
 
 @pytest.mark.parametrize("at", ["net.{}", "layers.layer_{}", "{}.dense"])
-def test_numbers_in_names_order_a_file_that_has_no_order(at: str, tmp_path: Path) -> None:
+def test_unordered_file_is_ordered_by_numbers_in_names(at: str, tmp_path: Path) -> None:
     theirs = dense_layers(*(at.format(2 * index) for index in range(13)))
     matching = match_weights(*through_safetensors(theirs, tmp_path), mlp_needs(12))
     assert list(statuses(matching)) == ["matched"]
@@ -257,7 +257,7 @@ def test_vgg_of_many_layers_is_read_in_order_from_safetensors(tmp_path: Path) ->
 NAMED = ("fc_in", "fc_hidden", "fc_out")
 
 
-def test_layers_that_could_be_exchanged_are_not_guessed_at(tmp_path: Path) -> None:
+def test_ambiguous_layer_order_is_refused(tmp_path: Path) -> None:
     theirs = dense_layers(*NAMED)
     file, arrays = through_safetensors(theirs, tmp_path)
     told = r"the order of fc_hidden and fc_in, which have the same shapes, is unknown"
@@ -274,7 +274,7 @@ def test_layers_that_could_be_exchanged_are_not_guessed_at(tmp_path: Path) -> No
             np.testing.assert_array_equal(kernel, theirs[f"{name}.weight"].T)
 
 
-def test_a_format_that_keeps_the_order_needs_no_numbers(tmp_path: Path) -> None:
+def test_ordered_format_needs_no_numbers(tmp_path: Path) -> None:
     theirs = dense_layers(*NAMED)
     for suffix in (".npz", ".ckpt"):
         path = tmp_path / f"w{suffix}"
@@ -286,7 +286,7 @@ def test_a_format_that_keeps_the_order_needs_no_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_foreign_layer_shifts_none_after_it(at: int) -> None:
+def test_foreign_layer_does_not_shift_later_layers(at: int) -> None:
     items = list(lenet().items())
     theirs = dict([*items[:at], ("foreign.weight", rand(7, 7, 3, 3)), *items[at:]])
     matching = match_weights("f", theirs, lenet_needs())
@@ -296,7 +296,7 @@ def test_a_foreign_layer_shifts_none_after_it(at: int) -> None:
     np.testing.assert_array_equal(kernel, theirs["conv2.weight"].transpose(2, 3, 1, 0))
 
 
-def test_a_layer_of_another_shape_stands_for_the_one_in_its_place() -> None:
+def test_misshapen_layer_keeps_its_position() -> None:
     theirs = dense_layers("a", "b", "c", "d")
     theirs["b.weight"] = rand(9, 9)
     theirs["b.bias"] = rand(9)
@@ -341,7 +341,7 @@ def vit_names(style: str) -> Arrays:
 
 
 @pytest.mark.parametrize("style", ["torchvision", "timm"])
-def test_transformers_have_their_packed_projection_spread(style: str) -> None:
+def test_packed_projection_of_transformers_is_split(style: str) -> None:
     network = needs("vit_tiny", features=6, hidden=8, heads=2, blocks=2)
     theirs = vit_names(style)
     matching = match_weights("f", theirs, network)
@@ -353,7 +353,7 @@ def test_transformers_have_their_packed_projection_spread(style: str) -> None:
         np.testing.assert_array_equal(matching.arrays[f"{attention}/{name}/kernel"], expected)
 
 
-def test_the_state_of_training_is_skipped() -> None:
+def test_training_state_is_skipped() -> None:
     theirs = in_mindspore(resnet_names(WIDTHS))
     theirs |= {"moments.conv1.weight": theirs["conv1.weight"], "learning_rate": rand(1)}
     found = statuses(match_weights("f", theirs, resnet_needs()))
@@ -361,7 +361,7 @@ def test_the_state_of_training_is_skipped() -> None:
     assert set(found) == {"matched", "skipped"}
 
 
-def test_what_does_not_match_is_reported_in_a_table() -> None:
+def test_mismatches_are_reported_in_a_table() -> None:
     theirs = lenet()
     del theirs["fc2.bias"]
     theirs["fc3.weight"] = rand(7, 84)
@@ -383,13 +383,13 @@ def test_what_does_not_match_is_reported_in_a_table() -> None:
     assert len(matching.arrays) == 6
 
 
-def test_where_nothing_matches_partial_does_not_help() -> None:
+def test_partial_matching_requires_a_match() -> None:
     matching = match_weights("f", {"other": rand(2)}, lenet_needs())
     with pytest.raises(DataError, match="0 of 8 arrays matched"):
         matching.require(partial=True)
 
 
-def test_whole_numbers_are_no_weights() -> None:
+def test_integer_arrays_are_misshapen() -> None:
     theirs = lenet() | {"fc3.bias": np.arange(10)}
     rows = match_weights("f", theirs, lenet_needs()).rows
     assert [(row.source, row.note) for row in rows if row.status == "misshapen"] == [
@@ -397,7 +397,7 @@ def test_whole_numbers_are_no_weights() -> None:
     ]
 
 
-def test_a_long_table_is_truncated() -> None:
+def test_long_table_is_truncated() -> None:
     theirs = {f"layer{index}.oops": rand(1) for index in range(100)}
     text = format_table(match_weights("f", theirs, lenet_needs()).rows)
     assert text.splitlines()[-1] == "... and 48 more"
@@ -408,7 +408,7 @@ def rename(match: str, to: str | None, syntax: str = "regex") -> RenameSpec:
     return RenameSpec.model_validate({"match": match, "to": to, "syntax": syntax})
 
 
-def test_rules_of_the_user_come_first_and_in_order() -> None:
+def test_user_rules_apply_first_and_in_order() -> None:
     theirs = {f"net/{name}": array for name, array in lenet().items()} | {"net/junk": rand(1)}
     rules = [
         rename(r"net/fc(\d)\.(.*)", r"head\1.\2"),
@@ -422,21 +422,21 @@ def test_rules_of_the_user_come_first_and_in_order() -> None:
     }
 
 
-def test_an_entry_can_be_given_the_networks_name_at_once() -> None:
+def test_entry_can_have_the_name_of_the_network() -> None:
     theirs = lenet()
     theirs["a"] = theirs.pop("fc3.weight")
     matching = match_weights("f", theirs, lenet_needs(), [rename("a", "dense_2/kernel")], "torch")
     np.testing.assert_array_equal(matching.arrays["params/dense_2/kernel"], theirs["a"].T)
 
 
-def test_a_rule_that_matches_nothing_is_refused() -> None:
+def test_rule_without_a_match_is_refused() -> None:
     with pytest.raises(
         DataError, match=r"checkpoint.renames.1.match = x: must match one of the 8 entri"
     ):
         match_weights("f", lenet(), lenet_needs(), [rename("fc1.*", "head"), rename("x", "y")])
 
 
-def test_two_entries_for_one_array_are_reported() -> None:
+def test_duplicate_entries_for_one_array_are_reported() -> None:
     theirs = {"w": rand(84, 10), "v": rand(84, 10)}
     rules = [rename("w", "dense_2/kernel"), rename("v", "dense_2/kernel")]
     rows = match_weights("f", theirs, lenet_needs(), rules, "none").rows
@@ -446,7 +446,7 @@ def test_two_entries_for_one_array_are_reported() -> None:
     ]
 
 
-def test_a_flatten_inside_a_block_is_not_guessed_at() -> None:
+def test_flatten_inside_a_block_is_refused() -> None:
     layers = [
         {"name": "sequence", "body": [{"name": "flatten"}, {"name": "dense", "features": 5}]},
         {"name": "dense", "features": "$classes"},
@@ -476,7 +476,7 @@ def text_names(bert: bool, features: int = 6, hidden: int = 8) -> Arrays:
 TEXT = {"features": 6, "hidden": 8, "heads": 2, "blocks": 1}
 
 
-def test_vectors_of_segments_are_added_to_those_of_positions() -> None:
+def test_segment_vectors_are_added_to_position_vectors() -> None:
     theirs = text_names(bert=True)
     network = needs("bert_base", (4, 1, 1), vocabulary=9, **TEXT)
     matching = match_weights("f", theirs, network)
@@ -487,7 +487,7 @@ def test_vectors_of_segments_are_added_to_those_of_positions() -> None:
     np.testing.assert_array_equal(matching.arrays["params/embedding_0/table"], words)
 
 
-def test_tied_and_transposed_weights_of_a_decoder() -> None:
+def test_decoder_weights_can_be_tied_and_transposed() -> None:
     theirs = text_names(bert=False)
     classes = ColumnSpec((4, 1, 1), "float32")
     network = trace_model_arrays(conf_model("gpt2", **TEXT), 9, classes)

@@ -41,7 +41,7 @@ VGG = {"convs": [1, 2], "widths": [4, 6], "hidden": 5, "batch_norm": True}
     ],
     ids=["lenet5", "resnet", "resnet in MindSpore", "vgg", "vit", "vit of timm"],
 )
-def test_there_and_back_is_where_it_began(
+def test_foreign_names_round_trip(
     make_theirs: Callable[[], Arrays], make_network: Callable[[], NetworkArrays]
 ) -> None:
     """Weights read from a file and put into a file of other values make the first again."""
@@ -56,7 +56,7 @@ def test_there_and_back_is_where_it_began(
         np.testing.assert_array_equal(back[name], array)
 
 
-def test_dtypes_are_those_of_the_file() -> None:
+def test_dtypes_follow_the_file() -> None:
     theirs = lenet()
     ours = match_weights("a.pth", theirs, lenet_needs()).arrays
     model = {name: array.astype(np.float16) for name, array in theirs.items()}
@@ -64,7 +64,7 @@ def test_dtypes_are_those_of_the_file() -> None:
     np.testing.assert_array_equal(back["fc1.weight"], theirs["fc1.weight"].astype(np.float16))
 
 
-def test_the_file_must_be_of_the_network() -> None:
+def test_file_of_another_network_is_refused() -> None:
     ours = match_weights("a.pth", lenet(), lenet_needs()).arrays
     with pytest.raises(DataError, match=r"b.pth: 7 of 8 arrays matched .*1 misshapen"):
         convert_to_foreign_names("b.pth", lenet() | {"fc3.bias": rand(9)}, ours, lenet_needs())
@@ -75,7 +75,7 @@ def test_the_file_must_be_of_the_network() -> None:
         convert_to_foreign_names("b.pth", lenet(), ours, lenet_needs())
 
 
-def test_convert_writes_in_the_likeness_of_a_file(tmp_path: Path) -> None:
+def test_convert_writes_names_of_a_reference_file(tmp_path: Path) -> None:
     theirs, others = lenet(), lenet()
     write_weights(tmp_path / "theirs.npz", theirs)
     write_weights(tmp_path / "others.ckpt", others)

@@ -78,7 +78,7 @@ def apply(model: ModelSpec, matching: Matching, images: np.ndarray) -> np.ndarra
     ("name", "changes"),
     [("resnet18", {"widths": [16, 32, 64, 128], "stem": "cifar"}), ("lenet5", {})],
 )
-def test_golden_logits_are_met(framework: str, name: str, changes: dict[str, Any]) -> None:
+def test_logits_match_golden_ones(framework: str, name: str, changes: dict[str, Any]) -> None:
     golden = json.loads((GOLDEN / f"{framework}_{name}.json").read_text())
     images = np.random.default_rng(golden["seed"] + 1).random((3, *golden["image"]), np.float32)
     found = logits(conf_model(name, **changes), framework, state_dict(golden), images)
@@ -104,7 +104,7 @@ FILES = ["keras2.h5", "keras2.index", "keras3.index", "keras3.keras", "keras3.we
 
 
 @pytest.mark.parametrize("name", [*FILES, "saved_model.index", "names.index"])
-def test_tensorflow_weights_have_tensorflows_logits(name: str) -> None:
+def test_tensorflow_weights_match_tensorflow_logits(name: str) -> None:
     if name.endswith(("h5", "keras")):
         pytest.importorskip("h5py")
     with np.load(GOLDEN / "tensorflow" / "logits.npz") as golden:

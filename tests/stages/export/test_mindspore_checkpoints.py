@@ -28,9 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
-def test_every_checkpoint_has_sink_epoch_and_step_in_its_name(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_file_names_have_sink_epoch_and_step(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     for _ in range(2):
         assert export([str(trained), str(folder), "--to=ckpt"]) == 0
@@ -39,7 +37,7 @@ def test_every_checkpoint_has_sink_epoch_and_step_in_its_name(
     assert sorted(file.name for file in folder.iterdir()) == sorted(expected)
 
 
-def test_the_optimizers_state_follows_on_request(trained: Path, tmp_path: Path) -> None:
+def test_optimizer_state_is_exported_on_request(trained: Path, tmp_path: Path) -> None:
     one = checkpoint_path(trained / "checkpoints", 20)
     assert export([str(one), str(tmp_path), "--to=ckpt", "--optimizer", "--prefix=net"]) == 0
     (file,) = tmp_path.iterdir()
@@ -55,7 +53,7 @@ def test_the_optimizers_state_follows_on_request(trained: Path, tmp_path: Path) 
         np.testing.assert_array_equal(arrays[f"moments.{name}"], trace)
 
 
-def test_a_prefix_is_taken_by_files_of_its_form_alone(tmp_path: Path) -> None:
+def test_prefix_is_used_only_by_files_of_its_form(tmp_path: Path) -> None:
     for name in ("net-x.ckpt", "net-1_2.txt", "nets-1_2.ckpt", "net-1.ckpt"):
         (tmp_path / name).touch()
     assert find_free_prefix(tmp_path, "net") == "net"
@@ -64,7 +62,7 @@ def test_a_prefix_is_taken_by_files_of_its_form_alone(tmp_path: Path) -> None:
     assert find_free_prefix(tmp_path, "net") == "net_2"
 
 
-def test_no_run_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="isn't a run directory"):
         export([str(tmp_path), str(tmp_path / "out"), "--to=ckpt"])
     assert not (tmp_path / "out").exists()

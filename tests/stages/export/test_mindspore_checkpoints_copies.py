@@ -45,7 +45,7 @@ def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -
 
 
 @pytest.mark.slow
-def test_a_run_writes_a_file_for_each_checkpoint_that_it_keeps(
+def test_run_writes_a_file_for_each_retained_checkpoint(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
@@ -75,7 +75,7 @@ def test_a_run_writes_a_file_for_each_checkpoint_that_it_keeps(
 
 
 @pytest.mark.slow
-def test_the_optimizer_is_saved_on_request(cache: Path, tmp_path: Path) -> None:
+def test_optimizer_is_saved_on_request(cache: Path, tmp_path: Path) -> None:
     """K-02: the content of the files can be selected."""
     mlp = ("model=mlp", "model.hidden=[8]", "train.steps=24", "train.sink_size=10")
     run(compose_tiny(cache, *mlp, "checkpoint.prefix=net", "checkpoint.optimizer=true"), tmp_path)
@@ -90,13 +90,13 @@ def test_the_optimizer_is_saved_on_request(cache: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays[f"moments.{path}"], moment)
 
 
-def test_as_many_files_are_kept_as_checkpoints(tmp_path: Path) -> None:
+def test_files_are_retained_like_checkpoints(tmp_path: Path) -> None:
     """Without a directory they lie in the run's."""
     save(tmp_path, None, 5, 10, 15)
     assert names(tmp_path / "ckpt") == ["net-1_10.ckpt", "net-2_5.ckpt"]
 
 
-def test_a_prefix_that_is_taken_gets_a_number_and_a_resumed_run_goes_on_with_its_own(
+def test_used_prefix_gets_a_number_and_a_resumed_run_keeps_its_prefix(
     tmp_path: Path,
 ) -> None:
     shared = tmp_path / "shared"
@@ -110,7 +110,7 @@ def test_a_prefix_that_is_taken_gets_a_number_and_a_resumed_run_goes_on_with_its
     ]
 
 
-def test_runs_that_start_together_have_files_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_runs_have_separate_files(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     both = [copies_in(tmp_path / name, shared) for name in made(tmp_path)]
     for run_dir, copies in zip(made(tmp_path), both, strict=True):
@@ -125,7 +125,7 @@ def made(folder: Path) -> tuple[str, str]:
     return "one", "two"
 
 
-def test_a_kill_between_a_checkpoint_and_its_file_is_made_good(tmp_path: Path) -> None:
+def test_kill_between_a_checkpoint_and_its_file_is_repaired(tmp_path: Path) -> None:
     save(tmp_path, None, 5, 10)
     (tmp_path / "ckpt" / "net-1_5.ckpt").unlink()
     shutil.rmtree(checkpoint_path(tmp_path / "checkpoints", 10))
@@ -133,14 +133,14 @@ def test_a_kill_between_a_checkpoint_and_its_file_is_made_good(tmp_path: Path) -
     assert names(tmp_path / "ckpt") == ["net-1_5.ckpt"]
 
 
-def test_a_run_that_was_moved_goes_on_with_its_own_names(tmp_path: Path) -> None:
+def test_moved_run_continues_with_its_names(tmp_path: Path) -> None:
     save(tmp_path / "one", None, 5)
     (tmp_path / "one").rename(tmp_path / "two")
     save(tmp_path / "two", None, 10)
     assert names(tmp_path / "two" / "ckpt") == ["net-1_10.ckpt", "net-1_5.ckpt"]
 
 
-def test_a_list_that_names_other_files_removes_none(tmp_path: Path) -> None:
+def test_list_with_foreign_files_removes_none(tmp_path: Path) -> None:
     mine = tmp_path / "ckpt" / "mine.ckpt"
     mine.parent.mkdir()
     mine.touch()
@@ -152,18 +152,18 @@ def test_a_list_that_names_other_files_removes_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"files": 3}'])
-def test_a_list_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+def test_invalid_list_is_reported(text: str, tmp_path: Path) -> None:
     (tmp_path / "ckpt.json").write_text(text)
     with pytest.raises(RunError, match=r"ckpt\.json: "):
         copies_in(tmp_path, None)
 
 
-def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+def test_folder_that_can_not_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"checkpoint\.directory = .*file/in: can't be written: Not"):
         copies_in(tmp_path, tmp_path / "file" / "in")
 
 
-def test_a_prefix_has_no_folders() -> None:
+def test_prefix_with_folders_is_refused() -> None:
     with pytest.raises(RecipeError, match="prefix = a/b: must be the beginning of a file's"):
         load_recipe("lenet5_digits", ["checkpoint.prefix=a/b"])

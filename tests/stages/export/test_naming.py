@@ -34,7 +34,7 @@ tables = st.tuples(sides, sides).flatmap(
 
 @pytest.mark.slow
 @given(tables)
-def test_no_pairing_in_order_fits_better(fits: np.ndarray) -> None:
+def test_aligned_pairing_is_optimal(fits: np.ndarray) -> None:
     partners = align_layers(fits)
     assert len(partners) == len(fits)
     paired = [partner for partner in partners if partner < fits.shape[1]]
@@ -46,5 +46,5 @@ def test_no_pairing_in_order_fits_better(fits: np.ndarray) -> None:
 
 @pytest.mark.slow
 @given(sides, sides)
-def test_of_layers_alike_the_first_are_taken(theirs: int, ours: int) -> None:
+def test_first_of_equal_layers_are_paired(theirs: int, ours: int) -> None:
     assert align_layers(np.ones((theirs, ours), np.int64)) == list(range(theirs))

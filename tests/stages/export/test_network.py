@@ -12,9 +12,7 @@ from tests.models.build import network, random
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (4, 2)])
-def test_a_transposed_convolution_spreads_its_pixels_as_torch_has_it(
-    kernel: int, stride: int
-) -> None:
+def test_transposed_convolution_matches_torch(kernel: int, stride: int) -> None:
     image, theirs = random(1, 3, 4, 2), random(2, 5, kernel, kernel, seed=1)
     name = "params/conv_transpose_0/kernel"
     needed = NetworkArrays("unet", {name: (kernel, kernel, 2, 5)}, {})

@@ -70,7 +70,7 @@ def by_full_passes(run_: TrainedRun, prompt: str, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["t", PROMPT, "the dog ran to the hat. the cat"])
-def test_at_temperature_0_tokens_are_those_of_full_passes(
+def test_greedy_tokens_equal_those_of_full_passes(
     prompt: str, trained: TrainedRun, cached: Decoder
 ) -> None:
     """Past the end of the context too, and from a prompt that is longer than it."""
@@ -82,7 +82,7 @@ def test_at_temperature_0_tokens_are_those_of_full_passes(
 
 
 @pytest.mark.slow
-def test_logits_with_a_cache_are_those_without(trained: TrainedRun, cached: Decoder) -> None:
+def test_cached_logits_equal_uncached_ones(trained: TrainedRun, cached: Decoder) -> None:
     tokens = np.arange(LENGTH, dtype=np.uint8) % 7
     predict = jax.jit(make_predict(trained))
     expected = np.asarray(predict(trained.arrays, tokens.reshape(1, -1, 1, 1)))[0]
@@ -95,9 +95,7 @@ def test_logits_with_a_cache_are_those_without(trained: TrainedRun, cached: Deco
 
 
 @pytest.mark.slow
-def test_a_seed_decides_the_tokens_however_many_are_asked_for(
-    trained: TrainedRun, cached: Decoder
-) -> None:
+def test_seed_decides_the_tokens_for_any_number(trained: TrainedRun, cached: Decoder) -> None:
     hot = Sampling(temperature=2.0, seed=3)
     found = sampled(trained, cached, PROMPT, 80, hot)
     assert sampled(trained, cached, PROMPT, 30, hot) == found[:30]
@@ -105,9 +103,7 @@ def test_a_seed_decides_the_tokens_however_many_are_asked_for(
 
 
 @pytest.mark.slow
-def test_one_token_to_choose_from_is_the_most_probable(
-    trained: TrainedRun, cached: Decoder
-) -> None:
+def test_top_k_1_is_greedy(trained: TrainedRun, cached: Decoder) -> None:
     one, greedy = Sampling(5.0, top_k=1), Sampling(0.0)
     expected = sampled(trained, cached, PROMPT, 20, greedy)
     assert sampled(trained, cached, PROMPT, 20, one) == expected
@@ -115,7 +111,7 @@ def test_one_token_to_choose_from_is_the_most_probable(
     assert every == sampled(trained, cached, PROMPT, 20, Sampling(1.0, seed=1))
 
 
-def test_draws_follow_the_softmax_of_the_most_probable() -> None:
+def test_samples_follow_the_softmax_of_the_top_k() -> None:
     logits = jnp.array([0.0, 1.0, 2.0, -1.0])
     flat = Decoder(lambda weights, cache, token, position: (logits, cache), (), 8)
     parts = sample_tokens(flat, {}, np.zeros(1, np.int32), 4000, Sampling(1.5, top_k=3))
@@ -125,7 +121,7 @@ def test_draws_follow_the_softmax_of_the_most_probable() -> None:
 
 
 @pytest.mark.slow
-def test_layers_that_read_later_tokens_have_no_cache(cache: Path, tmp_path: Path) -> None:
+def test_non_causal_layers_have_no_cache(cache: Path, tmp_path: Path) -> None:
     layers = (
         "[{name: embedding, vocabulary: $classes, features: 8},"
         "{name: self_attention, heads: 1, causal: false}, {name: dense, features: $classes}]"

@@ -60,7 +60,9 @@ def documents(name: str, request: JobRequest) -> list[Any]:
 
 @pytest.mark.parametrize("size", REQUESTS)
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_file_is_the_recorded_one(name: str, size: str, request: pytest.FixtureRequest) -> None:
+def test_job_file_matches_the_golden_one(
+    name: str, size: str, request: pytest.FixtureRequest
+) -> None:
     """The recorded files are those that the engines' parsers have accepted."""
     file = GOLDEN / f"{name}_{size}.{EXTENSIONS.get(name, 'yaml')}"
     text = render(name, REQUESTS[size])
@@ -74,7 +76,7 @@ def test_a_file_is_the_recorded_one(name: str, size: str, request: pytest.Fixtur
 
 @pytest.mark.parametrize("size", REQUESTS)
 @pytest.mark.parametrize("name", ["jobset", "trainjob"])
-def test_kubernetes_has_every_field(name: str, size: str) -> None:
+def test_kubernetes_files_match_the_schema(name: str, size: str) -> None:
     schemas = json.loads((GOLDEN / "kubernetes_fields.json").read_text())
     for document in documents(name, REQUESTS[size]):
         jsonschema.validate(document, schemas[document["kind"]])
@@ -92,7 +94,7 @@ def pod_jobs(name: str, request: JobRequest) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["jobset", "trainjob"])
-def test_a_pod_runs_the_command_within_its_limits(name: str) -> None:
+def test_pod_runs_the_command_within_its_limits(name: str) -> None:
     _, job = pod_jobs(name, LARGE)
     (container,) = job["template"]["spec"]["containers"]
     words = [word.replace("$$(", "$(") for word in container["command"]]
@@ -105,7 +107,7 @@ def test_a_pod_runs_the_command_within_its_limits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["jobset", "trainjob"])
-def test_kubernetes_restarts_all_pods_after_75_alone(name: str) -> None:
+def test_kubernetes_restarts_only_after_status_75(name: str) -> None:
     spec, job = pod_jobs(name, LARGE)
     assert job["backoffLimit"] == 0
     *_, failed = job["podFailurePolicy"]["rules"]
@@ -116,7 +118,7 @@ def test_kubernetes_restarts_all_pods_after_75_alone(name: str) -> None:
     assert spec["failurePolicy"]["maxRestarts"] == 0
 
 
-def test_the_pods_of_a_jobset_find_each_other() -> None:
+def test_jobset_pods_find_each_other() -> None:
     _, job = pod_jobs("jobset", LARGE)
     (container,) = job["template"]["spec"]["containers"]
     environment = {entry["name"]: entry["value"] for entry in container["env"]}
@@ -128,7 +130,7 @@ def test_the_pods_of_a_jobset_find_each_other() -> None:
     assert "env" not in container
 
 
-def test_models_of_kubeflow_accept_the_files() -> None:
+def test_kubeflow_models_accept_the_files() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api")
     kinds = {
         "JobSet": models.JobsetV1alpha2JobSet,
@@ -163,7 +165,7 @@ def run_batch(folder: Path, request: JobRequest, status: int) -> tuple[int, list
 
 @pytest.mark.parametrize("size", REQUESTS)
 @pytest.mark.parametrize(("status", "requeued"), [(0, ""), (1, ""), (2, ""), (75, "requeue 7\n")])
-def test_slurm_requeues_after_75_alone(
+def test_slurm_requeues_only_after_status_75(
     size: str, status: int, requeued: str, tmp_path: Path
 ) -> None:
     request = REQUESTS[size]
@@ -264,7 +266,7 @@ def run_script(text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Recorde
 
 
 @pytest.mark.parametrize("status", [0, 1, 75])
-def test_ray_starts_all_again_after_75_alone(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_restarts_only_after_status_75(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[list[str], dict[str, str]]] = []
 
     def run(command: list[str], *, cwd: str, env: dict[str, str]) -> Any:
@@ -295,7 +297,7 @@ def test_ray_starts_all_again_after_75_alone(status: int, monkeypatch: pytest.Mo
     assert (place.rank, place.size, place.host) == (1, 4, "10.0.0.1")
 
 
-def test_ray_has_what_the_file_calls() -> None:
+def test_ray_file_uses_existing_ray_api() -> None:
     pytest.importorskip("ray.train", reason="ray[train]")
     from ray import train
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -319,7 +321,7 @@ PRINTABLE = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "))
 
 
 @given(arguments=st.lists(PRINTABLE, min_size=1, max_size=3))
-def test_any_argument_arrives_as_it_was(arguments: list[str]) -> None:
+def test_arguments_are_passed_unchanged(arguments: list[str]) -> None:
     request = replace(PLAIN, arguments=arguments)
     (task,) = documents("skypilot", request)
     assert shlex.split(task["run"])[-len(arguments) :] == arguments
@@ -345,5 +347,5 @@ def test_any_argument_arrives_as_it_was(arguments: list[str]) -> None:
         ("a" * 39 + "_b", "a" * 39),
     ],
 )
-def test_a_name_is_a_dns_label(recipe: str, name: str) -> None:
+def test_job_name_is_a_dns_label(recipe: str, name: str) -> None:
     assert replace(PLAIN, recipe=recipe).name == name

@@ -58,7 +58,7 @@ def train(engine: str, size: int, cache: Path, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_each_engine_trains_one_network(cache: Path, tmp_path: Path) -> None:
+def test_engines_train_one_network(cache: Path, tmp_path: Path) -> None:
     train("torchrun", 1, cache, tmp_path)
     expected = outcome.metrics(tmp_path / "torchrun_1")
     assert len(expected) == 20
@@ -71,9 +71,7 @@ def test_each_engine_trains_one_network(cache: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_processes_that_a_program_has_connected_train_several_runs(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_connected_processes_train_several_runs(cache: Path, tmp_path: Path) -> None:
     """As Ray Train's workers, which jax.distributed connects first; devices are open already."""
     script = (
         "import sys, jax\n"
@@ -106,7 +104,7 @@ def test_processes_that_a_program_has_connected_train_several_runs(
 
 
 @pytest.mark.slow
-def test_first_process_that_ends_after_the_meeting_is_reported() -> None:
+def test_unreachable_first_process_is_reported() -> None:
     """JAX would end this process by an abort."""
     script = (
         "import sys\n"

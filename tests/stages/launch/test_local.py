@@ -104,7 +104,7 @@ def normal(folder: Path) -> list[object]:
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_processes_read_no_other_launcher_s_place(engine: str, size: int) -> None:
+def test_processes_ignore_the_rank_of_another_launcher(engine: str, size: int) -> None:
     """The command may be a process of a launcher itself."""
     outer = {**ENGINES[engine](3, 8, 7), **ENGINES["slurm"](3, 8, 7), "HOME": "/home/me"}
     inner = local.make_environment(outer, 0, size, 29_501)
@@ -130,9 +130,7 @@ def test_two_processes_have_the_bits_of_one(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_processes_that_share_the_state_save_what_one_device_saves(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_fsdp_processes_save_the_state_of_one_device(cache: Path, tmp_path: Path) -> None:
     """Two processes of four devices; each has a part, and the first writes the whole arrays."""
     own = [*TINY[1:], "optimizer=adam", "train.steps=60", f"cache.root={cache}"]
     shared = ["parallel.mode=fsdp", "parallel.devices=8", "checkpoint.every_steps=20"]
@@ -159,9 +157,7 @@ def training(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_ends_all(
-    start: Callable[..., Process], tmp_path: Path, rank: int
-) -> None:
+def test_killed_process_ends_all(start: Callable[..., Process], tmp_path: Path, rank: int) -> None:
     with training(start, tmp_path) as (process, workers):
         os.kill(workers[rank], signal.SIGKILL)
         assert wait(process, END_S) == 1
@@ -172,7 +168,7 @@ def test_a_killed_process_ends_all(
 
 
 @pytest.mark.usefixtures("optimized_programs")
-def test_run_continues_with_the_processes_that_are_left(
+def test_run_continues_with_the_remaining_processes(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """Four, then two, then one; the losses are those of a run without a death."""
@@ -192,9 +188,7 @@ def test_run_continues_with_the_processes_that_are_left(
     assert normal(tmp_path / "run") == normal(tmp_path / "whole")
 
 
-def test_a_process_that_does_not_answer_ends_all(
-    start: Callable[..., Process], tmp_path: Path
-) -> None:
+def test_unresponsive_process_ends_all(start: Callable[..., Process], tmp_path: Path) -> None:
     """Within the time without a heartbeat, 6 s here, and that of an end."""
     with training(start, tmp_path, "launch.heartbeat_seconds=6") as (process, workers):
         os.kill(workers[1], signal.SIGSTOP)
@@ -205,7 +199,7 @@ def test_a_process_that_does_not_answer_ends_all(
     )
 
 
-def test_nothing_is_left_where_the_command_itself_is_killed(
+def test_workers_end_if_the_command_is_killed(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     with training(start, tmp_path) as (process, _):
@@ -215,7 +209,7 @@ def test_nothing_is_left_where_the_command_itself_is_killed(
 
 
 @pytest.mark.usefixtures("optimized_programs")
-def test_a_stopped_run_goes_on_with_one_process(
+def test_stopped_run_continues_in_one_process(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """Stopped in order by a signal, resumed alone: equal to a run that was not stopped."""
@@ -232,7 +226,7 @@ def test_a_stopped_run_goes_on_with_one_process(
     assert normal(tmp_path / "run") == normal(tmp_path / "whole")
 
 
-def test_a_run_that_is_stopped_before_it_trains_was_interrupted(
+def test_run_stopped_before_training_is_interrupted(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """The first process imports modules, or waits for the second one."""
@@ -256,7 +250,7 @@ def test_a_run_that_is_stopped_before_it_trains_was_interrupted(
         ("kill -ABRT $$", "kill -ABRT $$"),
     ],
 )
-def test_a_stop_that_ends_processes_at_once_is_no_failure(
+def test_stop_of_all_processes_is_not_a_failure(
     ends: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler may signal all of them; JAX then aborts those that miss others."""
@@ -278,7 +272,7 @@ def test_a_stop_that_ends_processes_at_once_is_no_failure(
         local.run_locally({}, tmp_path, signals, launch)
 
 
-def test_a_fine_tuned_run_is_started_again_from_its_own_checkpoint(
+def test_fine_tuned_run_restarts_from_its_checkpoint(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """An earlier request to save isn't passed on: it would end a process that starts."""
@@ -294,7 +288,9 @@ def test_a_fine_tuned_run_is_started_again_from_its_own_checkpoint(
     assert "error:" not in (tmp_path / "said").read_text()
 
 
-def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: Path) -> None:
+def test_error_of_all_processes_is_reported_once(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
     process = start(*TWO, "dataset=mnist", "dataset.root=/nowhere", "train.steps=10")
     assert wait(process, 120) == 2
     said = (tmp_path / "said").read_text()
@@ -302,7 +298,7 @@ def test_an_error_of_all_is_said_once(start: Callable[..., Process], tmp_path: P
     assert "/nowhere lacks train-images-idx3-ubyte.gz" in said
 
 
-def test_an_error_of_another_process_is_said_with_its_log(
+def test_error_of_another_process_is_reported_with_its_log(
     start: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that finds another data set than the first one."""

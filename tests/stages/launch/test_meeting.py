@@ -37,13 +37,13 @@ def gather(places: Iterable[RankPlace], limit_s: float = 20.0) -> list[str]:
         return list(pool.map(attend, places))
 
 
-def test_all_meet_in_any_order(address: str) -> None:
+def test_processes_meet_in_any_order(address: str) -> None:
     places = [RankPlace(rank, 6, address) for rank in (3, 1, 5, 0, 2, 4)]
     assert gather(places) == [""] * 6
     assert gather(places) == [""] * 6  # at the same port
 
 
-def test_missing_processes_are_named(address: str) -> None:
+def test_missing_processes_are_listed(address: str) -> None:
     problems = gather([RankPlace(rank, 5, address) for rank in (0, 2)], limit_s=1.0)
     missing = (
         f"after 1 s, of the 5 processes these have not reported to process 0 at {address}: 1, 3, 4"
@@ -51,21 +51,21 @@ def test_missing_processes_are_named(address: str) -> None:
     assert problems == [missing, missing]
 
 
-def test_many_missing_processes_are_counted(address: str) -> None:
+def test_long_list_of_missing_processes_is_truncated(address: str) -> None:
     (problem,) = gather([RankPlace(0, 16_384, address)], limit_s=0.2)
     assert problem.endswith(
         ": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 and 16363 more"
     )
 
 
-def test_without_a_first_process(address: str) -> None:
+def test_missing_first_process_is_reported(address: str) -> None:
     (problem,) = gather([RankPlace(1, 2, address)], limit_s=0.5)
     assert problem == (
         f"process 1 of 2: no answer from process 0 at {address} in 0.5 s (Connection refused)"
     )
 
 
-def test_name_that_does_not_resolve() -> None:
+def test_unresolvable_host_is_reported() -> None:
     (problem,) = gather([RankPlace(1, 2, "no-such-host.invalid:80")], limit_s=0.5)
     assert "process 1 of 2: no answer from process 0 at no-such-host.invalid:80" in problem
 
@@ -80,7 +80,9 @@ def test_name_that_does_not_resolve() -> None:
         ),
     ],
 )
-def test_processes_of_other_ranks_or_sizes(address: str, third: RankPlace, problem: str) -> None:
+def test_conflicting_ranks_or_sizes_are_refused(
+    address: str, third: RankPlace, problem: str
+) -> None:
     places = [
         RankPlace(0, 3, address),
         RankPlace(1, 3, address),
@@ -93,14 +95,14 @@ def test_processes_of_other_ranks_or_sizes(address: str, third: RankPlace, probl
     assert all(problems)
 
 
-def test_port_that_is_taken(address: str) -> None:
+def test_port_in_use_is_reported(address: str) -> None:
     host, port = address.split(":")
     with socket.create_server((host, int(port))):
         (problem,) = gather([RankPlace(0, 2, address)])
     assert problem == f"process 0 of 2: can't listen at {address}: Address already in use"
 
 
-def test_strangers_and_processes_that_died_do_not_count(address: str) -> None:
+def test_foreign_and_dead_connections_are_ignored(address: str) -> None:
     host, port = address.split(":")
 
     def disturb() -> None:
@@ -128,7 +130,7 @@ def test_strangers_and_processes_that_died_do_not_count(address: str) -> None:
         assert first.result() == [""]
 
 
-def test_stranger_that_sends_a_byte_at_a_time_holds_nobody_up() -> None:
+def test_slow_foreign_connection_does_not_block() -> None:
     ours, theirs = socket.socketpair()
     is_read = Event()
 
@@ -144,7 +146,7 @@ def test_stranger_that_sends_a_byte_at_a_time_holds_nobody_up() -> None:
     assert (line, time.monotonic() - begun < 5) == ({}, True)
 
 
-def test_first_process_listens_at_all_addresses_under_its_name(address: str) -> None:
+def test_first_process_listens_at_its_host_name(address: str) -> None:
     name = socket.gethostname()
     port = address.split(":")[1]
     assert gather([RankPlace(rank, 2, f"{name}:{port}") for rank in (0, 1)]) == ["", ""]

@@ -76,7 +76,7 @@ def test_processes_share_parameters(cache: Path, tmp_path: Path) -> None:
     require_same(two, one)
 
 
-def test_the_first_process_plans_for_all(cache: Path, tmp_path: Path) -> None:
+def test_first_process_plans_for_all(cache: Path, tmp_path: Path) -> None:
     auto = "parallel.mode=auto"
     two = train(cache, tmp_path / "two", auto, processes=2)
     one = train(
@@ -85,7 +85,9 @@ def test_the_first_process_plans_for_all(cache: Path, tmp_path: Path) -> None:
     require_same(two, one)
 
 
-def test_processes_go_back_together(cache: Path, tmp_path: Path, bad_data: tuple[str, ...]) -> None:
+def test_processes_roll_back_together(
+    cache: Path, tmp_path: Path, bad_data: tuple[str, ...]
+) -> None:
     back = (*bad_data, "train.on_nan={name: rollback, most: 9}")
     one = train(cache, tmp_path / "one", *back)
     two = train(cache, tmp_path / "two", *back, processes=2)
@@ -95,7 +97,7 @@ def test_processes_go_back_together(cache: Path, tmp_path: Path, bad_data: tuple
     assert went_back[0] == went_back[1]
 
 
-def test_the_first_process_examines_a_non_finite_step(
+def test_first_process_examines_a_non_finite_step(
     cache: Path, tmp_path: Path, bad_data: tuple[str, ...]
 ) -> None:
     for name, processes in (("one", 1), ("two", 2)):
@@ -108,7 +110,7 @@ def test_the_first_process_examines_a_non_finite_step(
     assert "dense_0" in json.dumps(findings[0]["finding"])
 
 
-def test_each_process_writes_its_profile(cache: Path, tmp_path: Path) -> None:
+def test_every_process_writes_its_profile(cache: Path, tmp_path: Path) -> None:
     keys = ("parallel.mode=data", "train.steps=90", "profile.mode=on")
     two = train(cache, tmp_path / "two", *keys, processes=2)
     one = train(cache, tmp_path / "one", "parallel.mode=data", "train.steps=90")

@@ -34,17 +34,17 @@ def pair(tmp_path: Path) -> Any:
 STEPS = [line(step) for step in range(1, 6)]
 
 
-def test_equal_logs_are_equal(pair: Any) -> None:
+def test_equal_logs_do_not_differ(pair: Any) -> None:
     found = pair(STEPS, STEPS)
     assert (found.steps, found.differing, found.first, found.largest_loss) == (5, 0, None, None)
     assert (found.only_one, found.only_other) == (0, 0)
 
 
-def test_sinks_of_another_length_are_no_difference(pair: Any) -> None:
+def test_sink_length_is_not_a_difference(pair: Any) -> None:
     assert pair(STEPS, [line(step, sink=step) for step in range(1, 6)]).differing == 0
 
 
-def test_the_first_and_the_largest_difference_are_shown(pair: Any) -> None:
+def test_first_and_largest_difference_are_reported(pair: Any) -> None:
     loss = np.nextafter(np.float32(1.5), np.float32(2))
     other = [*STEPS[:2], line(3, loss=float(str(loss))), line(4, loss=1.25), STEPS[4]]
     found = pair(STEPS, other)
@@ -55,14 +55,14 @@ def test_the_first_and_the_largest_difference_are_shown(pair: Any) -> None:
     assert (found.largest_loss.step, found.largest_loss.distance) == (4, 0.25)
 
 
-def test_any_number_of_a_step_counts(pair: Any) -> None:
+def test_differences_of_any_number_are_found(pair: Any) -> None:
     for name, value in (("learning_rate", 0.2), ("grad_norm", 1.0), ("loss_scale", 2.0)):
         found = pair(STEPS, [*STEPS[:4], line(5, **{name: value})])
         assert (found.first.step, found.first.name, found.first_loss) == (5, name, None)
     assert pair(STEPS, [*STEPS[:4], line(5, skipped=True)]).first.name == "skipped"
 
 
-def test_what_is_not_finite_equals_itself_alone(pair: Any) -> None:
+def test_non_finite_numbers_equal_only_each_other(pair: Any) -> None:
     diverged = [*STEPS[:4], line(5, loss=None)]
     assert pair(diverged, diverged).first is None
     found = pair(STEPS, diverged).first
@@ -70,27 +70,27 @@ def test_what_is_not_finite_equals_itself_alone(pair: Any) -> None:
     assert str(found) == "step 5: loss 1.5 and not finite"
 
 
-def test_numbers_of_both_signs_are_some_places_apart(pair: Any) -> None:
+def test_distance_in_last_places_spans_zero(pair: Any) -> None:
     """There are two zeros between the smallest numbers of either sign."""
     tiny = float(np.finfo(np.float32).smallest_subnormal)
     found = pair([line(1, loss=-tiny)], [line(1, loss=tiny)])
     assert "2 in the last place" in str(found.first)
 
 
-def test_steps_that_one_log_lacks_are_counted(pair: Any) -> None:
+def test_missing_steps_are_counted(pair: Any) -> None:
     found = pair(STEPS, STEPS[:3])
     assert (found.steps, found.only_one, found.only_other) == (3, 2, 0)
     found = pair(STEPS[3:], STEPS)
     assert (found.steps, found.only_one, found.only_other, found.first) == (2, 0, 3, None)
 
 
-def test_half_a_line_at_the_end_is_none(tmp_path: Path) -> None:
+def test_partial_last_line_is_ignored(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", STEPS)
     truncated = write(tmp_path / "truncated", STEPS[:3], tail='{"step": 4, "lo')
     assert compare_steps(whole, truncated).only_one == 2
 
 
-def test_a_line_that_is_no_step_is_not_counted_as_one(tmp_path: Path) -> None:
+def test_invalid_line_is_refused(tmp_path: Path) -> None:
     """Also where the other log has come to its end before."""
     whole = write(tmp_path / "whole", STEPS)
     longer = write(tmp_path / "longer", STEPS, tail="nothing\n")

@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError
 from pipeline.stages.record.compare_steps import MAX_NAMES, read_arrays
 
 
-def test_a_log_is_an_array_for_each_name(tmp_path: Path) -> None:
+def test_log_is_read_into_an_array_per_name(tmp_path: Path) -> None:
     log = tmp_path / "evals.jsonl"
     lines = [
         {"step": 1, "loss": None, "f1": {"macro": 0.5, "per_class": {"a": 1}}},
@@ -29,11 +29,11 @@ def test_a_log_is_an_array_for_each_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(arrays["accuracy"], [nan, 1, nan])
 
 
-def test_without_a_log_there_are_none(tmp_path: Path) -> None:
+def test_missing_log_has_no_arrays(tmp_path: Path) -> None:
     assert read_arrays(tmp_path / "metrics.jsonl") == {}
 
 
-def test_a_log_of_too_many_names_is_refused(tmp_path: Path) -> None:
+def test_log_with_too_many_names_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_text("".join(f'{{"step": {n}, "key {n}": 1}}\n' for n in range(MAX_NAMES + 5)))
     with pytest.raises(DataError, match="line 1000: the log must have at most 1,000 names"):

@@ -44,12 +44,12 @@ def train_image(**changed: Any) -> Mapping[str, Any]:
     return kept(data={"train": {"image": {**IMAGE, "shape": [9, 8, 8, 1], **changed}}})
 
 
-def test_the_same_is_no_change() -> None:
+def test_equal_data_and_software_are_not_a_change() -> None:
     assert find_changed_data([train_image()], NOW.data) == []
     assert describe_changed_software([kept()], NOW) is None
 
 
-def test_every_column_that_is_other_is_named_with_what_was_and_is() -> None:
+def test_changed_columns_are_reported_with_old_and_new_values() -> None:
     old = kept(data={"train": {"image": {**IMAGE, "sha256": "b" * 64}, "mask": IMAGE}})
     now = replace(NOW, data={**NOW.data, "eval": {"image": {**IMAGE, "of": "32 of 1,000"}}})
     words = "uint8 9x8x8x1 (SHA-256"
@@ -61,7 +61,7 @@ def test_every_column_that_is_other_is_named_with_what_was_and_is() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"shape": [8, 8, 8, 1]}, {"dtype": "int8"}])
-def test_where_other_samples_were_hashed_shape_and_type_are_compared(
+def test_shape_and_dtype_are_compared_if_other_samples_were_hashed(
     changed: Mapping[str, Any],
 ) -> None:
     sampled = {"of": "32 of 9", "sha256": "b" * 64}
@@ -69,7 +69,7 @@ def test_where_other_samples_were_hashed_shape_and_type_are_compared(
     assert len(find_changed_data([train_image(**sampled, **changed)], NOW.data)) == 1
 
 
-def test_the_newest_process_that_has_kept_a_section_is_compared_with() -> None:
+def test_newest_recorded_section_is_compared() -> None:
     other = train_image(sha256="b" * 64)
     assert find_changed_data([other, train_image()], NOW.data) == []
     processes = [train_image(), other, {}, {"data": None}, {"data": {}}]
@@ -77,7 +77,7 @@ def test_the_newest_process_that_has_kept_a_section_is_compared_with() -> None:
     assert find_changed_data([{}], NOW.data) == find_changed_data([], NOW.data) == []
 
 
-def test_versions_and_code_that_are_other_are_named_in_few_words() -> None:
+def test_changed_versions_and_code_are_summarised() -> None:
     before = kept(versions={"jax": "0.9", "scipy": "1.17"}, code={"sha256": "d" * 64})
     assert describe_changed_software([before], NOW) == (
         "jax 0.9 -> 0.10.2, scipy 1.17 -> none, numpy none -> 2.4.6, "
@@ -92,13 +92,13 @@ def plugins(**files: str) -> Mapping[str, Any]:
     return {"own": {"version": None, "sha256": files}}
 
 
-def test_plugins_that_are_the_same_or_new_are_no_change() -> None:
+def test_same_or_new_plugins_are_not_a_change() -> None:
     now = replace(NOW, plugins={**plugins(a="1" * 64), "other": {"version": "1", "sha256": {}}})
     assert find_changed_plugins([kept(plugins=plugins(a="1" * 64))], now) == []
     assert find_changed_plugins([kept()], now) == find_changed_plugins([], now) == []
 
 
-def test_files_of_plugins_that_are_others_are_named() -> None:
+def test_changed_plugin_files_are_reported() -> None:
     before = {
         **plugins(**{"own.py": "1" * 64, "gone.py": "2" * 64}),
         "left": {"version": "1.0", "sha256": {}},
@@ -118,7 +118,7 @@ def test_files_of_plugins_that_are_others_are_named() -> None:
     ]
 
 
-def test_many_changed_files_are_counted() -> None:
+def test_long_list_of_changed_files_is_truncated() -> None:
     before = plugins(**{f"{number}.py": "1" * 64 for number in range(100)})
     lines = find_changed_plugins([kept(plugins=before)], replace(NOW, plugins=plugins()))
     assert (len(lines), lines[-1]) == (9, "92 more")
@@ -127,7 +127,7 @@ def test_many_changed_files_are_counted() -> None:
 @pytest.mark.parametrize(
     "entry", ["x\x1b[2J", 7, None, ["own.py"], {"version": ["\n"]}, {"sha256": "\x1b" * 1000}]
 )
-def test_plugins_in_a_strangers_file_are_shown_and_nothing_else(entry: Any, tmp_path: Path) -> None:
+def test_untrusted_plugin_record_is_printed_safely(entry: Any, tmp_path: Path) -> None:
     write(tmp_path, {"plugins": {"own": entry, "\x1b[31m\n" * 99: entry}})
     now = replace(NOW, plugins=plugins(**{"own.py": "1" * 64}))
     lines: list[str] = []
@@ -137,7 +137,7 @@ def test_plugins_in_a_strangers_file_are_shown_and_nothing_else(entry: Any, tmp_
     assert all(len(line) < 2000 for line in lines)
 
 
-def test_changed_plugins_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
+def test_changed_plugins_are_refused_unless_allowed(tmp_path: Path) -> None:
     write(tmp_path, kept(plugins=plugins(**{"own.py": "1" * 64})))
     now = replace(NOW, plugins=plugins(**{"own.py": "2" * 64}))
     with pytest.raises(DataError) as caught:
@@ -171,7 +171,7 @@ def write(run_dir: Path, *processes: Any) -> None:
         {"train": {f"column {number}": IMAGE for number in range(100_000)}},
     ],
 )
-def test_a_strangers_file_is_compared_and_shown_and_nothing_else(data: Any, tmp_path: Path) -> None:
+def test_untrusted_provenance_is_printed_safely(data: Any, tmp_path: Path) -> None:
     write(tmp_path, {"data": data, "versions": data, "code": data})
     lines: list[str] = []
     require_same_origin(tmp_path, NOW, "allow", lines.append)
@@ -180,7 +180,7 @@ def test_a_strangers_file_is_compared_and_shown_and_nothing_else(data: Any, tmp_
     add_provenance(tmp_path, NOW)
 
 
-def test_what_can_not_be_compared_is_warned_of(tmp_path: Path) -> None:
+def test_incomparable_provenance_is_a_warning(tmp_path: Path) -> None:
     unknown = "whether data, versions and code are the same as before is unknown"
     lines: list[str] = []
     file = tmp_path / "provenance.json"
@@ -207,9 +207,7 @@ def half(tiny: Compose, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_data_only_where_that_is_allowed(
-    half: Path, tiny: Compose
-) -> None:
+def test_run_continues_with_other_data_only_if_allowed(half: Path, tiny: Compose) -> None:
     resume = f"train.resume={half}"
     with pytest.raises(DataError) as caught:
         run(tiny("train.steps=40", resume))
@@ -234,9 +232,7 @@ def warnings(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_has_saved_nothing_begins_afresh_and_may_have_other_data(
-    half: Path, tiny: Compose
-) -> None:
+def test_run_without_checkpoints_can_have_changed_data(half: Path, tiny: Compose) -> None:
     for step in (half / "checkpoints").iterdir():
         step.rename(half / f"gone-{step.name}")
     assert run(tiny("train.steps=20", f"train.resume={half}")).status == "done"
@@ -244,14 +240,14 @@ def test_a_run_that_has_saved_nothing_begins_afresh_and_may_have_other_data(
 
 
 @pytest.mark.slow
-def test_what_is_evaluated_may_change(tiny: Compose, tmp_path: Path) -> None:
+def test_eval_samples_can_change_at_a_resume(tiny: Compose, tmp_path: Path) -> None:
     """`eval.samples` takes a part of the split; the data are what they were."""
     run(tiny("train.steps=20"), tmp_path)
     run(tiny("train.steps=20", f"train.resume={tmp_path}", "eval.samples=16"))
     assert warnings(tmp_path) == []
 
 
-def test_a_file_does_not_allow_it(tmp_path: Path) -> None:
+def test_resume_changed_in_a_file_is_refused(tmp_path: Path) -> None:
     from pipeline import load_recipe
 
     file = tmp_path / "mine.yaml"

@@ -30,13 +30,13 @@ def compare(settings: Any, now: Provenance, **numerics: Any) -> ChangedSettings:
     return compare_settings([{"settings": settings, "numerics": {**NUMERICS, **numerics}}], now)
 
 
-def test_the_same_settings_are_no_change() -> None:
+def test_equal_settings_are_not_a_change() -> None:
     settings = {"XLA_FLAGS": "--xla_a=1 --xla_b", "OMP_NUM_THREADS": "2"}
     now = process({**settings, "XLA_FLAGS": "--xla_b=true  --xla_a=0 --xla_a=1"})
     assert compare(settings, now) == ChangedSettings([], [])
 
 
-def test_what_decides_numbers_is_told_from_what_does_not() -> None:
+def test_decisive_settings_are_distinguished_from_others() -> None:
     before = {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2", "JAX_PLATFORMS": "cpu"}
     flags = "--xla_dump_to=x --xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math"
     now = process(
@@ -63,20 +63,20 @@ def test_what_decides_numbers_is_told_from_what_does_not() -> None:
     ]
 
 
-def test_a_run_that_has_kept_none_is_not_compared() -> None:
+def test_run_without_recorded_settings_is_not_compared() -> None:
     now = process({"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"})
     for before in ([], [{"settings": {}}], [{"numerics": 7}]):
         assert compare_settings(before, now) == ChangedSettings()
 
 
-def test_a_setting_of_another_version_is_not_compared() -> None:
+def test_settings_of_another_version_are_not_compared() -> None:
     assert compare({}, process({}, new_setting=1), old_setting=2) == ChangedSettings([], [])
 
 
 @pytest.mark.parametrize(
     "settings", [None, 7, {"XLA_FLAGS": 7}, {"XLA_FLAGS": "'"}, {"\x1b": ["\n"]}]
 )
-def test_a_strangers_file_is_compared_and_shown_and_nothing_else(settings: Any) -> None:
+def test_untrusted_settings_are_printed_safely(settings: Any) -> None:
     changed = compare(settings, process({}), threefry_partitionable=["\x1b" * 1000])
     lines = [*changed.decisive, *changed.harmless]
     assert lines
@@ -86,7 +86,7 @@ def test_a_strangers_file_is_compared_and_shown_and_nothing_else(settings: Any) 
     assert (len(many.harmless), many.harmless[-1]) == (9, "92 more")
 
 
-def test_jax_settings_are_those_of_this_process() -> None:
+def test_jax_settings_are_read_from_this_process() -> None:
     before = jax.config.values["jax_default_matmul_precision"]
     jax.config.update("jax_default_matmul_precision", "bfloat16")
     try:
@@ -102,7 +102,7 @@ def write(run_dir: Path, now: Provenance, **changed: Any) -> None:
     (run_dir / "provenance.json").write_text(json_text({"processes": [kept]}))
 
 
-def test_other_settings_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
+def test_changed_settings_are_refused_unless_allowed(tmp_path: Path) -> None:
     now = process({"OMP_NUM_THREADS": "1"})
     write(tmp_path, now, numerics={**NUMERICS, "threefry_partitionable": False}, settings={})
     with pytest.raises(DataError) as caught:
@@ -122,7 +122,7 @@ def test_other_settings_are_refused_unless_they_are_allowed(tmp_path: Path) -> N
     ]
 
 
-def test_two_runs_are_compared_by_what_both_have_kept(tmp_path: Path) -> None:
+def test_runs_are_compared_by_settings_both_recorded(tmp_path: Path) -> None:
     now = process({})
     write(tmp_path / "a", now)
     write(tmp_path / "b", now, numerics={**NUMERICS, "threefry_partitionable": False})
@@ -135,7 +135,7 @@ def test_two_runs_are_compared_by_what_both_have_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_resumed_under_other_settings_is_refused(
+def test_resume_with_changed_settings_is_refused(
     command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.conftest import TINY

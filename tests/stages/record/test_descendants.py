@@ -13,7 +13,7 @@ from pipeline.stages.record.descendants import (
 )
 
 
-def test_each_path_is_listed_once_by_its_last_time(tmp_path: Path) -> None:
+def test_path_is_listed_once_at_its_last_time(tmp_path: Path) -> None:
     assert read_descendants(tmp_path) == []
     note_descendant(tmp_path, "exported", tmp_path / "export")
     note_descendant(tmp_path, "converted", tmp_path / "weights.npz")
@@ -25,7 +25,7 @@ def test_each_path_is_listed_once_by_its_last_time(tmp_path: Path) -> None:
     ]
 
 
-def test_other_lines_are_skipped(tmp_path: Path) -> None:
+def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
     entries = [
         {"made": "sold", "to": "/a"},
         {"made": "exported", "to": 1},
@@ -38,12 +38,12 @@ def test_other_lines_are_skipped(tmp_path: Path) -> None:
     assert read_descendants(tmp_path) == [Descendant("exported", "/b")]
 
 
-def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
+def test_removed_directory_is_not_an_error(tmp_path: Path) -> None:
     note_descendant(tmp_path / "gone", "exported", tmp_path)
     assert not (tmp_path / "gone").exists()
 
 
-def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+def test_link_is_not_written_through(tmp_path: Path) -> None:
     target = tmp_path / "other.jsonl"
     target.write_text("")
     (tmp_path / DESCENDANTS).symlink_to(target)

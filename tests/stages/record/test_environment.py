@@ -32,7 +32,7 @@ def checkout(package: Path) -> Path:
     return package
 
 
-def test_the_digest_is_of_names_and_contents(package: Path) -> None:
+def test_digest_covers_names_and_contents(package: Path) -> None:
     before = describe_code(package)["sha256"]
     copied = shutil.copytree(package, package.parent / "elsewhere")
     assert describe_code(copied)["sha256"] == before
@@ -42,7 +42,7 @@ def test_the_digest_is_of_names_and_contents(package: Path) -> None:
     assert describe_code(package)["sha256"] != before
 
 
-def test_what_a_wheel_adds_and_what_running_leaves_does_not_count(package: Path) -> None:
+def test_digest_ignores_wheel_files_and_bytecode(package: Path) -> None:
     before = describe_code(package)["sha256"]
     for folder in ("conf", "examples", "recipes", "inner/__pycache__"):
         (package / folder).mkdir()
@@ -51,16 +51,16 @@ def test_what_a_wheel_adds_and_what_running_leaves_does_not_count(package: Path)
     assert describe_code(package)["sha256"] == before
 
 
-def test_without_a_checkout_there_is_no_git_state(package: Path) -> None:
+def test_code_without_a_checkout_has_no_git_state(package: Path) -> None:
     assert set(describe_code(package)) == {"sha256"}
 
 
-def test_a_checkout_has_its_commit(checkout: Path) -> None:
+def test_checkout_has_its_commit(checkout: Path) -> None:
     commit = git(checkout.parent, "rev-parse", "HEAD").strip()
     assert describe_code(checkout)["git"] == {"commit": commit, "dirty": False, "changed": []}
 
 
-def test_a_checkout_has_what_was_changed_since(checkout: Path) -> None:
+def test_checkout_has_its_changed_files(checkout: Path) -> None:
     (checkout / "inner" / "code.py").write_text("one = 2\n")
     (checkout / "new.py").write_text("")
     state = describe_code(checkout)["git"]
@@ -68,13 +68,13 @@ def test_a_checkout_has_what_was_changed_since(checkout: Path) -> None:
     assert state["changed"] == ["package/inner/code.py", "package/new.py"]
 
 
-def test_a_checkout_around_an_installed_package_is_none_of_its_own(checkout: Path) -> None:
+def test_checkout_around_an_installed_package_is_ignored(checkout: Path) -> None:
     """A virtual environment inside somebody's repository."""
     inner = shutil.copytree(checkout, checkout.parent / "venv" / "site" / "package")
     assert "git" not in describe_code(inner)
 
 
-def test_a_git_that_does_not_answer_says_why(
+def test_git_failure_is_recorded_with_its_reason(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "GIT", ("git", "nonsense"))
@@ -85,7 +85,7 @@ def test_a_git_that_does_not_answer_says_why(
     assert "No such file" in describe_code(checkout)["git"]["why"]
 
 
-def test_the_code_of_a_process_is_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_described_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run in the process was made from what the first one was."""
     first = describe_imported_code()
     assert set(first) >= {"sha256"}

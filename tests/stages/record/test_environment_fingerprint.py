@@ -15,7 +15,7 @@ from tests.backends.loading.small_loader import CountedColumn, make_split
 IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)
 
 
-def test_a_column_in_memory_is_hashed_as_a_whole() -> None:
+def test_column_in_memory_is_hashed_as_a_whole() -> None:
     found = fingerprint_columns(make_split())
     images = make_split().columns["image"][:]
     assert found["image"].sha256 == hashlib.sha256(images.tobytes()).hexdigest()
@@ -23,7 +23,7 @@ def test_a_column_in_memory_is_hashed_as_a_whole() -> None:
     assert {column.of for column in found.values()} == {"all"}
 
 
-def test_samples_that_are_not_there_are_not_hashed() -> None:
+def test_missing_samples_are_not_hashed() -> None:
     (image, label) = fingerprint_columns(
         make_blank_data(Facts((8, 8, 1), 10, 60, 10), ()).train
     ).values()
@@ -32,14 +32,14 @@ def test_samples_that_are_not_there_are_not_hashed() -> None:
 
 
 @pytest.mark.parametrize("changed", [(0, 0, 0, 0), (299, 1, 1, 0), (150, 0, 1, 0)])
-def test_one_value_changes_it(changed: tuple[int, ...]) -> None:
+def test_fingerprint_changes_with_one_value(changed: tuple[int, ...]) -> None:
     other = IMAGES.copy()
     other[changed] += 1
     first, second = (fingerprint_columns(Split({"image": images})) for images in (IMAGES, other))
     assert first["image"].sha256 != second["image"].sha256
 
 
-def test_the_order_of_samples_and_of_bytes_in_memory() -> None:
+def test_fingerprint_depends_on_sample_order_not_memory_layout() -> None:
     """The first is part of the data, the second is not."""
     strided = np.asfortranarray(IMAGES)
     swapped = IMAGES.astype(">f4")
@@ -52,7 +52,7 @@ def test_the_order_of_samples_and_of_bytes_in_memory() -> None:
     assert reordered.sha256 != ones[0].sha256
 
 
-def test_of_what_is_read_on_demand_evenly_spread_samples_are_read() -> None:
+def test_lazy_column_is_hashed_at_evenly_spread_samples() -> None:
     column = CountedColumn(IMAGES)
     found = fingerprint_columns(Split({"image": column}))["image"]
     assert column.reads[0] == 0
@@ -63,7 +63,7 @@ def test_of_what_is_read_on_demand_evenly_spread_samples_are_read() -> None:
     assert found.sha256 == hashlib.sha256(IMAGES[column.reads].tobytes()).hexdigest()
 
 
-def test_a_column_of_few_samples_is_read_whole() -> None:
+def test_column_of_few_samples_is_read_whole() -> None:
     column = CountedColumn(IMAGES[:5])
     assert fingerprint_columns(Split({"image": column}))["image"].of == "5 of 5"
     assert column.reads == [0, 1, 2, 3, 4]
@@ -101,11 +101,11 @@ def test_values_of_several_sizes_in_memory_are_hashed_as_a_whole(
     assert found.sha256 not in others
 
 
-def test_images_of_one_size_that_are_padded_are_hashed_as_they_were_read() -> None:
+def test_padded_images_of_one_size_are_hashed_unpadded() -> None:
     plain, padded = _fingerprint_of(IMAGES), _fingerprint_of(_padded(IMAGES))
     assert (padded.sha256, padded.of) == (plain.sha256, "all")
     assert (plain.shape, padded.shape) == ((300, 2, 2, 1), (300, 8, 8, 1))
 
 
-def test_what_is_padded_on_demand_is_read_in_samples() -> None:
+def test_lazily_padded_column_is_hashed_at_samples() -> None:
     assert _fingerprint_of(_padded(CountedColumn(IMAGES))).of == "32 of 300"

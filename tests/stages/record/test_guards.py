@@ -19,7 +19,7 @@ from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memo
         (OSError("quota"), "/runs/a: quota"),
     ],
 )
-def test_an_error_of_the_disk_names_the_path(error: OSError, message: str) -> None:
+def test_disk_error_names_the_path(error: OSError, message: str) -> None:
     with pytest.raises(RunError, match=message), convert_os_errors(Path("/runs/a")):
         raise error
 
@@ -32,6 +32,6 @@ def test_out_of_memory_is_one_line(error: Exception) -> None:
         raise error
 
 
-def test_another_error_of_the_device_stays() -> None:
+def test_other_device_errors_are_unchanged() -> None:
     with pytest.raises(JaxRuntimeError, match="INTERNAL"), convert_out_of_memory():
         raise JaxRuntimeError("INTERNAL: no kernel")

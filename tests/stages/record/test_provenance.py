@@ -23,7 +23,7 @@ PLAIN = Provenance("2026-11-21T12:00:00+00:00", "pipeline", "/", 1, {}, {}, {}, 
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_it_was_made_from(tiny: Compose, tmp_path: Path) -> None:
+def test_run_records_its_provenance(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny("stages=[data]", "seed=7")
     run(recipe, tmp_path)
     (process,) = read_provenance(tmp_path)
@@ -39,7 +39,7 @@ def test_a_run_keeps_what_it_was_made_from(tiny: Compose, tmp_path: Path) -> Non
     assert machine["processor"]
 
 
-def test_the_data_is_known_by_what_was_read(tiny: Compose, tmp_path: Path) -> None:
+def test_data_is_identified_by_its_samples(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny("stages=[data]")
     run(recipe, tmp_path)
     data = read_provenance(tmp_path)[0]["data"]
@@ -51,13 +51,13 @@ def test_the_data_is_known_by_what_was_read(tiny: Compose, tmp_path: Path) -> No
             assert data[name][column]["shape"] == list(values.shape)
 
 
-def test_every_process_of_a_run_is_kept(tmp_path: Path) -> None:
+def test_every_process_of_a_run_is_recorded(tmp_path: Path) -> None:
     add_provenance(tmp_path, PLAIN)
     add_provenance(tmp_path, PLAIN)
     assert len(read_provenance(tmp_path)) == 2
 
 
-def test_a_damaged_file_is_named_and_keeps_no_run_from_going_on(tmp_path: Path) -> None:
+def test_damaged_file_is_reported_and_does_not_block_a_run(tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"processes": 1}', '{"processes": [1]}'):
         (tmp_path / "provenance.json").write_text(text)
         with pytest.raises(
@@ -73,11 +73,11 @@ def test_a_damaged_file_is_named_and_keeps_no_run_from_going_on(tmp_path: Path) 
         read_provenance(tmp_path)
 
 
-def test_a_run_from_before_it_was_kept_has_none(tmp_path: Path) -> None:
+def test_old_run_has_no_provenance(tmp_path: Path) -> None:
     assert read_provenance(tmp_path) == []
 
 
-def test_of_the_environment_only_what_decides_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_relevant_environment_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No secrets get into a run directory."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     monkeypatch.setenv("MY_TOKEN", "secret")

@@ -24,13 +24,13 @@ from tests.stages.record.test_run_directory import leave
 Compose = Callable[..., Recipe]
 
 
-def test_a_run_is_new_unless_it_resumes(tiny: Compose, tmp_path: Path) -> None:
+def test_run_is_new_unless_it_resumes(tiny: Compose, tmp_path: Path) -> None:
     leave(tmp_path / "day" / "run", tiny())
     assert find_run_to_resume(tiny(), tmp_path) is None
 
 
 @pytest.mark.slow
-def test_the_kept_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> None:
+def test_recorded_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny("train.steps=7")
     leave(tmp_path / "run", recipe)
     kept = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
@@ -38,7 +38,7 @@ def test_the_kept_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_auto_takes_the_newest_unfinished_run_of_the_same_recipe(
+def test_auto_resumes_the_newest_unfinished_run_of_the_recipe(
     tiny: Compose, tmp_path: Path
 ) -> None:
     day = tmp_path / "2026-01-01"
@@ -51,20 +51,20 @@ def test_auto_takes_the_newest_unfinished_run_of_the_same_recipe(
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed", None])
-def test_a_run_is_unfinished_whatever_stopped_it(
+def test_stopped_failed_and_killed_runs_are_unfinished(
     status: str | None, tiny: Compose, tmp_path: Path
 ) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny(), status)
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
-def test_a_summary_that_was_truncated_is_none(tiny: Compose, tmp_path: Path) -> None:
+def test_truncated_summary_means_unfinished(tiny: Compose, tmp_path: Path) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny())
     (wanted / "summary.json").write_text('{"status": "do')
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
-def test_auto_parses_no_recipe_of_a_run_that_is_done(
+def test_auto_does_not_parse_recipes_of_finished_runs(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(20):
@@ -83,13 +83,13 @@ def test_auto_parses_no_recipe_of_a_run_that_is_done(
     assert parsed == [done]
 
 
-def test_auto_without_such_a_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
+def test_auto_without_an_unfinished_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
     leave(tmp_path / "day" / "done", tiny(), "done")
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path / "nowhere") is None
 
 
-def test_auto_passes_over_a_recipe_that_cannot_be_read(tiny: Compose, tmp_path: Path) -> None:
+def test_auto_skips_unreadable_recipes(tiny: Compose, tmp_path: Path) -> None:
     """A run killed while it wrote its recipe, or a stranger's folder, is no reason to fail."""
     wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
     for name, text in (("half", "name: [unclosed"), ("empty", ""), ("list", "- 1")):
@@ -100,14 +100,14 @@ def test_auto_passes_over_a_recipe_that_cannot_be_read(tiny: Compose, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_named_run_is_resumed_also_when_it_was_done(tiny: Compose, tmp_path: Path) -> None:
+def test_named_finished_run_can_be_resumed(tiny: Compose, tmp_path: Path) -> None:
     """To train it longer."""
     run_dir = leave(tmp_path / "run", tiny("train.steps=5"), "done")
     assert find_run_to_resume(tiny("train.steps=9", f"train.resume={run_dir}")) == run_dir
 
 
 @pytest.mark.slow
-def test_what_would_change_the_losses_is_listed_with_both_values(
+def test_keys_that_change_the_losses_are_listed_with_both_values(
     tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = leave(tmp_path / "run", tiny())
@@ -161,21 +161,19 @@ FREE = {
 }
 
 
-def test_every_free_key_has_a_case() -> None:
+def test_free_keys_have_a_test_case_each() -> None:
     assert list(FREE) == [".".join(key) for key in FREE_TO_CHANGE]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("override", [value for value in FREE.values() if value])
-def test_what_does_not_change_the_losses_may_change(
-    override: str, tiny: Compose, tmp_path: Path
-) -> None:
+def test_free_keys_can_change_at_a_resume(override: str, tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
     assert find_run_to_resume(tiny(override, f"train.resume={run_dir}")) == run_dir
 
 
 @pytest.mark.slow
-def test_a_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None:
+def test_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny("model=mlp", "model.hidden=[4]"))
     longer = tiny("model=mlp", "model.hidden=[4,5]", f"train.resume={run_dir}")
     with pytest.raises(RecipeError, match=r"model\.hidden\.1 = 5: was null in the run to resume"):
@@ -184,7 +182,7 @@ def test_a_longer_list_differs_at_its_end(tiny: Compose, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [None, "name: [unclosed", b"\xff\xfe\x00"])
-def test_what_is_no_run_directory_is_named(
+def test_invalid_run_directory_is_refused(
     content: str | bytes | None, tiny: Compose, tmp_path: Path
 ) -> None:
     if content is not None:
@@ -197,7 +195,7 @@ def test_what_is_no_run_directory_is_named(
     )
 
 
-def test_a_run_has_one_owner_at_a_time(tiny: Compose, tmp_path: Path) -> None:
+def test_run_is_locked_by_one_process(tiny: Compose, tmp_path: Path) -> None:
     """A second process neither joins a run that is being written, nor finds it to resume."""
     run_dir = leave(tmp_path / "day" / "run", tiny())
     message = re.escape(f"{run_dir}: another process is writing this run")
@@ -209,13 +207,13 @@ def test_a_run_has_one_owner_at_a_time(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_auto_takes_no_run_of_another_length(tiny: Compose, tmp_path: Path) -> None:
+def test_auto_skips_runs_of_another_length(tiny: Compose, tmp_path: Path) -> None:
     """Its schedule was another one, so it could not go on as if unbroken."""
     leave(tmp_path / "day" / "run", tiny("train.steps=50"))
     assert find_run_to_resume(tiny("train.steps=60", "train.resume=auto"), tmp_path) is None
 
 
-def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
+def test_run_continues_without_locks_and_never_joins_killed_runs(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One without a summary may be alive; one that has ended is free."""
@@ -231,16 +229,14 @@ def test_where_there_are_no_locks_a_run_goes_on_and_killed_ones_are_not_joined(
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == ended
 
 
-def test_runs_of_others_that_may_not_be_written_are_passed_over(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_auto_skips_runs_that_can_not_be_locked(tiny: Compose, tmp_path: Path) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
     others = leave(tmp_path / "day" / "others", tiny())
     (others / ".lock").mkdir()
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == wanted
 
 
-def test_an_equal_recipe_is_compared_without_defaults(
+def test_equal_recipe_is_compared_without_defaults(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep that is done already asks this of every job."""
@@ -255,7 +251,7 @@ def test_an_equal_recipe_is_compared_without_defaults(
     assert filled != []
 
 
-def test_the_steps_for_a_deadline_are_found_again(tiny: Compose, tmp_path: Path) -> None:
+def test_recorded_steps_for_a_deadline_are_reused(tiny: Compose, tmp_path: Path) -> None:
     """A run that was killed before it chose its steps chooses anew; another deadline is refused."""
     asked = tiny("train.minutes=5")
     unplanned = asked.model_dump(mode="json")

@@ -27,7 +27,7 @@ def write_reference(folder: Path, text: str, name: str = "lenet5_digits") -> Pat
     return file
 
 
-def test_a_run_is_beside_its_reference(
+def test_run_is_compared_with_its_reference(
     tiny: Callable[..., Recipe],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -52,12 +52,12 @@ def test_a_run_is_beside_its_reference(
     assert line.endswith(f"the first 2 losses at most {apart:.2g} apart; from a laptop")
 
 
-def test_without_a_reference_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_without_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_reference("lenet5_digits") is None
 
 
-def test_a_file_lies_beside_the_recipe_file(
+def test_component_file_is_found_beside_the_recipe_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -69,7 +69,7 @@ def test_a_file_lies_beside_the_recipe_file(
     assert find_reference("lenet5_digits", tmp_path) is None
 
 
-def test_missing_figures_are_named(tmp_path: Path) -> None:
+def test_missing_figures_are_reported(tmp_path: Path) -> None:
     write_reference(tmp_path, yaml.safe_dump({**FIGURES, "metrics": {"f1": 0.9, "recall": 1.0}}))
     found = find_reference("lenet5_digits", tmp_path)
     assert found is not None
@@ -90,7 +90,7 @@ def test_missing_figures_are_named(tmp_path: Path) -> None:
         ("a: [", ["can't be read"]),
     ],
 )
-def test_a_wrong_file_is_one_message(text: str, problems: list[str], tmp_path: Path) -> None:
+def test_invalid_reference_file_is_refused(text: str, problems: list[str], tmp_path: Path) -> None:
     file = write_reference(tmp_path, text)
     with pytest.raises(RecipeError) as caught:
         find_reference("lenet5_digits", tmp_path)
@@ -100,6 +100,6 @@ def test_a_wrong_file_is_one_message(text: str, problems: list[str], tmp_path: P
 
 
 @pytest.mark.parametrize("file", sorted((RECIPES / "references").iterdir()), ids=lambda f: f.stem)
-def test_a_shipped_reference_is_of_a_recipe(file: Path) -> None:
+def test_shipped_references_belong_to_recipes(file: Path) -> None:
     assert (RECIPES / file.name).is_file()
     assert find_reference(file.stem) is not None

@@ -37,7 +37,7 @@ from tests.conftest import ROOT
 Compose = Callable[..., Recipe]
 
 
-def test_the_name_has_day_time_and_recipe(tmp_path: Path) -> None:
+def test_run_directory_name_has_day_time_and_recipe(tmp_path: Path) -> None:
     made = create_run_dir("lenet5_mnist", tmp_path)
     assert made.is_dir()
     day, clock = made.relative_to(tmp_path).parts
@@ -45,7 +45,7 @@ def test_the_name_has_day_time_and_recipe(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d\d-\d\d-\d\d_lenet5_mnist", clock)
 
 
-def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
+def test_used_name_gets_a_number(tmp_path: Path) -> None:
     made = [make_unique(tmp_path / "run") for _ in range(3)]
     assert [path.name for path in made] == ["run", "run_1", "run_2"]
 
@@ -95,14 +95,14 @@ def test_processes_never_share_a_directory(tmp_path: Path) -> None:
     assert len(made) == len(set(made)) == 100
 
 
-def test_a_name_that_was_taken_too_often_is_refused(tmp_path: Path) -> None:
+def test_name_used_a_thousand_times_is_refused(tmp_path: Path) -> None:
     for attempt in range(1000):
         (tmp_path / (f"run_{attempt}" if attempt else "run")).mkdir()
     with pytest.raises(RunError, match="run: a thousand directories of that name exist"):
         make_unique(tmp_path / "run")
 
 
-def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
+def test_uncreatable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file")
     with pytest.raises(RunError, match="can't make the run directory: Not a directory") as caught:
         create_run_dir("lenet5", tmp_path / "outputs")
@@ -111,7 +111,7 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path: Path) -> None:
         make_run_dir(tmp_path / "outputs" / "run")
 
 
-def test_a_directory_that_the_user_names_is_made_or_taken_empty(tmp_path: Path) -> None:
+def test_named_directory_is_created_or_used_if_empty(tmp_path: Path) -> None:
     for _ in range(2):
         assert make_run_dir(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
         assert (tmp_path / "deep" / "run").is_dir()
@@ -127,7 +127,7 @@ def leave(run_dir: Path, recipe: Recipe, status: str | None = None, age_s: int =
     return run_dir
 
 
-def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
+def test_existing_run_is_not_overwritten(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
     with pytest.raises(RunError) as caught:
         make_run_dir(run_dir)
@@ -137,15 +137,13 @@ def test_a_run_is_never_written_over(tiny: Compose, tmp_path: Path) -> None:
     )
 
 
-def test_outputs_lie_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert create_run_dir("x").relative_to("outputs").parts
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
-def test_a_directory_that_two_new_runs_were_given_goes_to_one(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_directory_named_by_two_new_runs_is_used_by_one(tiny: Compose, tmp_path: Path) -> None:
     """Both found it empty; the second is at its lock when the first is done."""
     first, second = make_run_dir(tmp_path / "run"), make_run_dir(tmp_path / "run")
     with lock_run(first, new=True):
@@ -156,7 +154,7 @@ def test_a_directory_that_two_new_runs_were_given_goes_to_one(
         pass
 
 
-def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
+def test_run_directory_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
     for path in (run_dir, run_dir / "checkpoints", checkpoint_path(run_dir / "checkpoints", 40)):
         assert find_run_dir(path) == run_dir
@@ -176,7 +174,7 @@ def test_the_run_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
         (["x\ny"], r"other files than a run's: x\\ny"),
     ],
 )
-def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
+def test_directory_with_other_files_is_refused_unchanged(
     names: list[str], text: str, tmp_path: Path
 ) -> None:
     for name in names:
@@ -191,7 +189,7 @@ def test_a_directory_that_holds_something_else_is_refused_and_left_alone(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_prepares_a_run_may_be_in_its_directory(tmp_path: Path) -> None:
+def test_directory_can_have_preparation_files(tmp_path: Path) -> None:
     """The notes of a sweep and of Hydra, lowerings to be used again, what a killed run has left."""
     own = [".lock", ".claim", "overrides.yaml", "lowerings.json", "recipe.yaml.host.7.part"]
     for name in own:
@@ -210,9 +208,7 @@ DEEP = ("checkpoints/40/host", "embeddings/x", "reproducer/step.json", "earlier_
 
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS, *DEEP])
-def test_a_link_where_a_run_writes_is_refused_before_anything_is_written(
-    name: str, tiny: Compose, tmp_path: Path
-) -> None:
+def test_links_at_written_paths_are_refused(name: str, tiny: Compose, tmp_path: Path) -> None:
     """Run directories are strangers' files too."""
     run_dir = leave(tmp_path / "run", tiny())
     elsewhere = tmp_path / "elsewhere"
@@ -230,7 +226,7 @@ def test_a_link_where_a_run_writes_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("name", APPENDED)
-def test_a_log_that_is_a_hard_link_is_refused(name: str, tiny: Compose, tmp_path: Path) -> None:
+def test_hard_linked_log_is_refused(name: str, tiny: Compose, tmp_path: Path) -> None:
     """`cp -al run backup`: what is appended to the run would be in the backup."""
     run_dir = leave(tmp_path / "run", tiny())
     (tmp_path / "backup").touch()
@@ -239,7 +235,7 @@ def test_a_log_that_is_a_hard_link_is_refused(name: str, tiny: Compose, tmp_path
         lock_run(run_dir).__enter__()
 
 
-def test_links_that_no_run_touches_are_the_users(tiny: Compose, tmp_path: Path) -> None:
+def test_unrelated_links_are_accepted(tiny: Compose, tmp_path: Path) -> None:
     """And so is one that leads to the run."""
     run_dir = leave(tmp_path / "run", tiny())
     (run_dir / "notes").symlink_to("/etc")
@@ -249,7 +245,7 @@ def test_links_that_no_run_touches_are_the_users(tiny: Compose, tmp_path: Path) 
     assert (run_dir / "notes").is_symlink()
 
 
-def test_every_name_that_a_run_writes_is_looked_at() -> None:
+def test_written_names_are_checked_for_links() -> None:
     """They are made in modules that this one may not import."""
     assert {METRICS, EVALS} < {*APPENDED}
     assert {PROVENANCE, SUMMARY} < {*REPLACED}

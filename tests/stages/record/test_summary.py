@@ -15,7 +15,7 @@ from tests.whole_run import run
 Compose = Callable[..., Recipe]
 
 
-def test_a_summary_is_shown_in_one_line() -> None:
+def test_summary_repr_is_one_line() -> None:
     summary = Summary("mlp_mnist", "cpu", 1, ("data",), "outputs/one", steps=1200)
     assert repr(summary) == "<mlp_mnist: done, 1,200 steps; outputs/one>"
     by_class = {"macro": 0.5, "by_class": [0.5] * 100}
@@ -28,7 +28,7 @@ def test_a_summary_is_shown_in_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
+def test_run_reports_its_outcome(tiny: Compose, tmp_path: Path) -> None:
     """The contract that other programs read."""
     returned = run(tiny("train.sink_size=4", "eval.every_steps=45"), tmp_path)
     summary = outcome.read_summary(tmp_path)
@@ -84,7 +84,7 @@ def test_a_run_says_what_became_of_it(tiny: Compose, tmp_path: Path) -> None:
     ],
     ids=["ignored", "off", "soft"],
 )
-def test_the_mechanism_of_a_sink_is_shown_with_its_reason(
+def test_summary_has_the_sink_mechanism_and_reason(
     overrides: list[str], sink: dict[str, object], tiny: Compose, tmp_path: Path
 ) -> None:
     """S-07: an ignored size is reported, unless it is the default."""
@@ -97,9 +97,7 @@ def test_the_mechanism_of_a_sink_is_shown_with_its_reason(
 
 
 @pytest.mark.slow
-def test_the_time_to_the_first_step_is_counted_from_where_the_command_began(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_time_to_first_step_counts_from_the_command_start(tiny: Compose, tmp_path: Path) -> None:
     times = run(tiny(), tmp_path, started_at=time.perf_counter() - 100).time
     assert 100 <= times["start_s"] < times["first_step_s"]
     assert times["first_dispatch_s"] < times["total_s"] < 100
@@ -109,7 +107,7 @@ def test_the_time_to_the_first_step_is_counted_from_where_the_command_began(
     assert line.partition(" time       ")[2] == describe_start_up(times)
 
 
-def test_the_user_is_shown_what_the_start_took() -> None:
+def test_start_up_line_has_its_parts_and_the_rest() -> None:
     """Time that has no part of its own is named too: the parts add up."""
     times = {"start_s": 1.5, "data_s": 0.25, "compile_s": 0.75, "first_dispatch_s": 0.125}
     assert describe_start_up({**times, "first_step_s": 3.0}) == (
@@ -119,13 +117,13 @@ def test_the_user_is_shown_what_the_start_took() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_without_steps_has_no_first(tiny: Compose, tmp_path: Path) -> None:
+def test_run_without_steps_has_no_first_step_time(tiny: Compose, tmp_path: Path) -> None:
     times = run(tiny("stages=[data,build]"), tmp_path).time
     assert set(times) == {"start_s", "data_s", "build_s", "total_s"}
     assert " time  " not in (tmp_path / "run.log").read_text()
 
 
-def test_a_metric_that_is_not_a_number_is_json_too(tmp_path: Path) -> None:
+def test_non_finite_metric_is_valid_json(tmp_path: Path) -> None:
     summary = Summary("mine", "cpu", 1, ("data",), None)
     summary.metrics["loss"] = float("inf")
     summary.write(tmp_path)
@@ -134,14 +132,14 @@ def test_a_metric_that_is_not_a_number_is_json_too(tmp_path: Path) -> None:
     assert json.loads(text)["metrics"] == {"loss": None}
 
 
-def test_the_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_summary_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("something else, and longer than what comes\n" * 100)
     Summary("mine", "cpu", 1, ("data",), None).write(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["recipe"] == "mine"
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_versions_are_those_that_may_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_numeric_packages_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     section = list_versions({"device": "cpu:0", "jax": "9"})
     assert section.keys() == {
         "python",
@@ -158,7 +156,7 @@ def test_versions_are_those_that_may_change_the_numbers(monkeypatch: pytest.Monk
     assert section["jax"] == "9"
 
 
-def test_what_runs_without_being_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninstalled_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import PackageNotFoundError
 
     def missing(name: str) -> str:

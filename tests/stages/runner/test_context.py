@@ -16,7 +16,7 @@ Compose = Callable[..., Recipe]
 
 
 @pytest.mark.slow
-def test_a_profile_is_refused_without_an_inspection(tiny: Compose, tmp_path: Path) -> None:
+def test_profile_is_refused_without_an_inspection(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         run(tiny("profile.mode=on"), RunOptions(tmp_path / "run"))
     assert list(caught.value.problems) == [
@@ -33,7 +33,7 @@ def test_dumps_are_refused_without_an_inspection(tiny: Compose, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_run_starts_now_in_a_new_directory(
+def test_run_starts_in_a_new_directory(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

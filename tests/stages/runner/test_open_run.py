@@ -52,30 +52,30 @@ def attempt(
     return run
 
 
-def test_a_death_is_followed_by_a_restart_from_the_run(attempt: Any, tmp_path: Path) -> None:
+def test_death_restarts_from_the_run(attempt: Any, tmp_path: Path) -> None:
     first, second, third = attempt([DEATH, DEATH])
     assert first["train"]["resume"] is None
     assert second["train"]["resume"] == third["train"]["resume"] == str(tmp_path / "run")
     assert second["parallel"] == first["parallel"]
 
 
-def test_restarts_are_counted(attempt: Any) -> None:
+def test_number_of_restarts_is_limited(attempt: Any) -> None:
     trees = attempt([DEATH] * 3)
     assert (len(trees), trees[-1]) == (4, None)
 
 
-def test_an_error_would_occur_again(attempt: Any) -> None:
+def test_error_is_not_restarted(attempt: Any) -> None:
     trees = attempt([ERROR])
     assert (len(trees), trees[-1]) == (2, None)
 
 
-def test_processes_that_died_are_left_out(attempt: Any) -> None:
+def test_restart_excludes_dead_processes(attempt: Any) -> None:
     trees = attempt([DEATH, DEATH], "launch.min_processes=1")
     assert [tree["launch"]["processes"] for tree in trees] == [4, 2, 1]
     assert [tree["parallel"]["devices"] for tree in trees] == [4, 2, 1]
 
 
-def test_a_restart_does_not_restore_the_first_weights(attempt: Any, tmp_path: Path) -> None:
+def test_restart_does_not_restore_the_initial_weights(attempt: Any, tmp_path: Path) -> None:
     (tmp_path / "before").mkdir()
     restore = f"checkpoint.restore={tmp_path / 'before'}"
     first, second = attempt([DEATH], restore)
@@ -83,7 +83,7 @@ def test_a_restart_does_not_restore_the_first_weights(attempt: Any, tmp_path: Pa
     assert second["checkpoint"]["restore"] is None
 
 
-def test_a_run_that_has_not_saved_would_lose_the_first_weights(
+def test_run_with_restored_weights_and_no_checkpoint_is_not_restarted(
     attempt: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "before").mkdir()

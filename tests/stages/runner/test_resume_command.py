@@ -35,7 +35,7 @@ outputs/2026-11-21/14-46-29_lenet5 run 1 1/2 auto null true 1e5 ~r -m a'b a\\ $H
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES.split(), "a b", "{a: 1}"])
-def test_a_path_is_read_back_as_it_was(name: str) -> None:
+def test_path_in_the_resume_command_round_trips(name: str) -> None:
     """Through a shell, Hydra and the check of the recipe."""
     words = shlex.split(make_resume_run_command(["seed=2"], Path(name), None))
     assert words[:-1] == [*PYTHON, "seed=2"]
@@ -45,7 +45,7 @@ def test_a_path_is_read_back_as_it_was(name: str) -> None:
     assert Path(resume) == Path(name)
 
 
-def test_what_is_said_of_another_origin_is_left_out() -> None:
+def test_facts_of_another_origin_are_omitted() -> None:
     typed = ["train.resume=auto", "+a=1", "hydra.run.dir=b", "checkpoint.restore=c", "model=mlp"]
     said = shlex.split(make_resume_run_command(typed, Path("d/e"), Path("c")))
     assert said == [*PYTHON, "+a=1", "model=mlp", "train.resume=d/e", "checkpoint.restore=null"]
@@ -57,7 +57,7 @@ def test_what_is_said_of_another_origin_is_left_out() -> None:
     )
 
 
-def test_the_program_is_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_command_has_the_program_as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     for typed, words in (
         (["python3", "-P", "-m", "pipeline", "seed=2"], ["python3", "-P", "-m", "pipeline"]),
         (["/my venv/python", "/bin/pipeline", "seed=2"], ["/my venv/python", "/bin/pipeline"]),
@@ -104,7 +104,7 @@ def resume_line(capsys: pytest.CaptureFixture[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [terminate, break_down])
 @pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
-def test_the_line_that_is_said_goes_on_when_it_is_copied(
+def test_printed_command_resumes_the_run(
     end: Callable[[], Any],
     sweep: bool,
     cache: Path,
@@ -127,7 +127,7 @@ def test_the_line_that_is_said_goes_on_when_it_is_copied(
 
 
 @pytest.mark.slow
-def test_from_python_it_is_the_overrides(
+def test_resume_hint_is_an_override_in_python(
     tiny: Compose,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -150,7 +150,7 @@ def test_from_python_it_is_the_overrides(
     ],
     ids=["done", "failed with nothing saved", "nothing to save"],
 )
-def test_where_there_is_nothing_to_go_on_with_nothing_is_said(
+def test_resume_is_not_offered_without_a_checkpoint(
     end: Callable[[], Any],
     overrides: list[str],
     tiny: Compose,
@@ -166,7 +166,7 @@ def test_where_there_is_nothing_to_go_on_with_nothing_is_said(
     assert resume_line(capsys) == []
 
 
-def test_a_sweep_goes_on_in_its_directory() -> None:
+def test_sweep_continues_in_its_directory() -> None:
     typed = ["-m", "seed=1,2", "hydra.sweep.dir=x", "train.resume=auto"]
     said = shlex.split(make_resume_sweep_command(typed, Path("x y")))
     assert said == [*PYTHON, "-m", "seed=1,2", "hydra.sweep.dir='./x y'"]

@@ -33,7 +33,7 @@ def mirror(tmp_path: Path) -> str:
     return f"checkpoint.mirror=file://{tmp_path}/store"
 
 
-def test_a_run_goes_on_where_the_mirror_alone_is_left(
+def test_run_continues_from_the_mirror_alone(
     tiny: Compose, tmp_path: Path, mirror: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = run(tiny(*KEYS), tmp_path / "whole")
@@ -52,7 +52,7 @@ def test_a_run_goes_on_where_the_mirror_alone_is_left(
     assert sorted(os.listdir(tmp_path / "store/records")) == ["40.json", "45.json"]
 
 
-def test_a_mirror_of_another_run_is_refused_before_anything_is_written(
+def test_mirror_of_another_run_is_refused_before_any_write(
     tiny: Compose, tmp_path: Path, mirror: str
 ) -> None:
     run(tiny(*KEYS, mirror), tmp_path / "first")
@@ -67,7 +67,7 @@ def test_a_mirror_of_another_run_is_refused_before_anything_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_newer_one_of_a_local_run_and_its_mirror_is_continued(
+def test_newer_of_local_run_and_mirror_is_continued(
     tiny: Compose, tmp_path: Path, mirror: str
 ) -> None:
     run(tiny(*KEYS, mirror), tmp_path / "outputs/day/run")
@@ -84,7 +84,7 @@ def test_the_newer_one_of_a_local_run_and_its_mirror_is_continued(
     assert named.status == "done"
 
 
-def test_a_mirror_that_fails_is_in_the_exit_status(
+def test_failing_mirror_sets_the_exit_status(
     tiny: Compose,
     tmp_path: Path,
     mirror: str,
@@ -111,7 +111,7 @@ def test_a_mirror_that_fails_is_in_the_exit_status(
     assert not any("s3ntinel" in text for text in texts)
 
 
-def test_a_restoration_that_fails_leaves_nothing(
+def test_failing_restoration_leaves_no_directory(
     tiny: Compose, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tiny(*KEYS, mirror), tmp_path / "first")

@@ -34,7 +34,7 @@ Tiny = Callable[..., Recipe]
         "name=another",
     ],
 )
-def test_numbers_and_what_the_host_does_share_a_program(tiny: Tiny, override: str) -> None:
+def test_numeric_and_host_settings_share_a_program(tiny: Tiny, override: str) -> None:
     base = ("train.loss.smoothing=0.1", "train.optimizer.momentum=0.9")
     assert program_of(tiny(*base)) == program_of(tiny(*base, override))
 
@@ -60,7 +60,7 @@ def test_folds_share_a_program_unless_their_constants_differ(tiny: Tiny) -> None
         ("train.steps=50", ["train.steps"]),
     ],
 )
-def test_what_is_compiled_keeps_apart(tiny: Tiny, override: str, keys: list[str]) -> None:
+def test_compiled_settings_separate_groups(tiny: Tiny, override: str, keys: list[str]) -> None:
     base = ("train.loss.smoothing=0.1",)
     recipes = {"0": tiny(*base), "1": tiny(*base, "seed=5"), "2": tiny(*base, override)}
     groups = group_recipes(recipes)
@@ -69,14 +69,14 @@ def test_what_is_compiled_keeps_apart(tiny: Tiny, override: str, keys: list[str]
     require_population(recipes, groups)
 
 
-def test_a_number_that_turned_out_to_be_compiled_keeps_apart(tiny: Tiny) -> None:
+def test_number_found_to_be_compiled_separates_groups(tiny: Tiny) -> None:
     key = "train.optimizer.momentum"
     recipes = {str(m): tiny(f"{key}={m}") for m in (0.9, 0.8)}
     assert len(group_recipes(recipes)) == 1
     assert len(group_recipes(recipes, [key])) == 2
 
 
-def test_a_sweep_in_which_nothing_is_shared_is_refused(tiny: Tiny) -> None:
+def test_sweep_without_shared_programs_is_refused(tiny: Tiny) -> None:
     recipes = {str(size): tiny(f"train.batch_size={size}") for size in (8, 16)}
     with pytest.raises(RecipeError) as error:
         require_population(recipes, group_recipes(recipes))
@@ -87,7 +87,7 @@ def test_a_sweep_in_which_nothing_is_shared_is_refused(tiny: Tiny) -> None:
     require_population(one, group_recipes(one))
 
 
-def test_a_run_that_can_be_no_member_is_refused(tiny: Tiny) -> None:
+def test_recipe_that_can_not_be_a_member_is_refused(tiny: Tiny) -> None:
     recipes = {str(seed): tiny(f"seed={seed}", "train.mode=eager") for seed in (1, 2)}
     with pytest.raises(RecipeError, match=r"train.mode = eager: must be graph with hydra.sweeper"):
         require_population(recipes, group_recipes(recipes))

@@ -84,7 +84,7 @@ def losses(inputs: CompileInputs) -> tuple[np.ndarray, np.ndarray]:
     return telemetry.loss, np.asarray(compiled.evaluate(state, 0, STEPS).loss_sum)
 
 
-def test_a_run_computes_what_it_computes_alone(tiny: Tiny) -> None:
+def test_shared_step_has_the_bits_of_a_separate_step(tiny: Tiny) -> None:
     """Bit for bit, also one whose numbers come later."""
     recipes = [recipe_of(tiny, *numbers) for numbers in ((0.9, 0.1), (0.7, 0.2), (0.35, 0.3))]
     inputs = inputs_of(make_step(recipes[0]))
@@ -100,7 +100,7 @@ def test_a_run_computes_what_it_computes_alone(tiny: Tiny) -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def test_runs_of_the_same_numbers_have_no_arguments(tiny: Tiny) -> None:
+def test_equal_members_have_no_arguments(tiny: Tiny) -> None:
     recipe = recipe_of(tiny, 0.9, 0.1)
     inputs = inputs_of(make_step(recipe))
     shared = share_step(recipe, [numbers_of(recipe)] * 2, make_step, inputs)
@@ -108,7 +108,7 @@ def test_runs_of_the_same_numbers_have_no_arguments(tiny: Tiny) -> None:
     assert shared.arguments_of(numbers_of(recipe), inputs.step) == ()
 
 
-def test_a_number_that_decides_what_is_compiled_is_named(tiny: Tiny) -> None:
+def test_number_that_changes_the_program_is_named(tiny: Tiny) -> None:
     recipes = [recipe_of(tiny, 0.9, 0.1), recipe_of(tiny, 0.5, 0.2)]
 
     def make(recipe: Recipe) -> TrainStep:
@@ -127,7 +127,7 @@ def test_a_number_that_decides_what_is_compiled_is_named(tiny: Tiny) -> None:
         share_step(recipes[0], members, refuse, inputs_of(make_step(recipes[0])))
 
 
-def test_a_later_run_that_decides_otherwise_is_refused(tiny: Tiny) -> None:
+def test_later_member_with_another_program_is_refused(tiny: Tiny) -> None:
     recipes = [recipe_of(tiny, momentum, 0.1) for momentum in (0.9, 0.85, 0.5)]
 
     def make(recipe: Recipe) -> TrainStep:
@@ -139,7 +139,7 @@ def test_a_later_run_that_decides_otherwise_is_refused(tiny: Tiny) -> None:
         shared.arguments_of(numbers_of(recipes[2]), make(recipes[2]))
 
 
-def test_initial_states_that_depend_on_numbers_are_noticed(tiny: Tiny) -> None:
+def test_initial_states_that_depend_on_numbers_are_detected(tiny: Tiny) -> None:
     recipes = [recipe_of(tiny, momentum, 0.1) for momentum in (0.9, 0.85)]
 
     def make(recipe: Recipe) -> TrainStep:

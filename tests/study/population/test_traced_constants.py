@@ -65,7 +65,7 @@ def differing(first: Function, second: Function) -> list[int]:
 
 
 @pytest.mark.parametrize("make", [*USES, in_half_precision])
-def test_a_function_computes_with_arguments_what_it_computes_with_constants(
+def test_arguments_have_the_bits_of_constants(
     make: Callable[[float], Function],
 ) -> None:
     """The same bits as of the function that has the other number."""
@@ -82,7 +82,7 @@ def test_a_function_computes_with_arguments_what_it_computes_with_constants(
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
-def test_an_expression_is_computed_in_doubles_and_rounded_once() -> None:
+def test_constant_expression_is_rounded_once() -> None:
     """So it is no expression of the rounded number."""
     traced = read_constants(jax.make_jaxpr(expression(0.9))(X))
     assert [value.dtype for value in traced.values] == [np.float32, np.float32]
@@ -90,7 +90,7 @@ def test_an_expression_is_computed_in_doubles_and_rounded_once() -> None:
     assert np.float32(1 - 0.9) != np.float32(1) - np.float32(0.9)
 
 
-def test_one_argument_stands_for_several_constants() -> None:
+def test_one_argument_replaces_several_constants() -> None:
     def make(number: float) -> Function:
         return lambda x: (x * number, x + number)
 
@@ -101,7 +101,7 @@ def test_one_argument_stands_for_several_constants() -> None:
     np.testing.assert_array_equal(np.asarray(total), X + np.float32(0.3))
 
 
-def test_the_same_function_has_the_same_constants_in_every_trace() -> None:
+def test_constants_are_equal_in_every_trace() -> None:
     for make in USES:
         assert differing(make(0.9), make(0.9)) == []
 
@@ -117,6 +117,8 @@ def test_the_same_function_has_the_same_constants_in_every_trace() -> None:
     ],
     ids=["branch", "shape", "parameter", "checkpoint", "power"],
 )
-def test_what_decides_the_equations_is_no_constant(make: Callable[[float], Function]) -> None:
+def test_numbers_that_decide_equations_change_the_structure(
+    make: Callable[[float], Function],
+) -> None:
     one, other = (read_constants(jax.make_jaxpr(make(number))(X)) for number in (0.9, 0.3))
     assert one.structure != other.structure

@@ -13,7 +13,7 @@ from tests.study.runs.made_up import make_study
 pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")
 
 
-def test_the_key_that_decides_comes_first(tmp_path: Path) -> None:
+def test_deciding_key_ranks_first(tmp_path: Path) -> None:
     """Accuracy hangs on the learning rate; the width is drawn beside it."""
     make_study(tmp_path, 80, steps=2)
     runs = read_runs(tmp_path, curves=False)
@@ -25,7 +25,7 @@ def test_the_key_that_decides_comes_first(tmp_path: Path) -> None:
     assert 0 <= first.low <= first.median <= first.high <= 1
 
 
-def test_few_runs_have_none(tmp_path: Path) -> None:
+def test_importance_requires_20_runs(tmp_path: Path) -> None:
     make_study(tmp_path, 19, steps=2)
     runs = read_runs(tmp_path, curves=False)
     found = importance_of_keys(runs, differing_keys(runs), "accuracy", larger_is_better=True)
@@ -34,7 +34,7 @@ def test_few_runs_have_none(tmp_path: Path) -> None:
     assert found.endswith("has 19")
 
 
-def test_it_is_the_same_each_time(tmp_path: Path) -> None:
+def test_importance_is_deterministic(tmp_path: Path) -> None:
     make_study(tmp_path, 30, steps=2)
     runs = read_runs(tmp_path, curves=False)
     keys = differing_keys(runs)

@@ -34,7 +34,7 @@ def recorded(name: str, **fields: Any) -> RecordedRun:
     return RecordedRun(name=name, run_dir=ROOT / name, **values)
 
 
-def test_weights_come_from_a_run_by_its_name_or_from_a_path() -> None:
+def test_weights_are_linked_by_run_name_or_path() -> None:
     runs = [
         recorded("first"),
         recorded("second", sources={"restored": str(ROOT / "first")}),
@@ -47,7 +47,7 @@ def test_weights_come_from_a_run_by_its_name_or_from_a_path() -> None:
     ]
 
 
-def test_what_was_made_of_a_run_follows_it() -> None:
+def test_descendants_of_a_run_are_linked() -> None:
     made = (Descendant("exported", "/exports/net"), Descendant("reproduced", str(ROOT / "again")))
     assert links_of([recorded("first", made=made), recorded("again")]) == [
         Link("first", "was exported as", "/exports/net"),
@@ -55,7 +55,7 @@ def test_what_was_made_of_a_run_follows_it() -> None:
     ]
 
 
-def test_a_repetition_that_no_run_has_noted_is_found_by_its_name() -> None:
+def test_unrecorded_repetition_is_found_by_name() -> None:
     again = recorded("0102_lenet5_reproduced")
     assert links_of([again]) == [Link("lenet5", "was repeated by", again.name)]
     noted = (Descendant("reproduced", str(again.run_dir)),)
@@ -84,6 +84,6 @@ def test_runs_share_data_if_dataset_fingerprint_and_ops_are_equal() -> None:
     ]
 
 
-def test_a_run_without_a_readable_recipe_has_unknown_data() -> None:
+def test_run_without_a_readable_recipe_has_unknown_data() -> None:
     assert data_of(recorded("broken")) == "?"
     assert ops_of(recorded("broken")) == ""

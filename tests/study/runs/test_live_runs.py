@@ -18,7 +18,7 @@ def write_status(folder: Path, written: datetime) -> None:
     (folder / "status.json").write_text(json.dumps({**STATUS, "written": written.isoformat()}))
 
 
-def test_status_of_a_dead_run_does_not_count(tmp_path: Path) -> None:
+def test_status_of_a_dead_run_is_ignored(tmp_path: Path) -> None:
     assert read_live_status(tmp_path) is None
     write_status(tmp_path, datetime.now(UTC))
     assert read_live_status(tmp_path) is not None

@@ -25,7 +25,7 @@ def content_of(page: str) -> dict:
     return json.loads(found[1])
 
 
-def test_the_page_has_every_run_with_its_keys_and_curves(tmp_path: Path) -> None:
+def test_page_has_every_run_with_its_keys_and_curves(tmp_path: Path) -> None:
     make_run(tmp_path / "a", lr=0.1, accuracy=0.5)
     make_run(tmp_path / "b", lr=0.2, accuracy=0.9)
     make_run(tmp_path / "c", lr=0.2, accuracy=None, status="failed")
@@ -37,7 +37,7 @@ def test_the_page_has_every_run_with_its_keys_and_curves(tmp_path: Path) -> None
     assert len(content["runs"][0]["curves"]["loss"][0]) == 48
 
 
-def test_names_of_strangers_are_no_markup(tmp_path: Path) -> None:
+def test_untrusted_names_are_escaped(tmp_path: Path) -> None:
     """A run's name and its values come from whoever made it."""
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
     make_run(tmp_path / evil.replace("/", "_"), name=evil)
@@ -49,7 +49,7 @@ def test_names_of_strangers_are_no_markup(tmp_path: Path) -> None:
     assert evil in [value for run in content_of(page)["runs"] for value in run["values"]]
 
 
-def test_the_page_asks_the_net_for_nothing(tmp_path: Path) -> None:
+def test_page_loads_nothing_from_the_net(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     page = page_of(read_runs(tmp_path, curves=True), tmp_path)
     assert set(re.findall(r"https?://[^\"' )]*", page)) == {"http://www.w3.org/2000/svg"}
@@ -64,7 +64,7 @@ def test_keys_that_span_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None
     assert content_of(page_of(read_runs(tmp_path / "1", curves=False), tmp_path))["log"] == []
 
 
-def test_nothing_is_wider_than_a_narrow_screen(tmp_path: Path) -> None:
+def test_page_fits_a_narrow_screen(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     page = page_of(read_runs(tmp_path, curves=True), tmp_path)
     style = page.partition("<style>")[2].partition("</style>")[0]
@@ -74,7 +74,7 @@ def test_nothing_is_wider_than_a_narrow_screen(tmp_path: Path) -> None:
     assert re.search(r"h1 {[^}]*overflow-wrap: anywhere", style)
 
 
-def test_a_hundred_runs_stay_below_half_a_megabyte(tmp_path: Path) -> None:
+def test_page_of_a_hundred_runs_is_below_half_a_megabyte(tmp_path: Path) -> None:
     make_study(tmp_path, 100, steps=500)
     page = page_of(read_runs(tmp_path, curves=True), tmp_path)
     assert len(page) < 500_000

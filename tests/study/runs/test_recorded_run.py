@@ -23,7 +23,7 @@ from pipeline.study.runs.recorded_run import (
 from tests.study.runs.made_up import make_run
 
 
-def test_runs_are_found_at_any_depth_and_none_through_links(tmp_path: Path) -> None:
+def test_runs_are_found_at_any_depth_but_not_through_links(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "outputs", tmp_path / "elsewhere"
     runs = [make_run(root / where) for where in ("a", "2026-11-22/b", "sweep/0/c")]
     make_run(elsewhere / "d")
@@ -32,7 +32,7 @@ def test_runs_are_found_at_any_depth_and_none_through_links(tmp_path: Path) -> N
     assert find_runs(root) == sorted(runs)
 
 
-def test_a_run_is_what_its_files_tell(tmp_path: Path) -> None:
+def test_run_is_read_from_its_files(tmp_path: Path) -> None:
     run = read_run(
         make_run(tmp_path / "a", lr=0.25, hidden=8, accuracy=0.75), tmp_path, curves=True
     )
@@ -46,7 +46,7 @@ def test_a_run_is_what_its_files_tell(tmp_path: Path) -> None:
     assert (run.data, run.commits) == ("abababab", ("0123456789",))
 
 
-def test_sizes_of_data_and_facts_of_the_user_are_part_of_the_lineage(tmp_path: Path) -> None:
+def test_data_sizes_and_user_facts_are_in_the_lineage(tmp_path: Path) -> None:
     """I-02."""
     folder = make_run(tmp_path / "a", accuracy=0.75)
     summary = json.loads((folder / "summary.json").read_text())
@@ -66,14 +66,14 @@ def test_sizes_of_data_and_facts_of_the_user_are_part_of_the_lineage(tmp_path: P
     assert "monitor.lineage.owner" in differing_keys([run, replace(other, keys=keys)])
 
 
-def test_a_killed_run_is_unfinished(tmp_path: Path) -> None:
+def test_killed_run_is_unfinished(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", status=None), tmp_path, curves=False)
     assert (run.status, run.figures) == ("unfinished", {})
 
 
 @pytest.mark.parametrize("file", ["recipe.yaml", "summary.json", "provenance.json"])
 @pytest.mark.parametrize("content", [b"[1, 2", b"\x00\xff\xfe", b"", b"[]", b"7"])
-def test_a_damaged_file_is_told_and_the_rest_is_read(
+def test_damaged_file_is_reported_and_others_are_read(
     file: str, content: bytes, tmp_path: Path
 ) -> None:
     folder = make_run(tmp_path / "a")
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_told_and_the_rest_is_read(
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "9" * 400, "true", '"text"', "[1]"])
-def test_what_is_no_finite_number_is_no_figure(number: str, tmp_path: Path) -> None:
+def test_non_finite_values_are_not_figures(number: str, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", steps=2)
     (folder / "evals.jsonl").write_text(f'{{"step": 2, "accuracy": {number}, "loss": 0.5}}\n')
     summary = f'{{"status": "done", "metrics": {{"accuracy": {number}, "loss": 0.5}}}}'
@@ -94,14 +94,14 @@ def test_what_is_no_finite_number_is_no_figure(number: str, tmp_path: Path) -> N
     assert set(run.curves) == {"loss", "learning_rate", "eval loss"} or run.problem
 
 
-def test_lines_of_no_log_are_passed_over(tmp_path: Path) -> None:
+def test_invalid_log_lines_are_skipped(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", steps=3)
     with (folder / "metrics.jsonl").open("a") as log:
         log.write('nothing\n{"step": 4, "loss": 0.5}\n{"step": 5, "lo')
     assert read_run(folder, tmp_path, curves=True).curves["loss"].steps == (1, 2, 3, 4)
 
 
-def test_a_long_log_is_sampled_with_both_its_ends(tmp_path: Path) -> None:
+def test_long_log_is_sampled_including_both_ends(tmp_path: Path) -> None:
     curve = read_run(make_run(tmp_path / "a", steps=20_000), tmp_path, curves=True).curves["loss"]
     assert (curve.steps[0], curve.steps[-1]) == (1, 20_000)
     assert 40 <= len(curve.steps) <= 60
@@ -109,14 +109,14 @@ def test_a_long_log_is_sampled_with_both_its_ends(tmp_path: Path) -> None:
     assert max(gaps) < 2 * 20_000 / len(curve.steps)
 
 
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+def test_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no run"):
         read_runs(tmp_path, curves=False)
     with pytest.raises(DataError, match="must be a folder"):
         read_runs(tmp_path / "missing", curves=False)
 
 
-def test_keys_that_differ_and_keys_that_are_shared(tmp_path: Path) -> None:
+def test_differing_and_common_keys(tmp_path: Path) -> None:
     make_run(tmp_path / "a", lr=0.1)
     make_run(tmp_path / "b", lr=0.2, hidden=32)
     folder = make_run(tmp_path / "c", lr=0.3)
@@ -129,7 +129,7 @@ def test_keys_that_differ_and_keys_that_are_shared(tmp_path: Path) -> None:
     assert common_keys(runs) == {"name": "made_up", "seed": 1}
 
 
-def test_lineage_names_where_weights_came_from(tmp_path: Path) -> None:
+def test_lineage_names_the_origin_of_weights(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", restore="a/checkpoints/100")
     make_run(tmp_path / "c", restore="/elsewhere/w.safetensors")

@@ -20,7 +20,7 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 48, 1000, 50_000])
-def test_a_curve_has_both_ends_and_few_points(tmp_path: Path, steps: int) -> None:
+def test_curve_has_both_ends_and_few_points(tmp_path: Path, steps: int) -> None:
     lines = [{"step": step, "pass": 0, "loss": 1 / step} for step in range(1, steps + 1)]
     curves = sample_log(write(tmp_path / "metrics.jsonl", lines))
     assert set(curves) == {"loss"}
@@ -33,13 +33,13 @@ def test_a_curve_has_both_ends_and_few_points(tmp_path: Path, steps: int) -> Non
     assert max(gaps, default=0) <= max(1, 3 * steps // MAX_POINTS)
 
 
-def test_lines_of_no_log_and_a_last_one_that_was_cut_are_passed_over(tmp_path: Path) -> None:
+def test_invalid_and_partial_lines_are_skipped(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     log.write_bytes(b'{"step": 1, "loss": 2.0}\nno json\n{"step": 3, "loss": 1.0}\n{"step": 4, "l')
     assert sample_log(log) == {"loss": LoggedCurve((1, 3), (2.0, 1.0))}
 
 
-def test_a_log_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_log_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"metrics\.jsonl: can't be read"):
         sample_log(tmp_path / "metrics.jsonl")
 
@@ -58,5 +58,5 @@ def test_a_log_that_is_missing_is_named(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_numbers_are_finite(value: Any, number: float | None) -> None:
+def test_finite_number_accepts_only_finite_numbers(value: Any, number: float | None) -> None:
     assert finite_number(value) == number

@@ -17,7 +17,7 @@ def make_runs(means: dict[float, float], seeds: int) -> list[tuple[dict[str, flo
     ]
 
 
-def test_settings_within_the_noise_are_tied_and_others_are_not() -> None:
+def test_settings_within_the_noise_are_tied() -> None:
     runs = make_runs({0.1: 1.0, 0.2: 1.001, 0.3: 0.8}, 8)
     ties = find_ties(runs, larger_is_better=True)
     assert ties is not None
@@ -26,14 +26,14 @@ def test_settings_within_the_noise_are_tied_and_others_are_not() -> None:
     assert str(ties).endswith(f"; tied with it (95 %, paired): {ties.tied[0]}")
 
 
-def test_the_smallest_loss_may_be_better_than_all_others() -> None:
+def test_smallest_loss_can_be_better_than_all_others() -> None:
     ties = find_ties(make_runs({0.1: 1.0, 0.2: 1.2, 0.3: 0.8}, 6), larger_is_better=False)
     assert ties is not None
     assert ties.best == "lr=0.3"
     assert str(ties).endswith("; all others are worse")
 
 
-def test_few_seeds_have_no_ties() -> None:
+def test_ties_require_six_seeds_and_two_settings() -> None:
     assert find_ties(make_runs({0.1: 1.0, 0.2: 2.0}, 5), larger_is_better=True) is None
     assert find_ties(make_runs({0.1: 1.0}, 9), larger_is_better=True) is None
     assert find_ties([], larger_is_better=True) is None

@@ -16,7 +16,7 @@ LIKE_NUMBERS = st.sampled_from(["1e-3", "2026-11-21", "1_0", "0x1", "~", "1:30",
 
 @pytest.mark.slow
 @given(st.lists(st.text(max_size=9)), st.dictionaries(st.text(max_size=5), PLAIN | LIKE_NUMBERS))
-def test_a_command_is_read_back_as_it_was_kept(
+def test_command_round_trips(
     tmp_path_factory: pytest.TempPathFactory, overrides: list[str], settings: dict[str, Any]
 ) -> None:
     folder = tmp_path_factory.mktemp("sweep")
@@ -30,7 +30,7 @@ def command(*overrides: str, **sweeper: Any) -> Command:
     return Command(overrides=overrides, sweeper=Sweeper(**sweeper))
 
 
-def test_the_newest_sweep_of_the_same_command_is_found(tmp_path: Path) -> None:
+def test_newest_sweep_of_the_command_is_found(tmp_path: Path) -> None:
     """Whatever is wrong with the others."""
     grid, study = command("seed=1,2", name="grid"), command("seed=1,2", name="optuna")
     params = command(name="grid", params={"seed": "1,2"})
@@ -48,7 +48,7 @@ def test_the_newest_sweep_of_the_same_command_is_found(tmp_path: Path) -> None:
     assert find_sweep(command("seed=1,2", name="optuna", metric="loss"), tmp_path) is None
 
 
-def test_a_sweep_that_grew_is_found_under_what_it_is_now(tmp_path: Path) -> None:
+def test_extended_sweep_is_found_by_its_new_command(tmp_path: Path) -> None:
     folder = tmp_path / "day" / "sweep"
     folder.mkdir(parents=True)
     for seeds in ("seed=1,2", "seed=1,2,3"):

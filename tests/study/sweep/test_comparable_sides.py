@@ -20,19 +20,19 @@ Tiny = Callable[..., Recipe]
         ("eval.samples=10", "eval.samples = 10: was all on side A; must be equal: both sides are"),
     ],
 )
-def test_what_changes_the_measurement_is_refused(tiny: Tiny, override: str, rule: str) -> None:
+def test_changes_of_the_measurement_are_refused(tiny: Tiny, override: str, rule: str) -> None:
     with pytest.raises(RecipeError) as error:
         require_comparable(tiny(), tiny(override), None)
     assert rule in str(error.value)
 
 
-def test_all_problems_are_in_one_message(tiny: Tiny) -> None:
+def test_problems_are_in_one_message(tiny: Tiny) -> None:
     with pytest.raises(RecipeError) as error:
         require_comparable(tiny(), tiny("seed=2", "eval.samples=10"), None)
     assert len(error.value.problems) == 2
 
 
-def test_another_loss_can_be_compared_by_other_metrics_only(tiny: Tiny) -> None:
+def test_different_losses_are_compared_only_by_other_metrics(tiny: Tiny) -> None:
     smoothed = tiny("train.loss.smoothing=0.1")
     require_comparable(tiny(), smoothed, "accuracy")
     for metric in ("loss", "train_loss"):
@@ -61,5 +61,5 @@ def test_equal_sides_are_refused(tiny: Tiny) -> None:
         *("dataset.exclude=wrong.csv", "dataset.train.select=[{name: take, samples: 30}]"),
     ],
 )
-def test_sides_may_differ_in_training(tiny: Tiny, override: str) -> None:
+def test_sides_can_differ_in_training(tiny: Tiny, override: str) -> None:
     require_comparable(tiny(), tiny(override), "loss")

@@ -25,7 +25,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / request.param
 
 
-def test_what_is_not_there_is_none(file: Path) -> None:
+def test_missing_file_is_read_as_none(file: Path) -> None:
     assert FILES[file.name](file.parent) is None
 
 
@@ -39,7 +39,7 @@ def test_what_is_not_there_is_none(file: Path) -> None:
         (b"{", "can't be read: "),
     ],
 )
-def test_hostile_files_are_named_in_one_line(content: bytes, told: str, file: Path) -> None:
+def test_hostile_files_are_reported_in_one_line(content: bytes, told: str, file: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(DataError) as caught:
         FILES[file.name](file.parent)
@@ -48,7 +48,7 @@ def test_hostile_files_are_named_in_one_line(content: bytes, told: str, file: Pa
     assert read_status(file.parent) is None
 
 
-def test_no_more_is_read_than_a_sweep_writes(file: Path) -> None:
+def test_size_of_read_files_is_limited(file: Path) -> None:
     """A hole of 8 GiB: nothing near that is allocated."""
     with file.open("wb") as hole:
         hole.truncate(8 * 2**30)
@@ -61,7 +61,7 @@ def test_no_more_is_read_than_a_sweep_writes(file: Path) -> None:
     assert most_bytes < 200 * 2**20
 
 
-def test_a_pipe_does_not_hold_a_sweep_up(file: Path) -> None:
+def test_pipe_does_not_block_a_sweep(file: Path) -> None:
     os.mkfifo(file)
     with pytest.raises(DataError, match="can't be read: isn't a regular file"):
         FILES[file.name](file.parent)
@@ -83,7 +83,7 @@ def test_a_pipe_does_not_hold_a_sweep_up(file: Path) -> None:
         ("summary.json", '{"status": 1, "exit_status": []}', "status = 1: must be a text"),
     ],
 )
-def test_files_of_another_shape_are_named_with_the_key(
+def test_invalid_files_are_reported_with_the_key(
     name: str, content: str, told: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content)
@@ -92,7 +92,7 @@ def test_files_of_another_shape_are_named_with_the_key(
     assert f"{tmp_path / name}: {told}" in str(caught.value)
 
 
-def test_values_are_read_as_the_file_of_overrides_will_be() -> None:
+def test_override_values_are_parsed_as_in_the_overrides_file() -> None:
     overrides = ["a=1e-3", "b='1e-3'", "c=[1,x]", "d=2026-11-21", "e=", "f=*x"]
     values = [0.001, "1e-3", [1, "x"], "2026-11-21", None, "*x"]
     assert values_of(overrides, list("abcdef")) == dict(zip("abcdef", values, strict=True))

@@ -24,7 +24,7 @@ from pipeline.study.sweep.gaussian_process import (
 ACQUISITIONS: tuple[Acquisition, ...] = get_args(Acquisition)
 
 
-def test_acquisitions_are_the_integrals_that_define_them() -> None:
+def test_acquisitions_match_their_integrals() -> None:
     mean, std, best = 0.3, 0.7, 0.5
     density = stats.norm(mean, std).pdf
     improvement = integrate.quad(lambda y: (y - best) * density(y), best, 20)[0]
@@ -35,7 +35,7 @@ def test_acquisitions_are_the_integrals_that_define_them() -> None:
         assert found[0] == pytest.approx(expected[name], rel=1e-6)
 
 
-def test_predictions_pass_through_the_values_and_are_unsure_far_away() -> None:
+def test_predictions_interpolate_and_are_uncertain_far_away() -> None:
     x = np.array([[0.0], [0.2], [0.5], [0.9]])
     y = np.sin(5 * x[:, 0])
     mean, std = predict(x, y, np.concatenate([x, [[0.35], [50.0]]]))
@@ -62,7 +62,7 @@ def search(sampler: optuna.samplers.BaseSampler, trials: int, direction: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("acquisition", ACQUISITIONS)
-def test_a_search_finds_more_than_random_draws(acquisition: Acquisition) -> None:
+def test_search_finds_more_than_random_draws(acquisition: Acquisition) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     found = [
         search(GaussianProcessSampler(acquisition, seed), 20, direction)
@@ -72,7 +72,7 @@ def test_a_search_finds_more_than_random_draws(acquisition: Acquisition) -> None
     assert statistics.median(found) > max(0.97, statistics.median(drawn))
 
 
-def test_trials_at_once_differ_and_a_seed_repeats_them() -> None:
+def test_concurrent_trials_differ_and_are_reproducible_by_seed() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space: dict[str, Any] = {"a": optuna.distributions.FloatDistribution(0, 1)}
     asked = []
@@ -90,7 +90,7 @@ def test_trials_at_once_differ_and_a_seed_repeats_them() -> None:
     assert len(set(asked[0])) == 3
 
 
-def test_equal_and_infinite_values_and_a_single_choice_are_no_error() -> None:
+def test_equal_values_infinity_and_single_choice_are_accepted() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=GaussianProcessSampler(seed=1, n_startup_trials=1))
     space = {
@@ -102,7 +102,7 @@ def test_equal_and_infinite_values_and_a_single_choice_are_no_error() -> None:
     assert all(trial.params["b"] == "only" for trial in study.trials)
 
 
-def test_the_sweepers_option_makes_it_without_torch() -> None:
+def test_sampler_option_loads_without_torch() -> None:
     code = (
         "import sys, yaml; from hydra.utils import instantiate;"
         "from pipeline.core.files.package_paths import CONF;"

@@ -23,13 +23,13 @@ DEFAULTS = {"other": ["train.steps=3"], "metric": None, "pairs": 16, "minutes": 
         ({"minutes": "soon"}, "hydra.sweeper.minutes = soon"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], rule: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], rule: str) -> None:
     with pytest.raises(RecipeError) as error:
         read_settings({**DEFAULTS, **settings})
     assert rule in str(error.value)
 
 
-def test_settings_are_read_as_they_are() -> None:
+def test_settings_are_read() -> None:
     settings = read_settings({**DEFAULTS, "minutes": 2, "metric": "loss"})
     assert settings.other == ("train.steps=3",)
     assert (settings.metric, settings.pairs, settings.minutes) == ("loss", 16, 2)

@@ -58,7 +58,7 @@ def planned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "compositions"), GRIDS)
-def test_a_grid_is_planned_as_its_jobs_are(
+def test_planned_grid_equals_separately_planned_jobs(
     overrides: list[str], compositions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_a_grid_is_planned_as_its_jobs_are(
 
 
 @pytest.mark.slow
-def test_recipes_of_earlier_jobs_are_those_that_are_composed(
+def test_recipes_of_earlier_jobs_equal_composed_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

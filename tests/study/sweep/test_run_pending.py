@@ -30,7 +30,7 @@ def finish(job: PlannedJob, status: str = "done") -> JobReturn:
     return JobReturn(status=JobStatus.COMPLETED)
 
 
-def test_jobs_are_started_until_all_are_finished(tmp_path: Path) -> None:
+def test_jobs_are_launched_until_all_are_finished(tmp_path: Path) -> None:
     """The launcher loses what it has not done by its second job."""
     started: list[list[int]] = []
 
@@ -43,7 +43,7 @@ def test_jobs_are_started_until_all_are_finished(tmp_path: Path) -> None:
     assert started == [[0, 1, 2], [1, 2], [2]]
 
 
-def test_a_launcher_that_settles_nothing_is_given_up(
+def test_launcher_without_progress_is_abandoned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = JobReturn(status=JobStatus.FAILED)
@@ -56,7 +56,7 @@ def test_a_launcher_that_settles_nothing_is_given_up(
     assert capsys.readouterr().err.count("a launch ended with OSError: no space left") == 3
 
 
-def test_a_failure_of_another_process_is_not_tried_again_here(tmp_path: Path) -> None:
+def test_failure_in_another_process_is_not_retried(tmp_path: Path) -> None:
     """A job that had failed before the command started is retried, once."""
     old, new = planned(tmp_path, 2)
     for job in (old, new):
@@ -80,7 +80,7 @@ def hold(folder: Path, ready: multiprocessing.Event) -> None:  # type: ignore[va
 
 
 @pytest.mark.slow
-def test_the_job_of_a_killed_process_is_taken_over(
+def test_job_of_a_killed_process_is_taken_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While it lives it is waited for; the kernel's lock shows that it died."""

@@ -31,7 +31,9 @@ from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides  
         ("x='a b',null,[1,2]", CategoricalDistribution(["'a b'", "null", "[1,2]"])),
     ],
 )
-def test_what_a_sweep_means_to_optuna(override: str, distribution: BaseDistribution) -> None:
+def test_sweeps_are_converted_to_optuna_distributions(
+    override: str, distribution: BaseDistribution
+) -> None:
     """A range ends before its stop, as everywhere in Hydra."""
     space, fixed = read_space(["seed=1", override, "+new=2"])
     if isinstance(distribution, CategoricalDistribution) and "shuffle" in override:
@@ -43,12 +45,12 @@ def test_what_a_sweep_means_to_optuna(override: str, distribution: BaseDistribut
     assert fixed == ["seed=1", "+new=2"]
 
 
-def test_values_become_overrides_that_hydra_reads_back() -> None:
+def test_values_become_overrides_in_hydra_syntax() -> None:
     space, _ = read_space(["a=interval(1e-9,1.0)", "b=range(0,4)", "c=choice('x,y',z)"])
     assert to_overrides(one_at_a_time(space)[0]) == ["a=1e-09", "b=0", r"c=x\,y"]
 
 
-def test_every_choice_comes_once_before_a_study_the_others_at_their_first() -> None:
+def test_choices_are_checked_one_at_a_time_before_a_study() -> None:
     space, _ = read_space(["a=interval(0.5,1.0)", "b=1,2,3", "c=x,y"])
     assert [to_overrides(values) for values in one_at_a_time(space)] == [
         ["a=0.5", "b=1", "c=x"],
@@ -67,7 +69,7 @@ def test_every_choice_comes_once_before_a_study_the_others_at_their_first() -> N
         (["x=tag(log,interval(0,1.0))"], "x=tag(log,interval(0,1.0)): "),
     ],
 )
-def test_what_is_no_space_is_refused(overrides: list[str], message: str) -> None:
+def test_invalid_space_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         read_space(overrides)
     assert message in str(caught.value)

@@ -68,7 +68,7 @@ def read_table(sweep_dir: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_study_begins_with_earlier_runs(
+def test_study_starts_from_earlier_runs(
     search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What they have shown is not counted as trials, and may be the best."""
@@ -85,7 +85,7 @@ def test_a_study_begins_with_earlier_runs(
 
 
 @pytest.mark.slow
-def test_poor_trials_are_pruned_and_the_same_command_goes_on(
+def test_poor_trials_are_pruned_and_the_same_command_continues(
     search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = (RATES, *THRESHOLD)
@@ -116,7 +116,7 @@ def storage_of(sweep_dir: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_study_of_something_else_is_refused(
+def test_study_with_another_sweep_or_metric_is_refused(
     search: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ("stages=[data]", "hydra.sweeper.n_trials=1")
@@ -129,7 +129,7 @@ def test_a_study_of_something_else_is_refused(
     assert "hydra.sweeper.metric = loss: the study is about accuracy" in capsys.readouterr().err
 
 
-def test_settings_that_are_wrong_are_all_reported(sweeper: Sweeper, tmp_path: Path) -> None:
+def test_invalid_settings_are_all_reported(sweeper: Sweeper, tmp_path: Path) -> None:
     wrong = {"metric": "acuracy", "reports": "never", "n_trials": 0, "heartbeat_s": 0.5}
     with pytest.raises(RecipeError) as caught:
         read_settings({**sweeper, **wrong}, tmp_path)
@@ -141,7 +141,7 @@ def test_settings_that_are_wrong_are_all_reported(sweeper: Sweeper, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_database_that_is_not_there_is_named(sweeper: Sweeper, tmp_path: Path) -> None:
+def test_missing_database_is_reported(sweeper: Sweeper, tmp_path: Path) -> None:
     settings = read_settings({**sweeper, "storage": f"sqlite:///{tmp_path}/no/such.db"}, tmp_path)
     with pytest.raises(RunError, match=r"hydra.sweeper.storage = sqlite.*can't open the study"):
         open_study(settings, tmp_path)
@@ -157,7 +157,7 @@ def study(request: pytest.FixtureRequest, sweeper: Sweeper, tmp_path: Path) -> I
 
 
 @pytest.mark.slow
-def test_a_trial_whose_heart_stops_is_tried_again_but_not_for_ever(study: Any) -> None:
+def test_trial_without_heartbeats_is_retried_a_limited_number(study: Any) -> None:
     """The one whose heart beats goes on; the last try is not followed by another."""
     alive, dead = study.ask(SPACE), study.ask(SPACE)
     study._storage.record_heartbeat(dead._trial_id)
@@ -181,7 +181,7 @@ def await_states(study: Any, wanted: dict[str, int]) -> None:
         time.sleep(0.2)
 
 
-def test_a_lock_keeps_others_waiting(tmp_path: Path) -> None:
+def test_lock_blocks_other_owners(tmp_path: Path) -> None:
     ours, theirs, order = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock"), []
 
     def wait() -> None:
@@ -200,7 +200,7 @@ def test_a_lock_keeps_others_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_study_goes_on_with_its_trial_however_often_it_is_stopped(
+def test_stopped_study_continues_its_trial_after_any_number_of_stops(
     search: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No retry is left to a trial that is given up; a stop is none. It ends as one trial."""
@@ -222,7 +222,7 @@ def test_a_stopped_study_goes_on_with_its_trial_however_often_it_is_stopped(
 
 
 @pytest.mark.slow
-def test_a_signal_stops_a_study_whose_trial_is_pruned_just_then(
+def test_signal_stops_a_study_while_a_trial_is_pruned(
     search: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No further trial begins; the same command finds this one pruned."""
@@ -243,7 +243,7 @@ def test_a_signal_stops_a_study_whose_trial_is_pruned_just_then(
 
 
 @pytest.mark.slow
-def test_auto_goes_on_with_a_study_of_the_same_space_and_sampler(
+def test_auto_continues_a_study_of_the_same_space_and_sampler(
     search: Callable[..., int], tmp_path: Path
 ) -> None:
     """The space stands in `params`; how many trials there are to be is no part of the command."""
@@ -257,7 +257,7 @@ def test_auto_goes_on_with_a_study_of_the_same_space_and_sampler(
 
 
 @pytest.mark.slow
-def test_a_wrong_choice_is_reported_before_there_is_a_study(
+def test_invalid_choice_is_reported_before_the_study_is_created(
     search: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert search(RATES, "model=lenet5,lenet6") == 2
@@ -275,7 +275,7 @@ def test_a_wrong_choice_is_reported_before_there_is_a_study(
         (b" " * 2000, "must have at most 1,000 bytes"),
     ],
 )
-def test_a_journal_that_is_none_is_named(
+def test_invalid_journal_is_reported(
     content: bytes | None,
     told: str,
     sweeper: Sweeper,
@@ -292,7 +292,7 @@ def test_a_journal_that_is_none_is_named(
 
 
 @pytest.mark.slow
-def test_a_trial_that_was_half_requested_is_not_lost(study: Any, tmp_path: Path) -> None:
+def test_half_requested_trial_is_not_lost(study: Any, tmp_path: Path) -> None:
     """Its process died before the first heart-beat, also when it was a retry."""
     study.ask()
     settings: Any = None

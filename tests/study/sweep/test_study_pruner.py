@@ -13,7 +13,7 @@ from tests.step_rows import telemetry_of  # noqa: E402
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("loss", 1), ("accuracy", -1)])
-def test_the_mean_over_a_sink_leaves_out_steps_without_a_loss(metric: str, sign: int) -> None:
+def test_sink_mean_skips_steps_without_a_loss(metric: str, sign: int) -> None:
     """A sink in two chunks; one in which no step has a loss says that."""
     trial = optuna.create_study().ask()
     pruner = TrialPruner(trial, metric, by_evaluations=False)

@@ -55,7 +55,7 @@ def read_table(sweep_dir: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_wrong_leaves_the_others_alone(
+def test_invalid_job_does_not_affect_the_others(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Four jobs, one of which can't be: three are done, the table has all, the status is 2."""
@@ -100,7 +100,7 @@ BUILD = "stages=[data,build]"
 
 
 @pytest.mark.slow
-def test_every_combination_is_a_job(pipeline: Main, tmp_path: Path) -> None:
+def test_grid_has_a_job_per_combination(pipeline: Main, tmp_path: Path) -> None:
     assert pipeline("-m", BUILD, "seed=1,2", "train.steps=8,16") == 0
     (sweep_dir,) = sweeps(tmp_path)
     rows = read_table(sweep_dir)
@@ -125,7 +125,7 @@ def test_groups_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_directory_of_a_run_is_refused_for_a_sweep(
+def test_directory_of_a_run_is_refused_for_a_sweep(
     pipeline: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pipeline(BUILD, "hydra.run.dir=mine") == 0
@@ -134,7 +134,7 @@ def test_the_directory_of_a_run_is_refused_for_a_sweep(
 
 
 @pytest.mark.slow
-def test_a_sweep_may_be_given_its_directory(pipeline: Main, tmp_path: Path) -> None:
+def test_sweep_directory_can_be_named(pipeline: Main, tmp_path: Path) -> None:
     assert pipeline("-m", BUILD, "seed=1,2", "hydra.sweep.dir=mine") == 0
     assert len(read_table(tmp_path / "mine")) == 2
     assert sweeps(tmp_path) == []
@@ -149,7 +149,7 @@ def test_a_sweep_may_be_given_its_directory(pipeline: Main, tmp_path: Path) -> N
         ("${name}/${now:%Y}/${train.optimizer.name}", r"lenet5_digits/20\d\d/momentum"),
     ],
 )
-def test_a_directory_is_what_hydra_reads(
+def test_sweep_directory_is_parsed_as_by_hydra(
     written: str, meant: str, pipeline: Main, tmp_path: Path
 ) -> None:
     assert pipeline("-m", "stages=[data]", f"hydra.sweep.dir={written}") == 0
@@ -167,7 +167,7 @@ def test_a_directory_is_what_hydra_reads(
         ("${nope}", "hydra.sweep.dir: Interpolation key 'nope' not found"),
     ],
 )
-def test_what_is_no_directory_is_refused(
+def test_invalid_sweep_directory_is_refused(
     written: str, told: str, pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pipeline("-m", "stages=[data]", "seed=1,2", f"hydra.sweep.dir={written}") == 2
@@ -175,14 +175,14 @@ def test_what_is_no_directory_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_without_a_job_is_an_error(tmp_path: Path) -> None:
+def test_sweep_without_jobs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has no job of a sweep"):
         conclude(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_path: Path) -> None:
+def test_recipe_refused_while_building_has_exit_status_2(pipeline: Main, tmp_path: Path) -> None:
     """The status that the job alone would have had."""
     small = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
     assert main([*TINY, *small, BUILD]) == 2
@@ -199,7 +199,7 @@ def test_a_recipe_found_wrong_while_building_is_wrong_too(pipeline: Main, tmp_pa
         ("hydra.sweeper.params=3", "hydra.sweeper.params = 3: must be a section of keys"),
     ],
 )
-def test_what_cannot_be_composed_is_refused_before_any_job(
+def test_invalid_composition_is_refused_before_any_job(
     override: str,
     message: str,
     pipeline: Main,
@@ -224,13 +224,13 @@ def leave(folder: Path, summary: dict[str, Any] | None, **changed: Any) -> None:
         (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def test_jobs_are_read_in_their_order_whoever_ran_them(tmp_path: Path) -> None:
+def test_jobs_are_read_in_numeric_order(tmp_path: Path) -> None:
     for number in (10, 2, 0):
         leave(tmp_path / str(number), DONE, seed=number)
     assert [row.job for row in read_jobs(tmp_path)] == ["0", "2", "10"]
 
 
-def test_a_job_without_a_summary_waits_or_was_interrupted_or_is_running(tmp_path: Path) -> None:
+def test_job_without_a_summary_is_waiting_interrupted_or_running(tmp_path: Path) -> None:
     for number, summary in enumerate((None, None, None, DONE)):
         leave(tmp_path / str(number), summary, seed=number)
     (tmp_path / "1" / "recipe.yaml").touch()
@@ -241,7 +241,7 @@ def test_a_job_without_a_summary_waits_or_was_interrupted_or_is_running(tmp_path
     assert [file.name for file in tmp_path.glob("*.part")] == []
 
 
-def test_a_large_table_is_left_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_table_is_updated_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At one job a second, all tables of a sweep read a small multiple of its jobs."""
     file, read, done = tmp_path / "sweep.csv", list[int](), list[int]()
 
@@ -274,7 +274,7 @@ def test_a_large_table_is_left_for_a_while(tmp_path: Path, monkeypatch: pytest.M
         ([DONE, None], 1),
     ],
 )
-def test_the_exit_status_is_that_of_the_worst_job(
+def test_exit_status_is_that_of_the_worst_job(
     summaries: list[dict[str, Any] | None],
     status: int,
     tmp_path: Path,
@@ -287,7 +287,7 @@ def test_the_exit_status_is_that_of_the_worst_job(
     assert all((summary or {"status": "waiting"})["status"] in shown for summary in summaries)
 
 
-def test_jobs_of_other_processes_do_not_fail_a_shared_sweep(tmp_path: Path) -> None:
+def test_unfinished_jobs_of_others_do_not_fail_a_shared_sweep(tmp_path: Path) -> None:
     for number, summary in enumerate((DONE, None, None)):
         leave(tmp_path / str(number), summary, seed=number)
     with claim_job(tmp_path / "1"):
@@ -297,7 +297,7 @@ def test_jobs_of_other_processes_do_not_fail_a_shared_sweep(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_processes_of_a_launcher_share_the_jobs(cache: Path, tmp_path: Path) -> None:
+def test_launched_processes_share_the_jobs(cache: Path, tmp_path: Path) -> None:
     """The first one has no job left when the second one still trains."""
     lines = [tmp_path / f"{rank}.txt" for rank in range(2)]
     lengths = "train.steps=20,21,6000"
@@ -315,7 +315,7 @@ def test_processes_of_a_launcher_share_the_jobs(cache: Path, tmp_path: Path) -> 
     assert all("of rank_size 2" not in text for text in texts)
 
 
-def test_processes_of_a_launcher_must_name_the_directory_that_they_share(
+def test_launched_processes_without_a_sweep_directory_are_refused(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     for name, value in ENGINES["torchrun"](0, 2, 29_500).items():
@@ -327,7 +327,7 @@ def test_processes_of_a_launcher_must_name_the_directory_that_they_share(
 
 
 @pytest.mark.slow
-def test_the_processes_of_a_job_can_not_be_those_of_a_launcher(
+def test_launch_env_is_refused_in_a_sweep(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     for name, value in ENGINES["torchrun"](0, 2, 29_500).items():
@@ -337,7 +337,7 @@ def test_the_processes_of_a_job_can_not_be_those_of_a_launcher(
     assert "launch = env: must be auto, local or none in a sweep" in capsys.readouterr().err
 
 
-def test_the_table_shows_what_there_is_in_few_words(
+def test_printed_table_is_abbreviated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -353,7 +353,7 @@ def test_the_table_shows_what_there_is_in_few_words(
     assert "step ms" not in shown
 
 
-def test_the_table_of_an_emulated_device_can_be_read_in_80_columns(
+def test_emulated_device_table_fits_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -369,7 +369,7 @@ def test_the_table_of_an_emulated_device_can_be_read_in_80_columns(
     assert "…" not in shown
 
 
-def test_a_grid_ends_with_its_best_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grid_reports_its_best_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = [{"train_loss": 0.01}, {"accuracy": 0.7, "loss": 0.1}, {"accuracy": 0.9, "loss": 0.2}]
     for number, metrics in enumerate(results):
         leave(tmp_path / str(number), {**DONE, "metrics": metrics}, seed=number, **{"a.lr": 0.5})
@@ -379,7 +379,7 @@ def test_a_grid_ends_with_its_best_job(tmp_path: Path, capsys: pytest.CaptureFix
     assert last == "best: job 2, accuracy 0.9: seed=2, a.lr=0.5"
 
 
-def test_the_best_of_jobs_without_an_evaluation_has_the_smallest_loss(
+def test_best_job_without_evaluations_has_the_smallest_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, loss in enumerate((0.3, 0.1, float("nan"))):
@@ -388,7 +388,7 @@ def test_the_best_of_jobs_without_an_evaluation_has_the_smallest_loss(
     assert capsys.readouterr().out.splitlines()[-1] == "best: job 1, train_loss 0.1: seed=1"
 
 
-def test_a_study_names_its_best_trial_itself(
+def test_study_does_not_report_a_best_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(tmp_path / "0", {**DONE, "metrics": {"accuracy": 0.9}}, seed=1)
@@ -410,7 +410,7 @@ def test_a_study_names_its_best_trial_itself(
         ("train.batch_size=8", "job 0: train.batch_size = 8: was 16 in the run to resume"),
     ],
 )
-def test_a_directory_that_holds_another_sweep_is_refused(
+def test_directory_of_another_sweep_is_refused(
     override: str,
     told: str,
     two_jobs: Path,
@@ -437,7 +437,7 @@ def two_jobs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_done_again(
+def test_finished_jobs_are_not_repeated(
     two_jobs: Path, pipeline: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor what a sweep has more than before: job 2 alone is run."""
@@ -453,7 +453,7 @@ def test_what_is_done_is_not_done_again(
 
 
 @pytest.mark.slow
-def test_a_failed_job_is_tried_once_more_by_every_command(pipeline: Main, tmp_path: Path) -> None:
+def test_failed_job_is_retried_once_per_command(pipeline: Main, tmp_path: Path) -> None:
     sweep = ("-m", "stages=[data]", "train.sink_size=1,0", "hydra.sweep.dir=mine")
     assert pipeline(*sweep) == 2
     first = (tmp_path / "mine" / "1" / "summary.json").stat().st_mtime_ns
@@ -464,7 +464,7 @@ def test_a_failed_job_is_tried_once_more_by_every_command(pipeline: Main, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [".lock", "study.log", ".beats", "1"])
-def test_a_sweep_writes_through_no_link(
+def test_sweep_with_links_is_refused(
     name: str, pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A sweep's directory may be somebody else's, as that of a run may be."""
@@ -477,7 +477,7 @@ def test_a_sweep_writes_through_no_link(
 
 
 @pytest.mark.slow
-def test_a_folder_of_another_kind_is_made_no_job(
+def test_job_folder_with_other_files_is_refused(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine" / "1").mkdir(parents=True)
@@ -488,7 +488,7 @@ def test_a_folder_of_another_kind_is_made_no_job(
 
 
 @pytest.mark.slow
-def test_jobs_may_be_named_after_what_sets_them_apart(pipeline: Main, tmp_path: Path) -> None:
+def test_job_folders_can_be_named_by_overrides(pipeline: Main, tmp_path: Path) -> None:
     named = "hydra.sweep.subdir='seed ${seed}'"
     assert pipeline("-m", "stages=[data]", "seed=1,2", "hydra.sweep.dir=mine", named) == 0
     assert [row["job"] for row in read_table(tmp_path / "mine")] == ["seed 1", "seed 2"]
@@ -496,7 +496,7 @@ def test_jobs_may_be_named_after_what_sets_them_apart(pipeline: Main, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["same", "deep/${hydra.job.num}", ".."])
-def test_two_jobs_never_share_a_directory(
+def test_shared_job_directory_is_refused(
     name: str, pipeline: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subdir = f"hydra.sweep.subdir={name}"
@@ -505,7 +505,7 @@ def test_two_jobs_never_share_a_directory(
 
 
 @pytest.mark.slow
-def test_a_stopped_sweep_goes_on_where_it_was(
+def test_stopped_sweep_continues(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interrupted job from its checkpoint, in its directory; then those that never began."""
@@ -530,7 +530,7 @@ def terminate(*_: object) -> None:
 
 
 @pytest.mark.slow
-def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
+def test_auto_continues_the_newest_sweep_of_the_same_command(
     pipeline: Main, tmp_path: Path
 ) -> None:
     for seeds in ("1,2", "1,3", "1,2"):
@@ -539,7 +539,7 @@ def test_auto_goes_on_with_the_newest_sweep_of_the_same_command(
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
+def test_sweep_continues_with_other_data_only_if_allowed(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The key that allows it concerns resuming only, and makes no other sweep."""
@@ -558,7 +558,7 @@ def test_a_sweep_goes_on_with_other_data_only_where_that_is_allowed(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_started_again_names_the_existing_one(
+def test_repeated_sweep_reports_the_existing_one(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = []
@@ -569,7 +569,7 @@ def test_a_sweep_that_is_started_again_names_the_existing_one(
 
 
 @pytest.mark.slow
-def test_auto_asks_what_the_sweeper_was_to_do(pipeline: Main, tmp_path: Path) -> None:
+def test_auto_compares_the_settings_of_the_sweeper(pipeline: Main, tmp_path: Path) -> None:
     """Its `params` are part of the command; how many jobs it runs at a time is not."""
     for seed, size in ((1, 1), (2, 1), (1, 2)):
         asked = (f"hydra.sweeper.params={{seed: {seed}}}", f"hydra.sweeper.max_batch_size={size}")
@@ -579,14 +579,14 @@ def test_auto_asks_what_the_sweeper_was_to_do(pipeline: Main, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_joblib_runs_jobs_at_once(pipeline: Main, tmp_path: Path) -> None:
+def test_joblib_runs_concurrent_jobs(pipeline: Main, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install -e '.[dev]'")
     at_once = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=mine")
     assert pipeline("-m", "stages=[data]", "seed=1,2", *at_once) == 0
     assert [row["status"] for row in read_table(tmp_path / "mine")] == ["done", "done"]
 
 
-def test_a_sweep_goes_on_with_no_single_run(
+def test_sweep_never_continues_a_single_run(
     pipeline: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pipeline("-m", "stages=[data]", "seed=1,2", "train.resume=outputs/some") == 2
@@ -595,7 +595,7 @@ def test_a_sweep_goes_on_with_no_single_run(
 
 
 @pytest.mark.slow
-def test_a_signal_stops_the_sweep_and_not_only_its_job(
+def test_signal_stops_the_whole_sweep(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)
@@ -610,7 +610,7 @@ def test_a_signal_stops_the_sweep_and_not_only_its_job(
 
 
 @pytest.mark.slow
-def test_a_signal_that_comes_too_late_for_its_job_stops_the_sweep(
+def test_late_signal_stops_the_sweep_after_its_job(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the last dispatch of a job that has no further stage: it is done, no other begins."""
@@ -631,7 +631,7 @@ def test_recipes_can_be_swept(pipeline: Main, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sink_sizes_on_an_emulated_device_give_the_curve_of_amortisation(
+def test_swept_sink_sizes_have_an_amortisation_curve(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Priced, not trained; the processor that is there has nothing modelled to show."""
@@ -651,7 +651,7 @@ def test_sink_sizes_on_an_emulated_device_give_the_curve_of_amortisation(
     assert "modelled gain of longer sinks: outputs" in capsys.readouterr().out
 
 
-def test_every_combination_of_other_keys_has_a_curve(
+def test_amortisation_curve_per_combination_of_other_keys(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for job, (size, devices) in enumerate([(1, 1), (1, 8), (9, 1), (9, 8), (1, 64)]):
@@ -670,7 +670,7 @@ def test_every_combination_of_other_keys_has_a_curve(
     ("place", "devices", "gpus"),
     [({"LOCAL_RANK": "1"}, 1, "1"), ({"LOCAL_RANK": "1"}, 2, "2,3"), ({}, 1, None)],
 )
-def test_the_local_rank_chooses_the_gpus_of_a_shared_sweep(
+def test_local_rank_selects_the_gpus_of_a_shared_sweep(
     place: dict[str, str], devices: int, gpus: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {}
@@ -688,7 +688,7 @@ def test_the_local_rank_chooses_the_gpus_of_a_shared_sweep(
     assert settings == {}
 
 
-def test_jobs_of_a_sweep_end_at_different_times() -> None:
+def test_train_until_is_refused_in_a_sweep() -> None:
     with pytest.raises(RecipeError, match=r"until = 18:00: must be train\.minutes in a"):
         train_in_one_process(load_recipe("lenet5_digits", ["train.until=18:00"]))
     recipe = load_recipe("lenet5_digits", ["train.minutes=2"])

@@ -17,7 +17,7 @@ def _elements(markup: str) -> ElementTree.Element:
     return ElementTree.fromstring(closed)
 
 
-def test_a_curve_has_its_points_where_they_belong(tmp_path: Path) -> None:
+def test_curve_points_are_placed_correctly(tmp_path: Path) -> None:
     path = tmp_path / "curve.html"
     write_amortisation([(1000, 20.0), (1, 40.0), (10, 22.0)], path, title="Sinks & steps")
     root = _elements(path.read_text())
@@ -30,7 +30,7 @@ def test_a_curve_has_its_points_where_they_belong(tmp_path: Path) -> None:
     assert "2.00 times as fast" in path.read_text()
 
 
-def test_one_point_is_a_curve_as_well(tmp_path: Path) -> None:
+def test_curve_with_one_point(tmp_path: Path) -> None:
     write_amortisation([(1, 3.0)], tmp_path / "curve.html")
     assert (tmp_path / "curve.html").read_text().count("<circle") == 1
 
@@ -39,7 +39,7 @@ def test_one_point_is_a_curve_as_well(tmp_path: Path) -> None:
     ("points", "words"),
     [([], "must have a sink"), ([(0, 1.0)], "sink of 0 steps"), ([(1, float("nan"))], "at nan ms")],
 )
-def test_a_curve_of_nonsense_is_an_error(
+def test_invalid_curve_points_are_an_error(
     tmp_path: Path, points: list[tuple[int, float]], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):

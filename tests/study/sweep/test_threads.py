@@ -17,7 +17,7 @@ from pipeline.study.sweep.threads import (
     ("launcher", "jobs"),
     [({}, 1), ({"n_jobs": None}, 1), ({"n_jobs": 3}, 3), ({"n_jobs": -1}, 8), ({"n_jobs": -9}, 1)],
 )
-def test_how_many_jobs_a_launcher_runs_at_once(
+def test_jobs_at_once_of_a_launcher(
     launcher: dict[str, Any], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.study.sweep.threads.processors", lambda: 8)
@@ -25,7 +25,7 @@ def test_how_many_jobs_a_launcher_runs_at_once(
 
 
 @pytest.mark.parametrize(("jobs", "threads"), [(1, None), (2, "4"), (3, "2"), (20, "1")])
-def test_processors_are_shared_out(
+def test_processors_are_divided_among_jobs(
     jobs: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.study.sweep.threads.processors", lambda: 8)
@@ -56,7 +56,7 @@ RAY = {"_target_": "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"}
         ({}, 20, 1),
     ],
 )
-def test_jobs_in_processes_of_their_own_share_the_processors(
+def test_separate_processes_share_the_processors(
     launcher: dict[str, Any], given: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.study.sweep.threads.processors", lambda: 8)

@@ -58,7 +58,7 @@ def swept(command: tuple[Path, Callable[..., int]]) -> Path:
 
 
 @pytest.mark.slow
-def test_a_member_writes_what_it_writes_alone(
+def test_member_has_the_files_of_a_separate_run(
     swept: Path, command: tuple[Path, Callable[..., int]]
 ) -> None:
     """The same losses, evaluations and weights, bit for bit, and the same files."""
@@ -80,7 +80,7 @@ def test_a_member_writes_what_it_writes_alone(
 
 
 @pytest.mark.slow
-def test_a_member_that_diverges_leaves_its_place_to_others(swept: Path) -> None:
+def test_diverging_member_frees_its_slot(swept: Path) -> None:
     statuses = [outcome.read_summary(swept / str(job))["status"] for job in range(8)]
     assert statuses == ["done"] * 4 + ["failed"] * 4
     assert "Invalid loss" in outcome.read_summary(swept / "4")["reason"]
@@ -89,7 +89,7 @@ def test_a_member_that_diverges_leaves_its_place_to_others(swept: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_member_goes_on_and_finished_ones_stay(
+def test_interrupted_member_continues_and_finished_members_stay(
     swept: Path, command: tuple[Path, Callable[..., int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As by a sweep that is not vectorized, which the same directory could go on with."""
@@ -104,7 +104,7 @@ def test_an_interrupted_member_goes_on_and_finished_ones_stay(
 
 
 @pytest.mark.slow
-def test_what_can_not_be_is_refused(
+def test_invalid_vectorize_settings_are_refused(
     command: tuple[Path, Callable[..., int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, run = command
@@ -130,7 +130,7 @@ def test_too_little_memory_is_refused_with_the_number_that_fits(
     assert text.endswith("hydra.sweeper.vectorize=3 fits")
 
 
-def test_a_signal_reaches_members_and_none_begins_after_it() -> None:
+def test_signal_stops_members_and_starts_no_more() -> None:
     seen = []
 
     def member(signals: Signals) -> None:

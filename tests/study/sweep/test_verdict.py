@@ -31,7 +31,7 @@ def make_pairs(
     ]
 
 
-def test_a_better_side_has_its_interval_and_its_price_unpaired() -> None:
+def test_better_side_has_its_interval_and_unpaired_cost() -> None:
     verdict = judge(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018]), "accuracy")
     assert verdict.better == "B"
     assert verdict.is_final
@@ -41,7 +41,7 @@ def test_a_better_side_has_its_interval_and_its_price_unpaired() -> None:
     assert verdict.describe_split() is None
 
 
-def test_a_smaller_loss_is_better() -> None:
+def test_smaller_loss_is_better() -> None:
     pairs = make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018], "loss")
     verdict = judge(pairs, "loss")
     assert verdict.better == "A"
@@ -55,7 +55,7 @@ def test_later_pairs_do_not_change_a_verdict() -> None:
     assert judge(decided, "accuracy") == judge(decided + make_pairs([-1.0, 1.0]), "accuracy")
 
 
-def test_no_difference_names_the_largest_that_is_possible() -> None:
+def test_undecided_verdict_names_the_largest_possible_difference() -> None:
     verdict = judge(make_pairs([0.02, -0.02, 0.01, -0.01, 0.02, -0.03, 0.01]), "accuracy")
     assert verdict.better is None
     assert not verdict.is_final
@@ -63,14 +63,14 @@ def test_no_difference_names_the_largest_that_is_possible() -> None:
     assert "pairs: keep A" in str(verdict)
 
 
-def test_the_evaluation_split_may_be_the_limit() -> None:
+def test_verdict_reports_the_split_uncertainty() -> None:
     verdict = judge(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018], count=100), "accuracy")
     share = 0.915
     assert verdict.split_error == pytest.approx(1.96 * (share * (1 - share) / 100) ** 0.5)
     assert "its 100 samples leave accuracy uncertain by 0.055" in str(verdict.describe_split())
 
 
-def test_equal_bits_are_exactly_zero() -> None:
+def test_identical_metrics_have_a_difference_of_exactly_zero() -> None:
     verdict = judge(make_pairs([0.0] * 6), "accuracy")
     assert verdict.is_final
     assert str(verdict) == "the difference is exactly 0 in all metrics after 6 pairs: keep A"
@@ -78,7 +78,7 @@ def test_equal_bits_are_exactly_zero() -> None:
     assert (facts["low"], facts["high"], facts["better"]) == (0.0, 0.0, None)
 
 
-def test_an_equal_metric_is_not_equal_bits() -> None:
+def test_one_equal_metric_is_not_identical_metrics() -> None:
     pairs = make_pairs([0.0] * 6)
     other = JobSummary(status="done", metrics={**pairs[0][1].metrics, "loss": 1.0})
     verdict = judge([(pairs[0][0], other), *pairs[1:]], "accuracy")
@@ -87,7 +87,7 @@ def test_an_equal_metric_is_not_equal_bits() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_few_pairs_have_no_verdict(count: int) -> None:
+def test_verdict_requires_six_pairs(count: int) -> None:
     verdict = judge(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022][:count]), "accuracy")
     assert str(verdict) == f"no verdict after {count} pair{'s' * (count > 1)}: it takes at least 6"
     assert json.loads(json_text(verdict.to_dict()))["low"] is None
@@ -101,7 +101,7 @@ def write_job(sweep: Path, number: int, summary: dict[str, Any] | None) -> None:
         (folder / SUMMARY).write_text(json.dumps(summary))
 
 
-def test_pairs_count_up_to_the_first_that_is_not_done(tmp_path: Path) -> None:
+def test_pairs_count_up_to_the_first_unfinished_one(tmp_path: Path) -> None:
     done = {"status": "done", "metrics": {"accuracy": 0.5}}
     assert read_verdict(tmp_path, None) == "no verdict: no pair is done"
     for number in range(7):
@@ -118,7 +118,7 @@ def test_pairs_count_up_to_the_first_that_is_not_done(tmp_path: Path) -> None:
         read_verdict(tmp_path, "los")
 
 
-def test_a_failed_job_is_named(tmp_path: Path) -> None:
+def test_failed_job_is_reported(tmp_path: Path) -> None:
     write_job(tmp_path, 0, {"status": "done", "metrics": {"accuracy": 0.5}})
     write_job(tmp_path, 1, {"status": "failed", "reason": "Invalid loss"})
     assert read_verdict(tmp_path, None) == (
@@ -126,7 +126,7 @@ def test_a_failed_job_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_failure_after_the_deciding_pair_does_not_count(tmp_path: Path) -> None:
+def test_failure_after_the_deciding_pair_is_ignored(tmp_path: Path) -> None:
     for number in range(12):
         metrics = {"accuracy": 0.5 + 0.1 * (number % 2) + 0.001 * (number % 3)}
         write_job(tmp_path, number, {"status": "done", "metrics": metrics})

@@ -80,7 +80,7 @@ def directions(optimizer, params, gradients):
 @pytest.mark.parametrize(
     ("name", "spec"), [(spec.model_fields["name"].default, spec) for spec in SPECS]
 )
-def test_conf_gives_every_key_of_the_spec(name, spec):
+def test_conf_has_every_key_of_the_spec(name, spec):
     written = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     assert spec.model_validate(written).model_dump(mode="json") == written
     assert (CONF / f"{name}.yaml").read_text().startswith("# @package train.optimizer\n")
@@ -101,7 +101,7 @@ def test_twenty_steps_match_optax(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), params, expected)
 
 
-def test_momentum_gives_hand_worked_numbers():
+def test_momentum_matches_hand_computed_values():
     """p 1, g 0.5 twice: v 0.6, p 0.97; then v 0.9 * 0.6 + 0.5 + 0.1 * 0.97."""
     plain = Momentum(**COMMON, momentum=0.9, nesterov=False).build()
     np.testing.assert_allclose(directions(plain, 1.0, [0.5, 0.5]), [0.6, 1.137], rtol=1e-6)
@@ -166,7 +166,7 @@ def test_last_matching_rule_sets_the_decay(rules, expected):
     assert decay_rates(0.5, *rules) == dict(zip(names, expected, strict=True))
 
 
-def test_rules_reach_the_optimizer_from_the_recipe():
+def test_decay_rules_of_a_spec_reach_the_optimizer():
     spec = Sgd.model_validate(
         {
             "lr": LR,
@@ -181,7 +181,7 @@ def test_rules_reach_the_optimizer_from_the_recipe():
 
 
 @pytest.mark.parametrize("spec", [pair[0] for pair in SAME_AS_OPTAX.values()])
-def test_pattern_that_matches_nothing_is_refused_at_init(spec):
+def test_pattern_without_a_match_is_refused_at_init(spec):
     rules = (
         DecayRule(pattern="*/kernel", weight_decay=0.0),
         DecayRule(pattern="bias", weight_decay=0.0),
@@ -195,7 +195,7 @@ def test_pattern_that_matches_nothing_is_refused_at_init(spec):
         optimizer.init(some_params())
 
 
-def test_refusal_shows_the_scopes():
+def test_unmatched_pattern_error_lists_the_scopes():
     decay = add_weight_decay(0.1, [DecayRule(pattern="x", weight_decay=0.0)])
     with pytest.raises(ValueError, match=r"parameters in a, b, c, d, e, f, such as a$"):
         decay.init({name: jnp.zeros(1) for name in "abcdef"})

@@ -33,6 +33,6 @@ def test_norm_and_value_together_are_refused():
 
 
 @pytest.mark.parametrize("field", ["norm", "value"])
-def test_clipping_to_nothing_is_refused(field):
+def test_clipping_to_zero_is_refused(field):
     with pytest.raises(ValidationError, match=field):
         ClipSpec.model_validate({"norm": None, "value": None} | {field: 0.0})

@@ -110,7 +110,7 @@ def test_muon_makes_kernels_nearly_orthogonal() -> None:
 
 
 @pytest.mark.slow
-def test_an_array_of_zeros_moves_by_the_plain_gradient() -> None:
+def test_zero_array_is_updated_by_the_plain_gradient() -> None:
     """Its norm would make the rate 0 for ever; fresh biases start there."""
     params, gradients = {"bias": jnp.zeros(3)}, {"bias": jnp.float32([1.0, -2.0, 0.5])}
     optimizer = LARS.build()

@@ -45,7 +45,9 @@ def alone() -> ParallelSpec:
         ),
     ],
 )
-def test_settings_of_jax(name: str, value: Any, message: str, alone: ParallelSpec) -> None:
+def test_conflicting_jax_settings_are_refused(
+    name: str, value: Any, message: str, alone: ParallelSpec
+) -> None:
     before = getattr(jax.config, name)
     jax.config.update(name, value)
     try:
@@ -59,7 +61,7 @@ def test_settings_of_jax(name: str, value: Any, message: str, alone: ParallelSpe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cuda", "banana"])
-def test_a_platform_that_jax_can_not_open(platform: str) -> None:
+def test_unavailable_jax_platform_is_reported(platform: str) -> None:
     """JAX fails by an AssertionError without words at the first."""
     ended = subprocess.run(
         [sys.executable, "-c", OPEN],

@@ -39,7 +39,7 @@ def add_by_hand(terms: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 24), seed=st.integers(0, 2**16), stacked=st.booleans())
-def test_leaves_are_added_in_the_order_of_the_tree(count: int, seed: int, stacked: bool) -> None:
+def test_leaves_are_added_in_tree_order(count: int, seed: int, stacked: bool) -> None:
     """Where terms are kept side by side, and where there is no room for that."""
     terms = jnp.asarray(terms_of(count, seed))
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +49,7 @@ def test_leaves_are_added_in_the_order_of_the_tree(count: int, seed: int, stacke
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
-def test_devices_go_on_with_the_tree(devices: int) -> None:
+def test_devices_continue_the_tree(devices: int) -> None:
     """Each adds its own terms, then all together: as if one had added everything."""
     terms, counts = terms_of(8, seed=3), np.arange(8, dtype=np.int32) + 2**30 // 8
     own = 8 // devices

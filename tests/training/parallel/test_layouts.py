@@ -81,7 +81,7 @@ def test_shards_of_one_sample_have_the_same_bits(tiny: Compose, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("feed", "numbers"), [("resident", (2, 4, 8)), ("stream", (8,))])
-def test_every_number_of_devices_has_the_same_bits(
+def test_any_number_of_devices_has_the_same_bits(
     tiny: Compose, tmp_path: Path, feed: str, numbers: tuple[int, ...]
 ) -> None:
     """With batch norm, dropout, accumulation, a dynamic loss scale and an average of weights."""
@@ -105,7 +105,7 @@ def test_curvature_has_the_same_bits(tiny: Compose, tmp_path: Path, groups: str)
 
 
 @pytest.mark.slow
-def test_curvature_of_devices_is_that_of_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+def test_sharded_curvature_matches_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
     """Inverses after a refresh at step 1, and losses of the steps that use them."""
     fixed = (*SHORT[:-1], "optimizer=thor", "train.steps=3", "checkpoint.every_steps=3")
     whole = train(tiny, tmp_path / "whole", fixed)
@@ -123,7 +123,7 @@ def test_curvature_of_devices_is_that_of_the_whole_batch(tiny: Compose, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_devices(tiny: Compose, tmp_path: Path) -> None:
+def test_run_continues_on_other_devices(tiny: Compose, tmp_path: Path) -> None:
     """Stopped on two devices, resumed on eight: as one that was never stopped, on one."""
     fixed = (*EVERYTHING, *SHORT)
     whole = train(tiny, tmp_path / "whole", [*fixed, "parallel.devices=1"])
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_other_devices(tiny: Compose, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_labels_to_ignore_count_for_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+def test_ignored_labels_are_counted_over_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
     """The mean is over the valid labels of all shards, not of each."""
     fixed = (*MLP, *SHORT, "dataset.ignore_index=3")
     sharded = train(tiny, tmp_path / "shards", [*fixed, "parallel.devices=2"])
@@ -150,7 +150,7 @@ def test_labels_to_ignore_count_for_the_whole_batch(tiny: Compose, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_added_gradients_are_as_many_times_larger(tiny: Compose, tmp_path: Path) -> None:
+def test_added_gradients_are_larger_by_the_number_of_devices(tiny: Compose, tmp_path: Path) -> None:
     """X-03: `mirror_mean` false adds the gradients of devices that averages would divide."""
     fixed = (*MLP, *SHORT, "parallel.devices=4")
     mean = train(tiny, tmp_path / "mean", fixed)[0][0][0]
@@ -160,7 +160,7 @@ def test_added_gradients_are_as_many_times_larger(tiny: Compose, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_plain_sums_are_close(tiny: Compose, tmp_path: Path) -> None:
+def test_layout_sums_are_close_to_exact_ones(tiny: Compose, tmp_path: Path) -> None:
     fixed = (*MLP, *SHORT, "parallel.devices=4")
     exact = train(tiny, tmp_path / "exact", fixed)[0][0]
     layout = train(tiny, tmp_path / "layout", [*fixed, "parallel.reproducible=layout"])[0][0]
@@ -168,16 +168,14 @@ def test_plain_sums_are_close(tiny: Compose, tmp_path: Path) -> None:
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-def test_devices_that_are_not_there(tiny: Compose, tmp_path: Path) -> None:
+def test_missing_devices_are_refused(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(*MLP, *SHORT, "device=gpu", "parallel.devices=2", "train.precision=O0")
     with pytest.raises(RunError, match=r"parallel.devices = 2: 2 devices are needed, and JAX sees"):
         run(recipe, tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_batch_norm_of_all_devices_is_that_of_the_whole_batch(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_synchronised_batch_norm_matches_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
     """Statistics, losses and gradients of four devices are those of one that has the batch."""
     layers = (
         "model=layers",
@@ -195,7 +193,7 @@ def test_batch_norm_of_all_devices_is_that_of_the_whole_batch(
 
 
 @pytest.mark.slow
-def test_parameters_that_devices_share(tiny: Compose, tmp_path: Path) -> None:
+def test_sharded_parameters_train_as_on_one_device(tiny: Compose, tmp_path: Path) -> None:
     """Two layers sharded along a second axis, as Megatron shards them, train as one device does."""
     sharding = (
         "parallel.mode=semi_auto",
@@ -218,9 +216,7 @@ CLIPPED = ("optimizer=adam", "train.optimizer.lr=0.01", "train.clip.norm=0.5")
 
 
 @pytest.mark.slow
-def test_devices_that_share_the_state_have_the_bits_of_data_parallelism(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_fsdp_has_the_bits_of_data_parallelism(tiny: Compose, tmp_path: Path) -> None:
     """At sinks of 1 step, 7 and all, with Adam, clipping, batch norm, dropout and an average."""
     fixed = (*EVERYTHING, *SHORT, *CLIPPED)
     data = train(tiny, tmp_path / "data", [*fixed, "parallel.devices=8"])
@@ -231,7 +227,7 @@ def test_devices_that_share_the_state_have_the_bits_of_data_parallelism(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["layout", "exact"])
-def test_norms_of_a_shared_state_have_the_bits_of_data_parallelism(
+def test_fsdp_norms_have_the_bits_of_data_parallelism(
     tiny: Compose, tmp_path: Path, how: str
 ) -> None:
     """LAMB scales by norms of whole arrays of the state; 4 devices can't share 10 biases."""
@@ -243,9 +239,7 @@ def test_norms_of_a_shared_state_have_the_bits_of_data_parallelism(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_whether_or_not_devices_share_the_state(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_run_continues_with_and_without_a_shared_state(tiny: Compose, tmp_path: Path) -> None:
     """Data parallel, shared, on one device without a mode, and shared by others."""
     fixed = (*MLP, *SHORT[:-1], *CLIPPED, "train.ema.decay=0.9", "checkpoint.every_steps=5")
     whole = train(tiny, tmp_path / "whole", [*fixed, "parallel.mode=data", "parallel.devices=2"])
@@ -268,7 +262,7 @@ def test_a_run_goes_on_whether_or_not_devices_share_the_state(
 
 
 @pytest.mark.slow
-def test_no_device_has_the_whole_state(tiny: Compose) -> None:
+def test_fsdp_devices_have_parts_of_the_state(tiny: Compose) -> None:
     """8 devices have at most a seventh each; a step gathers weights and gradients, nothing else."""
     recipe = tiny("parallel.mode=fsdp", "parallel.devices=8", "optimizer=adam")
     reporter = Reporter()

@@ -15,12 +15,12 @@ DROPOUT = jax.random.key(3)
 
 
 @pytest.mark.parametrize(("count", "parts", "size"), [(1, 1, 24), (3, 1, 8), (3, 4, 2)])
-def test_sizes_multiply_to_the_batch(count: int, parts: int, size: int) -> None:
+def test_microbatch_sizes_multiply_to_the_batch(count: int, parts: int, size: int) -> None:
     assert compute_microbatch_size(24, count, parts) == size
     assert compute_batch_multiple(count, parts) * size == 24
 
 
-def test_samples_are_those_of_the_batch_in_order() -> None:
+def test_samples_are_in_batch_order() -> None:
     samples = {"image": np.arange(24).reshape(6, 2, 2), "label": np.arange(6)}
     stacked, _ = stack_microbatches(samples, DROPOUT, 3)
     for index in range(3):
@@ -29,13 +29,13 @@ def test_samples_are_those_of_the_batch_in_order() -> None:
             np.testing.assert_array_equal(stacked[name][index], array[positions])
 
 
-def test_each_microbatch_draws_by_its_number() -> None:
+def test_microbatch_key_is_derived_from_its_number() -> None:
     _, keys = stack_microbatches(np.zeros(6), DROPOUT, 3)
     expected = [jax.random.key_data(jax.random.fold_in(DROPOUT, i)) for i in range(3)]
     np.testing.assert_array_equal(jax.random.key_data(keys), np.stack(expected))
 
 
-def test_a_single_microbatch_is_the_batch_with_its_key() -> None:
+def test_single_microbatch_is_the_batch_with_its_key() -> None:
     samples, keys = stack_microbatches(np.arange(6), DROPOUT, 1)
     np.testing.assert_array_equal(samples[0], np.arange(6))
     assert keys[0] == DROPOUT

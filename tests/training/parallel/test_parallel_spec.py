@@ -19,20 +19,20 @@ from tests.training.parallel.test_shards import parallel
         ({"devices": None, "mesh": {"data": 2, "model": 3}}, {"data": 2, "model": 3}, 6),
     ],
 )
-def test_devices_stand_along_the_axes(
+def test_mesh_sizes_and_number_of_devices(
     fields: dict[str, Any], sizes: dict[str, int], devices: int
 ) -> None:
     spec = parallel(**fields)
     assert (spec.mesh_sizes, spec.num_devices) == (sizes, devices)
 
 
-def test_a_batch_has_a_part_for_each_device_of_its_axes() -> None:
+def test_batch_parts_are_devices_of_the_batch_axes() -> None:
     mesh = MeshSpec(data=2, model=3)
     assert parallel(mesh=mesh).batch_parts == 2
     assert parallel(mesh=mesh, batch_axes=("data", "model")).batch_parts == 6
 
 
-def test_entries_are_the_axes_of_each_dimension() -> None:
+def test_entries_list_the_axes_of_each_dimension() -> None:
     rule = ShardingSpec(pattern="dense_*/kernel", axes=("model", None, ("data",)))
     assert rule.entries == (("model",), (), ("data",))
 
@@ -45,12 +45,12 @@ def test_entries_are_the_axes_of_each_dimension() -> None:
         (("rows",), "Input should be"),
     ],
 )
-def test_a_rule_that_no_mesh_has_is_refused(axes: Any, message: str) -> None:
+def test_invalid_sharding_rule_is_refused(axes: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ShardingSpec(pattern="dense", axes=axes)
 
 
 @pytest.mark.parametrize("size", [0, MAX_DEVICES + 1])
-def test_a_mesh_has_possible_sizes(size: int) -> None:
+def test_impossible_mesh_size_is_refused(size: int) -> None:
     with pytest.raises(ValidationError):
         MeshSpec(data=size)

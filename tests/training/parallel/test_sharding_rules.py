@@ -34,7 +34,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("specs", REFUSED)
-def test_shardings_that_do_not_fit(tiny: Callable[..., Recipe], specs: str) -> None:
+def test_shardings_that_do_not_fit_are_refused(tiny: Callable[..., Recipe], specs: str) -> None:
     recipe, reporter = tiny(*SHARED, f"parallel.specs={specs}"), Reporter()
     with pytest.raises(RecipeError) as refused:
         build(recipe, load_data(recipe, reporter), reporter)
@@ -52,14 +52,16 @@ CONSTRAINED = {
 
 
 @pytest.mark.parametrize("constraints", CONSTRAINED)
-def test_constraints_that_shard_nothing(tiny: Callable[..., Recipe], constraints: str) -> None:
+def test_constraints_without_effect_are_refused(
+    tiny: Callable[..., Recipe], constraints: str
+) -> None:
     recipe, reporter = tiny(*SHARED, f"parallel.constraints={constraints}"), Reporter()
     with pytest.raises(RecipeError) as refused:
         build(recipe, load_data(recipe, reporter), reporter)
     assert CONSTRAINED[constraints] in str(refused.value)
 
 
-def test_a_constraint_of_some_layers_is_enough(tiny: Callable[..., Recipe]) -> None:
+def test_constraint_on_some_layers_is_accepted(tiny: Callable[..., Recipe]) -> None:
     constraints = "parallel.constraints=[{pattern: dense_*, axes: [model, null]}]"
     recipe, reporter = tiny(*SHARED, constraints), Reporter()
     step = build(recipe, load_data(recipe, reporter), reporter)
@@ -68,5 +70,5 @@ def test_a_constraint_of_some_layers_is_enough(tiny: Callable[..., Recipe]) -> N
     assert step.parameters > 0, "the network was traced and nothing was refused"
 
 
-def test_axes_have_their_names_in_one_place() -> None:
+def test_mesh_axis_names_agree() -> None:
     assert tuple(MeshSpec.model_fields) == tuple(field.name for field in fields(Mesh)) == AXES

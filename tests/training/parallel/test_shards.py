@@ -33,9 +33,7 @@ def parallel(**fields: Any) -> ParallelSpec:
 
 
 @given(batch=st.integers(1, 1024), power=st.integers(0, 3))
-def test_default_shards_are_equal_parts_of_a_batch_on_up_to_8_devices(
-    batch: int, power: int
-) -> None:
+def test_default_shards_divide_the_batch_on_up_to_8_devices(batch: int, power: int) -> None:
     devices = 2**power
     shards = choose_num_shards(batch, devices)
     assert shards % devices == 0
@@ -52,24 +50,24 @@ def test_exact_shards_are_the_same_on_any_number_of_devices() -> None:
     assert (paired.count, paired.axis, paired.per_device) == (8, "data", 4)
 
 
-def test_gradients_that_are_added_have_a_factor() -> None:
+def test_added_gradients_have_a_factor() -> None:
     shards = make_shards(parallel(devices=4, mirror_mean=False), 64, 4)
     assert shards is not None
     assert shards.factor == 4
 
 
-def test_close_has_one_shard_a_device() -> None:
+def test_reproducible_close_has_one_shard_per_device() -> None:
     shards = make_shards(parallel(reproducible="close", sync_batch_norm=True), 64, 2)
     assert shards is not None
     assert (shards.count, shards.add, shards.sync_batch_norm) == (2, "psum", True)
     assert make_shards(parallel(reproducible="close"), 64, 1) is None
 
 
-def test_a_batch_without_parts_stays_whole() -> None:
+def test_batch_without_parts_is_not_sharded() -> None:
     assert make_shards(parallel(mode="none"), 64, 1) is None
     assert make_shards(parallel(shards=1, devices=1), 64, 1) is None
 
 
-def test_devices_take_equal_numbers_of_shards() -> None:
+def test_shards_indivisible_by_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="4 shards can't be divided among 3 devices"):
         make_shards(parallel(shards=4, devices=3), 64, 3)

@@ -39,9 +39,7 @@ class State:
 @given(
     shape=st.lists(st.integers(0, 40), max_size=4).map(tuple), devices=st.sampled_from([1, 2, 6, 8])
 )
-def test_devices_share_the_largest_dimension_that_they_divide(
-    shape: tuple[int, ...], devices: int
-) -> None:
+def test_largest_divisible_dimension_is_sharded(shape: tuple[int, ...], devices: int) -> None:
     dimension = find_shared_dimension(shape, devices)
     divided = [size for size in shape if size and size % devices == 0]
     if dimension is None:
@@ -114,7 +112,7 @@ OPTIMIZERS = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs_of_module")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_update_of_parts_has_the_bits_of_the_whole(name: str) -> None:
+def test_sharded_update_has_the_bits_of_the_whole(name: str) -> None:
     """For updates on parts, and for others, which read whole arrays."""
     whole, _ = run_updates(OPTIMIZERS[name], shares=False)
     parts, text = run_updates(OPTIMIZERS[name], shares=True)

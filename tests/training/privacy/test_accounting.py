@@ -20,7 +20,7 @@ def make_accounting(
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_epsilon_is_that_of_dp_accounting(accountant: str) -> None:
+def test_epsilon_matches_dp_accounting(accountant: str) -> None:
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(256 / 60000, dp_accounting.GaussianDpEvent(1.1)), STEPS
     )
@@ -32,7 +32,7 @@ def test_epsilon_is_that_of_dp_accounting(accountant: str) -> None:
     assert accounting.compute_epsilon(1.1, 0) == 0
 
 
-def test_a_fixed_order_spends_more_than_poisson_sampling() -> None:
+def test_fixed_order_spends_more_than_poisson_sampling() -> None:
     """Planted mistake: a fixed order that is accounted for as Poisson sampling."""
     fixed = make_accounting("fixed")
     event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(1.1 / 2), 2)
@@ -43,24 +43,24 @@ def test_a_fixed_order_spends_more_than_poisson_sampling() -> None:
 
 
 @pytest.mark.parametrize("accountant", ["rdp", pytest.param("pld", marks=pytest.mark.slow)])
-def test_the_noise_for_an_epsilon_is_the_least(accountant: str) -> None:
+def test_noise_for_an_epsilon_is_minimal(accountant: str) -> None:
     accounting = make_accounting(accountant=accountant)
     noise = accounting.find_noise(0.5, STEPS)
     assert accounting.compute_epsilon(noise, STEPS) <= 0.5
     assert accounting.compute_epsilon(noise * 0.999, STEPS) > 0.5
 
 
-def test_an_epsilon_that_no_noise_reaches() -> None:
+def test_unreachable_epsilon_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no noise up to 10,000 reaches it in 200 steps"):
         make_accounting("fixed").find_noise(1e-9, STEPS)
 
 
-def test_an_epsilon_that_protects_nothing() -> None:
+def test_meaningless_epsilon_is_refused() -> None:
     with pytest.raises(ValueError, match="after 200 steps, which protects nothing"):
         make_accounting().require_meaningful(0.05, STEPS)
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dp_accounting_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(
         ValueError, match=r"needs dp-accounting: pip install 'recipe-pipeline\[privacy\]'"

@@ -29,7 +29,7 @@ def test_draws_are_standard_normal() -> None:
     assert abs(neighbours) < 0.01
 
 
-def test_no_draw_is_used_twice() -> None:
+def test_draws_differ_by_step_parameter_and_key() -> None:
     """Noise differs for each step and parameter, and doesn't depend on the number of draws."""
     first = np.asarray(draw(KEY, 5, 1, 64))
     for key, step, number in ((KEY, 6, 1), (KEY, 5, 2), (KEY + jnp.uint32(1), 5, 1)):
@@ -51,7 +51,7 @@ def test_noise_has_the_deviation_of_the_rule() -> None:
     assert abs(np.corrcoef(noisy["a"], noisy["b"].ravel())[0, 1]) < 0.02
 
 
-def test_the_share_within_the_clip_moves_it() -> None:
+def test_clip_adapts_to_the_share_within_it() -> None:
     rule = PrivacyRule(1_000_000, 1.0, AdaptiveClip(quantile=0.5, rate=0.2))
     privacy = PrivacyState(KEY, jnp.float32(1.0), jnp.float32(1.0))
     for within, sign in ((900_000, -1), (100_000, 1)):
@@ -62,7 +62,7 @@ def test_the_share_within_the_clip_moves_it() -> None:
     assert adapt_clip(fixed, privacy, jnp.int32(0), jnp.float32(1), jnp.int32(2)) is privacy
 
 
-def test_the_noise_of_the_count_is_paid_for() -> None:
+def test_noise_increases_to_pay_for_the_noisy_count() -> None:
     noise = split_noise(1.1, 50.0)
     assert noise > 1.1
     assert noise**-2 + (2 * 50.0) ** -2 == pytest.approx(1.1**-2)

@@ -15,7 +15,7 @@ def make_budget(steps: int = 20, **settings: object) -> Budget:
     return Budget(PrivacySpec.model_validate(tree), make_order(), steps)
 
 
-def test_a_budget_is_described() -> None:
+def test_budget_is_described() -> None:
     budget = make_budget()
     assert budget.rule.expected_batch_size == 40
     line = str(budget)
@@ -27,7 +27,7 @@ def test_a_budget_is_described() -> None:
     assert make_budget(seed=3).summarize(0) == {**figures, "private": False, "epsilon": 0.0}
 
 
-def test_noise_for_an_epsilon_is_a_float32_that_suffices() -> None:
+def test_noise_for_an_epsilon_suffices() -> None:
     budget = make_budget(noise=None, epsilon=2.0)
     assert budget.compute_epsilon(20) <= 2.0
     assert budget.rule.adaptive is None

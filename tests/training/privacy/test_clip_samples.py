@@ -138,7 +138,7 @@ LABELS = np.array([0, 2, 1, 1, 0])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_clipped_sums_are_those_of_each_sample(name: str) -> None:
+def test_clipped_sums_match_per_sample_gradients(name: str) -> None:
     _, every, each = sum_by_network(CASES[name], 1e9, MASK, LABELS)
     flat = np.concatenate([np.reshape(leaf, (SAMPLES, -1)) for leaf in jax.tree.leaves(each)], 1)
     norms = np.linalg.norm(flat, axis=1)
@@ -160,7 +160,7 @@ def require_weighted_sum(clipped: ClippedSum, each: Any, weights: np.ndarray) ->
         np.testing.assert_allclose(sums[path], expected, rtol=2e-4, atol=1e-6)
 
 
-def test_the_sum_is_that_of_optax() -> None:
+def test_clipped_sum_matches_optax() -> None:
     mask = np.ones(SAMPLES, bool)
     params, clipped, each = sum_by_network(CASES["conv"], 0.3, mask, LABELS)
     aggregate = optax.contrib.differentially_private_aggregate(
@@ -171,7 +171,7 @@ def test_the_sum_is_that_of_optax() -> None:
         np.testing.assert_allclose(ours, SAMPLES * theirs, atol=1e-6)
 
 
-def test_a_sample_that_is_not_finite_counts_as_nothing() -> None:
+def test_non_finite_sample_has_weight_zero() -> None:
     """Planted mistake: a gradient that isn't finite left unclipped."""
     case = CASES["conv"]
     module, variables, images = case.build()
@@ -190,7 +190,7 @@ def test_a_sample_that_is_not_finite_counts_as_nothing() -> None:
     assert 0 < total <= 3 * 0.5 + 1e-5
 
 
-def test_frozen_parameters_have_no_part_in_the_norm() -> None:
+def test_frozen_parameters_are_excluded_from_the_norm() -> None:
     module, variables, images = CASES["conv"].build()
 
     def add(params: Any) -> tuple[Any, None]:
@@ -205,7 +205,7 @@ def test_frozen_parameters_have_no_part_in_the_norm() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), clipped.values, expected)
 
 
-def test_a_layer_around_others_is_refused() -> None:
+def test_layer_around_others_is_refused() -> None:
     tied = layer("tied_embedding", vocabulary=7, features=4, body=(layer("layer_norm"),))
     module, variables, images = Case((tied,), (3, 1, 1), tokens=True).build()
 

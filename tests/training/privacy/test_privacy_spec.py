@@ -33,7 +33,7 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_section(tiny: Callable[..., Recipe], name: str) -> None:
+def test_invalid_privacy_section_is_refused(tiny: Callable[..., Recipe], name: str) -> None:
     section, problem = SECTIONS[name]
     with pytest.raises(RecipeError) as error:
         tiny(f"+privacy={section}")

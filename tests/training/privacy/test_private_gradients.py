@@ -48,7 +48,7 @@ def sum_batch(config: StepConfig, batch: Batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("left_out", range(BATCH))
-def test_a_sample_changes_the_sum_by_the_clip_at_most(left_out: int) -> None:
+def test_sample_changes_the_sum_by_at_most_the_clip(left_out: int) -> None:
     """Planted mistakes: clipping after the mean, and samples that depend on each other."""
     config = make_private()
     batch = make_batch()
@@ -61,7 +61,7 @@ def test_a_sample_changes_the_sum_by_the_clip_at_most(left_out: int) -> None:
     assert change == pytest.approx(CLIP, rel=1e-4)
 
 
-def test_microbatches_clip_samples_and_not_their_sums() -> None:
+def test_microbatches_clip_samples_instead_of_their_sums() -> None:
     """Planted mistake: accumulation that clips each microbatch."""
     batch = make_batch(samples=8)
     whole = sum_batch(make_private(), batch)
@@ -70,7 +70,7 @@ def test_microbatches_clip_samples_and_not_their_sums() -> None:
         np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
 
 
-def test_the_divisor_is_not_the_number_of_drawn_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divisor_is_the_expected_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted mistake: dividing by the drawn batch."""
     monkeypatch.setattr(add_noise, "draw_normals", lambda key, step, number, size: jnp.zeros(size))
     config = make_private(optimizer=make_plain_optimizer())
@@ -91,7 +91,7 @@ def make_plain_optimizer() -> Any:
     return optax.identity()
 
 
-def test_a_step_without_samples_is_noise_alone() -> None:
+def test_step_without_samples_is_only_noise() -> None:
     config = make_private(optimizer=make_plain_optimizer())
     state = open_state(config, noise=2.0)
     batch = replace(make_batch(), count=np.int32(0))
@@ -107,7 +107,7 @@ def test_a_step_without_samples_is_noise_alone() -> None:
     assert (flat(other.params) != flat(after.params)).mean() > 0.9
 
 
-def test_a_hostile_sample_does_not_stop_the_run() -> None:
+def test_hostile_sample_does_not_stop_the_run() -> None:
     """Planted mistake: a gradient that isn't finite left unclipped."""
     config = make_private(train_ops=())
     batch = make_batch()
@@ -120,7 +120,7 @@ def test_a_hostile_sample_does_not_stop_the_run() -> None:
     assert int(after.step) == 1
 
 
-def test_the_clip_follows_the_norms() -> None:
+def test_clip_follows_the_norms() -> None:
     config = make_private(adaptive=AdaptiveClip(quantile=0.5, rate=0.2))
     step = jax.jit(make_train_step(config).step)
     state = open_state(config, noise=0.5)

@@ -11,7 +11,7 @@ from pipeline.training.robustness.ball import Ball, maximize
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 40, 100, 333])
-def test_windows_are_those_of_the_paper(steps: int) -> None:
+def test_windows_match_the_paper(steps: int) -> None:
     """The reference implementation counts up to the window, which then becomes shorter."""
     window = max(int(0.22 * steps), 1)
     counter = 0
@@ -23,7 +23,7 @@ def test_windows_are_those_of_the_paper(steps: int) -> None:
             counter = 0
 
 
-def test_the_search_climbs_a_narrow_ridge_further_than_fixed_steps() -> None:
+def test_search_climbs_a_narrow_ridge_further_than_fixed_steps() -> None:
     """The loss has a maximum inside the ball, past which steps of the radius jump."""
     target = np.full((4, 2, 2, 1), 0.5, np.float32) + np.linspace(0, 0.1, 16).reshape(4, 2, 2, 1)
     labels = jnp.zeros(4, jnp.int32)

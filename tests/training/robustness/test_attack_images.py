@@ -65,13 +65,13 @@ def make(kind: Any, norm: Norm, **changed: Any) -> Any:
 
 
 @NORMS
-def test_fgsm_is_the_golden_one(norm: Norm) -> None:
+def test_fgsm_matches_golden_images(norm: Norm) -> None:
     images, _ = run_attack(make(FgsmAttack, norm))
     np.testing.assert_allclose(images, golden()[f"fgsm_{norm}"], atol=TOLERANCES[norm])
 
 
 @NORMS
-def test_pgd_is_the_golden_one(norm: Norm) -> None:
+def test_pgd_matches_golden_images(norm: Norm) -> None:
     radius = RADII[norm]
     images = jnp.asarray(golden()["images"])
     network = attacked_network()
@@ -85,7 +85,7 @@ def test_pgd_is_the_golden_one(norm: Norm) -> None:
 
 @NORMS
 @pytest.mark.parametrize("losses", [("ce",), ("dlr",)])
-def test_apgd_fools_what_the_golden_one_fools(norm: Norm, losses: tuple[str, ...]) -> None:
+def test_apgd_fools_images_that_golden_fools(norm: Norm, losses: tuple[str, ...]) -> None:
     """The toolbox counts the maxima of a window, and here as in the paper the increases count."""
     _, fooled = run_attack(make(ApgdAttack, norm, steps=40, losses=losses))
     expected = golden()[f"apgd_{norm}"]
@@ -93,7 +93,7 @@ def test_apgd_fools_what_the_golden_one_fools(norm: Norm, losses: tuple[str, ...
     assert fooled.mean() >= expected.mean() - 0.05
 
 
-def test_square_fools_as_many_as_the_golden_one() -> None:
+def test_square_fools_as_many_as_golden() -> None:
     _, fooled = run_attack(make(SquareAttack, "linf", steps=300))
     # The toolbox draws one square for all images of a step.
     assert fooled.mean() >= golden()["square_linf"].mean()
@@ -111,7 +111,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("attack", ALL, ids=lambda a: f"{a.attack}_{a.norm}")
-def test_images_are_within_the_radius_whatever_the_batch(attack: BallAttack) -> None:
+def test_images_are_within_the_radius_in_any_batch(attack: BallAttack) -> None:
     images, fooled = run_attack(attack)
     clean = golden()["images"]
     assert images.min() >= 0
@@ -127,7 +127,7 @@ def test_images_are_within_the_radius_whatever_the_batch(attack: BallAttack) -> 
     np.testing.assert_allclose(part, images[7:20], atol=1e-4)
 
 
-def test_a_restart_draws_another_start() -> None:
+def test_restart_draws_another_start() -> None:
     attack = make(PgdAttack, "linf", steps=10, restarts=4)
     assert count_restarts(attack) == 4
     assert count_restarts(make(FgsmAttack, "linf")) == 1

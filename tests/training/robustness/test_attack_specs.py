@@ -30,7 +30,7 @@ def parse(**fields: Any) -> AnyAttack:
         ({"attack": "fgsm", "start": "image"}, 1, 0.2),
     ],
 )
-def test_steps_by_default(fields: dict[str, Any], steps: int, size: float) -> None:
+def test_default_steps_and_step_size(fields: dict[str, Any], steps: int, size: float) -> None:
     spec = AdversarialSpec(radius=0.2, **fields)
     assert spec.num_steps == steps
     assert spec.step_size == pytest.approx(size)
@@ -45,12 +45,12 @@ def test_steps_by_default(fields: dict[str, Any], steps: int, size: float) -> No
         ({"attack": "pgd", "beta": 2.0}, "beta = 2.0: needs attack = trades"),
     ],
 )
-def test_keys_that_do_not_fit(fields: dict[str, Any], problem: str) -> None:
+def test_conflicting_keys_are_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         AdversarialSpec(radius=0.1, **fields)
 
 
-def test_norm_and_radius_are_those_of_training() -> None:
+def test_norm_and_radius_default_to_those_of_training() -> None:
     attacks = [parse(attack="pgd"), parse(attack="fgsm", norm="l2", radius=2.0)]
     attacks.append(parse(attack="corruptions"))
     completed = complete_attacks(attacks, TRAINED)
@@ -66,7 +66,7 @@ def test_norm_and_radius_are_those_of_training() -> None:
         ({"attack": "square", "norm": "l2"}, TRAINED, r"0\.norm = l2: must be linf with attack"),
     ],
 )
-def test_attacks_that_can_not_be(
+def test_invalid_attacks_are_refused(
     fields: dict[str, Any], trained: AdversarialSpec | None, problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):

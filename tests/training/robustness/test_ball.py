@@ -17,7 +17,7 @@ RADIUS = st.floats(1e-3, 1.0)
 
 @settings(max_examples=40, deadline=None)
 @given(PIXELS, POINTS, RADIUS, st.sampled_from(["linf", "l2"]))
-def test_a_projection_is_in_the_ball_and_stays(
+def test_projection_is_in_the_ball_and_idempotent(
     images: np.ndarray, points: np.ndarray, radius: float, norm: str
 ) -> None:
     ball = Ball(norm, radius, jnp.asarray(images))  # type: ignore[arg-type]
@@ -29,7 +29,7 @@ def test_a_projection_is_in_the_ball_and_stays(
     np.testing.assert_allclose(ball.project(projected), projected, atol=1e-6)
 
 
-def test_a_step_has_the_length_in_the_norm() -> None:
+def test_step_has_its_length_in_the_norm() -> None:
     images = jnp.full(SHAPE, 0.5)
     gradients = jnp.asarray(np.random.default_rng(0).normal(size=SHAPE), jnp.float32) * 1e-5
     linf = Ball("linf", 0.4, images).step(images, gradients, 0.1) - images
@@ -53,7 +53,7 @@ def test_random_images_fill_the_ball(norm: str) -> None:
         assert float(drawn.std()) == pytest.approx(0.3 / 3**0.5, rel=0.05)
 
 
-def test_draws_are_a_function_of_seed_turn_and_sample() -> None:
+def test_draws_depend_only_on_seed_turn_op_and_sample() -> None:
     seed = jnp.array([1, 0], jnp.uint32)
     all_draws = np.asarray(draw_uniforms(seed, 3, jnp.arange(10), 0, 8))
     np.testing.assert_array_equal(draw_uniforms(seed, 3, jnp.arange(4, 7), 0, 8), all_draws[4:7])

@@ -12,7 +12,7 @@ SAMPLE = jnp.arange(6)
 
 
 @pytest.mark.parametrize("name", list(CORRUPTIONS))
-def test_severities_grow(name: str) -> None:
+def test_corruptions_grow_with_severity(name: str) -> None:
     # Smooth images, which blur and shifts change in proportion.
     grid = np.linspace(0, 3, 16)
     smooth = 0.4 + 0.2 * np.sin(grid[:, None] + grid + np.arange(6)[:, None, None])
@@ -27,7 +27,7 @@ def test_severities_grow(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CORRUPTIONS))
-def test_pixels_stay_in_range_and_belong_to_samples(name: str) -> None:
+def test_corrupted_pixels_are_in_range_in_any_batch(name: str) -> None:
     corrupted = corrupt(name, 5, PIXELS, SEED, SAMPLE)
     assert corrupted.shape == PIXELS.shape
     assert corrupted.dtype == jnp.float32
@@ -36,7 +36,7 @@ def test_pixels_stay_in_range_and_belong_to_samples(name: str) -> None:
     np.testing.assert_allclose(part, corrupted[2:5], atol=1e-6)
 
 
-def test_amounts_are_those_of_the_severity() -> None:
+def test_corruption_amounts_match_the_severity() -> None:
     grey = jnp.full((40, 16, 16, 1), 0.5)
     sample = jnp.arange(40)
     noise = corrupt("noise", 1, grey, SEED, sample) - grey

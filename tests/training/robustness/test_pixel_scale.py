@@ -18,7 +18,7 @@ OPS = (
 )
 
 
-def test_the_scale_is_that_of_the_ops() -> None:
+def test_pixel_scale_matches_the_ops() -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3)).astype(np.uint8)
     columns = {"image": images, "label": np.zeros(2)}
     mapped = apply_ops(np, OPS[1:], columns, np.zeros(2, np.uint32), 0, np.arange(2))["image"]
@@ -28,13 +28,13 @@ def test_the_scale_is_that_of_the_ops() -> None:
     np.testing.assert_allclose(scale.to_pixels(inputs), images / 255, atol=1e-6)
 
 
-def test_a_white_pixel_is_1() -> None:
+def test_white_pixel_maps_to_1() -> None:
     assert find_white(ColumnSpec((8, 8, 1), "uint8"), 16) == 16
     assert find_white(ColumnSpec((8, 8, 1), "float32"), 255) == 1
     assert find_pixel_scale((), 16) == PixelScale((16.0,), (0.0,))
 
 
-def test_other_changes_of_values_are_refused() -> None:
+def test_non_affine_ops_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"ops\.1 \(whiten\): changes values so that they have no radius"
     ):

@@ -32,13 +32,13 @@ def make_report(**accuracies: float) -> RobustnessReport:
         ({"square": 0.1}, []),
     ],
 )
-def test_signs_of_masked_gradients(accuracies: dict[str, float], signs: list[str]) -> None:
+def test_masked_gradient_signs_are_reported(accuracies: dict[str, float], signs: list[str]) -> None:
     found = make_report(**accuracies).masked_gradients
     assert len(found) == len(signs)
     assert all(text.startswith(sign) for text, sign in zip(found, signs, strict=True))
 
 
-def test_the_document_has_the_least_accuracy_within_the_radius() -> None:
+def test_robust_accuracy_is_the_least_within_the_radius() -> None:
     report = make_report(fgsm=0.95, pgd=0.9, unbounded=0.0)
     document = report.to_document()
     assert document["robust_accuracy"] == 0.9

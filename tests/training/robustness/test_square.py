@@ -9,7 +9,7 @@ from pipeline.training.robustness.ball import Ball
 from pipeline.training.robustness.square import list_sides, search_squares
 
 
-def test_squares_shrink_as_in_the_paper() -> None:
+def test_square_sides_match_the_paper() -> None:
     sides = list_sides(10_000, 32, 32)
     shares = {0: 0.8, 30: 0.4, 100: 0.2, 300: 0.1, 800: 0.05, 1500: 0.025, 9000: 0.8 / 512}
     for step, share in shares.items():
@@ -19,7 +19,7 @@ def test_squares_shrink_as_in_the_paper() -> None:
     assert list_sides(3, 2, 9).max() <= 2
 
 
-def test_squares_find_a_mean_without_gradients() -> None:
+def test_square_search_succeeds_without_gradients() -> None:
     """The prediction changes with the sign of the mean change, and has no gradient."""
     images = jnp.full((6, 8, 8, 2), 0.5)
 

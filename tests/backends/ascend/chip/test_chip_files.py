@@ -42,14 +42,14 @@ def test_every_figure_of_a_shipped_chip_has_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_every_figure_is_read_somewhere(figure: str) -> None:
+def test_figure_is_used_by_a_formula(figure: str) -> None:
     folder = Path(hardware.__file__).parents[1]
     sources = (file.read_text() for file in folder.rglob("*.py") if file.name != "hardware.py")
     properties = Path(hardware.__file__).read_text()
     assert f"self.{figure}" in properties or any(figure in text for text in sources)
 
 
-def test_a_figure_of_an_earlier_file_that_nothing_reads_is_left_out(tmp_path: Path) -> None:
+def test_obsolete_figure_of_an_earlier_file_is_ignored(tmp_path: Path) -> None:
     file = write(tmp_path, core_pipelines_count=FIGURE)
     assert load_chip(file) == load_chip("ascend910")
     recipe = load_recipe("lenet5_digits", ["device=ascend910"])
@@ -62,7 +62,7 @@ def test_a_figure_of_an_earlier_file_that_nothing_reads_is_left_out(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_variants_differ_in_their_cores_alone() -> None:
+def test_variants_differ_only_in_their_cores() -> None:
     base, proa, small = (
         extract_hardware(load_chip(name))
         for name in ("ascend910", "ascend910_proa", "ascend910_30core")
@@ -74,7 +74,7 @@ def test_the_variants_differ_in_their_cores_alone() -> None:
     assert load_chip("ascend910_proa").chip == "Ascend 910 ProA"
 
 
-def test_peaks_are_the_published_ones() -> None:
+def test_peak_rates_match_published_values() -> None:
     """MindInsight's screenshots divide by 262.14 TFLOPS in float16; 4.1 T float16 lanes."""
     hw = extract_hardware(load_chip("ascend910"))
     assert 2 * hw.peak_fp16_macs_per_us * 1e6 == pytest.approx(262.144e12)
@@ -83,13 +83,13 @@ def test_peaks_are_the_published_ones() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_chip_is_what_hydra_composes(name: str) -> None:
+def test_chip_matches_hydra_composition(name: str) -> None:
     device = load_recipe("lenet5_digits", [f"device={name}"]).device
     chip = load_chip(name)
     assert chip.model_dump() == device.model_dump(include=set(type(chip).model_fields))
 
 
-def test_inheritance_is_hydras_for_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_custom_chip_file_inherits_as_in_hydra(tmp_path: Path) -> None:
     """Figure by figure, and within a figure: a value alone keeps the source beside it."""
     write(tmp_path, "first", chip="First", l2_mib=FIGURE, l1_kib={"value": 512})
     second = write(tmp_path, "second", defaults=["first", "_self_"], l2_mib={"value": 48})
@@ -103,13 +103,15 @@ def test_inheritance_is_hydras_for_a_file_of_ones_own(tmp_path: Path) -> None:
     ("defaults", "value"),
     [(["ascend910", "_self_"], 2), (["ascend910"], 2), (["_self_", "ascend910"], 32)],
 )
-def test_the_order_of_defaults_decides(defaults: list[str], value: float, tmp_path: Path) -> None:
+def test_order_of_defaults_decides_the_value(
+    defaults: list[str], value: float, tmp_path: Path
+) -> None:
     file = write(tmp_path, defaults=defaults, l2_mib=FIGURE)
     assert load_chip(file).l2_mib.value == value
     assert load_chip(str(file)).l2_mib.value == value
 
 
-def test_a_file_may_have_the_name_that_it_starts_from(tmp_path: Path) -> None:
+def test_chip_file_may_have_the_name_of_its_base(tmp_path: Path) -> None:
     assert load_chip(write(tmp_path, "ascend910", l2_mib=FIGURE)).l2_mib.value == 2
 
 
@@ -174,14 +176,14 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("keys", "message"), CASES.values(), ids=CASES.keys())
-def test_a_problem_is_one_clear_line(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_chip_problem_is_one_clear_line(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     (found,) = problems(write(tmp_path, **keys))
     assert message in found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", FIGURES)
-def test_every_figure_is_needed(figure: str, tmp_path: Path) -> None:
+def test_missing_figure_is_reported(figure: str, tmp_path: Path) -> None:
     tree = yaml.safe_load((DEVICES / "ascend910.yaml").read_text())
     del tree[figure]
     (found,) = problems(write(tmp_path, defaults=[], **tree))
@@ -189,13 +191,13 @@ def test_every_figure_is_needed(figure: str, tmp_path: Path) -> None:
     assert found == f"{figure}: missing; a formula needs it, in {unit}, with its source"
 
 
-def test_units_are_those_that_names_end_in() -> None:
+def test_unit_is_read_from_the_suffix_of_the_name() -> None:
     assert find_unit("ub_to_l2_bytes_per_cycle") == "bytes a cycle"
     assert find_unit("memory_alignment_bytes") == "bytes"
     assert all(map(find_unit, FIGURES))
 
 
-def test_all_problems_come_at_once(tmp_path: Path) -> None:
+def test_problems_are_all_reported_at_once(tmp_path: Path) -> None:
     file = write(tmp_path, l2_mib=5, hbm_gb=FIGURE, task_gap_us={"value": -1}, chip="")
     found = problems(file)
     assert sorted(problem.split(" ")[0].rstrip(":") for problem in found) == [
@@ -207,13 +209,13 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ascend911", "cpu"])
-def test_an_unknown_chip_is_named_with_those_there_are(name: str) -> None:
+def test_unknown_chip_is_reported_with_the_available_ones(name: str) -> None:
     (found,) = problems(name)
     assert "there is no such chip" in found
     assert f"Choose from {', '.join(SHIPPED)}; or name a YAML file" in found
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     broken, listing = tmp_path / "broken.yaml", tmp_path / "listing.yaml"
     broken.write_text("a: [1")
     listing.write_text("- 5\n")
@@ -222,7 +224,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert problems(listing) == ["must hold keys and values, not a list"]
 
 
-def test_origins_that_are_not_there_or_go_in_a_circle_are_named(tmp_path: Path) -> None:
+def test_missing_or_circular_defaults_are_reported(tmp_path: Path) -> None:
     (found,) = problems(write(tmp_path, defaults=["ascend91"]))
     assert "defaults: ascend91: there is no such device file; did you mean ascend910?" in found
     write(tmp_path, "one", defaults=["other"])

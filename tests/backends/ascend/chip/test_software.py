@@ -26,14 +26,14 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("software", "message"), MESSAGES.items(), ids=range(len(MESSAGES)))
-def test_an_unknown_version_is_refused_with_the_nearest(software: str, message: str) -> None:
+def test_unknown_version_is_refused_with_a_suggestion(software: str, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         price(step, WEIGHTS, BATCH, software=software)
     assert caught.value.exit_status == 2
     assert str(caught.value).startswith(f"software = {software!r:.80}: {message}")
 
 
-def test_a_recipe_refuses_an_unknown_version() -> None:
+def test_unknown_version_in_a_recipe_is_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("lenet5_digits", ["device=ascend910", "device.software=mindspore_graph@1.4"])
     (problem,) = caught.value.problems
@@ -44,18 +44,18 @@ def test_a_recipe_refuses_an_unknown_version() -> None:
     assert recipe.device.software == "pytorch_eager@1.8"  # type: ignore[attr-defined]
 
 
-def test_versions_lack_fusions_that_exist() -> None:
+def test_missing_fusions_of_versions_are_known_fusions() -> None:
     names = {fusion.name for fusion in load_patterns().fusions} | {"matmul_confusiontranspose"}
     for versions in load_stacks().values():
         assert all(names.issuperset(missing) for missing in versions.values())
 
 
-def test_a_patch_release_is_its_version() -> None:
+def test_patch_release_matches_its_minor_version() -> None:
     assert find_stack("mindspore_graph@1.10.1") == find_stack("mindspore_graph@1.10")
     assert find_stack("mindspore_graph").missing_fusions == frozenset()
 
 
-def test_a_version_that_lacks_fusions_is_never_faster() -> None:
+def test_version_without_fusions_is_never_faster() -> None:
     newest = price(step, WEIGHTS, BATCH).step_ms
     steps = [
         price(step, WEIGHTS, BATCH, software=f"mindspore_graph@{version}").step_ms

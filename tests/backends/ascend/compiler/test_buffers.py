@@ -27,7 +27,9 @@ from pipeline.backends.graph.graph import Value
         ((), "ND", None, 1),
     ],
 )  # fmt: skip
-def test_padding(shape: tuple[int, ...], layout: Layout, axis: int | None, stored: int) -> None:
+def test_padded_elements_match_the_layout(
+    shape: tuple[int, ...], layout: Layout, axis: int | None, stored: int
+) -> None:
     assert count_padded_elements(Value(shape, "float16"), layout, axis) == stored
 
 

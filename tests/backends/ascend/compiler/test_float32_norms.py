@@ -14,7 +14,7 @@ from tests.backends.ascend.compiler.test_fusion import convolutional
 from tests.backends.ascend.steps import gradient_step, macs, nbytes, of
 
 
-def test_normalisation_works_on_float32_and_products_on_float16() -> None:
+def test_normalisation_is_float32_and_products_are_float16() -> None:
     traced = convolutional()
     kept = traced.tasks("O2", keep_batchnorm_fp32=True)
     plain = traced.tasks("O2")
@@ -31,14 +31,14 @@ def test_normalisation_works_on_float32_and_products_on_float16() -> None:
     assert written.issuperset(added)
 
 
-def test_gradients_are_cast_on_the_way_in_and_out() -> None:
+def test_norm_gradients_are_cast_at_input_and_output() -> None:
     graph = convolutional().tasks("O2", keep_batchnorm_fp32=True)
     backward = Counter(task.type for task in graph.tasks if task.phase == "backward")
     assert backward["Cast"] == 4
     assert backward["FusedDbnDw"] == 0
 
 
-def test_layer_norm_is_in_mindspores_list_too() -> None:
+def test_layer_norm_is_computed_in_float32() -> None:
     def forward(weights: Any, x: Any) -> Any:
         hidden = x @ weights
         centred = hidden - hidden.mean(-1, keepdims=True)
@@ -55,6 +55,6 @@ def test_layer_norm_is_in_mindspores_list_too() -> None:
     assert len(graph.tasks) > len(traced.tasks("O2").tasks)
 
 
-def test_the_option_is_a_switch() -> None:
+def test_keep_batchnorm_fp32_must_be_boolean() -> None:
     with pytest.raises(OptionError, match="keep_batchnorm_fp32 = 'yes': must be True or False"):
         price(len, {}, {}, keep_batchnorm_fp32="yes")  # type: ignore[arg-type]

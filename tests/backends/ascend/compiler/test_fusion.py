@@ -41,14 +41,14 @@ def convolutional() -> TracedStep:
 
 @pytest.mark.parametrize("name", FUSIONS)
 @pytest.mark.parametrize("traced", [perceptron(), convolutional()], ids=["dense", "conv"])
-def test_a_fusion_switched_off_never_saves_bytes(traced: TracedStep, name: str) -> None:
+def test_disabled_fusion_never_saves_bytes(traced: TracedStep, name: str) -> None:
     fused, apart = traced.tasks("O2"), traced.tasks("O2", without=frozenset({name}))
     assert nbytes(apart) >= nbytes(fused)
     assert len(apart.tasks) >= len(fused.tasks)
     assert macs(apart) == macs(fused)
 
 
-def test_a_bias_and_a_relu_join_their_product() -> None:
+def test_bias_and_relu_are_fused_into_their_product() -> None:
     traced = perceptron(2)
     fused = traced.tasks("O2")
     apart = traced.tasks("O2", without=frozenset(FUSIONS))
@@ -56,14 +56,14 @@ def test_a_bias_and_a_relu_join_their_product() -> None:
     assert nbytes(apart) - nbytes(fused) >= 2 * 2 * ROWS * WIDTH
 
 
-def test_statistics_are_summed_on_the_way_and_the_product_kept() -> None:
+def test_batch_statistics_are_fused_into_the_convolution() -> None:
     graph = convolutional().tasks("O2")
     joined = [task for task in graph.tasks if "conv_bnreduce" in task.fused]
     assert len(joined) == 2
     assert all(len(task.writes) == 2 for task in joined)
 
 
-def test_gradients_point_at_their_producers() -> None:
+def test_gradients_refer_to_the_tasks_that_write_them() -> None:
     for without in (frozenset[str](), frozenset(FUSIONS)):
         graph = convolutional().tasks("O2", without=without)
         for _, size, place in graph.gradients:
@@ -71,7 +71,7 @@ def test_gradients_point_at_their_producers() -> None:
 
 
 @pytest.mark.parametrize("first", ["reduce", "other"])
-def test_a_product_that_another_kernel_reads_first_is_not_put_after_it(first: str) -> None:
+def test_product_is_not_moved_behind_its_first_reader(first: str) -> None:
     """A fused task runs where the kernel that it takes in ran."""
     work = VectorWork(4096, "float16")
     product = Task(
@@ -94,7 +94,7 @@ def test_a_product_that_another_kernel_reads_first_is_not_put_after_it(first: st
         written.update(task.writes)
 
 
-def test_a_weight_gradient_computes_its_normalisations_gradient_on_the_way() -> None:
+def test_norm_gradient_is_fused_into_the_weight_gradient() -> None:
     """The gradient of a map stays in memory for the input gradient, which comes later."""
     graph = convolutional().tasks("O2")
     joined = [place for place, task in enumerate(graph.tasks) if task.type == "FusedDbnDw"]

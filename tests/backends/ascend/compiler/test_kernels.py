@@ -55,7 +55,7 @@ def test_batch_norm_is_two_kernels_each_way() -> None:
 
 
 @pytest.mark.slow
-def test_our_batch_norm_gives_the_gradient_of_its_scale_away() -> None:
+def test_batch_norm_scale_gradient_is_available_to_all_reduce() -> None:
     """The backward pass reads it on, and still it is there for the all-reduce."""
     traced = trace_image_step("resnet20", 8, 32, 10)
     graph = traced.tasks("O2")
@@ -77,7 +77,7 @@ def test_softmax_is_one_kernel_each_way() -> None:
     assert softmax.vector.along_rows == 4  # maximum, difference, sum, quotient
 
 
-def test_what_another_layer_reads_too_is_written_once() -> None:
+def test_shared_normalised_map_is_written_once() -> None:
     """Batch normalisation before squeeze-and-excitation: its result is read, not its input."""
 
     def forward(p: Any, x: Array) -> Array:
@@ -137,7 +137,9 @@ def optimised(transformation: Any) -> TracedStep:
     ("transformation", "streams"),
     [(optax.sgd(0.1), 3), (optax.sgd(0.1, momentum=0.9), 5), (optax.adam(0.1), 7)],
 )
-def test_an_update_reads_and_writes_each_moment_once(transformation: Any, streams: int) -> None:
+def test_optimizer_update_reads_and_writes_each_moment_once(
+    transformation: Any, streams: int
+) -> None:
     graph = optimised(transformation).tasks("O2")
     updates = [task for task in only(graph, "optimizer") if len(task.writes) * 2 + 1 >= streams]
     whole = [
@@ -160,13 +162,13 @@ def test_an_update_reads_and_writes_each_moment_once(transformation: Any, stream
         optax.rmsprop(0.1, momentum=0.9),
     ],
 )
-def test_every_optimizer_finds_the_gradients(transformation: Any) -> None:
+def test_gradients_are_found_under_every_optimizer(transformation: Any) -> None:
     graph = optimised(transformation).tasks("O2")
     assert sorted(name for name, _, _ in graph.gradients) == ["0/a", "0/b"]
     assert all(size == 4 * ELEMENTS for _, size, _ in graph.gradients)
 
 
-def test_tasks_come_after_what_they_read() -> None:
+def test_tasks_follow_the_producers_of_their_inputs() -> None:
     graph = optimised(optax.lamb(0.1)).tasks("O2")
     written = {*graph.parameters, *graph.state}
     for task in graph.tasks:
@@ -176,7 +178,7 @@ def test_tasks_come_after_what_they_read() -> None:
 
 
 @pytest.mark.slow
-def test_long_chains_are_split_and_lowered_in_time() -> None:
+def test_long_chains_are_split_and_lowered_fast() -> None:
     def forward(p: Array, x: Array) -> Array:
         for _ in range(1500):
             x = jnp.sin(x * p) + 1.0

@@ -57,12 +57,12 @@ def count_conversions(graph: TaskGraph) -> int:
 
 
 @pytest.mark.parametrize("by_op", [False, True])
-def test_parts_of_whole_blocks_stay_in_blocks(by_op: bool) -> None:
+def test_split_at_whole_blocks_needs_no_conversion(by_op: bool) -> None:
     assert count_conversions(split_network(32, 48, by_op=by_op)) == 0
 
 
 @pytest.mark.parametrize("by_op", [False, True])
-def test_other_parts_are_converted_on_both_sides(by_op: bool) -> None:
+def test_split_at_partial_blocks_is_converted_on_both_sides(by_op: bool) -> None:
     """Before and after the slices, before the concatenation of each part, and after it."""
     graph = split_network(26, 26, 28, by_op=by_op)
     assert count_conversions(graph) == 1 + 3 + 3 + 1
@@ -73,7 +73,7 @@ def test_other_parts_are_converted_on_both_sides(by_op: bool) -> None:
 
 @settings(max_examples=8)
 @given(st.lists(st.integers(1, 70), min_size=2, max_size=4), st.booleans())
-def test_a_split_never_costs_less_than_its_bytes_moved_once(parts: list[int], by_op: bool) -> None:
+def test_split_costs_at_least_one_move_of_its_bytes(parts: list[int], by_op: bool) -> None:
     graph = split_network(*parts, by_op=by_op)
     moved = [task.cost_class in ("copy", "trans_data") for task in graph.tasks]
     times = price_tasks(graph, HW)
@@ -85,7 +85,7 @@ def test_a_split_never_costs_less_than_its_bytes_moved_once(parts: list[int], by
     assert not find_round_trips(graph)
 
 
-def test_a_shuffle_of_groups_moves_planes_and_is_converted_once() -> None:
+def test_channel_shuffle_has_no_redundant_conversions() -> None:
     def shuffled(p: dict[str, Array], x: Array) -> Array:
         x = convolved(x, p["in"])
         x = x.reshape(*x.shape[:3], 2, 29).swapaxes(3, 4).reshape(x.shape)
@@ -102,7 +102,7 @@ def test_a_shuffle_of_groups_moves_planes_and_is_converted_once() -> None:
 
 
 @given(st.permutations(range(4)), st.integers(1, 3))
-def test_only_a_transpose_of_channels_is_written_otherwise(order: list[int], first: int) -> None:
+def test_transpose_of_outer_axes_keeps_channel_rows(order: list[int], first: int) -> None:
     shape = (2, 3, 5, 7)
     channels = 7 * 5 ** (first < 3) * 3 ** (first < 2)
     moved = find_map_permutation(shape, order, channels)
@@ -112,7 +112,7 @@ def test_only_a_transpose_of_channels_is_written_otherwise(order: list[int], fir
 
 
 @pytest.mark.parametrize(("part", "conversions"), [(32, 0), (24, 4)])
-def test_parts_of_volumes_are_as_those_of_images(part: int, conversions: int) -> None:
+def test_splits_of_volumes_are_converted_like_those_of_images(part: int, conversions: int) -> None:
     def convolved_volume(x: Array, kernel: Array) -> Array:
         numbers = ("NDHWC", "DHWIO", "NDHWC")
         return jax.lax.conv_general_dilated(x, kernel, (1,) * 3, "SAME", dimension_numbers=numbers)
@@ -128,7 +128,7 @@ def test_parts_of_volumes_are_as_those_of_images(part: int, conversions: int) ->
     assert sum(len(buffer.shape) == 5 for buffer in sources) - 1 == conversions
 
 
-def test_channels_follow_element_wise_work() -> None:
+def test_channel_axis_survives_elementwise_work() -> None:
     def network(x: jax.Array, kernel: jax.Array) -> jax.Array:
         numbers = ("NCHW", "OIHW", "NCHW")
         made = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
@@ -140,7 +140,7 @@ def test_channels_follow_element_wise_work() -> None:
     assert axes[graph.outputs[0]] == 1
 
 
-def test_a_reshaped_volume_has_an_axis_only_with_its_rank() -> None:
+def test_reshaped_volume_has_a_channel_axis_within_its_rank() -> None:
     """The reshape's source, with fewer axes, is the same value."""
 
     def network(x: jax.Array, kernel: jax.Array) -> jax.Array:

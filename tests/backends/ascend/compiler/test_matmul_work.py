@@ -39,7 +39,7 @@ def work(graph: TaskGraph, cost_class: str) -> CubeWork:
     return max(found, key=lambda cube: cube.macs)
 
 
-def test_a_convolution_and_its_gradients() -> None:
+def test_convolution_and_its_gradients_have_matmul_sizes() -> None:
     graph = tasks_of()
     positions = BATCH * SIDE * SIDE
     forward = work(graph, "conv")
@@ -53,7 +53,7 @@ def test_a_convolution_and_its_gradients() -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("groups", [1, 4])
-def test_all_three_take_the_same_multiply_adds(stride: int, groups: int) -> None:
+def test_convolution_and_gradients_have_equal_multiply_adds(stride: int, groups: int) -> None:
     graph = tasks_of(stride, groups)
     expected = BATCH * (SIDE // stride) ** 2 * 9 * 16 * 32 // groups
     for cost_class in ("conv", "conv_input_grad", "conv_kernel_grad"):
@@ -61,14 +61,14 @@ def test_all_three_take_the_same_multiply_adds(stride: int, groups: int) -> None
         assert work(graph, cost_class).batch == groups
 
 
-def test_depthwise_convolutions_are_apart() -> None:
+def test_depthwise_convolutions_have_separate_cost_classes() -> None:
     graph = tasks_of(groups=16, channels=16)
     for cost_class in ("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"):
         assert work(graph, cost_class).macs == BATCH * SIDE**2 * 9 * 16
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_convolutions_along_any_axes(rank: int) -> None:
+def test_convolutions_of_any_rank_are_counted(rank: int) -> None:
     def forward(p: Any, x: Any) -> Any:
         return convolve(x, p)
 
@@ -76,7 +76,7 @@ def test_convolutions_along_any_axes(rank: int) -> None:
     assert macs(graph) == 2 * BATCH * 8**rank * 3**rank * 64
 
 
-def test_a_transposed_convolution_skips_the_zeros_between() -> None:
+def test_transposed_convolution_skips_inserted_zeros() -> None:
     def forward(p: Any, x: Any) -> Any:
         return jax.lax.conv_transpose(x, p, (2, 2), "SAME")
 
@@ -94,7 +94,7 @@ def test_a_transposed_convolution_skips_the_zeros_between() -> None:
         ("i,i->", (7,), (7,), (1, 1, 7, 1)),
     ],
 )
-def test_matrix_products(
+def test_matrix_products_have_their_sizes(
     formula: str, left: tuple[int, ...], right: tuple[int, ...], sizes: tuple[int, ...]
 ) -> None:
     def forward(p: Any, x: Any) -> Any:

@@ -38,14 +38,14 @@ def converted(graph: TaskGraph) -> list[Task]:
     ]
 
 
-def test_whole_sixteens_stay_in_blocks_and_other_tokens_are_converted() -> None:
+def test_tokens_are_converted_unless_a_multiple_of_16() -> None:
     whole, odd = lowered(48), lowered(50)
     assert not only(whole, "transpose")
     assert len(converted(odd)) > len(converted(whole)) + 15
     assert len(only(odd, "transpose")) >= 8
 
 
-def test_every_transpose_of_heads_moves_whole_rows() -> None:
+def test_transposes_of_heads_move_whole_rows() -> None:
     for task in only(lowered(50), "transpose"):
         assert task.permutation is not None
         assert task.permutation.keeps_rows
@@ -63,7 +63,7 @@ def test_no_layout_is_converted_twice_in_a_row(tokens: int, by_op: bool) -> None
     assert not find_round_trips(graph)
 
 
-def test_a_move_of_whole_sixteens_reads_one_plain_copy() -> None:
+def test_slices_of_a_product_share_one_conversion() -> None:
     """Two slices of a product share its conversion; softmax and the next product read blocks."""
 
     def sliced(p: dict[str, Array], x: Array) -> Array:
@@ -80,7 +80,7 @@ def test_a_move_of_whole_sixteens_reads_one_plain_copy() -> None:
     assert len(sources) == 2
 
 
-def test_rows_and_columns_of_an_image_are_the_rows_of_a_matrix() -> None:
+def test_image_positions_are_the_rows_of_a_matrix() -> None:
     def dense(p: dict[str, Array], x: Array) -> Array:
         return jax.nn.gelu(x @ p["w"]) @ p["w"]
 
@@ -90,11 +90,11 @@ def test_rows_and_columns_of_an_image_are_the_rows_of_a_matrix() -> None:
     assert count(32, 28, 28, 256) == count(32, 784, 256) < count(32, 7, 7, 256)
 
 
-def test_conversions_come_with_the_launch_of_their_op() -> None:
+def test_conversions_have_no_separate_launch() -> None:
     assert not any(task.launched for task in converted(lowered(48, by_op=True)))
 
 
-def test_the_cube_reads_and_writes_either_order() -> None:
+def test_cube_reads_and_writes_transposed_operands() -> None:
     def turned(p: dict[str, Array], x: Array) -> Array:
         return jnp.swapaxes(x @ p["w"], -1, -2) @ x
 
@@ -116,7 +116,7 @@ def test_products_run_on_the_cube_under_every_level(precision: Any) -> None:
     assert len(casts) >= (2 if precision == "O0" else 1)
 
 
-def test_layer_norm_on_images_goes_by_way_of_nhwc_and_back() -> None:
+def test_layer_norm_on_images_is_transposed_to_nhwc_and_back() -> None:
     def block(p: dict[str, Array], x: Array) -> Array:
         numbers = ("NHWC", "HWIO", "NHWC")
         x = jax.lax.conv_general_dilated(x, p["in"], (1, 1), "SAME", dimension_numbers=numbers)
@@ -140,7 +140,7 @@ def test_layer_norm_on_images_goes_by_way_of_nhwc_and_back() -> None:
     [(64, 32, 57 * 57, 8), (192, 32, 169, 24), (256, 32, 169, 32), (128, 32, 28 * 28, 32),
      (64, 16, 400 * 400 + 1, 32)],
 )  # fmt: skip
-def test_cores_of_a_bias_gradient_are_those_of_the_trace(
+def test_bias_gradient_core_count_matches_the_trace(
     channels: int, images: int, plane: int, cores: int
 ) -> None:
     assert count_bias_cores(channels, images, 2.0 * plane, HW) == cores

@@ -24,12 +24,12 @@ def phases_of(traced: Any) -> dict[str, set[str]]:
     return found
 
 
-def test_without_a_gradient_everything_is_forward() -> None:
+def test_step_without_gradient_is_all_forward() -> None:
     graph = make_graph(jax.jit(lambda x: jnp.exp(x) * 2).trace(of(8)))
     assert set(find_phases(graph, ()).of_node) == {"forward"}
 
 
-def test_a_step_has_three_phases() -> None:
+def test_step_has_three_phases() -> None:
     phases = phases_of(perceptron())
     assert "max" in phases["forward"]
     assert "select_n" in phases["backward"]
@@ -64,7 +64,7 @@ def test_sums_of_gradients_over_a_loop_are_backward() -> None:
     assert [name for name, _, _ in traced.tasks("O2").gradients] == [""]
 
 
-def test_steps_in_a_loop_keep_their_optimizer() -> None:
+def test_step_in_a_loop_has_an_optimizer_phase() -> None:
     def step(weight: Array, batch: Array) -> tuple[Array, None]:
         def iteration(weight: Array, part: Array) -> tuple[Array, None]:
             gradient = jax.grad(lambda w: jnp.sum(jnp.sin(part @ w)))(weight)

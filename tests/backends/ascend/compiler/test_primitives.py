@@ -58,11 +58,11 @@ PLAIN = Features(
         ),
     ],
 )  # fmt: skip
-def test_the_first_pattern_that_fits_names_a_kernel(changes: Any, expected: Any) -> None:
+def test_kernel_is_named_by_the_first_matching_pattern(changes: Any, expected: Any) -> None:
     assert match_pattern(replace(PLAIN, **changes), load_patterns()) == expected
 
 
-def test_gradients_of_rows_of_vectors_are_summed_as_a_stream() -> None:
+def test_bias_gradient_of_tokens_is_a_reduction() -> None:
     """BiasAddGrad walks feature maps by image and channel; tokens are rows of a matrix."""
 
     def forward(p: Any, x: Any) -> Any:
@@ -75,7 +75,7 @@ def test_gradients_of_rows_of_vectors_are_summed_as_a_stream() -> None:
     assert [task.cost_class for task in sums] == ["reduce"]
 
 
-def test_activations_have_names() -> None:
+def test_activations_are_recognised_by_name() -> None:
     def forward(p: Any, x: Any) -> Any:
         return jax.nn.silu(x @ p)
 
@@ -83,10 +83,10 @@ def test_activations_have_names() -> None:
     assert any("Swish" in name for name in types(graph))
 
 
-def test_patterns_name_known_classes() -> None:
+def test_patterns_name_existing_classes() -> None:
     assert {pattern.cost_class for pattern in load_patterns().kernels} <= set(get_args(CostClass))
 
 
-def test_a_pattern_of_an_unknown_class_is_refused() -> None:
+def test_pattern_of_an_unknown_class_is_refused() -> None:
     with pytest.raises(ValidationError, match="class"):
         KernelPattern.model_validate({"type": "Add", "class": "sums"})

@@ -75,14 +75,14 @@ def priced_as_scan(step: TracedStep, monkeypatch: pytest.MonkeyPatch) -> tuple[T
 
 @pytest.mark.parametrize(("kind", "op"), [("gru", "DynamicGRUV2"), ("lstm", "DynamicRNN")])
 @pytest.mark.parametrize("within", [False, True])
-def test_a_layer_is_one_op_in_each_pass(kind: str, op: str, within: bool) -> None:
+def test_recurrent_layer_is_one_op_in_each_pass(kind: str, op: str, within: bool) -> None:
     graph = traced(kind, 32, 20, 64, within=within).tasks("O2")
     assert types(graph)[op] == types(graph)[f"{op}Grad"] == 1
     assert all(task.repeat == 1 for task in graph.tasks)
     assert max(task.steps for task in graph.tasks) == 20
 
 
-def test_the_products_of_all_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_cell_has_the_multiply_adds_of_its_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("gru", "lstm"):
         scan, _ = priced_as_scan(traced(kind, 32, 20, 64, within=True), monkeypatch)
         assert macs(traced(kind, 32, 20, 64, within=True).tasks("O2")) == macs(scan)
@@ -96,7 +96,7 @@ def test_the_products_of_all_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     st.integers(8, 400),
     st.booleans(),
 )
-def test_a_fused_cell_is_never_dearer_than_its_scan(
+def test_fused_cell_is_never_slower_than_its_scan(
     kind: str, batch: int, steps: int, features: int, within: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +105,7 @@ def test_a_fused_cell_is_never_dearer_than_its_scan(
     assert fused.price_step(ExecutionConfig()).device_ms <= scan_ms
 
 
-def test_other_cells_stay_scans() -> None:
+def test_unrecognised_cell_stays_a_scan() -> None:
     def forward(weights: Any, x: Array) -> Array:
         def read(state: Array, token: Array) -> tuple[Array, Array]:
             state = jnp.tanh(token + state @ weights)
@@ -117,14 +117,14 @@ def test_other_cells_stay_scans() -> None:
     assert not any(task.parts for task in graph.tasks)
 
 
-def test_an_eager_framework_launches_a_cell_of_custom_code_call_by_call() -> None:
+def test_custom_cell_is_launched_call_by_call_in_eager_mode() -> None:
     graph = traced("gru", 32, 20, 64).tasks("O2", by_op=True)
     assert not any(task.parts for task in graph.tasks)
     assert sum(task.repeat for task in graph.tasks if task.launched) > 20 * 12
 
 
 @pytest.mark.parametrize("by_op", [False, True])
-def test_each_direction_of_a_frameworks_layer_is_one_op(by_op: bool) -> None:
+def test_framework_layer_is_one_op_in_each_direction(by_op: bool) -> None:
     layers = [
         {"name": "reshape", "shape": [12, 16]},
         {"name": "gru", "features": 32, "bidirectional": True},

@@ -28,7 +28,7 @@ from tests.backends.ascend.steps import (
 PRODUCT = ROWS * WIDTH * WIDTH
 
 
-def test_a_perceptron_has_three_products_a_layer_but_the_first() -> None:
+def test_perceptron_has_three_products_per_layer_but_the_first() -> None:
     assert macs(perceptron(3).tasks("O2")) == (3 * 3 - 1) * PRODUCT
 
 
@@ -41,7 +41,7 @@ def test_every_equation_is_accounted_for(precision: Any) -> None:
     assert graph.primitives["unsupported"] == 0
 
 
-def test_each_gradient_is_as_large_as_its_parameter() -> None:
+def test_gradient_has_the_size_of_its_parameter() -> None:
     graph = perceptron(2).tasks("O2")
     sizes = {name: size for name, size, _ in graph.gradients}
     matrix, vector = 4 * WIDTH * WIDTH, 4 * WIDTH
@@ -74,7 +74,7 @@ def recurrent(iterations: int, recomputed: bool = False) -> TracedStep:
     return gradient_step(forward, of(WIDTH, WIDTH), of(iterations, ROWS, WIDTH))
 
 
-def test_a_loop_costs_its_iterations() -> None:
+def test_loop_cost_is_proportional_to_its_iterations() -> None:
     short, long = (recurrent(iterations).tasks("O2") for iterations in (3, 12))
     assert macs(long) == 4 * macs(short) == 12 * 6 * PRODUCT
     assert len(long.tasks) == len(short.tasks)
@@ -82,7 +82,7 @@ def test_a_loop_costs_its_iterations() -> None:
     assert repeats == {task.type for task in short.tasks if task.repeat == 3}
 
 
-def test_values_that_iterations_share_are_prepared_once() -> None:
+def test_loop_invariant_values_are_prepared_once() -> None:
     graph = recurrent(12).tasks("O2")
     weight = graph.parameters[0]
     shared = [task for task in graph.tasks if task.type == "Cast" and weight in task.reads]
@@ -111,7 +111,7 @@ def test_stacked_layers_have_stacked_gradients() -> None:
     assert macs(graph) == 6 * 3 * PRODUCT
 
 
-def test_the_order_of_independent_statements_makes_no_difference() -> None:
+def test_task_graph_is_independent_of_statement_order() -> None:
     def forward(order: tuple[int, ...]) -> Any:
         def function(p: Any, x: Array) -> Array:
             branches: dict[int, Array] = {}
@@ -150,7 +150,7 @@ def unknown(p: Array, x: Array) -> Array:
     return jnp.fft.fft(x @ p).real
 
 
-def test_an_unknown_primitive_is_counted_or_refused() -> None:
+def test_unknown_primitive_is_counted_or_refused() -> None:
     traced = gradient_step(unknown, of(WIDTH, WIDTH), of(ROWS, WIDTH))
     graph = traced.tasks(None)
     assert graph.unsupported["fft"] == 2
@@ -160,7 +160,7 @@ def test_an_unknown_primitive_is_counted_or_refused() -> None:
         traced.tasks(None, strict=True)
 
 
-def test_unfused_ops_are_never_fewer() -> None:
+def test_eager_graph_never_has_fewer_ops() -> None:
     for traced in (perceptron(), recurrent(3)):
         fused, single = traced.tasks("O2"), traced.tasks("O2", by_op=True)
         assert len(single.tasks) >= len(fused.tasks)

@@ -28,22 +28,22 @@ from tests.backends.ascend.made_up import HW
 DEVICES = [1, 2, 3, 4, 5, 8, 16, 24, 32, 1024, 2048]
 
 
-def test_one_device_has_nothing_to_reduce() -> None:
+def test_all_reduce_on_one_device_is_free() -> None:
     assert all_reduce_us(10**9, 1, HW) == 0.0
 
 
-def test_a_pair_sends_everything_once_over_its_link() -> None:
+def test_pair_sends_all_bytes_once_over_its_link() -> None:
     assert all_reduce_us(93_000_000, 2, HW) == pytest.approx(2 * 2.2 + 93e6 / 22e3)
 
 
 @pytest.mark.parametrize("devices", [4, 8])
-def test_a_ring_takes_two_rounds_but_two_hops(devices: int) -> None:
+def test_ring_all_reduce_time_matches_the_formula(devices: int) -> None:
     hops = 2 * (devices - 1)
     expected = hops * 12 + 100e6 * hops / devices / 43e3
     assert all_reduce_us(100_000_000, devices, HW) == pytest.approx(expected)
 
 
-def test_servers_share_what_each_has_reduced() -> None:
+def test_all_reduce_across_servers_moves_the_reduced_share() -> None:
     ring = 14 * 12 + 100e6 * 14 / 8 / 43e3
     in_server_us, between_us = all_reduce(100_000_000, 16, HW)
     assert in_server_us == pytest.approx(ring)
@@ -57,7 +57,7 @@ def test_servers_share_what_each_has_reduced() -> None:
     [(224_740_000, 9.02, 9.5), (102_000_000, 4.40, 4.40), (28_000_000, 1.41, 1.41)],
     ids=["alexnet", "resnet50", "googlenet"],
 )
-def test_eight_devices_take_what_was_published(
+def test_all_reduce_on_eight_devices_matches_published_times(
     nbytes: int, least_ms: float, most_ms: float
 ) -> None:
     assert 0.85 * least_ms < all_reduce_us(nbytes, 8, HW) / 1e3 < 1.15 * most_ms
@@ -77,12 +77,12 @@ def test_short_messages_take_fewer_hops_than_a_ring() -> None:
 
 
 @given(st.sampled_from(DEVICES), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_more_bytes_never_take_less(devices: int, nbytes: int, more: int) -> None:
+def test_all_reduce_time_never_falls_with_bytes(devices: int, nbytes: int, more: int) -> None:
     assert all_reduce_us(nbytes, devices, HW) <= all_reduce_us(nbytes + more, devices, HW)
 
 
 @given(st.integers(0, 10**9))
-def test_more_servers_never_take_less(nbytes: int) -> None:
+def test_all_reduce_time_never_falls_with_servers(nbytes: int) -> None:
     times = [all_reduce_us(nbytes, devices, HW) for devices in (8, 16, 32, 64, 512, 1024)]
     assert times == sorted(times)
 
@@ -104,7 +104,7 @@ PRICES_US = {
 
 
 @pytest.mark.parametrize("devices", PRICES_US)
-def test_an_all_reduce_of_a_whole_cluster_costs_what_it_did(devices: int) -> None:
+def test_all_reduce_of_a_whole_cluster_keeps_its_price(devices: int) -> None:
     sizes = (0, 4096, 1_000_000, 102_000_000)
     assert tuple(all_reduce_us(size, devices, HW) for size in sizes) == PRICES_US[devices]
     of_group = [collective_us("all_reduce", size, form_cluster(devices, HW), HW) for size in sizes]
@@ -122,20 +122,20 @@ GROUPS = st.builds(
 
 
 @given(BYTES, GROUPS)
-def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(nbytes: int, group: Group) -> None:
+def test_all_reduce_is_reduce_scatter_plus_all_gather(nbytes: int, group: Group) -> None:
     halves = [collective_us(kind, nbytes, group, HW) for kind in ("reduce_scatter", "all_gather")]
     assert sum(halves) == collective_us("all_reduce", nbytes, group, HW)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(nbytes=BYTES, stride=st.integers(1, 8))
-def test_a_group_of_one_has_nothing_to_do(kind: Collective, nbytes: int, stride: int) -> None:
+def test_collective_of_a_group_of_one_is_free(kind: Collective, nbytes: int, stride: int) -> None:
     assert collective_us(kind, nbytes, Group(1, 1, stride), HW) == 0.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(nbytes=BYTES, more=BYTES, group=GROUPS)
-def test_more_bytes_of_any_collective_never_take_less(
+def test_collective_time_never_falls_with_bytes(
     kind: Collective, nbytes: int, more: int, group: Group
 ) -> None:
     few_us = collective_us(kind, nbytes, group, HW)
@@ -144,7 +144,7 @@ def test_more_bytes_of_any_collective_never_take_less(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(nbytes=BYTES, sizes=st.tuples(st.integers(1, 8), st.integers(1, 8)).map(sorted))
-def test_more_members_in_a_server_never_take_less(
+def test_collective_time_never_falls_with_members_per_server(
     kind: Collective, nbytes: int, sizes: list[int]
 ) -> None:
     few, many = sizes
@@ -160,7 +160,7 @@ def test_more_members_in_a_server_never_take_less(
     per_server=st.integers(1, 8),
     servers=st.tuples(st.integers(1, 128), st.integers(1, 128)).map(sorted),
 )
-def test_members_in_more_servers_never_take_less(
+def test_collective_time_never_falls_with_servers(
     kind: Collective, nbytes: int, per_server: int, servers: list[int]
 ) -> None:
     few, many = (Group(number * per_server, per_server) for number in servers)
@@ -170,7 +170,7 @@ def test_members_in_more_servers_never_take_less(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(nbytes=BYTES, size=st.integers(2, 8), data=st.data())
-def test_a_group_in_one_server_never_takes_more_than_across_servers(
+def test_group_in_one_server_is_never_slower_than_across_servers(
     kind: Collective, nbytes: int, size: int, data: st.DataObject
 ) -> None:
     parts = [part for part in range(1, size) if size % part == 0]
@@ -179,7 +179,7 @@ def test_a_group_in_one_server_never_takes_more_than_across_servers(
     assert inside_us <= collective_us(kind, nbytes, across, HW) * (1 + 1e-12)
 
 
-def test_halves_of_a_ring_take_half_of_its_hops_and_bytes() -> None:
+def test_all_gather_and_reduce_scatter_take_half_of_a_ring() -> None:
     gathered_us = 7 * 12 + 100e6 * 7 / 8 / 43e3
     assert collective_us("all_gather", 100e6, Group(8, 8), HW) == pytest.approx(gathered_us)
     # 4 in each of 2 servers: half a ring of 4, then a hop with half of a quarter over RoCE.
@@ -187,7 +187,7 @@ def test_halves_of_a_ring_take_half_of_its_hops_and_bytes() -> None:
     assert collective_us("reduce_scatter", 100e6, Group(8, 4), HW) == pytest.approx(across_us)
 
 
-def test_all_to_all_goes_to_one_partner_at_a_time() -> None:
+def test_all_to_all_sends_to_one_partner_at_a_time() -> None:
     in_server_us = 7 * (12 + 1e6 / 22e3)
     assert collective_us("all_to_all", 8e6, Group(8, 8), HW) == pytest.approx(in_server_us)
     far_us = 8 * (20 + 1e6 / 12.5e3)
@@ -198,7 +198,7 @@ def test_all_to_all_goes_to_one_partner_at_a_time() -> None:
     assert collective_us("all_to_all", 8e6, Group(2, 2), HW) == pytest.approx(pair_us)
 
 
-def test_a_send_takes_the_slowest_link_between_neighbours() -> None:
+def test_send_time_is_that_of_the_slowest_link() -> None:
     near_us, far_us = 2.2 + 1e6 / 22e3, 20 + 1e6 / 12.5e3
     assert collective_us("send", 1e6, Group(8, 8), HW) == pytest.approx(near_us)
     assert collective_us("send", 1e6, Group(16, 8), HW) == pytest.approx(far_us)
@@ -232,7 +232,7 @@ def test_axes_of_a_mesh_are_groups(sizes: dict[str, int], groups: dict[str, Grou
 
 @pytest.mark.slow
 @given(st.integers(1, 32), st.integers(1, 32))
-def test_groups_of_a_mesh_lie_on_servers_as_they_say(data: int, model: int) -> None:
+def test_groups_of_a_mesh_have_their_members_on_each_server(data: int, model: int) -> None:
     """Every group is laid out by hand, and its members in each server are counted."""
     devices = data * model
     try:
@@ -282,18 +282,18 @@ BAD_GROUPS = {
 
 
 @pytest.mark.parametrize(("make", "message"), BAD_GROUPS.values(), ids=BAD_GROUPS.keys())
-def test_groups_that_no_cluster_has_are_errors(make: Callable[[], object], message: str) -> None:
+def test_impossible_groups_are_errors(make: Callable[[], object], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         make()
 
 
 @pytest.mark.parametrize("devices", [0, -8])
-def test_no_device_is_an_error(devices: int) -> None:
+def test_device_count_below_one_is_an_error(devices: int) -> None:
     with pytest.raises(OptionError, match=rf"devices = {devices}: must be at least 1"):
         all_reduce_us(1, devices, HW)
 
 
-def test_a_part_of_a_server_is_an_error_that_names_the_neighbours() -> None:
+def test_partial_server_is_an_error_with_nearest_device_counts() -> None:
     with pytest.raises(
         OptionError, match="devices = 12: must fill whole servers of 8 devices, as 8 or 16 would"
     ):
@@ -321,14 +321,14 @@ def test_fusion_counts_parameters_from_the_input() -> None:
     assert early.gradients == tuple(range(75, 161))
 
 
-def test_what_no_index_reaches_is_a_bucket_of_its_own() -> None:
+def test_unreached_rows_are_a_separate_bucket() -> None:
     parts = form_buckets(_gradients(10), (2, 5))
     assert [part.gradients for part in parts] == [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 
 
 @pytest.mark.slow
 @given(st.integers(1, 50), st.data())
-def test_buckets_hold_every_gradient_once_in_order(count: int, data: st.DataObject) -> None:
+def test_buckets_contain_every_gradient_once_in_order(count: int, data: st.DataObject) -> None:
     fusion = tuple(sorted(data.draw(st.sets(st.integers(0, count - 1)))))
     parts = form_buckets(_gradients(count), fusion)
     assert [one for part in parts for one in part.gradients] == list(range(count))
@@ -336,14 +336,14 @@ def test_buckets_hold_every_gradient_once_in_order(count: int, data: st.DataObje
 
 
 @pytest.mark.parametrize("fusion", [(85, 161), (85, 85), (90, 20), (-1, 4)])
-def test_fusion_that_names_no_parameter_is_an_error(fusion: tuple[int, ...]) -> None:
+def test_fusion_with_invalid_parameter_indices_is_an_error(fusion: tuple[int, ...]) -> None:
     with pytest.raises(
         OptionError, match=r"all_reduce_fusion = .*: must ascend and stay below 161"
     ):
         form_buckets(_gradients(161), fusion)
 
 
-def test_a_bucket_is_parted_where_one_optimizer_is_done_before_the_other() -> None:
+def test_bucket_is_split_between_optimizers() -> None:
     gradients = [("d1", 1, 3), ("d0", 2, 4), ("g1", 4, 9), ("g0", 8, 10)]
     (bucket,) = form_buckets(gradients, None)
     assert split_rounds(bucket, gradients, rounds=[0, 0, 0, 0]) == (bucket,)

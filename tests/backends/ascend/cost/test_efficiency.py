@@ -17,7 +17,7 @@ from pipeline.backends.ascend.published.workloads import (
 from pipeline.core.errors import RunError
 
 
-def test_a_multiplier_speeds_up_its_group_alone():
+def test_multiplier_speeds_up_only_its_group():
     ones = dict.fromkeys(GROUPS, 1.0)
     plain = calibrate_with(ones, 0.0).efficiency
     faster = calibrate_with({**ones, "depthwise": 2.0}, 0.0).efficiency
@@ -26,7 +26,7 @@ def test_a_multiplier_speeds_up_its_group_alone():
         assert ratio == pytest.approx(2.0 if name in GROUPS["depthwise"] else 1.0)
 
 
-def test_calibration_files_that_are_none_are_refused(tmp_path: Path):
+def test_invalid_calibration_file_is_refused(tmp_path: Path):
     file = tmp_path / "calibration.yaml"
     file.write_text("multipliers: {products: 1.0}\n")
     with pytest.raises(RunError, match="not a calibration"):
@@ -60,7 +60,7 @@ SQUEEZENET_IS_TOO_FAST = pytest.mark.xfail(
         pytest.param("squeezenet1_0", 32, 16.7, marks=SQUEEZENET_IS_TOO_FAST),
     ],
 )
-def test_published_steps_lie_in_the_interval(model: str, batch: int, ms: float):
+def test_published_steps_are_in_the_interval(model: str, batch: int, ms: float):
     row: Published = next(r for r in load_published_steps() if r.model == model and r.devices == 1)
     assert (row.batch, row.ms) == (batch, pytest.approx(ms, abs=0.01))
     traced = trace_image_step(row.model, row.batch, row.pixels, row.classes)
@@ -69,7 +69,7 @@ def test_published_steps_lie_in_the_interval(model: str, batch: int, ms: float):
 
 
 @pytest.mark.slow
-def test_resnet50_at_batch_256_fits():
+def test_resnet50_at_batch_256_fits_in_memory():
     report = Pricing(
         trace_image_step("resnet50", 256, 224, 1000), chipset("ascend910")
     ).price_modes(ExecutionConfig())

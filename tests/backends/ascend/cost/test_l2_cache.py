@@ -24,13 +24,13 @@ def test_bytes_are_read_from_the_l2_or_from_memory(graph: TaskGraph, l2_bytes: i
 
 
 @given(graph=graphs(), l2_bytes=st.integers(1, 20_000))
-def test_a_larger_cache_never_has_fewer_hits(graph: TaskGraph, l2_bytes: int) -> None:
+def test_larger_cache_never_has_fewer_hits(graph: TaskGraph, l2_bytes: int) -> None:
     small, large = (measure_traffic(graph, size, 0.5, 1.5) for size in (l2_bytes, 2 * l2_bytes))
     for before, after in zip(small, large, strict=True):
         assert after.l2_bytes >= before.l2_bytes - 1e-9
 
 
-def test_what_was_just_written_is_read_from_the_l2_alone() -> None:
+def test_recent_output_is_read_only_from_the_l2() -> None:
     buffers = tuple(buffer(index, 100) for index in range(3))
     graph = TaskGraph(buffers, (task([0], [1]), task([1], [2])))
     first, second = measure_traffic(graph, 10_000, 0.5, 1.5)
@@ -38,20 +38,20 @@ def test_what_was_just_written_is_read_from_the_l2_alone() -> None:
     assert (second.l2_bytes, second.hbm_bytes) == (100, 0)
 
 
-def test_a_cache_that_is_far_too_small_has_no_hits() -> None:
+def test_tiny_cache_has_no_hits() -> None:
     buffers = tuple(buffer(index, 1000) for index in range(3))
     graph = TaskGraph(buffers, (task([0], [1]), task([1], [2])))
     assert measure_traffic(graph, 10, 0.5, 1.5)[1].l2_bytes == 0
 
 
-def test_a_gather_reads_as_many_bytes_as_it_writes() -> None:
+def test_gather_reads_as_many_bytes_as_it_writes() -> None:
     buffers = (buffer(0, 1000), buffer(1, 40))
     assert read_bytes(task([0], [1], cost_class="gather"), buffers, 0) == 40
     assert read_bytes(task([0], [1]), buffers, 0) == 1000
 
 
 @pytest.mark.parametrize(("row", "read"), [(512, 1024), (32, 4096)])
-def test_a_slice_of_short_rows_reads_all(row: int, read: int) -> None:
+def test_slice_of_short_rows_reads_the_whole_buffer(row: int, read: int) -> None:
     wide = buffer(0, 4096, shape=(2, 2048) if row == 512 else (32, 128))
     part = buffer(1, 1024, shape=(2, 512) if row == 512 else (32, 32))
     assert read_bytes(task([0], [1], cost_class="copy"), (wide, part), 0) == read

@@ -87,14 +87,14 @@ def us(graph: TaskGraph, hw: Hardware = HW) -> float:
     return sum(time.us for time in price_tasks(graph, hw))
 
 
-def test_a_product_takes_its_blocks_over_cores_clock_and_rate_where_memory_is_free() -> None:
+def test_product_time_is_compute_bound_with_fast_memory() -> None:
     blocks = 256**3
     rate = EFFICIENCY.classes["matmul"].rate
     expected = HW.task_floor_all_cores_us + blocks / (32 * HW.ai_core_clock_mhz) / rate
     assert us(matmul(4096, 4096, 4096), FAST_MEMORY) == pytest.approx(expected, rel=0.02)
 
 
-def test_a_stream_takes_its_reads_and_writes_at_their_rates() -> None:
+def test_stream_time_is_reads_and_writes_at_their_rates() -> None:
     nbytes, shape = 400_000_000, ((200_000_000,), "float16")
     graph = graph_of("copy", [shape, shape], shape)
     rate = EFFICIENCY.classes["copy"].rate
@@ -103,7 +103,7 @@ def test_a_stream_takes_its_reads_and_writes_at_their_rates() -> None:
     assert us(graph) == pytest.approx(expected)
 
 
-def test_many_operations_on_little_data_are_bound_by_lanes() -> None:
+def test_elementwise_task_with_many_operations_is_vector_bound() -> None:
     graph = stream("elementwise", 10**6, simple=1000.0)
     lanes_us = 10**6 * 2 * 1000 / HW.vector_bytes_per_us / CONSTANTS.vector_rate
     time = price_tasks(graph, HW)[0]
@@ -112,7 +112,7 @@ def test_many_operations_on_little_data_are_bound_by_lanes() -> None:
     assert time.us == pytest.approx(expected, rel=0.001)
 
 
-def test_float32_products_run_16_rows_a_core_on_the_vector_unit() -> None:
+def test_float32_product_runs_on_the_vector_unit() -> None:
     """The trace of 2020 has 9174 us for 2 x 9216 x 4096 on one core."""
     time = price_tasks(matmul(2, 9216, 4096, "float32"), HW)[0]
     floor_us = 1.5 + (4.2 - 1.5) / 32
@@ -121,7 +121,7 @@ def test_float32_products_run_16_rows_a_core_on_the_vector_unit() -> None:
     assert time.bound == "vector"
 
 
-def test_convolutions_are_cast_for_the_cube_whatever_their_type() -> None:
+def test_convolution_time_is_independent_of_its_dtype() -> None:
     graph = convolution("conv", 32, 13, 256, 256)
     task = graph.tasks[0]
     assert task.cube is not None
@@ -129,7 +129,7 @@ def test_convolutions_are_cast_for_the_cube_whatever_their_type() -> None:
     assert us(wide) == us(graph)
 
 
-def test_the_host_processors_task_has_its_own_time_and_links_none() -> None:
+def test_ai_cpu_task_has_a_fixed_time_and_link_task_takes_zero() -> None:
     shape = ((8,), "float32")
     ai_cpu = graph_of("ai_cpu", [shape], shape, engine="ai_cpu")
     link = graph_of("all_reduce", [shape], shape, engine="hccl")
@@ -137,25 +137,25 @@ def test_the_host_processors_task_has_its_own_time_and_links_none() -> None:
     assert price_tasks(link, HW)[0].us == 0
 
 
-def test_rows_cost_a_latency_each() -> None:
+def test_gathered_rows_cost_a_latency_each() -> None:
     """5 million rows of 32 bytes: 118 million a second gathered in the Wide & Deep trace."""
     time = us(row_task("gather", 4_992_000, 8))
     assert time == pytest.approx(42_218, rel=0.15)
 
 
-def test_a_bias_gradient_of_a_matrix_is_far_faster_than_of_a_feature_map() -> None:
+def test_bias_gradient_of_matrix_is_faster_than_of_feature_map() -> None:
     flat = graph_of("bias_grad", [((32 * 169, 256), "float16")], ((256,), "float16"))
     assert us(feature_map_task("bias_grad", 32, 13, 256)) > 5 * us(flat)
 
 
-def test_a_transpose_that_keeps_rows_is_a_copy() -> None:
+def test_transpose_that_keeps_rows_is_faster() -> None:
     rows, elements = ((100, 64, 128), "float16"), ((100, 128, 64), "float16")
     kept = graph_of("transpose", [rows], ((64, 100, 128), "float16"))
     torn = graph_of("transpose", [rows], elements)
     assert us(torn) > 1.5 * us(kept)
 
 
-def test_a_layout_change_of_rows_that_are_not_whole_blocks_is_slower() -> None:
+def test_layout_change_of_partial_blocks_is_slower() -> None:
     """13 x 13 planes took 14 us in the trace, 28 x 28 planes, more than twice the data, 9 us."""
     whole, odd = (
         graph_of("trans_data", [((32, 128, edge, edge), "float16")], ((32, edge, edge, 128), dtype))
@@ -168,7 +168,7 @@ def test_a_layout_change_of_rows_that_are_not_whole_blocks_is_slower() -> None:
     assert us(blocked[1]) > us(blocked[0])
 
 
-def test_a_slice_of_leading_rows_reads_only_them() -> None:
+def test_slice_of_leading_rows_reads_only_those_rows() -> None:
     table = ((100_000, 256), "float32")
     leading = graph_of("copy", [table], ((1000, 256), "float32"))
     minor = graph_of("copy", [table], ((100_000, 2), "float32"))
@@ -183,7 +183,7 @@ def test_columns_of_a_matrix_are_sliced_row_by_row() -> None:
     assert 1300 < us(planes) < 1800
 
 
-def test_a_row_kernel_pays_for_each_operation_along_rows() -> None:
+def test_row_kernel_time_grows_with_operations_along_rows() -> None:
     """Softmax with cross entropy of 32 rows of 10 took 9.5 us in the trace of 2023."""
 
     def softmax(along_rows: int) -> TaskGraph:
@@ -210,14 +210,14 @@ def _chain(length: int) -> TaskGraph:
     return TaskGraph(tuple(buffer(index, shape) for index in range(3 + 2 * length)), tasks)
 
 
-def test_a_recent_output_is_read_from_the_l2() -> None:
+def test_recent_output_is_read_from_the_l2() -> None:
     times = [price_tasks(_chain(length), HW)[-1].us for length in range(12)]
     assert times == sorted(times)
     assert times[0] < 0.75 * times[-1]
     assert times[-1] == times[-2]
 
 
-def test_a_slower_tiling_makes_a_slower_task() -> None:
+def test_task_on_one_core_is_slower() -> None:
     graph = matmul(4096, 4096, 4096)
     one_core = {0: Tiling(1, 1, 1, 1, 8, 16)}
     slow = price_tasks(graph, HW, tiles=one_core)[0].us
@@ -226,7 +226,9 @@ def test_a_slower_tiling_makes_a_slower_task() -> None:
 
 @given(graphs, st.sampled_from(BETTER), st.floats(0.1, 10))
 @settings(deadline=None)
-def test_no_time_is_below_the_roofline(graph: TaskGraph, figure: str, factor: float) -> None:
+def test_task_time_is_never_below_the_roofline(
+    graph: TaskGraph, figure: str, factor: float
+) -> None:
     hw = replace(HW, **{figure: getattr(HW, figure) * factor})
     task, time = graph.tasks[0], price_tasks(graph, hw)[0]
     assert math.isfinite(time.us)
@@ -264,7 +266,7 @@ def test_larger_overheads_are_never_faster(graph: TaskGraph, figure: str, factor
 
 @given(graphs)
 @settings(deadline=None)
-def test_all_rates_doubled_and_overheads_halved_halve_the_time(graph: TaskGraph) -> None:
+def test_task_time_is_halved_on_hardware_twice_as_fast(graph: TaskGraph) -> None:
     changes = {name: getattr(HW, name) * 2 for name in RATES}
     changes |= {name: getattr(HW, name) / 2 for name in OVERHEADS}
     assert us(graph, replace(HW, **changes)) == pytest.approx(us(graph) / 2)
@@ -273,7 +275,7 @@ def test_all_rates_doubled_and_overheads_halved_halve_the_time(graph: TaskGraph)
 @pytest.mark.slow
 @given(lengths, lengths, lengths, st.sampled_from(("float16", "float32")), lengths)
 @settings(deadline=None)
-def test_a_longer_product_is_never_faster(m: int, k: int, n: int, dtype: str, more: int) -> None:
+def test_longer_product_is_never_faster(m: int, k: int, n: int, dtype: str, more: int) -> None:
     base = us(matmul(m, k, n, dtype), FLAT)
     for larger in ((m + more, k, n), (m, k + more, n), (m, k, n + more)):
         assert us(matmul(*larger, dtype), FLAT) >= base * (1 - 1e-9)
@@ -281,20 +283,20 @@ def test_a_longer_product_is_never_faster(m: int, k: int, n: int, dtype: str, mo
 
 @given(st.integers(1, 10**8), st.integers(0, 10**7), st.floats(0, 20), st.floats(0, 20))
 @settings(deadline=None)
-def test_a_longer_stream_is_never_faster(
+def test_longer_stream_is_never_faster(
     elements: int, more: int, simple: float, other: float
 ) -> None:
     base = us(stream("elementwise", elements, simple))
     assert us(stream("elementwise", elements + more, simple + other)) >= base * (1 - 1e-9)
 
 
-def test_every_class_has_a_bounded_efficiency_and_says_where_it_is_from() -> None:
+def test_every_class_has_a_bounded_efficiency_with_a_source() -> None:
     assert set(EFFICIENCY.classes) == set(get_args(CostClass))
     assert all(0.05 <= entry.rate <= 1.5 for entry in EFFICIENCY.classes.values())
     assert all(entry.source and entry.log_sd > 0 for entry in EFFICIENCY.classes.values())
 
 
-def test_a_scaled_class_changes_its_own_tasks_only() -> None:
+def test_scaled_cost_class_changes_only_its_tasks() -> None:
     slower = EFFICIENCY.scale_rates({"cast": 0.5})
     assert slower.classes["cast"].rate == EFFICIENCY.classes["cast"].rate / 2
     assert slower.classes["copy"].rate == EFFICIENCY.classes["copy"].rate
@@ -308,18 +310,18 @@ def test_a_scaled_class_changes_its_own_tasks_only() -> None:
         ({"conv": -1.0}, "rate multiplier of conv = -1.0: must be positive"),
     ],
 )
-def test_a_wrong_multiplier_is_refused(multipliers: dict[str, float], message: str) -> None:
+def test_invalid_multiplier_is_refused(multipliers: dict[str, float], message: str) -> None:
     with pytest.raises(RunError, match=message):
         EFFICIENCY.scale_rates(multipliers)
 
 
-def test_a_broken_file_of_efficiencies_is_named(tmp_path: Path) -> None:
+def test_broken_efficiency_file_is_reported(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("constants: {}")
     with pytest.raises(RunError, match=r"broken.yaml: not a file of efficiencies"):
         load_efficiency(broken)
 
 
-def test_the_constants_are_positive() -> None:
+def test_constants_are_positive() -> None:
     assert all(getattr(CONSTANTS, field.name) > 0 for field in fields(CONSTANTS))
     assert CONSTANTS.l2_full < CONSTANTS.l2_none

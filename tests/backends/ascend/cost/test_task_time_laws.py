@@ -65,7 +65,7 @@ def written_twice(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
 
 
 @given(written_twice(), st.sampled_from(("float16", "float32")))
-def test_a_transposes_price_depends_on_the_permutation_of_its_bytes_alone(
+def test_transpose_price_depends_only_on_its_byte_permutation(
     written: tuple[tuple[int, ...], ...], dtype: str
 ) -> None:
     shape, order, split, split_order = written
@@ -73,7 +73,7 @@ def test_a_transposes_price_depends_on_the_permutation_of_its_bytes_alone(
 
 
 @given(written_twice())
-def test_a_permutations_shortest_form_moves_the_same_elements(
+def test_simplified_permutation_moves_the_same_elements(
     written: tuple[tuple[int, ...], ...],
 ) -> None:
     shape, order, *_ = written
@@ -85,7 +85,7 @@ def test_a_permutations_shortest_form_moves_the_same_elements(
     assert all(second != first + 1 for first, second in pairwise(moved.order))
 
 
-def test_neighbours_that_stay_together_are_one_axis() -> None:
+def test_adjacent_axes_are_merged_in_a_permutation() -> None:
     assert simplify_permutation((8, 1, 49, 6, 32), (0, 1, 3, 2, 4)) == Permutation(
         (8, 49, 6, 32), (0, 2, 1, 3)
     )
@@ -96,7 +96,7 @@ def test_neighbours_that_stay_together_are_one_axis() -> None:
 
 
 @pytest.mark.parametrize("ways", ["windows", "matrices"])
-def test_the_same_transpose_costs_the_same_however_it_is_written(ways: str) -> None:
+def test_equivalent_transposes_cost_the_same(ways: str) -> None:
     """The windows of a Swin transformer, and squares beside almost squares."""
 
     def price(function: object, *shape: int) -> float:
@@ -131,9 +131,7 @@ sizes = st.integers(1, 3000)
 
 
 @given(st.integers(2, 10**7), st.floats(0, 30), st.floats(0.05, 0.95))
-def test_splitting_a_stream_never_makes_it_cheaper(
-    elements: int, simple: float, share: float
-) -> None:
+def test_split_stream_is_never_cheaper(elements: int, simple: float, share: float) -> None:
     first = max(int(elements * share), 1)
     parts = us(stream("elementwise", first, simple)) + us(
         stream("elementwise", elements - first or 1, simple)
@@ -142,7 +140,7 @@ def test_splitting_a_stream_never_makes_it_cheaper(
 
 
 @given(st.integers(2, 64), st.integers(1, 60), st.integers(1, 300), st.data())
-def test_splitting_a_map_by_images_never_makes_it_cheaper(
+def test_feature_map_split_by_images_is_never_cheaper(
     images: int, edge: int, channels: int, data: st.DataObject
 ) -> None:
     kind = data.draw(st.sampled_from(("max_pool", "max_pool_grad", "avg_pool", "bias_grad")))
@@ -171,7 +169,7 @@ def along_rows(rows: int, width: int, operations: int) -> TaskGraph:
 )  # fmt: skip
 @example(184_696, 64, 8, 0.5, True)
 @example(153_600, 50, 6, 0.5, False)
-def test_splitting_rows_never_makes_them_cheaper_and_twice_cost_at_most_twice(
+def test_row_task_cost_is_subadditive(
     rows: int, width: int, number: int, share: float, slices: bool
 ) -> None:
     first = min(max(int(rows * share), 1), rows - 1)
@@ -188,7 +186,7 @@ def test_splitting_rows_never_makes_them_cheaper_and_twice_cost_at_most_twice(
 
 @settings(max_examples=50)
 @given(st.integers(16, 2000), sizes, sizes)
-def test_splitting_a_product_by_rows_never_makes_it_cheaper(m: int, k: int, n: int) -> None:
+def test_product_split_by_rows_is_never_cheaper(m: int, k: int, n: int) -> None:
     half = m // 2
     assert us(matmul(half, k, n)) + us(matmul(m - half, k, n)) >= us(matmul(m, k, n)) * (1 - 1e-9)
 
@@ -204,7 +202,7 @@ def test_splitting_a_product_by_rows_never_makes_it_cheaper(m: int, k: int, n: i
 @example("conv_kernel_grad", 6, 52, 49, 129)
 @example("conv_kernel_grad", 14, 25, 81, 225)
 @example("conv", 8, 51, 289, 257)
-def test_twice_the_images_cost_a_convolution_at_most_twice_and_a_task(
+def test_convolution_of_double_batch_costs_at_most_twice_plus_a_task(
     kind: str, images: int, edge: int, inner: int, outer: int
 ) -> None:
     once, twice = (
@@ -219,7 +217,7 @@ def test_twice_the_images_cost_a_convolution_at_most_twice_and_a_task(
     st.integers(1, 10**6),
     st.integers(1, 64),
 )
-def test_twice_the_elements_cost_at_most_twice_and_a_task(
+def test_task_of_double_size_costs_at_most_twice_plus_a_task(
     kind: str, elements: int, width: int
 ) -> None:
     def task(count: int) -> TaskGraph:

@@ -66,26 +66,26 @@ def time_us(tiling: Tiling, product: Product, hw: Hardware) -> float:
     return float(sum_cycles(stages, OVERLAP)[0]) / hw.ai_core_clock_mhz
 
 
-def test_a_product_of_matrices_is_padded_to_blocks_of_sixteen() -> None:
+def test_matrix_product_is_padded_to_blocks_of_16() -> None:
     product = pad_product(CubeWork(1, 33, 16, 10, 33 * 16 * 10), "matmul", 4)
     assert product == Product(1, 3, 1, 1, 1.0, 4)
 
 
-def test_every_tap_of_a_convolution_has_its_channels_padded_apart() -> None:
+def test_channels_are_padded_separately_at_each_kernel_tap() -> None:
     stem = CubeWork(1, 32 * 112 * 112, 49 * 3, 64, 1, taps=49, stride=4)
     product = pad_product(stem, "conv")
     assert (product.m, product.k, product.n) == (32 * 112 * 112 // 16, 49, 4)
     assert product.expansion == 49 / 4
 
 
-def test_a_kernel_gradient_pads_the_channels_of_its_rows_and_sums_in_float32() -> None:
+def test_kernel_gradient_pads_row_channels_and_sums_in_float32() -> None:
     work = CubeWork(1, 121 * 3, 32 * 57 * 57, 64, 1, taps=121, stride=16)
     product = pad_product(work, "conv_kernel_grad", 2, images=32)
     assert (product.m, product.k, product.n) == (121, 6498, 4)
     assert (product.out_bytes, product.images) == (4, 32)
 
 
-def test_the_input_gradient_of_a_strided_1x1_convolution_skips_the_zeros() -> None:
+def test_input_gradient_of_strided_1x1_convolution_skips_zeros() -> None:
     rows = 32 * 56 * 56
     work = CubeWork(1, rows, 512, 256, rows * 512 * 256 // 4, taps=1, stride=4)
     product = pad_product(work, "conv_input_grad")
@@ -93,7 +93,7 @@ def test_the_input_gradient_of_a_strided_1x1_convolution_skips_the_zeros() -> No
     assert product.expansion == 1
 
 
-def test_cycles_of_one_tiling_by_hand() -> None:
+def test_tiling_cycles_match_hand_calculation() -> None:
     """4096^3 on 8 x 4 cores, blocks of 8 x 16: 32 x 64 blocks of output and 256 deep a core."""
     product = Product(1, 256, 256, 256, 1.0, 2)
     cube, load, l2, out = cycles_of(Tiling(1, 8, 1, 4, 8, 16), product)
@@ -104,14 +104,14 @@ def test_cycles_of_one_tiling_by_hand() -> None:
     assert out == 32 * 64 * 512 / 64
 
 
-def test_a_panel_that_fits_the_l1_is_loaded_once() -> None:
+def test_panel_within_the_l1_is_loaded_once() -> None:
     """Operands of 4 blocks depth: both stay in the L1, whatever the passes."""
     product = Product(1, 256, 4, 256, 1.0, 2)
     _, _, l2, _ = cycles_of(Tiling(1, 8, 1, 4, 8, 16), product)
     assert l2 == pytest.approx((32 * 4 + 4 * 64) * 512 / 110)
 
 
-def test_a_depth_split_over_cores_adds_up_in_float32() -> None:
+def test_depth_split_over_cores_is_summed_in_float32() -> None:
     product = Product(1, 16, 64, 16, 1.0, 2)
     cube, _, _, out = cycles_of(Tiling(1, 1, 1, 1, 8, 16), product)
     split_cube, _, _, split_out = cycles_of(Tiling(1, 1, 4, 1, 8, 16), product)
@@ -119,7 +119,7 @@ def test_a_depth_split_over_cores_adds_up_in_float32() -> None:
     assert split_cube == pytest.approx(cube / 4)
 
 
-def test_a_kernel_gradient_is_split_by_its_images_first() -> None:
+def test_kernel_gradient_is_split_by_images_first() -> None:
     product = Product(1, 144, 338, 16, 9.0, 4, images=32)
     assert choose_default_tiling(product, HW, OVERLAP).cores_k == 32
     two = choose_default_tiling(replace(product, images=2), HW, OVERLAP)
@@ -128,7 +128,7 @@ def test_a_kernel_gradient_is_split_by_its_images_first() -> None:
 
 @pytest.mark.slow
 @given(products)
-def test_every_candidate_fits_cores_and_buffers(product: Product) -> None:
+def test_candidate_tilings_fit_cores_and_buffers(product: Product) -> None:
     rows = list_tilings(product, HW)
     assert (rows[:, :4].prod(axis=1) <= HW.ai_cores_count).all()
     assert (rows[:, 4] * rows[:, 5] * 1024 * 2 <= HW.l0c_kib * 1024).all()
@@ -139,7 +139,7 @@ def test_every_candidate_fits_cores_and_buffers(product: Product) -> None:
 
 @pytest.mark.slow
 @given(products)
-def test_the_choice_has_something_no_worse_than_the_rule_of_thumb(product: Product) -> None:
+def test_best_tiling_is_no_slower_than_the_default(product: Product) -> None:
     best, default = (find(product, HW, OVERLAP) for find in (best_tiling, choose_default_tiling))
     assert time_us(best, product, HW) <= time_us(default, product, HW)
 
@@ -166,7 +166,7 @@ def _us(product: Product, hw: Hardware, split: tuple[int, ...], block: tuple[int
 
 @given(products)
 @settings(max_examples=15, deadline=None)
-def test_the_search_finds_what_brute_force_finds(product: Product) -> None:
+def test_best_tiling_matches_brute_force(product: Product) -> None:
     product = replace(product, batch=1)
     cores = range(1, 7)
     splits = [(1, m, k, n) for m in cores for k in cores for n in cores if m * k * n <= 6]
@@ -187,7 +187,7 @@ def test_more_cores_are_never_slower(product: Product, few: int, more: int, kind
 @pytest.mark.slow
 @given(products, st.sampled_from(("batch", "m", "k", "n")), sizes)
 @settings(max_examples=60, deadline=None)
-def test_a_larger_product_is_never_faster(product: Product, side: str, more: int) -> None:
+def test_larger_product_is_never_faster(product: Product, side: str, more: int) -> None:
     larger = replace(product, **{side: getattr(product, side) + more})
     for find in (best_tiling, choose_default_tiling):
         before, after = (time_us(find(p, HW, OVERLAP), p, HW) for p in (product, larger))

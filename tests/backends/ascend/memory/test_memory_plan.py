@@ -65,7 +65,7 @@ def test_owners_store_parts_and_gather_the_parameters() -> None:
 
 @pytest.mark.slow
 @given(graphs(), st.sampled_from([1, 8]))
-def test_a_plan_spans_what_is_live_at_least(graph: TaskGraph, devices: int) -> None:
+def test_plan_extent_covers_the_live_bytes(graph: TaskGraph, devices: int) -> None:
     plan = plan_memory(graph, HW, devices)
     for pool, use in plan.pools.items():
         inside = [placed for placed in plan.placements if placed.pool == pool]
@@ -78,7 +78,7 @@ def test_a_plan_spans_what_is_live_at_least(graph: TaskGraph, devices: int) -> N
 
 @pytest.mark.slow
 @given(graphs())
-def test_what_is_live_is_what_was_taken_and_not_yet_freed(graph: TaskGraph) -> None:
+def test_live_bytes_are_allocated_minus_freed_bytes(graph: TaskGraph) -> None:
     plan = plan_memory(graph, HW)
     live = 0
     for position, told in enumerate(plan.live_bytes):
@@ -90,7 +90,7 @@ def test_what_is_live_is_what_was_taken_and_not_yet_freed(graph: TaskGraph) -> N
 
 @pytest.mark.slow
 @given(graphs())
-def test_every_buffer_that_a_task_touches_has_a_place_then(graph: TaskGraph) -> None:
+def test_buffers_of_a_task_are_placed_while_it_runs(graph: TaskGraph) -> None:
     places = {placed.buffer: placed for placed in plan_memory(graph, HW).placements}
     for position, each in enumerate(graph.tasks):
         for index in {*each.reads, *each.writes}:
@@ -104,7 +104,7 @@ def test_every_buffer_that_a_task_touches_has_a_place_then(graph: TaskGraph) -> 
 
 @pytest.mark.slow
 @given(graphs(), st.integers(1, 4000), st.data())
-def test_one_more_buffer_never_lowers_the_bound(
+def test_extra_buffer_never_lowers_the_bound(
     graph: TaskGraph, nbytes: int, data: st.DataObject
 ) -> None:
     assume(graph.tasks)
@@ -121,7 +121,7 @@ def test_one_more_buffer_never_lowers_the_bound(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(1, 3)), max_size=5))
-def test_no_placement_in_any_order_is_shorter_by_much(spans: list[tuple[int, int, int]]) -> None:
+def test_plan_is_close_to_the_brute_force_optimum(spans: list[tuple[int, int, int]]) -> None:
     """Brute force: every buffer as low as it can lie, in every order, gives the true optimum."""
     tasks = [([], [i for i, s in enumerate(spans) if s[1] == position]) for position in range(8)]
     for index, (_, birth, length) in enumerate(spans):
@@ -151,7 +151,7 @@ def _lowest(
     return max((unit + 1 for _, unit in taken), default=0)
 
 
-def test_a_chain_by_hand(hw: Hardware) -> None:
+def test_memory_of_a_chain_matches_hand_calculation(hw: Hardware) -> None:
     """A layer's weight is 512 bytes, an activation 1024; a read lives until its task ends."""
     buffers = (
         buffer(0, 1000, "input"),
@@ -181,7 +181,7 @@ def test_a_chain_by_hand(hw: Hardware) -> None:
     }
 
 
-def test_a_network_by_hand(hw: Hardware) -> None:
+def test_memory_of_a_network_matches_hand_calculation(hw: Hardware) -> None:
     """At the peak all activations are live, with two gradients of activations and one input."""
     plan = plan_memory(chain(batch=64, layers=6, width=1024), hw)
     assert plan.peak_task in (6, 7)
@@ -191,7 +191,7 @@ def test_a_network_by_hand(hw: Hardware) -> None:
     assert plan.used_bytes < 1.02 * plan.lower_bound_bytes
 
 
-def test_a_value_that_enters_or_leaves_a_loop_lives_through_all_of_it() -> None:
+def test_loop_inputs_and_outputs_live_through_the_whole_loop() -> None:
     repeated = [task([0, 1], [2], repeat=5), task([2], [3], repeat=5), task([3], [4], repeat=5)]
     graph = TaskGraph(
         buffers=tuple(buffer(i, 512) for i in range(6)),
@@ -203,7 +203,7 @@ def test_a_value_that_enters_or_leaves_a_loop_lives_through_all_of_it() -> None:
     assert alive[3] == (1, 5), "used behind the loop"
 
 
-def test_an_update_in_place_takes_no_memory(hw: Hardware) -> None:
+def test_in_place_update_takes_no_memory(hw: Hardware) -> None:
     buffers = (buffer(0, 4096, "parameter"), buffer(1, 4096), buffer(2, 4096, "output"))
     graph = TaskGraph(
         buffers=buffers, tasks=(task([0], [1]), task([0, 1], [2])), parameters=(0,), outputs=(2,)
@@ -213,7 +213,7 @@ def test_an_update_in_place_takes_no_memory(hw: Hardware) -> None:
     assert (apart.used_bytes, shared.used_bytes) == (3 * 4096, 2 * 4096)
 
 
-def test_a_slice_lies_in_what_it_is_a_slice_of(hw: Hardware) -> None:
+def test_slice_shares_the_memory_of_its_array(hw: Hardware) -> None:
     """A scan stacks five slices of 512 bytes; they are read again by a scan after it."""
     slices = (replace(buffer(1, 512), within=0), replace(buffer(2, 512), within=0))
     graph = TaskGraph(
@@ -230,13 +230,13 @@ def test_a_slice_lies_in_what_it_is_a_slice_of(hw: Hardware) -> None:
     assert stacked.component == "saved activations"
 
 
-def test_buffers_within_each_other_are_refused(hw: Hardware) -> None:
+def test_cyclic_buffer_nesting_is_refused(hw: Hardware) -> None:
     circle = (replace(buffer(0, 512), within=1), replace(buffer(1, 512), within=0))
     with pytest.raises(ValueError, match=r"^buffer 0 \(b0\) is within itself$"):
         plan_memory(TaskGraph(circle, (task([0], [1]),)), hw)
 
 
-def test_gradients_that_are_reduced_together_lie_side_by_side(hw: Hardware) -> None:
+def test_gradients_that_are_reduced_together_are_adjacent(hw: Hardware) -> None:
     graph = chain(batch=4, layers=6, width=1000)
     places = {placed.buffer: placed for placed in plan_memory(graph, hw, 8).placements}
     gradients = [places[5 + 5 * layer] for layer in reversed(range(6))]
@@ -247,7 +247,7 @@ def test_gradients_that_are_reduced_together_lie_side_by_side(hw: Hardware) -> N
     assert plan_memory(graph, hw, 1).pools["communication"].used_bytes == 0
 
 
-def test_gradients_without_room_in_their_pool_lie_with_the_feature_maps(hw: Hardware) -> None:
+def test_gradients_without_room_in_their_pool_are_with_the_feature_maps(hw: Hardware) -> None:
     graph = chain(batch=4, layers=6, width=1000)
     for nbytes, pool in ((6 * 2048 + 2 * 512, "communication"), (6 * 2048 + 512, "feature maps")):
         small = replace(hw, communication_memory_gib=nbytes / GIB)
@@ -257,36 +257,36 @@ def test_gradients_without_room_in_their_pool_lie_with_the_feature_maps(hw: Hard
 
 
 @pytest.mark.parametrize(("gib", "verdict"), [(20, "fits"), (24, "tight"), (26.1, "out of memory")])
-def test_a_verdict_is_of_the_pool(gib: float, verdict: str, hw: Hardware) -> None:
+def test_memory_verdict_depends_on_the_pool_size(gib: float, verdict: str, hw: Hardware) -> None:
     graph = TaskGraph(buffers=(buffer(0, int(gib * GIB)),), tasks=(task([], [0]),))
     assert plan_memory(graph, hw).verdict == verdict
 
 
-def test_parameters_have_a_limit_of_their_own(hw: Hardware) -> None:
+def test_parameters_have_a_separate_limit(hw: Hardware) -> None:
     held = TaskGraph(buffers=(buffer(0, 6 * GIB, "parameter"),), tasks=(task([0], []),))
     plan = plan_memory(held, hw)
     assert (plan.verdict, plan.tightest.pool) == ("out of memory", "parameters")
 
 
-def test_half_the_memory_halves_the_split(hw: Hardware) -> None:
+def test_pool_limits_scale_with_device_memory(hw: Hardware) -> None:
     limits = plan_memory(chain(2), replace(hw, hbm_gib=16)).pools.values()
     assert [limit.limit_bytes / GIB for limit in limits] == [2.5, 13, 0.5]
 
 
-def test_a_graph_without_tasks_holds_what_is_permanent(hw: Hardware) -> None:
+def test_graph_without_tasks_needs_only_permanent_buffers(hw: Hardware) -> None:
     graph = TaskGraph(buffers=(buffer(0, 100, "parameter"), buffer(1, 7)), tasks=())
     assert plan_memory(graph, hw).used_bytes == 512
     assert plan_memory(TaskGraph((), ()), hw).used_bytes == 0
 
 
-def test_a_plan_that_overlaps_is_detected(hw: Hardware) -> None:
+def test_overlapping_plan_is_detected(hw: Hardware) -> None:
     plan = plan_memory(chain(4), hw)
     moved = tuple(replace(placed, offset_bytes=0) for placed in plan.placements)
     with pytest.raises(AssertionError, match="live together and overlap"):
         replace(plan, placements=moved).verify()
 
 
-def test_three_thousand_buffers_are_planned_at_once(hw: Hardware) -> None:
+def test_plan_of_3000_buffers_is_fast(hw: Hardware) -> None:
     """Under 100 ms of processor time; the limit leaves room for a slow machine."""
     graph = chain(batch=8, layers=600)
     begun = process_time()

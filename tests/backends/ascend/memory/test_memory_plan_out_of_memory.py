@@ -27,7 +27,7 @@ def hw() -> Hardware:
     return replace(chip, hbm_gib=32 / 1024)
 
 
-def test_the_message_names_the_request_and_the_largest_tensors(hw: Hardware) -> None:
+def test_out_of_memory_message_has_request_and_largest_tensors(hw: Hardware) -> None:
     graph = chain(batch=32)
     plan = plan_memory(graph, hw)
     assert plan.verdict == "out of memory"
@@ -50,7 +50,7 @@ def test_the_message_names_the_request_and_the_largest_tensors(hw: Hardware) -> 
     )
 
 
-def test_the_ten_largest_come_by_size(hw: Hardware) -> None:
+def test_ten_largest_tensors_are_sorted_by_size(hw: Hardware) -> None:
     sizes = [512 * (1 + (7 * i) % 23) for i in range(23)]
     graph = TaskGraph(
         buffers=tuple(buffer(i, size) for i, size in enumerate(sizes)),
@@ -61,7 +61,7 @@ def test_the_ten_largest_come_by_size(hw: Hardware) -> None:
 
 
 @pytest.mark.parametrize("asked", [2, 17, 32, 64])
-def test_the_batch_that_is_said_to_fit_does_and_one_more_does_not(asked: int, hw: Hardware) -> None:
+def test_reported_batch_fits_and_one_more_does_not(asked: int, hw: Hardware) -> None:
     """Planned again, with a sample more and with none: the estimate is not far off."""
     graph = chain(batch=asked)
     said = estimate_largest_batch(plan_memory(graph, hw), graph, asked)
@@ -69,7 +69,7 @@ def test_the_batch_that_is_said_to_fit_does_and_one_more_does_not(asked: int, hw
     assert abs(said - true) <= 1
 
 
-def test_no_batch_fits_where_the_parameters_do_not() -> None:
+def test_batch_advice_is_none_if_parameters_do_not_fit() -> None:
     chip = extract_hardware(load_chip("ascend910"))
     held = (buffer(0, 6 * GIB, "parameter", name="table"), buffer(1, 64, "input", shape=(8, 8)))
     graph = TaskGraph(held, (task([0, 1], []),), inputs=(1,), parameters=(0,))

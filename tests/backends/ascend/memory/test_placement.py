@@ -12,7 +12,7 @@ from pipeline.backends.ascend.memory.placement import (
 )
 
 
-def test_the_tightest_gap_is_taken() -> None:
+def test_tightest_gap_is_used() -> None:
     """When the blocks of 100 and 80 are gone, a block of 70 finds gaps of 100 and 80."""
     blocks = (Block(100, 0, 1), Block(90, 0, 3), Block(80, 0, 1), Block(75, 0, 3), Block(70, 1, 3))
     packing = pack_blocks(blocks, int(sum_live_bytes(blocks, 3).max()))
@@ -21,14 +21,14 @@ def test_the_tightest_gap_is_taken() -> None:
     assert find_overlap(blocks, packing.offsets) is None
 
 
-def test_blocks_that_never_meet_share_their_place() -> None:
+def test_blocks_with_disjoint_lifetimes_share_an_offset() -> None:
     blocks = tuple(Block(512, birth, birth + 1) for birth in range(50))
     packing = pack_blocks(blocks, 512)
     assert set(packing.offsets) == {0}
     assert packing.extent_bytes == 512
 
 
-def test_another_heuristic_is_tried_where_the_first_is_beaten() -> None:
+def test_second_heuristic_is_used_if_better() -> None:
     """By size, 6 and 5 go to the bottom, 4 onto the 6 and 3 onto the 4: 13. By area it is 12."""
     blocks = (Block(4, 0, 4), Block(3, 3, 7), Block(5, 3, 6), Block(6, 1, 2))
     assert int(sum_live_bytes(blocks, 7).max()) == 12
@@ -43,7 +43,7 @@ def test_ties_are_broken_by_index() -> None:
     assert pack_blocks(blocks, 2560).offsets == (0, 512, 1024, 1536, 2048)
 
 
-def test_nothing_takes_nothing() -> None:
+def test_empty_packing_takes_no_memory() -> None:
     assert pack_blocks((), 0).extent_bytes == 0
     assert sum_live_bytes((), 2).tolist() == [0, 0]
 
@@ -52,7 +52,7 @@ def test_nothing_takes_nothing() -> None:
     ("offsets", "pair"),
     [((0, 10, 0), None), ((0, 9, 0), (0, 1)), ((0, 10, 5), (1, 2)), ((5, 0, 10), (0, 1))],
 )
-def test_overlaps_are_found_where_lifetimes_meet(
+def test_overlaps_are_found_only_between_live_blocks(
     offsets: tuple[int, ...], pair: tuple[int, int] | None
 ) -> None:
     """The first is gone when the third comes; the second meets both."""

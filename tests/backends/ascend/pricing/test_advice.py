@@ -36,14 +36,14 @@ def by_kind(changes: tuple[Recommendation, ...]) -> dict[str, Recommendation]:
 
 
 @pytest.mark.slow
-def test_changes_come_best_first_and_one_of_a_kind(pricing: Pricing) -> None:
+def test_changes_are_sorted_by_gain_and_one_per_kind(pricing: Pricing) -> None:
     asked = replace(SMALL, precision="O0", mode="op_by_op", host_workers=1)
     changes = advise(pricing, asked, lenet)
     assert set(by_kind(changes)) == {"batch", "precision", "sink", "workers", "auto_tune"}
     assert all(one.gain >= other.gain for one, other in pairwise(changes))
 
 
-def test_advice_to_tune_leaves_the_bank_alone(pricing: Pricing, tmp_path: Path) -> None:
+def test_tuning_advice_does_not_change_bank_entries(pricing: Pricing, tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     config = replace(SMALL, tune_bank=str(bank))
     pricing.price_step(config)
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[ExecutionConfig, dict[str, Any], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
-def test_a_gain_is_that_of_the_changed_options(kind: str, pricing: Pricing) -> None:
+def test_gain_matches_the_price_of_the_changed_options(kind: str, pricing: Pricing) -> None:
     question, fields, override = CASES[kind]
     change = by_kind(advise(pricing, question))[kind]
     before, after = pricing.price_modes(question), pricing.price_modes(replace(question, **fields))
@@ -79,7 +79,7 @@ def test_a_gain_is_that_of_the_changed_options(kind: str, pricing: Pricing) -> N
     assert change.gain == pytest.approx(after.samples_per_s / before.samples_per_s - 1)
 
 
-def test_a_larger_batch_is_traced_again(pricing: Pricing) -> None:
+def test_larger_batch_is_traced_again(pricing: Pricing) -> None:
     tried: list[int] = []
 
     def retrace(batch: int) -> Pricing:
@@ -98,7 +98,7 @@ def test_a_larger_batch_is_traced_again(pricing: Pricing) -> None:
     [{"hbm_gib": 1e-3, "feature_map_memory_gib": 1e-3}, {"data_queue_gib": 150e3 / 2**30}],
     ids=["memory", "queue"],
 )
-def test_a_batch_that_the_device_has_no_room_for_is_not_advised(
+def test_batch_beyond_device_memory_is_not_advised(
     figures: dict[str, float], pricing: Pricing
 ) -> None:
     """32 images of 32 x 32 floats are 131 kB, 64 of them 262 kB."""
@@ -108,19 +108,19 @@ def test_a_batch_that_the_device_has_no_room_for_is_not_advised(
     assert "auto_tune" in kinds
 
 
-def test_nothing_is_advised_that_is_so_already(pricing: Pricing) -> None:
+def test_settings_in_use_are_not_advised(pricing: Pricing) -> None:
     best = ExecutionConfig(precision="O3", sink_size=1000, auto_tune="exhaustive")
     assert advise(pricing, best) == ()
 
 
-def test_op_by_op_is_advised_to_sink(pricing: Pricing) -> None:
+def test_sink_is_advised_for_op_by_op(pricing: Pricing) -> None:
     change = by_kind(advise(pricing, replace(SMALL, mode="op_by_op")))["sink"]
     assert change.override == "train.sink=true train.sink_size=1000 device.mode=loop_sink"
     assert change.gain > 1
     assert change.distinguishable
 
 
-def test_buckets_are_for_several_devices(pricing: Pricing) -> None:
+def test_buckets_are_advised_only_for_several_devices(pricing: Pricing) -> None:
     assert "buckets" not in by_kind(advise(pricing, SMALL))
     many = replace(SMALL, devices=8)
     change = by_kind(advise(pricing, many))["buckets"]
@@ -129,7 +129,7 @@ def test_buckets_are_for_several_devices(pricing: Pricing) -> None:
     assert change.step_ms == pytest.approx(other.step_ms)
 
 
-def test_a_gain_below_one_percent_is_not_distinguishable() -> None:
+def test_gain_below_one_percent_is_not_distinguishable() -> None:
     small, large = (
         Recommendation("sink", "longer", "train.sink_size=9", 1, 1, g) for g in (0.009, 0.02)
     )
@@ -139,7 +139,7 @@ def test_a_gain_below_one_percent_is_not_distinguishable() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.integers(1, 10**6), max_size=60))
-def test_split_points_are_what_a_fusion_takes(sizes: list[int]) -> None:
+def test_split_points_are_a_valid_fusion(sizes: list[int]) -> None:
     found = list_split_points(sizes)
     assert len(set(found)) == len(found)
     gradients = [(str(i), size, i) for i, size in enumerate(reversed(sizes))]

@@ -75,7 +75,7 @@ def flax_state(images: Any) -> Any:
     return jax.eval_shape(start, jax.random.key(0), images)
 
 
-def test_a_function_written_by_hand() -> None:
+def test_hand_written_step_is_priced() -> None:
     """One linear layer: a product forward, one for the kernel's gradient; x is no parameter."""
     report = price(linear_step, WEIGHTS, BATCH, sink_size=100)
     products = [task for task in report.tasks if task.engine == "cube"]
@@ -87,7 +87,7 @@ def test_a_function_written_by_hand() -> None:
     assert not report.coverage["unsupported"]
 
 
-def test_a_flax_model() -> None:
+def test_flax_model_is_priced() -> None:
     images, labels = float32(64, 32, 32, 3), jax.ShapeDtypeStruct((64,), jnp.int32)
     state = flax_state(images)
     report = price(
@@ -103,7 +103,7 @@ def test_a_flax_model() -> None:
     assert same.step_ms == report.step_ms
 
 
-def test_arrays_will_do_in_place_of_shapes() -> None:
+def test_arrays_may_replace_shapes() -> None:
     def real(shape: Any) -> Any:
         return jnp.zeros(shape.shape, shape.dtype)
 
@@ -112,7 +112,7 @@ def test_arrays_will_do_in_place_of_shapes() -> None:
     assert by_array.step_ms == by_shape.step_ms
 
 
-def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
+def test_chip_may_be_a_file(tmp_path: Path) -> None:
     file = tmp_path / "slow.yaml"
     file.write_text(
         "defaults: [ascend910, _self_]\nchip: Slow\n"
@@ -127,7 +127,7 @@ def test_a_chip_may_be_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_names_are_imported_at_their_first_use() -> None:
+def test_package_names_are_imported_lazily() -> None:
     """`price` is the function, whatever of the package was imported before; jax is not."""
     script = (
         "import sys; from pipeline.backends.ascend.chip import hardware;"
@@ -282,7 +282,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_an_error_of_pricing_is_one_sentence(what: str) -> None:
+def test_pricing_error_is_one_line(what: str) -> None:
     action, kind, status, message = BAD[what]
     with pytest.raises(PipelineError) as caught:
         action()
@@ -292,13 +292,13 @@ def test_an_error_of_pricing_is_one_sentence(what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_primitive_is_priced_by_its_bytes_and_listed() -> None:
+def test_unknown_primitive_is_priced_by_its_bytes_and_listed() -> None:
     report = price(factorised, WEIGHTS, BATCH)
     assert report.coverage["unsupported"] == {"cholesky": 1}
     assert report.coverage["equations"]["unsupported"] == 1
 
 
-def test_options_share_their_common_work() -> None:
+def test_task_times_are_shared_across_launch_modes() -> None:
     """A launch mode of the same graph does not lower or price it again."""
     pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
     config = ExecutionConfig(mode="graph_sink")
@@ -308,11 +308,11 @@ def test_options_share_their_common_work() -> None:
     )
 
 
-def test_defaults_are_those_of_the_options() -> None:
+def test_default_config_is_that_of_execution_config() -> None:
     assert price(linear_step, WEIGHTS, BATCH).config == ExecutionConfig()
 
 
-def test_a_report_is_frozen_and_of_its_own() -> None:
+def test_report_is_frozen_and_independent() -> None:
     """It holds its figures, so that none is priced when it is read."""
     report = price(linear_step, WEIGHTS, BATCH)
     with pytest.raises(FrozenInstanceError):
@@ -322,7 +322,7 @@ def test_a_report_is_frozen_and_of_its_own() -> None:
     assert report.memory.verdict == "fits"
 
 
-def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
+def test_unsupported_mode_is_not_in_the_report() -> None:
     """A sink takes its batches from the queue on the device, op by op takes none."""
     pricing = Pricing(trace_step(linear_step, WEIGHTS, BATCH, None), chipset("ascend910"))
     small = pricing.with_figures(data_queue_gib=1e-6)
@@ -353,19 +353,19 @@ def test_a_mode_that_the_device_cannot_run_is_not_in_a_report() -> None:
         ({"auto_tune": 1}, "auto_tune = 1: must be None or one of exhaustive, ga, rl"),
     ],
 )
-def test_options_of_a_wrong_kind(options: dict[str, Any], message: str) -> None:
+def test_options_of_wrong_type_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=f"^{re.escape(message)}"):
         price(linear_step, WEIGHTS, BATCH, **options)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     report = price(linear_step, WEIGHTS, BATCH, sink_size=np.int64(10), devices=np.int32(8))
     json.dumps(report.to_dict(), allow_nan=False)
     same = price(linear_step, WEIGHTS, BATCH, sink_size=10, devices=8)
     assert report.step_ms == same.step_ms
 
 
-def test_results_of_auto_tune_are_kept_in_its_bank(tmp_path: Path) -> None:
+def test_auto_tune_results_are_stored_in_the_bank(tmp_path: Path) -> None:
     """Without a search everything is found there and priced the same."""
     bank = tmp_path / "bank.json"
     first = price(linear_step, WEIGHTS, BATCH, auto_tune="ga", tune_bank=bank)

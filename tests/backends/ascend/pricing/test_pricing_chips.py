@@ -26,7 +26,7 @@ A2 = chipset("atlas_a2")
 JOINED = replace(A2, core="joined")
 
 
-def test_no_formula_knows_the_name_of_a_chip() -> None:
+def test_formulas_are_independent_of_the_chip_name() -> None:
     names = {yaml.safe_load(file.read_text()).get("chip") for file in DEVICES.glob("a*.yaml")}
     renamed = replace(A2, name="Another chip")
     assert None not in names
@@ -41,7 +41,7 @@ def test_no_formula_knows_the_name_of_a_chip() -> None:
 
 
 @pytest.mark.parametrize("software", ["mindspore_graph", "pytorch_eager"])
-def test_a_split_core_converts_no_matrices(software: str) -> None:
+def test_split_core_needs_no_matrix_conversions(software: str) -> None:
     split, joined = (
         price(step, WEIGHTS, BATCH, hardware=chip, software=software) for chip in (A2, JOINED)
     )
@@ -60,7 +60,7 @@ def _bias_and_relu(weights: Any, batch: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradients), value
 
 
-def test_a_split_core_fuses_a_bias_and_relu_with_a_product_and_nothing_else() -> None:
+def test_split_core_fuses_only_bias_into_a_product() -> None:
     weights = {**WEIGHTS, "bias": of(512)}
     split, joined = (
         price(_bias_and_relu, weights, ALIGNED, hardware=chip).graph for chip in (A2, JOINED)
@@ -71,7 +71,7 @@ def test_a_split_core_fuses_a_bias_and_relu_with_a_product_and_nothing_else() ->
 
 
 @pytest.mark.parametrize("precision", ["O0", None])
-def test_a_cube_with_float32_multiplies_it_without_casts(precision: Any) -> None:
+def test_cube_with_float32_needs_no_casts(precision: Any) -> None:
     float32 = price(step, WEIGHTS, ALIGNED, hardware=A2, precision=precision)
     float16 = price(step, WEIGHTS, ALIGNED, hardware=A2, precision="O2")
     products = [
@@ -87,7 +87,7 @@ def test_a_cube_with_float32_multiplies_it_without_casts(precision: Any) -> None
     assert roofs[0] >= 4 * macs / A2.hardware.peak_fp16_macs_per_us
 
 
-def test_bfloat16_is_a_type_of_the_second_chip_alone() -> None:
+def test_bfloat16_is_supported_only_by_atlas_a2() -> None:
     weights = {"up": of(512, 512, dtype=jnp.bfloat16)}
     batch = of(64, 48, 512, dtype=jnp.bfloat16)
     report = price(step, weights, batch, hardware=A2, precision=None)
@@ -109,7 +109,7 @@ FASTER = ["ai_core_clock_mhz", "hbm_sustained_gb_per_s", "vector_cores_count", "
 
 
 @given(st.sampled_from(FASTER), st.integers(2, 4))
-def test_a_chip_with_more_of_a_figure_is_never_slower(figure: str, factor: int) -> None:
+def test_chip_with_a_larger_figure_is_never_slower(figure: str, factor: int) -> None:
     hardware = replace(A2.hardware, **{figure: factor * getattr(A2.hardware, figure)})
     faster = price(step, WEIGHTS, BATCH, hardware=replace(A2, hardware=hardware))
     assert faster.device_ms <= price(step, WEIGHTS, BATCH, hardware=A2).device_ms * (1 + 1e-9)

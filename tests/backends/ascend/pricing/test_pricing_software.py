@@ -27,7 +27,7 @@ CALLS: tuple[Function, ...] = (
 )
 
 
-def test_a_stack_has_its_own_launches() -> None:
+def test_launch_cost_depends_on_the_software_stack() -> None:
     graph, mindspore, torch = (
         price(step, WEIGHTS, BATCH, software=software)
         for software in ("mindspore_graph", "mindspore_eager", "pytorch_eager")
@@ -39,7 +39,7 @@ def test_a_stack_has_its_own_launches() -> None:
     assert graph.step_ms == price(step, WEIGHTS, BATCH).step_ms
 
 
-def test_eager_products_convert_matrices_that_graphs_keep_in_blocks() -> None:
+def test_eager_products_are_converted_more_than_in_a_graph() -> None:
     graph, eager = (
         price(step, WEIGHTS, ALIGNED, software=software)
         for software in ("mindspore_graph", "pytorch_eager")
@@ -51,7 +51,7 @@ def test_eager_products_convert_matrices_that_graphs_keep_in_blocks() -> None:
     assert converted[1] > 2.5 * converted[0]
 
 
-def test_tokens_that_are_no_whole_sixteens_cost_more_than_more_of_them() -> None:
+def test_unaligned_tokens_cost_more_than_more_aligned_ones() -> None:
     odd, whole = (price(step, WEIGHTS, batch).device_ms for batch in (BATCH, ALIGNED))
     assert odd > 1.2 * whole
 
@@ -74,7 +74,7 @@ def count_launches(activation: Function, rows: int) -> int:
 @hypothesis.given(
     st.lists(st.sampled_from(CALLS), min_size=1, max_size=8), st.sampled_from((16, 1024))
 )
-def test_an_activation_of_n_eager_calls_is_at_least_n_launches(
+def test_activation_of_n_eager_calls_is_at_least_n_launches(
     calls: list[Function], rows: int
 ) -> None:
     def activation(x: jax.Array) -> jax.Array:
@@ -86,12 +86,12 @@ def test_an_activation_of_n_eager_calls_is_at_least_n_launches(
 
 
 @pytest.mark.parametrize("activation", [jax.nn.gelu, jax.nn.silu, jax.nn.hard_swish])
-def test_an_activation_of_a_framework_is_one_launch_in_each_pass(activation: Function) -> None:
+def test_framework_activation_is_one_launch_in_each_pass(activation: Function) -> None:
     by_itself = count_launches(lambda x: x, 1024)
     assert count_launches(activation, 1024) == by_itself + 2
 
 
-def test_a_formula_of_eight_calls_is_slower_than_the_frameworks_activation() -> None:
+def test_gelu_formula_takes_more_launches_than_the_framework_one() -> None:
     def written_out(x: jax.Array) -> jax.Array:
         return 0.5 * x * (1.0 + jnp.tanh(0.8 * (x + 0.0447 * x**3)))
 
@@ -116,7 +116,7 @@ def test_a_formula_of_eight_calls_is_slower_than_the_frameworks_activation() -> 
         ),
     ],
 )
-def test_a_stack_that_is_not_known_or_has_no_such_mode(given: Any, message: str) -> None:
+def test_unknown_stack_or_mode_is_refused(given: Any, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         price(step, WEIGHTS, BATCH, **given)
     assert message in str(caught.value)

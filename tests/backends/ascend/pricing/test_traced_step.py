@@ -80,7 +80,7 @@ W, X = of(WIDTH, WIDTH), of(ROWS, WIDTH)
     ],
     ids=["plain", "jit", "donated", "partial", "unhashable", "numpy", "tuple", "dataclass", "dict"],
 )
-def test_any_kind_of_step(step: Callable[..., Any], state: Any, batch: Any) -> None:
+def test_step_of_any_kind_is_traced(step: Callable[..., Any], state: Any, batch: Any) -> None:
     traced = trace_step(step, state, batch, None)
     graph = traced.tasks("O2")
     assert macs(graph) == PRODUCTS
@@ -119,7 +119,7 @@ def test_averages_of_parameters_are_not_trained() -> None:
     assert len(traced.tasks("O2").gradients) == 1
 
 
-def test_inference_trains_nothing() -> None:
+def test_inference_step_has_no_parameters() -> None:
     traced = trace_step(lambda state, batch: (state, batch @ state), W, X, None)
     graph = traced.tasks("O2")
     assert (graph.parameters, graph.gradients) == ((), ())
@@ -129,7 +129,7 @@ def test_inference_trains_nothing() -> None:
 @pytest.mark.parametrize(
     "key", [jax.eval_shape(lambda: jax.random.key(0)), of(2, dtype=jnp.uint32)]
 )
-def test_keys_of_either_style_may_be_state(key: Any) -> None:
+def test_random_keys_of_either_style_may_be_state(key: Any) -> None:
     def step(state: Any, batch: Array) -> Any:
         key, mine = jax.random.split(state["key"])
         noise = jax.random.normal(mine, batch.shape)
@@ -141,7 +141,7 @@ def test_keys_of_either_style_may_be_state(key: Any) -> None:
     assert macs(traced.tasks("O2")) == PRODUCTS
 
 
-def test_arrays_of_no_elements_and_no_batch() -> None:
+def test_empty_arrays_and_empty_batch_are_traced() -> None:
     state = {"empty": of(0, 4), "scalar": of()}
     traced = trace_step(lambda s, b: (jax.tree.map(lambda x: x + 1, s), None), state, {}, None)
     graph = traced.tasks("O2")
@@ -149,7 +149,7 @@ def test_arrays_of_no_elements_and_no_batch() -> None:
     assert all(task.phase != "data" for task in graph.tasks)
 
 
-def test_a_flax_network_with_batch_norm_and_optax() -> None:
+def test_flax_network_with_batch_norm_and_optax_is_traced() -> None:
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x: Array) -> Array:
@@ -183,7 +183,7 @@ def test_a_flax_network_with_batch_norm_and_optax() -> None:
     assert sum(graph.primitives.values()) == traced.graph.equations
 
 
-def test_all_reduces_written_out_are_collectives() -> None:
+def test_explicit_all_reduces_are_collectives() -> None:
     def inner(weight: Array, batch: Array) -> Any:
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(weight)
         return weight - lax.pmean(gradient, "devices"), loss
@@ -199,16 +199,16 @@ def test_all_reduces_written_out_are_collectives() -> None:
     assert macs(graph) == PRODUCTS
 
 
-def test_a_step_must_give_a_pair() -> None:
+def test_step_must_return_a_pair() -> None:
     with pytest.raises(RunError, match=r"must return \(state, result\)"):
         trace_step(lambda state, batch: state, W, X, None)
 
 
-def test_leaves_must_be_numbers() -> None:
+def test_state_leaves_must_be_arrays() -> None:
     with pytest.raises(RunError, match=r"'adam'.*must be arrays"):
         trace_step(descend, {"w": W, "name": "adam"}, X, None)
 
 
-def test_parameters_must_pick_leaves() -> None:
+def test_parameters_must_select_leaves() -> None:
     with pytest.raises(RunError, match="picks no leaf"):
         trace_step(descend, W, X, lambda state: [])

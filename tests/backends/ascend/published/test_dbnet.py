@@ -25,7 +25,7 @@ HEADLESS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", WIDTHS)
-def test_parameters_are_those_of_the_backbone_the_pyramid_and_the_heads(backbone: Any) -> None:
+def test_parameter_count_is_backbone_pyramid_and_heads(backbone: Any) -> None:
     pyramid = 256 * sum(WIDTHS[backbone]) + 4 * 9 * 256 * 64
     head = 9 * 256 * 64 + 2 * 64 + (4 * 64 * 64 + 64) + 2 * 64 + (4 * 64 + 1)
     expected = HEADLESS[backbone] + pyramid + 2 * head
@@ -34,7 +34,7 @@ def test_parameters_are_those_of_the_backbone_the_pyramid_and_the_heads(backbone
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", WIDTHS)
-def test_the_pyramid_reads_every_size_and_maps_have_the_size_of_the_images(backbone: Any) -> None:
+def test_pyramid_reads_every_scale_and_maps_have_image_size(backbone: Any) -> None:
     seen = positions(dbnet(backbone), (640, 640, 3))
     assert {stride: seen[f"lateral{stride}"] for stride in (4, 8, 16, 32)} == {
         4: (160, 160, 256),
@@ -48,7 +48,7 @@ def test_the_pyramid_reads_every_size_and_maps_have_the_size_of_the_images(backb
 
 
 @pytest.mark.slow
-def test_the_binary_map_is_a_steep_step_where_probability_crosses_the_threshold() -> None:
+def test_binary_map_is_a_steep_step_at_the_threshold() -> None:
     changes: dict[str, Any] = {"blocks": [1] * 4, "widths": [4] * 4, "stem": "imagenet"}
     module = dbnet(conf_model("resnet20", **changes), features=8)
     images = random(2, 32, 64, 3)
@@ -64,7 +64,7 @@ def test_the_binary_map_is_a_steep_step_where_probability_crosses_the_threshold(
 
 
 @pytest.mark.slow
-def test_gradients_have_the_shapes_of_the_parameters_in_half_precision() -> None:
+def test_gradients_have_parameter_shapes_in_half_precision() -> None:
     module = dbnet("mobilenet_v3_large", dtype="float16")
     variables = shapes(module, (64, 64, 3))
 
@@ -79,7 +79,7 @@ def test_gradients_have_the_shapes_of_the_parameters_in_half_precision() -> None
     assert gradients == variables["params"]
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_backbones_and_image_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="'resnet19': must be one of mobilenet_v3_large, r"):
         dbnet("resnet19")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="backbone lenet5 has no global_avg_pool"):

@@ -19,12 +19,12 @@ from tests.backends.ascend.steps import find_round_trips, only
 from tests.models.build import count, shapes
 
 
-def test_parameters_are_those_of_the_paper() -> None:
+def test_parameter_count_matches_torchvision() -> None:
     """torchvision's swin_t has 28,288,354."""
     assert count(shapes(Swin(1000), (224, 224, 3))) == 28_288_354
 
 
-def test_windows_are_joined_as_they_were_split() -> None:
+def test_joined_windows_equal_the_tokens_before_the_split() -> None:
     tokens = jnp.arange(2 * 14 * 21 * 3).reshape(2, 14, 21, 3)
     windows = split_windows(tokens)
     assert windows.shape == (2 * 2 * 3, 49, 3)
@@ -32,14 +32,14 @@ def test_windows_are_joined_as_they_were_split() -> None:
     np.testing.assert_array_equal(join_windows(windows, 2, 14, 21), tokens)
 
 
-def test_distances_are_numbered_by_rows_and_columns() -> None:
+def test_distance_index_is_over_rows_and_columns() -> None:
     distances = index_distances()
     assert distances.shape == (49, 49)
     assert (np.diag(distances) == 6 * 13 + 6).all()
     assert len(np.unique(distances)) == 13**2
 
 
-def test_only_tokens_that_were_neighbours_attend_to_each_other() -> None:
+def test_shifted_mask_allows_only_former_neighbours() -> None:
     mask = mask_shifted(14, 14, 3)
     assert mask.shape == (4, 49, 49)
     assert not mask[0].any()
@@ -48,7 +48,7 @@ def test_only_tokens_that_were_neighbours_attend_to_each_other() -> None:
 
 
 @pytest.mark.parametrize("by_op", [False, True])
-def test_tokens_never_return_to_the_blocks_of_convolutions(by_op: bool) -> None:
+def test_tokens_are_not_converted_back_to_convolution_blocks(by_op: bool) -> None:
     row = next(row for row in load_published_steps() if row.model == "swin_t")
     graph = trace_row(row).tasks("O2", by_op=by_op)
     blocked = [

@@ -9,7 +9,7 @@ from pipeline.backends.ascend.chip.options import OptionError
 from tests.backends.ascend.dense_step import BATCH, WEIGHTS, step
 
 
-def test_a_layer_is_explained_by_formulas_figures_and_their_sources() -> None:
+def test_layer_is_explained_by_formulas_figures_and_sources() -> None:
     report = price(step, WEIGHTS, BATCH)
     found = report.explain("layer")
     assert sum(task.us for task in found.tasks) == pytest.approx(found.us)
@@ -27,7 +27,7 @@ def test_a_layer_is_explained_by_formulas_figures_and_their_sources() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_conversions_of_a_layer_are_named_apart() -> None:
+def test_conversions_of_a_layer_are_listed_separately() -> None:
     found = price(step, WEIGHTS, BATCH).explain("layer")
     inserted = [task for task in found.tasks if task.inserted]
     assert {task.type for task in inserted} >= {"TransData", "Cast"}
@@ -38,7 +38,7 @@ def test_conversions_of_a_layer_are_named_apart() -> None:
     assert "TransData (forward, inserted): " in str(found)
 
 
-def test_a_chip_that_no_fit_has_seen_is_named_as_a_source_of_the_interval() -> None:
+def test_unfitted_chip_is_a_source_of_the_interval() -> None:
     report = price(step, WEIGHTS, BATCH, hardware="atlas_a2")
     fitted = price(step, WEIGHTS, BATCH)
     names = [number.name for number in report.explain("layer").interval_sources]
@@ -49,11 +49,11 @@ def test_a_chip_that_no_fit_has_seen_is_named_as_a_source_of_the_interval() -> N
     assert widths[0] > 1.2 * widths[1]
 
 
-def test_every_class_of_kernels_has_a_formula_of_figures_that_exist() -> None:
+def test_layers_of_any_cost_class_can_be_explained() -> None:
     report = price(step, WEIGHTS, BATCH, precision=None)
     assert all(str(report.explain(cost.layer)) for cost in report.layers)
 
 
-def test_a_layer_that_is_not_there_is_named() -> None:
+def test_unknown_layer_is_reported_with_a_suggestion() -> None:
     with pytest.raises(OptionError, match="layer: there is no such layer; did you mean layer"):
         price(step, WEIGHTS, BATCH).explain("layers")

@@ -33,7 +33,7 @@ def _elements(markup: str) -> ElementTree.Element:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_page_is_well_formed_and_needs_nothing_else(tmp_path: Path, mode: Mode) -> None:
+def test_page_is_well_formed_and_self_contained(tmp_path: Path, mode: Mode) -> None:
     line, graph = _line(mode)
     write_picture(line, graph, tmp_path / "step.html", title="A <net> & more")
     markup = (tmp_path / "step.html").read_text()
@@ -42,7 +42,7 @@ def test_a_page_is_well_formed_and_needs_nothing_else(tmp_path: Path, mode: Mode
         assert foreign not in markup
 
 
-def test_shares_are_as_long_as_what_they_stand_for() -> None:
+def test_share_bars_are_proportional_to_time() -> None:
     line, graph = _line()
     bar = next(
         svg
@@ -58,7 +58,7 @@ def test_shares_are_as_long_as_what_they_stand_for() -> None:
     assert sum(line.exposed_us.values()) == pytest.approx(line.step_us)
 
 
-def test_every_stream_has_its_lane_and_every_number_its_place() -> None:
+def test_picture_has_every_stream_and_number() -> None:
     line, graph = _line()
     markup = render_picture(line, graph, "step")
     texts = {element.text for element in _elements(markup).iter("text")}
@@ -69,13 +69,13 @@ def test_every_stream_has_its_lane_and_every_number_its_place() -> None:
     assert line.bound in markup
 
 
-def test_thousands_of_thin_tasks_make_no_thousands_of_marks() -> None:
+def test_thin_tasks_are_merged_into_few_marks() -> None:
     graph, times = network(3000, 5.0, 1000)
     line = schedule(graph, times, HW, StepOptions(sink_size=1000))
     assert render_picture(line, graph, "step").count("<rect") < 1500
 
 
-def test_the_slowest_layers_come_first_with_their_phases() -> None:
+def test_slowest_layers_are_first_with_their_phases() -> None:
     tasks = (
         task(scope="net/a", writes=(0,)),
         task(scope="net/b", reads=(0,), writes=(1,), repeat=3),

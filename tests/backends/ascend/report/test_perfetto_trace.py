@@ -65,7 +65,7 @@ def _check_streams(trace: dict[str, Any]) -> None:
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=60, deadline=None)
-def test_traces_keep_to_the_format(
+def test_traces_follow_the_trace_event_format(
     tmp_path_factory: pytest.TempPathFactory,
     case: tuple[TaskGraph, tuple[TaskTime, ...]],
     chosen: StepOptions,
@@ -78,7 +78,7 @@ def test_traces_keep_to_the_format(
         _check_streams(trace)
 
 
-def test_a_sink_is_launched_once_and_a_graph_every_step(tmp_path: Path) -> None:
+def test_sink_is_launched_once_and_graph_at_every_step(tmp_path: Path) -> None:
     graph, times = network(4, 100.0, 1_000_000)
 
     def launches(**fields: Any) -> int:
@@ -90,7 +90,7 @@ def test_a_sink_is_launched_once_and_a_graph_every_step(tmp_path: Path) -> None:
     assert launches(mode="graph_sink") == 4
 
 
-def test_steps_follow_one_another_after_the_launch(tmp_path: Path) -> None:
+def test_steps_are_consecutive_after_the_launch(tmp_path: Path) -> None:
     graph, times = chain(100.0, 50.0)
     trace = _trace(tmp_path, graph, times, sink_size=100)
     launch = next(event for event in _complete(trace) if event["name"] == "Callbacks and launch")
@@ -101,7 +101,7 @@ def test_steps_follow_one_another_after_the_launch(tmp_path: Path) -> None:
     assert cores[2]["ts"] - cores[0]["ts"] == pytest.approx(259 + 150.22, abs=2e-3)
 
 
-def test_iterations_are_in_the_terms_of_the_vendor(tmp_path: Path) -> None:
+def test_iteration_events_have_vendor_names(tmp_path: Path) -> None:
     graph, times = network(4, 100.0, 1_000_000)
     trace = _trace(tmp_path, graph, times, steps=2, devices=8, sink_size=10)
     parts = [event for event in _complete(trace) if event["cat"] == "ITERATION"]
@@ -109,7 +109,7 @@ def test_iterations_are_in_the_terms_of_the_vendor(tmp_path: Path) -> None:
     assert [event["args"]["iteration"] for event in parts] == [1, 1, 1, 2, 2, 2]
 
 
-def test_events_say_what_and_where_a_task_is(tmp_path: Path) -> None:
+def test_events_have_name_and_place_of_a_task(tmp_path: Path) -> None:
     graph, _ = chain(1.0, scope="net/conv1", repeat=3, fused=("relu",))
     trace = _trace(tmp_path, graph, [timed(1.0, "memory")], steps=1)
     (event,) = (event for event in _complete(trace) if event["cat"] == "AI_CORE")
@@ -125,12 +125,12 @@ def test_events_say_what_and_where_a_task_is(tmp_path: Path) -> None:
     assert trace["otherData"]["what"] == "modelled, not measured"
 
 
-def test_the_same_timeline_is_the_same_file(tmp_path: Path) -> None:
+def test_same_timeline_makes_the_same_trace(tmp_path: Path) -> None:
     graph, times = network(4, 100.0, 1_000_000)
     assert _trace(tmp_path, graph, times) == _trace(tmp_path, graph, times)
 
 
-def test_no_step_is_an_error(tmp_path: Path) -> None:
+def test_trace_of_zero_steps_is_an_error(tmp_path: Path) -> None:
     graph, times = chain(1.0)
     with pytest.raises(ValueError, match="steps = 0: must be at least 1"):
         _trace(tmp_path, graph, times, steps=0)

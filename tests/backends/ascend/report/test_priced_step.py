@@ -19,9 +19,9 @@ from tests.backends.ascend.made_up import task
         ("", "(backward)"),
     ],
 )
-def test_a_task_is_named_by_its_module_or_by_its_op(scope: str, layer: str) -> None:
+def test_task_is_named_by_its_module_or_op(scope: str, layer: str) -> None:
     assert name_layer(task(phase="backward", scope=scope, type="SoftmaxV2")) == layer
 
 
-def test_the_scope_of_an_imported_network_is_its_class() -> None:
+def test_scope_of_an_imported_network_is_its_class_name() -> None:
     assert ImportedNetwork.__name__ == IMPORTED

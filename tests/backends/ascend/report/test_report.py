@@ -39,7 +39,7 @@ def test_shares_and_iteration_add_up_to_the_step(report: Report) -> None:
     )
 
 
-def test_inserted_conversions_are_apart_from_the_network(report: Report) -> None:
+def test_inserted_conversions_are_reported_separately(report: Report) -> None:
     assert {time.type for time in report.inserted} == {"Cast", "TransData", "MemSet"}
     inserted = [task for task in report.tasks if task.inserted]
     assert sum(time.us for time in report.inserted) == pytest.approx(sum(t.us for t in inserted))
@@ -51,7 +51,7 @@ def test_inserted_conversions_are_apart_from_the_network(report: Report) -> None
     assert report.to_dict()["modelled_inserted_ms"]["Cast"] == by_type["Cast"].us / 1e3
 
 
-def test_layers_hold_all_tasks(report: Report) -> None:
+def test_layers_cover_all_tasks(report: Report) -> None:
     assert sum(layer.us for layer in report.layers) == pytest.approx(
         sum(task.us for task in report.tasks)
     )
@@ -62,7 +62,7 @@ def test_layers_hold_all_tasks(report: Report) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_is_there_and_sinking_is_never_slower(
+def test_report_has_every_mode_and_sinking_is_never_slower(
     mode: str, pricing: Pricing, report: Report
 ) -> None:
     assert report.modes["loop_sink"].timeline is report.timeline
@@ -72,7 +72,7 @@ def test_every_mode_is_there_and_sinking_is_never_slower(
     assert steps == sorted(steps, reverse=True)
 
 
-def test_the_interval_holds_the_step_and_samples_follow_from_it(report: Report) -> None:
+def test_interval_contains_the_step_and_throughput_matches_it(report: Report) -> None:
     low, high = report.interval_ms
     assert low < report.step_ms < high
     assert report.samples_per_s == pytest.approx(8 * 32 / report.step_ms * 1e3)
@@ -85,7 +85,7 @@ def test_no_task_is_below_its_roofline(report: Report) -> None:
     assert sum(report.coverage["time"].values()) == pytest.approx(1)
 
 
-def test_as_json_every_time_says_that_it_is_modelled(report: Report, tmp_path: Path) -> None:
+def test_json_marks_every_time_as_modelled(report: Report, tmp_path: Path) -> None:
     report.save(tmp_path / "price.json")
     read = json.loads((tmp_path / "price.json").read_text())
     assert read["modelled_step_ms"] == report.step_ms
@@ -96,7 +96,7 @@ def test_as_json_every_time_says_that_it_is_modelled(report: Report, tmp_path: P
     assert all(key.startswith("modelled_") for key in timed)
 
 
-def test_trace_and_picture_are_files_to_open(report: Report, tmp_path: Path) -> None:
+def test_trace_and_picture_are_saved_as_valid_files(report: Report, tmp_path: Path) -> None:
     report.save_trace(tmp_path / "trace.json")
     report.save_picture(tmp_path / "step.html", "LeNet <5>")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -106,7 +106,7 @@ def test_trace_and_picture_are_files_to_open(report: Report, tmp_path: Path) -> 
     assert "<svg" in html
 
 
-def test_the_print_out_has_it_all_in_narrow_lines(pricing: Pricing, report: Report) -> None:
+def test_printed_report_is_complete_and_fits_132_columns(pricing: Pricing, report: Report) -> None:
     changes = advise(pricing, ASKED)[:3]
     text = format_report(report, changes, steps=3000)
     lines = text.splitlines()
@@ -155,18 +155,18 @@ def test_the_print_out_has_it_all_in_narrow_lines(pricing: Pricing, report: Repo
         ("", ""),
     ],
 )
-def test_a_layer_is_the_module_path(scope: str, layer: str) -> None:
+def test_layer_name_is_the_module_path(scope: str, layer: str) -> None:
     assert find_layer(scope) == layer
 
 
-def test_a_report_prints_itself(report: Report) -> None:
+def test_report_str_and_repr_are_readable(report: Report) -> None:
     assert str(report) == format_report(report)
     assert "what would help most" not in str(report)
     assert f"modelled {report.step_ms:.3g} ms a step" in repr(report)
 
 
 @pytest.mark.slow
-def test_the_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> None:
+def test_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> None:
     tuned = pricing.price_modes(replace(ASKED, auto_tune="ga"))
     before_us, after_us = tuned.tuned_us
     assert before_us - after_us == pytest.approx(1e3 * (report.device_ms - tuned.device_ms))
@@ -179,7 +179,7 @@ def test_the_gain_of_auto_tune_is_shown(pricing: Pricing, report: Report) -> Non
 
 
 @pytest.mark.parametrize("fusion", [None, (3,)])
-def test_all_reduces_are_counted_with_their_bytes_and_exposed_time(
+def test_all_reduces_are_reported_with_bytes_and_exposed_time(
     fusion: tuple[int, ...] | None, pricing: Pricing
 ) -> None:
     step = pricing.price_step(replace(ASKED, fusion=fusion))

@@ -27,7 +27,7 @@ def step_us(graph: TaskGraph, times: Sequence[TaskTime], hw: Hardware, **fields:
     return schedule(graph, times, hw, StepOptions(**fields)).step_us  # type: ignore[arg-type]
 
 
-def test_two_ops_in_a_loop_sink() -> None:
+def test_loop_sink_time_of_two_ops() -> None:
     graph, times = chain(100.0, 50.0)
     on_device = 100 + 50 + 2 * 0.11 + 259
     assert step_us(graph, times, HW, sink_size=1) == pytest.approx(on_device + 1500 + 242)
@@ -35,13 +35,13 @@ def test_two_ops_in_a_loop_sink() -> None:
     assert step_us(graph, times, HW, sink_size=10**6) == pytest.approx(on_device, abs=0.01)
 
 
-def test_two_ops_in_a_graph_sink() -> None:
+def test_graph_sink_time_of_two_ops() -> None:
     graph, times = chain(100.0, 50.0)
     expected = 1500 + 242 + 259 + 150.22
     assert step_us(graph, times, HW, mode="graph_sink") == pytest.approx(expected)
 
 
-def test_two_ops_one_by_one() -> None:
+def test_op_by_op_time_of_two_ops() -> None:
     graph, times = chain(100.0, 50.0)
     # Two launches take the host longer than the device takes for both ops.
     line = schedule(graph, times, HW, StepOptions(mode="op_by_op"))
@@ -57,14 +57,14 @@ def test_two_ops_one_by_one() -> None:
     ]
 
 
-def test_many_small_ops_take_as_long_as_their_launches_and_large_ones_as_long_as_they_run() -> None:
+def test_op_by_op_time_is_bound_by_launches_or_by_ops() -> None:
     graph, times = chain(*[10.0] * 100)
     assert step_us(graph, times, BARE, mode="op_by_op") == pytest.approx(100 * 230)
     graph, times = chain(*[1000.0] * 100)
     assert step_us(graph, times, BARE, mode="op_by_op") == pytest.approx(100 * 1000)
 
 
-def test_a_host_that_runs_ahead_overlaps_launches_with_the_all_reduce() -> None:
+def test_host_launches_overlap_with_the_all_reduce() -> None:
     """Ops of 100 us would starve each time, but launches go on while gradients are reduced."""
     graph, times = network(20, 100.0, 10_000_000)
     chosen = StepOptions(mode="op_by_op", devices=8, op_launch_us=200.0)
@@ -81,21 +81,21 @@ def test_a_host_that_runs_ahead_overlaps_launches_with_the_all_reduce() -> None:
     assert whole.iteration.interval_us == pytest.approx(1500 + 515 + 242 + 0.11)
 
 
-def test_a_scan_counts_each_iteration() -> None:
+def test_scan_time_is_proportional_to_its_iterations() -> None:
     graph, times = chain(10.0, repeat=12)
     assert step_us(graph, times, BARE) == pytest.approx(120)
     assert step_us(graph, times, replace(BARE, task_gap_us=1.0)) == pytest.approx(132)
     assert step_us(graph, times, BARE, mode="op_by_op") == pytest.approx(12 * 230)
 
 
-def test_nothing_to_do_takes_the_launch_alone() -> None:
+def test_empty_graph_takes_only_the_launch() -> None:
     empty = TaskGraph((), ())
     line = schedule(empty, (), HW, StepOptions(mode="graph_sink"))
     assert line.step_us == pytest.approx(1500 + 242 + 259)
     assert line.iteration.fp_bp_us == 0
 
 
-def test_masks_are_computed_while_the_cores_compute() -> None:
+def test_dropout_masks_overlap_with_the_cores() -> None:
     tasks = (
         task(writes=(0,)),
         task("ai_cpu", writes=(1,)),
@@ -110,14 +110,14 @@ def test_masks_are_computed_while_the_cores_compute() -> None:
     assert early.exposed_us["ai_cpu"] == 0
 
 
-def test_masks_of_one_stream_follow_one_another() -> None:
+def test_dropout_masks_of_one_stream_are_sequential() -> None:
     tasks = tuple(task("ai_cpu", writes=(number,)) for number in range(3))
     graph, times = TaskGraph((), tasks), [timed(300)] * 3
     assert schedule(graph, times, HW, StepOptions()).device_us == pytest.approx(900)
     assert schedule(graph, times, HW, StepOptions(ai_cpu_streams=3)).device_us == pytest.approx(300)
 
 
-def test_one_all_reduce_comes_after_the_backward_pass() -> None:
+def test_single_all_reduce_follows_the_backward_pass() -> None:
     graph, times = network(10, 100.0, 10_000_000)
     line = schedule(graph, times, BARE, StepOptions(devices=8, sink_size=10**9))
     reduce_us = all_reduce_us(100_000_000, 8, BARE)
@@ -127,7 +127,7 @@ def test_one_all_reduce_comes_after_the_backward_pass() -> None:
     assert line.exposed_us["communication"] == pytest.approx(reduce_us)
 
 
-def test_two_all_reduces_hide_the_first_under_the_backward_pass() -> None:
+def test_first_of_two_all_reduces_overlaps_with_the_backward_pass() -> None:
     graph, times = network(10, 1000.0, 10_000_000)
     late, early = StepOptions(devices=8, sink_size=10**9), (4, 9)
     split = schedule(graph, times, BARE, replace(late, fusion=early))
@@ -143,7 +143,7 @@ def test_two_all_reduces_hide_the_first_under_the_backward_pass() -> None:
     assert split.step_us < schedule(graph, times, BARE, late).step_us
 
 
-def test_without_overlap_all_reduces_wait_for_the_backward_pass() -> None:
+def test_all_reduces_without_overlap_wait_for_the_backward_pass() -> None:
     graph, times = network(10, 1000.0, 10_000_000)
     chosen = StepOptions(devices=8, sink_size=10**9, fusion=(4, 9), overlap=False)
     first, second = (
@@ -155,7 +155,7 @@ def test_without_overlap_all_reduces_wait_for_the_backward_pass() -> None:
     assert second.start_us >= first.end_us
 
 
-def test_two_all_reduces_of_resnet50_as_published() -> None:
+def test_resnet50_with_two_all_reduces_matches_published_times() -> None:
     """MindSpore r1.5, case 3: tail 6.15 -> 4.20 ms, step 23.61 -> 22.00, 7.45 ms for both."""
     # 161 gradients, 12 MB of them of parameters 0..85, ready within 11.8 ms.
     sizes = [90_000_000 // 75] * 75 + [12_000_000 // 86] * 86
@@ -182,7 +182,7 @@ def test_updates_run_in_the_order_in_which_their_gradients_arrive() -> None:
     assert [plan.needs[index] for index in plan.order[5:]] == [0, 0, 1, 1]
 
 
-def test_a_task_that_converts_a_gradient_early_is_put_off_until_it_is_reduced() -> None:
+def test_gradient_conversion_is_deferred_until_the_all_reduce() -> None:
     """Lowering may write it right after the gradient; the backward pass does not wait for it."""
     tasks = (
         task(phase="backward", writes=(0,)),
@@ -197,7 +197,7 @@ def test_a_task_that_converts_a_gradient_early_is_put_off_until_it_is_reduced() 
     assert plan.sources == ((0, 2),)
 
 
-def test_the_batch_is_neither_launched_nor_handed_over() -> None:
+def test_batch_task_needs_no_launch() -> None:
     """The interval between steps has GetNext and its event already."""
     tasks = (
         task("ai_cpu", "data", type="GetNext", writes=(0,)),
@@ -212,7 +212,7 @@ def test_the_batch_is_neither_launched_nor_handed_over() -> None:
         )
 
 
-def test_two_optimizers_reduce_apart() -> None:
+def test_two_optimizers_have_separate_all_reduces() -> None:
     """An adversary is updated before the other network's backward pass; one bucket can't be."""
     tasks = [task(phase="backward", writes=(0,))]
     tasks.append(task("vector", "optimizer", cost_class="optimizer", reads=(0,), writes=(1,)))
@@ -231,7 +231,7 @@ def test_two_optimizers_reduce_apart() -> None:
     assert assign_streams(more, StepOptions(devices=2), HW).sources == ((0,), (2, 3))
 
 
-def test_a_gradient_that_the_optimizer_finishes_is_reduced_once_it_is_done() -> None:
+def test_gradient_completed_by_the_optimizer_is_reduced_after_it() -> None:
     tasks = (
         task(phase="backward", writes=(0,)),
         task("vector", "optimizer", reads=(0,), writes=(1,)),
@@ -243,7 +243,7 @@ def test_a_gradient_that_the_optimizer_finishes_is_reduced_once_it_is_done() -> 
     assert plan.order == (0, 1, 2)
 
 
-def test_an_update_of_an_unknown_gradient_waits_for_the_last_all_reduce() -> None:
+def test_update_of_unknown_gradient_waits_for_last_all_reduce() -> None:
     tasks = (
         task(phase="backward", writes=(0,)),
         task("vector", "optimizer", cost_class="optimizer", reads=(9,), writes=(1,)),
@@ -253,7 +253,7 @@ def test_an_update_of_an_unknown_gradient_waits_for_the_last_all_reduce() -> Non
     assert line.device_us == pytest.approx(200 + 4.4 + 1000)
 
 
-def test_what_limits_a_step() -> None:
+def test_step_bound_is_the_limiting_resource() -> None:
     graph, times = chain(1000.0)
     assert schedule(graph, times, HW, StepOptions(sink_size=1000)).bound == "cube"
     slow = [replace(times[0], bound="memory")]
@@ -265,7 +265,7 @@ def test_what_limits_a_step() -> None:
     assert schedule(graph, times, HW, StepOptions(sink_size=1000)).bound == "interval"
 
 
-def test_bad_options_are_errors() -> None:
+def test_invalid_options_are_errors() -> None:
     graph, times = chain(1.0)
     with pytest.raises(OptionError, match="devices = 0: must be at least 1"):
         StepOptions(devices=0)
@@ -284,7 +284,7 @@ def test_bad_options_are_errors() -> None:
 
 
 @pytest.mark.slow
-def test_2000_tasks_are_scheduled_at_once_on_any_number_of_devices() -> None:
+def test_schedule_of_2000_tasks_is_fast_on_any_number_of_devices() -> None:
     graph, times = network(1000, 10.0, 100_000)
 
     def spent_s(devices: int) -> float:
@@ -302,9 +302,7 @@ Case = tuple[TaskGraph, tuple[TaskTime, ...]]
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=300, deadline=None)
-def test_sunk_loops_are_never_slower_than_graphs_nor_these_than_ops(
-    case: Case, chosen: StepOptions
-) -> None:
+def test_loop_sink_is_fastest_and_op_by_op_slowest(case: Case, chosen: StepOptions) -> None:
     by_mode = {mode: schedule(*case, HW, replace(chosen, mode=mode)).step_us for mode in MODES}
     assert by_mode["loop_sink"] <= by_mode["graph_sink"] + EPSILON_US
     assert by_mode["graph_sink"] <= by_mode["op_by_op"] + EPSILON_US
@@ -313,9 +311,7 @@ def test_sunk_loops_are_never_slower_than_graphs_nor_these_than_ops(
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_a_step_is_between_its_critical_path_and_everything_in_sequence(
-    case: Case, chosen: StepOptions
-) -> None:
+def test_step_is_between_critical_path_and_sequential_time(case: Case, chosen: StepOptions) -> None:
     graph, times = case
     longest = max((time.us * task.repeat for task, time in _pairs(case)), default=0.0)
     for mode in MODES:
@@ -348,7 +344,7 @@ def _in_sequence_us(case: Case, chosen: StepOptions, line: Timeline) -> float:
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_no_time_is_lost_or_counted_twice(case: Case, chosen: StepOptions) -> None:
+def test_exposed_times_add_up_to_the_step(case: Case, chosen: StepOptions) -> None:
     for mode in MODES:
         line = schedule(*case, HW, replace(chosen, mode=mode))
         assert sum(line.exposed_us.values()) == pytest.approx(line.step_us)
@@ -364,7 +360,7 @@ def test_no_time_is_lost_or_counted_twice(case: Case, chosen: StepOptions) -> No
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_a_stream_does_one_thing_at_a_time_within_the_step(case: Case, chosen: StepOptions) -> None:
+def test_spans_of_a_stream_do_not_overlap(case: Case, chosen: StepOptions) -> None:
     for mode in MODES:
         line = schedule(*case, HW, replace(chosen, mode=mode))
         for first, second in pairwise(line.spans):
@@ -378,7 +374,7 @@ def test_a_stream_does_one_thing_at_a_time_within_the_step(case: Case, chosen: S
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_overlap_is_never_slower_than_none(case: Case, chosen: StepOptions) -> None:
+def test_overlap_is_never_slower_than_no_overlap(case: Case, chosen: StepOptions) -> None:
     fusion = tuple(range(0, len(case[0].gradients), 2)) or None
     overlapped, apart = (
         schedule(*case, HW, replace(chosen, fusion=fusion, overlap=overlap)).device_us
@@ -390,7 +386,7 @@ def test_overlap_is_never_slower_than_none(case: Case, chosen: StepOptions) -> N
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_nothing_runs_before_what_it_needs(case: Case, chosen: StepOptions) -> None:
+def test_tasks_run_after_their_dependencies(case: Case, chosen: StepOptions) -> None:
     fusion = tuple(range(0, len(case[0].gradients), 2)) or None
     plan = assign_streams(case[0], replace(chosen, fusion=fusion), HW)
     assert sorted(plan.order) == list(range(len(case[0].tasks)))
@@ -405,9 +401,7 @@ def test_nothing_runs_before_what_it_needs(case: Case, chosen: StepOptions) -> N
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=150, deadline=None)
-def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
-    case: Case, chosen: StepOptions
-) -> None:
+def test_task_ends_match_a_recursive_calculation(case: Case, chosen: StepOptions) -> None:
     """One device, one AI CPU stream: the recurrence written down from a task's point of view."""
     graph, times = case
     chosen = replace(chosen, devices=1, ai_cpu_streams=1)
@@ -436,5 +430,5 @@ def test_ends_are_those_of_a_walk_through_what_each_task_waits_for(
 @pytest.mark.slow
 @given(graphs(), options())
 @settings(max_examples=100, deadline=None)
-def test_the_same_step_is_laid_out_the_same_way(case: Case, chosen: StepOptions) -> None:
+def test_schedule_is_deterministic(case: Case, chosen: StepOptions) -> None:
     assert schedule(*case, HW, chosen) == schedule(*case, HW, chosen)

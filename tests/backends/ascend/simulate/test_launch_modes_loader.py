@@ -16,28 +16,28 @@ from tests.backends.ascend.made_up import HW, chain
 PIXELS = 224 * 224
 
 
-def test_workers_add_up_until_the_host_is_full() -> None:
+def test_worker_rate_is_linear_up_to_the_host_limit() -> None:
     assert compute_images_per_s(1, PIXELS, 1, HW) == 353
     assert compute_images_per_s(12, PIXELS, 1, HW) == 12 * 353
     assert compute_images_per_s(100, PIXELS, 1, HW) == 18500
 
 
-def test_devices_of_a_server_share_its_host() -> None:
+def test_devices_of_a_server_share_the_host_rate() -> None:
     assert compute_images_per_s(12, PIXELS, 8, HW) == 18500 / 8
     assert compute_images_per_s(12, PIXELS, 1024, HW) == 18500 / 8
 
 
-def test_work_grows_with_pixels() -> None:
+def test_image_rate_falls_with_pixels() -> None:
     assert compute_images_per_s(1, 112 * 112, 1, HW) == 4 * 353
 
 
 @pytest.mark.parametrize("given_", [(0, PIXELS, 1), (1, 0, 1), (1, PIXELS, 0)])
-def test_nobody_preparing_nothing_for_no_one_is_an_error(given_: tuple[int, int, int]) -> None:
+def test_zero_workers_pixels_or_devices_are_errors(given_: tuple[int, int, int]) -> None:
     with pytest.raises(OptionError, match=" = 0: must be at least 1"):
         compute_images_per_s(*given_, HW)
 
 
-def test_a_starved_step_is_as_long_as_its_batch_takes_to_prepare() -> None:
+def test_starved_step_takes_the_time_to_prepare_its_batch() -> None:
     """MindSpore r1.5, case 1: ResNet-50 at batch 32 is 18 ms, and 90.7 with one worker."""
     graph, times = chain(17_810.0)
     starved, fed = (
@@ -59,27 +59,27 @@ def test_a_starved_step_is_as_long_as_its_batch_takes_to_prepare() -> None:
     assert fed.step_us / 1e3 == pytest.approx(18.07, abs=0.01)
 
 
-def test_a_batch_that_crosses_pcie_slower_than_it_is_computed_sets_the_pace() -> None:
+def test_step_with_slow_batch_transfer_is_bound_by_pcie() -> None:
     graph, times = chain(100.0)
     line = schedule(graph, times, HW, StepOptions(sink_size=1000, batch_bytes=160_000_000))
     assert line.step_us == pytest.approx(10_000)
     assert line.bound == "pcie"
 
 
-def test_a_batch_that_goes_through_no_queue_is_copied_within_the_step() -> None:
+def test_batch_without_data_sink_is_copied_within_the_step() -> None:
     graph, times = chain(100.0)
     options = StepOptions(mode="graph_sink", data_sink=False, batch_bytes=160_000_000)
     line = schedule(graph, times, HW, options)
     assert line.step_us == pytest.approx(1500 + 242 + 10_000 + 100.11)
 
 
-def test_the_queue_holds_100_batches_or_2_gib() -> None:
+def test_queue_is_limited_to_100_batches_or_2_gib() -> None:
     assert count_queue_batches(StepOptions(batch_bytes=0), HW) == 100
     assert count_queue_batches(StepOptions(batch_bytes=1000), HW) == 100
     assert count_queue_batches(StepOptions(batch_bytes=512 << 20), HW) == 4
 
 
-def test_a_batch_over_the_queue_is_an_error_that_says_what_fits() -> None:
+def test_batch_over_the_queue_is_an_error_with_the_size_that_fits() -> None:
     too_much = StepOptions(batch_size=600, batch_bytes=3 << 30)
     with pytest.raises(
         OptionError, match=r"batch_size = 600: makes a batch of 3 GiB.*at most 400 a device"

@@ -52,7 +52,7 @@ def _joined(*graphs: TaskGraph) -> TaskGraph:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: TuneMode) -> None:
+def test_search_improves_on_a_bad_default_tiling(mode: TuneMode) -> None:
     (task,) = tuned(mode=mode).tasks
     assert task.after_us < 0.6 * task.before_us
     assert task.gain == pytest.approx(1 - task.after_us / task.before_us)
@@ -73,7 +73,7 @@ def test_a_search_gains_where_the_rule_of_thumb_is_bad(mode: TuneMode) -> None:
     st.integers(0, 5),
 )
 @settings(max_examples=30, deadline=None)
-def test_no_search_is_worse_than_the_default_nor_better_than_all(
+def test_search_is_between_default_and_exhaustive_optimum(
     batch: int, m: int, k: int, n: int, images: int, mode: TuneMode, seed: int
 ) -> None:
     product = Product(batch, m, k, n, 1.0, 2, images)
@@ -88,7 +88,7 @@ def test_no_search_is_worse_than_the_default_nor_better_than_all(
         assert best.rounds[-1].best_us <= found_us * (1 + 1e-9)
 
 
-def test_a_graph_is_never_slower_for_being_tuned() -> None:
+def test_tuned_graph_is_never_slower() -> None:
     graph = _joined(
         matmul(32, 9216, 4096), convolution("conv", 32, 13, 192, 256), GRADIENT, matmul(64, 64, 10)
     )
@@ -99,18 +99,18 @@ def test_a_graph_is_never_slower_for_being_tuned() -> None:
     assert result.after_us == pytest.approx(sum(time.us for time in after))
 
 
-def test_only_what_the_cube_runs_is_tuned() -> None:
+def test_only_cube_tasks_are_tuned() -> None:
     graph = _joined(stream("cast", 1000), matmul(64, 64, 64), matmul(64, 64, 64, "float32"))
     assert find_tunable_tasks(graph, HW) == (1,)
     assert set(tuned(graph).tiles) == {1}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_same_seed_gives_the_same_result(mode: TuneMode) -> None:
+def test_same_seed_has_the_same_result(mode: TuneMode) -> None:
     assert tuned(mode=mode, seed=3) == tuned(mode=mode, seed=3)
 
 
-def test_another_seed_searches_elsewhere() -> None:
+def test_different_seeds_search_differently() -> None:
     """Experience has all seeds begin alike, so they differ in later tilings."""
     assert len({tuned(mode="ga", seed=seed).tasks[0].trials for seed in range(6)}) > 1
 
@@ -122,7 +122,7 @@ DEFAULT_TILING = [1, 1, 32, 1, 8, 16]
 @pytest.mark.parametrize("stored", ["nothing", "bad", "best"])
 @pytest.mark.parametrize("mode", [None, "ga"])
 @pytest.mark.parametrize("repeat", [False, True])
-def test_every_branch_of_the_flow(
+def test_tuning_flow_has_every_documented_branch(
     stored: str, mode: TuneMode | None, repeat: bool, tmp_path: Path
 ) -> None:
     """A-01: the flow of the documents' figure 5-22, by its questions."""
@@ -153,7 +153,7 @@ def test_every_branch_of_the_flow(
     assert after["tiling"] == list(astuple(task.tiling))
 
 
-def test_a_search_that_finds_nothing_better_stores_the_default(
+def test_search_without_improvement_stores_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A-01: the last branch of the figure: tuned, and not better than the default."""
@@ -170,7 +170,7 @@ def test_a_search_that_finds_nothing_better_stores_the_default(
     assert entry["tiling"] == DEFAULT_TILING
 
 
-def test_a_result_in_the_built_in_bank_is_tuned_into_the_custom_one(tmp_path: Path) -> None:
+def test_built_in_result_is_copied_to_the_custom_bank(tmp_path: Path) -> None:
     custom, built_in = tmp_path / "custom.json", tmp_path / "built_in.json"
     tuned(bank_path=built_in)
     before = built_in.read_bytes()
@@ -180,7 +180,7 @@ def test_a_result_in_the_built_in_bank_is_tuned_into_the_custom_one(tmp_path: Pa
     assert built_in.read_bytes() == before
 
 
-def test_operators_that_are_fused_otherwise_are_tuned_by_themselves(tmp_path: Path) -> None:
+def test_differently_fused_operators_are_tuned_separately(tmp_path: Path) -> None:
     """The key of a bank is the list of the fused operators, and so is the record's."""
     bank = tmp_path / "bank.json"
     (task,) = GRADIENT.tasks
@@ -194,7 +194,7 @@ def test_operators_that_are_fused_otherwise_are_tuned_by_themselves(tmp_path: Pa
     assert operator["mode"] == "off"
 
 
-def test_the_custom_bank_comes_before_the_built_in_one(tmp_path: Path) -> None:
+def test_custom_bank_has_precedence_over_the_built_in_one(tmp_path: Path) -> None:
     custom, builtin = tmp_path / "custom.json", tmp_path / "builtin.json"
     tuned(bank_path=builtin)
     hit = tuned(bank_path=custom, builtin_path=builtin, mode=None)
@@ -206,7 +206,7 @@ def test_the_custom_bank_comes_before_the_built_in_one(tmp_path: Path) -> None:
     assert own.tasks[0].after_us == own.tasks[0].before_us
 
 
-def test_tuning_again_keeps_the_better(tmp_path: Path) -> None:
+def test_repeated_tuning_keeps_the_better_tiling(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     best = tuned(bank_path=bank)
     assert tuned(bank_path=bank, repeat=True).tasks[0].status == "bank_reserved"
@@ -217,7 +217,7 @@ def test_tuning_again_keeps_the_better(tmp_path: Path) -> None:
     assert again.tiles == best.tiles
 
 
-def test_a_bank_serves_its_own_kind_of_core_only(tmp_path: Path) -> None:
+def test_bank_entry_is_valid_only_for_its_core_type(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     tuned(bank_path=bank)
     other = tune(GRADIENT, replace(HW, ai_cores_count=30.0), TuneSettings(bank_path=bank))
@@ -225,7 +225,7 @@ def test_a_bank_serves_its_own_kind_of_core_only(tmp_path: Path) -> None:
     assert len(read_bank(bank, dict)) == 2
 
 
-def test_a_tiling_is_searched_once_for_equal_products(tmp_path: Path) -> None:
+def test_equal_products_are_searched_once(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     result = tuned(_joined(GRADIENT, GRADIENT), bank_path=bank)
     assert len(result.tasks) == 2
@@ -246,7 +246,7 @@ def test_a_tiling_is_searched_once_for_equal_products(tmp_path: Path) -> None:
         '{"version": 1, "entries": {"a": {"tiling": [1, 1, 1, 1, 8, 1%s], "us": 1}}}' % ("0" * 400),
     ],
 )
-def test_a_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:
+def test_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:
     bank = tmp_path / "bank.json"
     bank.write_text(text)
     with pytest.raises(RunError, match=r"bank\.json: not a knowledge bank .* delete it"):
@@ -254,12 +254,12 @@ def test_a_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:
     assert bank.read_text() == text
 
 
-def test_an_unknown_mode_is_named() -> None:
+def test_unknown_autotune_mode_is_refused() -> None:
     with pytest.raises(RunError, match="AutoTune mode 'sa': must be one of exhaustive, ga, rl"):
         tuned(mode="sa")
 
 
-def test_the_result_file_has_what_the_vendors_has(tmp_path: Path) -> None:
+def test_result_file_has_the_fields_of_the_vendor_file(tmp_path: Path) -> None:
     result = tuned(mode="rl")
     path = write_result(result.to_dict(), tmp_path, datetime(2020, 8, 8, 18, 3, 38, 42_000))
     assert path.name.endswith("_20200808_180338042.json")

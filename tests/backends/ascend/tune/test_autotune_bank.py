@@ -15,7 +15,7 @@ from pipeline.core.files.knowledge_bank import read_bank
 from tests.backends.ascend.dense_step import ALIGNED, WEIGHTS, step
 
 
-def test_with_tuning_off_a_bank_gets_defaults_and_gives_what_it_has(tmp_path: Path) -> None:
+def test_bank_without_tuning_stores_defaults_and_is_used(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     plain = price(step, WEIGHTS, ALIGNED)
     stored = price(step, WEIGHTS, ALIGNED, tune_bank=bank)
@@ -30,7 +30,7 @@ def test_with_tuning_off_a_bank_gets_defaults_and_gives_what_it_has(tmp_path: Pa
     assert again.step_ms == tuned.step_ms <= plain.step_ms
 
 
-def test_stored_defaults_do_not_keep_a_search_from_tuning(tmp_path: Path) -> None:
+def test_stored_defaults_do_not_prevent_tuning(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     price(step, WEIGHTS, ALIGNED, tune_bank=bank)
     tuned = price(step, WEIGHTS, ALIGNED, tune_bank=bank, auto_tune="ga").tuning
@@ -42,7 +42,7 @@ def test_stored_defaults_do_not_keep_a_search_from_tuning(tmp_path: Path) -> Non
     assert tuned.after_us == alone.after_us
 
 
-def test_the_environment_repeats_tuning_without_a_mode(
+def test_repeat_tune_variable_works_without_a_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank = tmp_path / "bank.json"
@@ -57,7 +57,7 @@ def test_the_environment_repeats_tuning_without_a_mode(
         price(step, WEIGHTS, ALIGNED, tune_bank=bank)
 
 
-def test_both_searches_together_are_no_worse_than_either() -> None:
+def test_combined_search_is_no_worse_than_rl() -> None:
     both = price(step, WEIGHTS, ALIGNED, auto_tune="RL,GA").tuning  # type: ignore[arg-type]
     alone = [price(step, WEIGHTS, ALIGNED, auto_tune=mode).tuning for mode in ("rl", "ga")]
     assert both is not None
@@ -65,7 +65,7 @@ def test_both_searches_together_are_no_worse_than_either() -> None:
     assert all(one is not None and both.after_us <= one.after_us + 1e-9 for one in alone[:1])
 
 
-def test_the_environment_names_the_folder_of_the_bank(
+def test_tune_bank_path_variable_sets_the_bank_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
@@ -76,7 +76,7 @@ def test_the_environment_names_the_folder_of_the_bank(
     assert (tmp_path / "custom_bank.json").is_file()
 
 
-def test_a_bank_in_a_folder_of_others_is_refused(
+def test_bank_in_a_missing_or_foreign_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path / "missing"))

@@ -11,7 +11,7 @@ from pipeline.backends.ascend.tune.decision_network import DecisionNetwork, make
 LIMITS = (1, 288, 98, 32)
 
 
-def test_its_gradients_are_those_of_the_cross_entropy() -> None:
+def test_gradients_match_those_of_the_cross_entropy() -> None:
     generator = np.random.default_rng(1)
     network = DecisionNetwork(generator)
     network.output = generator.normal(size=network.output.shape)
@@ -26,7 +26,7 @@ def test_its_gradients_are_those_of_the_cross_entropy() -> None:
         np.testing.assert_allclose(gradient, other, rtol=2e-4, atol=1e-6)
 
 
-def test_it_learns_the_shares_of_a_decision() -> None:
+def test_network_learns_the_shares_of_a_decision() -> None:
     network = DecisionNetwork(np.random.default_rng(1))
     inputs = make_inputs([1], [1, 2, 4, 8], LIMITS, 32)
     shares = np.array([0.0, 0.1, 0.8, 0.1])

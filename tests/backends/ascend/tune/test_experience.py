@@ -17,11 +17,11 @@ def rate(limits: tuple[int, int, int, int], *tilings: Tiling) -> list[float]:
 LARGE = (1, 64, 64, 64)
 
 
-def test_an_even_split_into_square_blocks_is_as_good_as_its_loads() -> None:
+def test_even_split_into_square_blocks_is_rated_by_its_loads() -> None:
     assert rate(LARGE, (1, 8, 1, 4, 8, 8)) == [1 + 1 / 8 + 1 / 8]
 
 
-def test_idle_cores_uneven_parts_and_flat_blocks_cost() -> None:
+def test_idle_cores_uneven_parts_and_flat_blocks_are_penalised() -> None:
     best, idle, uneven, flat = rate(
         LARGE, (1, 8, 1, 4, 8, 8), (1, 4, 1, 4, 8, 8), (1, 7, 1, 4, 8, 8), (1, 8, 1, 4, 1, 16)
     )
@@ -30,7 +30,7 @@ def test_idle_cores_uneven_parts_and_flat_blocks_cost() -> None:
     assert best < flat
 
 
-def test_the_depth_is_split_only_without_anything_else_to_share() -> None:
+def test_depth_split_is_preferred_only_for_narrow_products() -> None:
     whole, split = rate(LARGE, (1, 8, 1, 4, 8, 8), (1, 4, 2, 4, 8, 8))
     assert split == DEPTH_FACTOR * whole
     narrow = (1, 1, 512, 4)
@@ -38,6 +38,6 @@ def test_the_depth_is_split_only_without_anything_else_to_share() -> None:
     assert split < whole
 
 
-def test_a_small_product_is_not_worth_all_cores() -> None:
+def test_small_product_is_not_split_over_all_cores() -> None:
     one, all_cores = rate((1, 4, 4, 8), (1, 1, 1, 1, 4, 8), (1, 4, 1, 8, 1, 1))
     assert one < all_cores

@@ -27,14 +27,14 @@ def searched(product: Product, mode: Any) -> Search:
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_experience_saves_trials_and_finds_what_all_tilings_have(product: Product) -> None:
+def test_genetic_search_with_few_trials_is_near_the_optimum(product: Product) -> None:
     genetic, exhaustive = searched(product, "ga"), searched(product, "exhaustive")
     assert genetic.trials < exhaustive.trials / 4
     assert genetic.rounds[-1].best_us <= 1.02 * exhaustive.rounds[-1].best_us
 
 
 @pytest.mark.parametrize("product", PRODUCTS[:1])
-def test_the_first_round_of_experience_is_better_than_of_chance(product: Product) -> None:
+def test_first_genetic_round_is_better_than_random_tilings(product: Product) -> None:
     """Against as many tilings that are drawn from all."""
     objective = Objective(product, HW, OVERLAP)
     rows = tile_search.list_tilings(product, HW)
@@ -43,7 +43,7 @@ def test_the_first_round_of_experience_is_better_than_of_chance(product: Product
     assert searched(product, "ga").rounds[0].best_us < by_chance_us
 
 
-def test_the_network_comes_to_choose_the_best_that_the_tree_found(
+def test_network_learns_to_choose_the_best_tiling_of_the_tree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Untrained it chooses a single core."""

@@ -70,7 +70,7 @@ PROGRAMS = [scanned, scanned_back, looped, branched, called, drawn, by_platform]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_every_kind_of_control_flow_computes_what_it_does_compiled(
+def test_control_flow_matches_compiled_results(
     program: Callable[..., Any],
 ) -> None:
     values, _ = interpreted(program, X)
@@ -81,7 +81,7 @@ def test_every_kind_of_control_flow_computes_what_it_does_compiled(
 
 
 @pytest.mark.slow
-def test_gradients_of_control_flow_too() -> None:
+def test_gradients_of_control_flow_match_compiled_ones() -> None:
     def gradient(x: Array) -> Array:
         return jax.grad(lambda y: scanned(called(y))[1].sum() + branched(y).sum())(x)
 
@@ -90,7 +90,7 @@ def test_gradients_of_control_flow_too() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_operation_is_named_however_many_follow() -> None:
+def test_first_non_finite_operation_is_the_cause() -> None:
     def function(x: Array) -> Array:
         y = in_layer("first", lambda v: v * 2, x)
         y = in_layer("second", lambda v: jnp.log(v - v), y)
@@ -102,7 +102,7 @@ def test_the_first_operation_is_named_however_many_follow() -> None:
 
 
 @pytest.mark.slow
-def test_of_several_causes_the_first_counts() -> None:
+def test_first_of_several_causes_is_reported() -> None:
     def function(x: Array) -> Array:
         early = in_layer("early", lambda v: v / 0.0, x + 1)
         return in_layer("late", jnp.sqrt, x).sum() + early.sum()
@@ -110,7 +110,7 @@ def test_of_several_causes_the_first_counts() -> None:
     assert cause_of(function, X).origin.scope == "early"
 
 
-def test_what_does_not_reach_the_outcome_is_no_cause() -> None:
+def test_masked_non_finite_values_are_not_a_cause() -> None:
     def function(x: Array) -> Array:
         masked = jnp.where(x > 0, in_layer("masked", jnp.log, x), 0.0)
         return in_layer("guilty", lambda v: v * 3e38 * 10, masked + 1).sum()
@@ -119,7 +119,7 @@ def test_what_does_not_reach_the_outcome_is_no_cause() -> None:
 
 
 @pytest.mark.slow
-def test_padding_and_masks_are_meant() -> None:
+def test_infinities_of_padding_and_masks_are_not_a_cause() -> None:
     """The infinities of a maximum and a softmax come before it, and are no cause."""
 
     def function(x: Array) -> Array:
@@ -132,7 +132,7 @@ def test_padding_and_masks_are_meant() -> None:
 
 
 @pytest.mark.slow
-def test_a_row_that_is_masked_altogether_makes_nan_of_what_was_meant() -> None:
+def test_softmax_of_a_fully_masked_row_is_the_cause() -> None:
     def function(x: Array) -> Array:
         masked = in_layer("mask", lambda v: jnp.where(jnp.arange(3)[:, None] > 0, v, -jnp.inf), x)
         return in_layer("softmax", jax.nn.softmax, masked).sum()
@@ -142,7 +142,7 @@ def test_a_row_that_is_masked_altogether_makes_nan_of_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_non_finite_constant_is_blamed_where_it_is_made(value: float) -> None:
+def test_non_finite_constant_is_attributed_to_its_layer(value: float) -> None:
     def function(x: Array) -> Array:
         non_finite = in_layer("maker", lambda v: jnp.full_like(v, value), x)
         return in_layer("reader", lambda v: (v @ non_finite.T).sum(), x)
@@ -150,7 +150,7 @@ def test_a_non_finite_constant_is_blamed_where_it_is_made(value: float) -> None:
     assert cause_of(function, X).origin.scope == "maker"
 
 
-def test_bits_of_what_is_not_finite_lead_back_to_it() -> None:
+def test_bitcast_of_a_non_finite_value_leads_to_its_cause() -> None:
     def function(x: Array) -> Array:
         non_finite = in_layer("guilty", lambda v: v / 0.0, x)
         bits = lax.bitcast_convert_type(non_finite, jnp.uint32).T
@@ -159,7 +159,7 @@ def test_bits_of_what_is_not_finite_lead_back_to_it() -> None:
     assert cause_of(function, X).origin.scope == "guilty"
 
 
-def test_a_cause_inside_a_loop_knows_its_iteration() -> None:
+def test_cause_inside_a_loop_has_its_iteration() -> None:
     x = X.copy()
     x[1] = 0.0
 
@@ -170,14 +170,14 @@ def test_a_cause_inside_a_loop_knows_its_iteration() -> None:
     assert (found.primitive, found.iteration) == ("log", 1)
 
 
-def test_a_cause_inside_what_is_recomputed_is_its_operation() -> None:
+def test_cause_inside_checkpoint_is_its_operation() -> None:
     def function(x: Array) -> Array:
         return jax.checkpoint(lambda y: jnp.log(y - y).sum())(x)
 
     assert cause_of(function, X).origin.primitive == "log"
 
 
-def test_what_came_nearest_to_the_end_of_its_type_is_kept() -> None:
+def test_most_extreme_value_is_recorded() -> None:
     _, interpreter = interpreted(
         lambda x: in_layer("near", lambda v: v * 1.5e38, x).sum() * 1e-3, X
     )
@@ -185,7 +185,7 @@ def test_what_came_nearest_to_the_end_of_its_type_is_kept() -> None:
     assert 0.8 < interpreter.extreme.share < 1
 
 
-def test_an_input_is_a_cause_when_it_is_first_read() -> None:
+def test_non_finite_input_is_ordered_by_its_first_use() -> None:
     non_finite = Origin(-1, "", "", has_nan=True)
     closed = jax.make_jaxpr(lambda x, y: (jnp.exp(x * 1e30) + 1) * y)(1.0, 1.0)
     inputs = [ReplayValue(np.float32(1)), ReplayValue(np.float32(np.nan), origin=non_finite)]

@@ -9,14 +9,14 @@ def origin(number: int, *causes: Origin, nan: bool = False, intended: bool = Fal
     return Origin(number, "add", "", nan, causes, intended=intended)
 
 
-def test_the_earliest_equation_without_causes_is_the_first() -> None:
+def test_earliest_origin_without_causes_is_the_cause() -> None:
     late = origin(5, nan=True)
     early = origin(2)
     outcome = origin(9, origin(7, late, nan=True), origin(8, early), nan=True)
     assert find_cause(outcome) == Cause(early)
 
 
-def test_an_input_takes_effect_where_it_is_first_read() -> None:
+def test_input_is_attributed_to_its_first_reader() -> None:
     column = origin(-1, nan=True)
     reader = origin(4, column, nan=True)
     outcome = origin(9, origin(6, column, nan=True), reader, nan=True)
@@ -24,7 +24,7 @@ def test_an_input_takes_effect_where_it_is_first_read() -> None:
     assert (cause.origin, cause.reader, cause.number) == (column, reader, 4)
 
 
-def test_an_intended_infinity_is_a_cause_only_without_another() -> None:
+def test_intended_infinity_is_a_cause_only_without_another() -> None:
     mask = origin(1, intended=True)
     makes_nan = origin(3, mask, nan=True)
     assert find_cause(origin(5, mask)) == Cause(mask)
@@ -33,7 +33,7 @@ def test_an_intended_infinity_is_a_cause_only_without_another() -> None:
     assert find_cause(origin(5, makes_nan, overflow, nan=True)) == Cause(overflow)
 
 
-def test_a_value_is_its_own_cause() -> None:
+def test_value_without_causes_is_its_cause() -> None:
     outcome = origin(3, nan=True)
     assert find_cause(outcome) == Cause(outcome)
     assert outcome.makes_nan

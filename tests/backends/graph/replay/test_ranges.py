@@ -18,17 +18,17 @@ from pipeline.backends.graph.replay.ranges import (
 SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
 
 
-def test_a_range_is_of_the_finite_values_and_counts_the_others() -> None:
+def test_range_covers_finite_values_and_counts_others() -> None:
     found = find_range(SPOILT)
     assert found == Range("float32", (2, 3), -2.0, 3.0, pytest.approx(2 / 3), 1, 2)
     assert str(found) == "float32 2x3 with 1 NaN and 2 Inf, else -2 to 3, mean 0.6667"
 
 
-def test_what_has_no_finite_value_has_no_range() -> None:
+def test_array_without_finite_values_has_no_range() -> None:
     assert str(find_range(np.array([np.nan, np.inf]))) == "float64 2 with 1 NaN and 1 Inf"
 
 
-def test_a_scalar_is_its_value() -> None:
+def test_scalar_range_is_its_value() -> None:
     assert str(find_range(jnp.bfloat16(2.5))) == "bfloat16 scalar, 2.5"
 
 
@@ -41,14 +41,14 @@ def test_a_scalar_is_its_value() -> None:
         elements={"allow_nan": True, "allow_infinity": True},
     )
 )
-def test_the_largest_is_finite_where_all_is(array: np.ndarray) -> None:
+def test_largest_magnitude_is_finite_if_all_values_are(array: np.ndarray) -> None:
     assert np.isfinite(largest(array)) == np.isfinite(array).all()
     assert np.isnan(largest(array)) == np.isnan(array).any()
     if np.isfinite(array).all():
         assert largest(array) == np.abs(array).max()
 
 
-def test_keys_and_whole_numbers_are_finite() -> None:
+def test_keys_and_integers_are_not_floats() -> None:
     import jax
 
     assert not is_float(jax.random.key(0))
@@ -56,7 +56,7 @@ def test_keys_and_whole_numbers_are_finite() -> None:
     assert is_float(jnp.zeros(3, jnp.bfloat16))
 
 
-def test_rows_are_of_the_axis_that_holds_the_batch() -> None:
+def test_non_finite_rows_are_found_along_the_batch_axis() -> None:
     images = np.zeros((4, 2, 2, 3), np.float32)
     images[2, 1, 0, 1] = np.nan
     assert find_non_finite(images, 4) == (2,)
@@ -65,6 +65,6 @@ def test_rows_are_of_the_axis_that_holds_the_batch() -> None:
     assert find_non_finite(images.transpose(3, 1, 2, 0).reshape(3, -1), 4, last=True) == (2,)
 
 
-def test_what_has_no_axis_of_the_batch_has_no_rows() -> None:
+def test_array_without_batch_axis_has_no_rows() -> None:
     assert find_non_finite(SPOILT, 5) is None
     assert find_non_finite(np.float32(np.nan), 4) is None

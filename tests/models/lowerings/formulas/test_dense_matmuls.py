@@ -53,7 +53,7 @@ def exact(role: Role, m: dict[str, np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("role", "dtype"), [(role, dtype) for role in ROLES for dtype in TOLERANCE]
 )
-def test_all_equal_the_product(role: Role, dtype: str) -> None:
+def test_dense_lowerings_equal_the_product(role: Role, dtype: str) -> None:
     m, problem = matrices(dtype), DenseProblem(role, BATCH, CHANNELS, FEATURES, dtype)
     reads = {
         "forward": ("inputs", "kernel"),
@@ -73,7 +73,7 @@ def test_all_equal_the_product(role: Role, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_plain_product_comes_first_and_every_family_is_tried(role: Role) -> None:
+def test_candidates_start_with_the_product_and_have_every_family(role: Role) -> None:
     problem = DenseProblem(role, BATCH, CHANNELS, FEATURES, "float32")
     lowerings = list_candidates(problem, BOTH)
     assert lowerings[0] == Lowering("product")
@@ -81,7 +81,7 @@ def test_the_plain_product_comes_first_and_every_family_is_tried(role: Role) -> 
     assert str(problem) == f"dense {file_name(role)} 6x17 kernel 17x10 float32"
 
 
-def test_tokens_pose_the_products_of_all_their_rows() -> None:
+def test_token_products_are_posed_with_all_rows() -> None:
     listing = RecordingPolicy()
     x, kernel = (
         jax.ShapeDtypeStruct((2, 3, 4), jnp.bfloat16),
@@ -95,9 +95,7 @@ def test_tokens_pose_the_products_of_all_their_rows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(BATCH, CHANNELS), (2, 3, CHANNELS)])
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_chosen_for_one_product_leaves_the_others(
-    role: Role, shape: tuple[int, ...]
-) -> None:
+def test_choice_for_one_role_does_not_change_results(role: Role, shape: tuple[int, ...]) -> None:
     """Values and gradients equal the default's, whichever of the three is chosen."""
     m = matrices("float32")
     inputs, cotangent = m["inputs"].reshape(shape), m["cotangent"].reshape(*shape[:-1], -1)

@@ -42,7 +42,7 @@ def few_values(shape: tuple[int, ...], dtype: str) -> jax.Array:
     ("geometry", "dtype"),
     [(each, dtype) for each in GEOMETRIES for dtype in ("float32", "bfloat16", "float16")],
 )
-def test_all_equal_the_default_and_its_gradient(geometry: Geometry, dtype: str) -> None:
+def test_max_pool_lowerings_equal_the_default(geometry: Geometry, dtype: str) -> None:
     """Bit for bit: a maximum rounds nothing, and what is added up is the same in each."""
     images = few_values(SHAPE, dtype)
     y, pull = jax.vjp(lambda images: max_pool(images, *geometry), images)
@@ -66,7 +66,7 @@ def chunked(role: Role) -> list[Lowering]:
     return [Lowering(name, images=2) for name, family in families if family.chunked]
 
 
-def test_large_images_are_tried_a_few_at_a_time() -> None:
+def test_candidates_for_large_images_include_chunks() -> None:
     problem = PoolingProblem("forward", (8, 64, 64, 32), *GEOMETRIES[0], "float32")
     lowerings = [str(lowering) for lowering in list_candidates(problem, BOTH)]
     assert lowerings == ["axes/xla", "axes/xla/1", "axes/xla/2", "axes/xla/4", "reduced/xla"]
@@ -77,7 +77,7 @@ def test_large_images_are_tried_a_few_at_a_time() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
-def test_a_layer_takes_what_is_chosen(role: Role) -> None:
+def test_max_pool_uses_the_chosen_lowering(role: Role) -> None:
     images, geometry = few_values(SHAPE, "float32"), GEOMETRIES[1]
     listing = RecordingPolicy()
     pool_max(images, *geometry, listing)

@@ -40,7 +40,7 @@ def convolve(window: ConvWindow, images: Any, kernel: Any) -> Any:
 
 
 @given(window=windows())
-def test_results_are_as_many_as_those_of_a_convolution(window: ConvWindow) -> None:
+def test_output_size_matches_a_convolution(window: ConvWindow) -> None:
     images = jax.ShapeDtypeStruct((1, *window.sizes, 1), np.float32)
     kernel = jax.ShapeDtypeStruct((*window.kernel, 1, 1), np.float32)
     result = jax.eval_shape(lambda x, w: convolve(window, x, w), images, kernel)
@@ -50,7 +50,7 @@ def test_results_are_as_many_as_those_of_a_convolution(window: ConvWindow) -> No
 @pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("dilation", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 0), (2, 1))])
-def test_the_flipped_kernel_over_the_cotangent_is_the_gradient_of_the_images(
+def test_transposed_window_computes_the_input_gradient(
     strides: tuple[int, int], dilation: tuple[int, int], padding: Any
 ) -> None:
     window = make_window((8, 9), (3, 2), strides, padding, dilation, 1)
@@ -73,7 +73,7 @@ def test_the_flipped_kernel_over_the_cotangent_is_the_gradient_of_the_images(
     assert spread.output_size == window.sizes
 
 
-def test_a_pointwise_window_sees_one_pixel() -> None:
+def test_pointwise_window_is_recognised() -> None:
     assert make_window((4, 4), (1, 1), (2, 2), "VALID", (1, 1), 1).is_pointwise
     assert not make_window((4, 4), (1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1), 1).is_pointwise
     assert not make_window((4, 4), (1, 1), (1, 1), "VALID", (1, 1), 2).is_pointwise

@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.models.lowerings.problem.image_layout import swap_layout
 
 
-def test_the_batch_moves_to_the_end_and_back() -> None:
+def test_layout_swap_moves_the_batch_to_the_end_and_back() -> None:
     images = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     moved = swap_layout(jnp.asarray(images))
     np.testing.assert_array_equal(moved, np.moveaxis(np.moveaxis(images, 0, -1), 2, 0))

@@ -44,12 +44,12 @@ def problem(role: Role = "forward", padding: str = "VALID", groups: int = 1) -> 
 
 
 @given(PROBLEMS)
-def test_the_text_of_a_problem_says_all_of_it(asked: ConvolutionProblem) -> None:
+def test_text_of_a_problem_is_complete(asked: ConvolutionProblem) -> None:
     """So that no two of them share a key."""
     assert parse_problem(str(asked)) == asked
 
 
-def test_the_text_of_a_problem_stays_as_banks_have_it() -> None:
+def test_problem_text_is_compatible_with_banks() -> None:
     assert str(problem("weight_grad", "SAME", 2)) == (
         "conv2d kernel_gradient 2x9x7x4 kernel 3x2x6 stride 2x1 pads 1+1,1+1 "
         "dilation 1x2 groups 2 float32"
@@ -57,13 +57,13 @@ def test_the_text_of_a_problem_stays_as_banks_have_it() -> None:
 
 
 @given(WAYS)
-def test_a_lowering_is_read_as_it_is_written(lowering: Lowering) -> None:
+def test_lowering_is_unchanged_after_formatting_and_parsing(lowering: Lowering) -> None:
     assert Lowering.parse(str(lowering)) == lowering
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-def test_operands_have_the_shapes_that_a_convolution_has(padding: str, groups: int) -> None:
+def test_operand_shapes_match_a_convolution(padding: str, groups: int) -> None:
     asked = {role: problem(role, padding, groups) for role in ROLES}
     images, kernel = asked["forward"].operand_shapes
     w = asked["forward"].window
@@ -82,7 +82,7 @@ def test_operands_have_the_shapes_that_a_convolution_has(padding: str, groups: i
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("role", ROLES)
-def test_operations_are_as_many_as_xla_counts(role: Role, groups: int) -> None:
+def test_flops_match_the_xla_count(role: Role, groups: int) -> None:
     """Without padding, where XLA counts no products that it can leave out."""
     asked = problem("forward", "VALID", groups)
     w = asked.window
@@ -105,12 +105,12 @@ def test_operations_are_as_many_as_xla_counts(role: Role, groups: int) -> None:
 
 
 @pytest.mark.parametrize(("family", "name"), FILE_NAMES.items())
-def test_files_keep_their_names(family: str, name: str) -> None:
+def test_family_names_in_files_are_unchanged(family: str, name: str) -> None:
     assert str(Lowering(family)) == f"{name}/xla"
     assert Lowering.parse(f"{name}/onednn/8") == Lowering(family, "onednn", 8)
 
 
-def test_what_was_chosen_is_found_by_the_problem_and_all_else_gets_the_default() -> None:
+def test_lowering_is_found_by_problem_or_is_the_default() -> None:
     lowering = Lowering("im2col", "onednn", 8)
     chosen = Lowerings(((str(problem()), lowering),))
     assert chosen.choose(problem()) == lowering
@@ -118,7 +118,7 @@ def test_what_was_chosen_is_found_by_the_problem_and_all_else_gets_the_default()
     assert DEFAULTS.choose(problem()) == DEFAULT
 
 
-def test_choices_are_compared_and_hashed_by_what_was_chosen() -> None:
+def test_lowerings_are_equal_and_hashed_by_choice() -> None:
     """As flax does with a module's fields, to tell whether a function was traced before."""
     one, other = (Lowerings((("a", Lowering(name)),)) for name in ("pointwise", "im2col"))
     assert hash(one) == hash(Lowerings((("a", Lowering("pointwise")),)))
@@ -126,7 +126,7 @@ def test_choices_are_compared_and_hashed_by_what_was_chosen() -> None:
     assert one != other
 
 
-def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -> None:
+def test_problems_are_recorded_once_in_network_order() -> None:
     listing = RecordingPolicy()
     images = jax.ShapeDtypeStruct((BATCH, *SIZES, CHANNELS), jnp.float32)
     kernel = jax.ShapeDtypeStruct((3, 2, CHANNELS, CHANNELS), jnp.float32)
@@ -153,14 +153,14 @@ def test_a_listing_takes_every_problem_down_once_in_the_order_of_the_network() -
     assert list(listing.problems) == expected
 
 
-def test_listings_are_told_apart_by_who_they_are() -> None:
+def test_listings_are_distinguished_by_identity() -> None:
     """Else a network that is listed twice would be taken for one that was traced already."""
     assert RecordingPolicy() != RecordingPolicy()
     assert len({RecordingPolicy(), RecordingPolicy()}) == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_problem_is_read_off_the_operands(dtype: str) -> None:
+def test_problem_is_made_from_the_operands(dtype: str) -> None:
     shapes = problem(groups=2).operand_shapes
     images, kernel = (jnp.zeros(shape, dtype) for shape in shapes)
     made = make_convolution_problem("forward", window(groups=2), images, kernel)
@@ -169,7 +169,7 @@ def test_a_problem_is_read_off_the_operands(dtype: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_lowerings_of_onednn_are_tested_here(dtype: str) -> None:
+def test_onednn_lowerings_are_among_the_tested_candidates(dtype: str) -> None:
     """Skipped where `engines_here` leaves them out of every other test."""
     require("onednn", dtype)
     asked = ConvolutionProblem("forward", window(), BATCH, CHANNELS, FEATURES, dtype)

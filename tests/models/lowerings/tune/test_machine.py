@@ -67,7 +67,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
     return made_up
 
 
-def test_onednn_is_trusted_where_it_passes(probe: Probe, tmp_path: Path) -> None:
+def test_onednn_is_used_if_its_probe_passes(probe: Probe, tmp_path: Path) -> None:
     assert find_engines(CPU, "float32", tmp_path / "new") == BOTH
     ((command, options),) = probe.begun
     assert command[1:] == [
@@ -79,19 +79,19 @@ def test_onednn_is_trusted_where_it_passes(probe: Probe, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("status", [-4, -6, 1])
-def test_without_onednn_if_the_probe_ends_badly(status: int, probe: Probe, tmp_path: Path) -> None:
+def test_onednn_is_not_used_if_its_probe_fails(status: int, probe: Probe, tmp_path: Path) -> None:
     """Killed by a signal, or by an assertion that did not hold."""
     probe.end = status
     assert find_engines(CPU, "float32", tmp_path) == XLA
 
 
-def test_without_onednn_if_the_probe_never_ends(probe: Probe, tmp_path: Path) -> None:
+def test_onednn_is_not_used_if_its_probe_times_out(probe: Probe, tmp_path: Path) -> None:
     probe.end = subprocess.TimeoutExpired("python", machine.PROBE_TIMEOUT_S)
     assert find_engines(CPU, "float32", tmp_path) == XLA
 
 
 @pytest.mark.parametrize(("status", "engines"), [(0, BOTH), (-4, XLA)])
-def test_what_was_asked_once_is_kept(
+def test_result_of_a_probe_is_cached(
     status: int, engines: frozenset[str], probe: Probe, tmp_path: Path
 ) -> None:
     probe.end = status
@@ -100,7 +100,7 @@ def test_what_was_asked_once_is_kept(
     assert len(probe.begun) == 1
 
 
-def test_every_type_and_every_version_is_asked_for_itself(
+def test_every_type_and_version_is_probed_separately(
     probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_engines(CPU, "float32", tmp_path) == BOTH
@@ -114,7 +114,7 @@ def test_every_type_and_every_version_is_asked_for_itself(
     assert find_engines(CPU, "float32", tmp_path) == BOTH
 
 
-def test_another_processor_is_asked_for_itself(
+def test_another_processor_is_probed_separately(
     probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a home directory is shared by machines."""
@@ -127,7 +127,7 @@ def test_another_processor_is_asked_for_itself(
     assert len(probe.begun) == 2
 
 
-def test_onednn_is_asked_again_under_a_limit(
+def test_onednn_is_probed_again_under_a_limit(
     probe: Probe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtual machine may report AMX and no size of its tiles: oneDNN ends by SIGILL."""
@@ -141,7 +141,7 @@ def test_onednn_is_asked_again_under_a_limit(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b"\xff\xfe"])
-def test_an_unreadable_file_costs_only_another_probe(
+def test_unreadable_engines_file_is_replaced_after_a_new_probe(
     content: bytes, probe: Probe, tmp_path: Path
 ) -> None:
     file = tmp_path / "engines.json"
@@ -155,7 +155,7 @@ def test_an_unreadable_file_costs_only_another_probe(
 @pytest.mark.parametrize(
     ("name", "value"), [("machine", "aarch64"), ("system", "darwin"), ("device", GPU)]
 )
-def test_where_there_is_no_onednn_nobody_asks(
+def test_onednn_is_not_probed_if_absent(
     name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: pytest.fail("asked"))
@@ -174,7 +174,7 @@ def test_where_there_is_no_onednn_nobody_asks(
         (set(), "made_up64"),
     ],
 )
-def test_timings_hold_for_an_instruction_set_and_a_number_of_cores(
+def test_timings_are_scoped_by_instruction_set_and_cores(
     flags: set[str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_cpu_flags(monkeypatch, flags)
@@ -185,6 +185,6 @@ def test_timings_hold_for_an_instruction_set_and_a_number_of_cores(
     assert list_scopes(CPU) == tuple(f"cpu {each} x3" for each in known)
 
 
-def test_timings_on_an_accelerator_hold_for_its_kind() -> None:
+def test_timings_on_an_accelerator_are_scoped_by_device_kind() -> None:
     assert describe_device(GPU) == "gpu made up"
     assert list_scopes(GPU) == ("gpu made up",)

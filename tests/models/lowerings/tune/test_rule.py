@@ -16,7 +16,7 @@ from tests.models.lowerings.tune.made_up import BOTH, XLA, convolution
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("stride", [1, 2])
-def test_candidates_alone_are_taken(role: Role, stride: int) -> None:
+def test_rule_chooses_only_candidates(role: Role, stride: int) -> None:
     for channels, size in ((3, 32), (16, 32), (64, 32), (64, 4)):
         problem = convolution(role, channels, size, stride=stride, batch=64)
         for engines in (XLA, BOTH):
@@ -25,7 +25,7 @@ def test_candidates_alone_are_taken(role: Role, stride: int) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_onednn_is_for_what_is_large_and_has_channels(role: Role) -> None:
+def test_onednn_is_chosen_for_large_problems_with_many_channels(role: Role) -> None:
     large = convolution(role, channels=32, size=32, batch=16)
     small = convolution(role, channels=32, size=4, batch=1)
     narrow = convolution(role, channels=8, size=64, batch=64)
@@ -36,7 +36,7 @@ def test_onednn_is_for_what_is_large_and_has_channels(role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_winograd_is_for_3x3_kernels_whose_tiles_are_full(role: Role) -> None:
+def test_winograd_is_chosen_for_3x3_kernels_with_full_tiles(role: Role) -> None:
     full, half_empty = convolution(role, 64, 32, batch=32), convolution(role, 256, 4, batch=32)
     strided = convolution(role, 64, 32, stride=2, batch=32)
     assert choose_by_rule(full, BOTH).family == "winograd4"
@@ -44,7 +44,7 @@ def test_winograd_is_for_3x3_kernels_whose_tiles_are_full(role: Role) -> None:
     assert choose_by_rule(strided, BOTH).family in ("convolution", "phases")
 
 
-def test_winograd_multiplies_in_float32_alone() -> None:
+def test_winograd_in_bfloat16_is_chosen_only_for_kernel_gradients() -> None:
     """The gradient of the kernel, which is summed in float32 in any case, excepted."""
     families = {
         role: choose_by_rule(convolution(role, 64, 32, batch=32, dtype="bfloat16"), BOTH).family
@@ -57,20 +57,20 @@ def test_winograd_multiplies_in_float32_alone() -> None:
     }
 
 
-def test_strided_gradients_are_taken_apart_into_phases() -> None:
+def test_strided_input_gradient_uses_phases() -> None:
     problem = convolution("input_grad", 64, 32, stride=2, batch=32)
     assert choose_by_rule(problem, BOTH).family == "phases"
 
 
 @pytest.mark.parametrize(("stride", "family"), [(1, "winograd4"), (2, "convolution")])
-def test_the_kernels_gradient_looks_at_what_fits_into_the_cache(stride: int, family: str) -> None:
+def test_kernel_gradient_chunks_fit_the_cache(stride: int, family: str) -> None:
     """32x32 of 64 features are 256 KiB: four images make up half of a core's cache."""
     problem = convolution("weight_grad", 64, 32 * stride, stride=stride, batch=64)
     assert str(choose_by_rule(problem, BOTH)) == f"{family}/onednn/4"
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_gradients_of_a_pixel_wide_kernel_are_products_of_matrices(stride: int) -> None:
+def test_gradients_of_1x1_kernels_are_matrix_products(stride: int) -> None:
     """oneDNN's convolution takes 5 to 40 times as long for the kernel's."""
     families = {
         role: str(choose_by_rule(convolution(role, 64, 56, 1, stride, batch=32), BOTH))
@@ -84,7 +84,7 @@ def test_gradients_of_a_pixel_wide_kernel_are_products_of_matrices(stride: int) 
 
 
 @pytest.mark.parametrize("role", ["forward", "weight_grad"])
-def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> None:
+def test_onednn_is_chosen_for_the_7x7_stem(role: Role) -> None:
     wide, narrow = (
         replace(convolution(role, 3, 224, kernel, stride=2), features=64) for kernel in (7, 3)
     )
@@ -93,7 +93,7 @@ def test_the_wide_first_kernel_of_a_residual_network_is_onednns(role: Role) -> N
 
 
 @pytest.mark.parametrize(("groups", "images"), [(32, 1), (8, 4)])
-def test_groups_are_for_onednn_where_it_is(groups: int, images: int) -> None:
+def test_onednn_is_chosen_for_grouped_convolutions(groups: int, images: int) -> None:
     lowerings = {
         role: str(choose_by_rule(convolution(role, 32, 16, batch=16, groups=groups), BOTH))
         for role in ROLES
@@ -108,7 +108,7 @@ def test_groups_are_for_onednn_where_it_is(groups: int, images: int) -> None:
 @pytest.mark.parametrize("groups", [2, 8, 32])
 @pytest.mark.parametrize("batch", [1, 6])
 @pytest.mark.parametrize("role", ROLES)
-def test_what_is_taken_for_groups_can_be_computed(role: Role, batch: int, groups: int) -> None:
+def test_grouped_choices_can_be_computed(role: Role, batch: int, groups: int) -> None:
     for size in (4, 32):
         problem = convolution(role, 32, size, batch=batch, groups=groups)
         for engines in (XLA, BOTH):
@@ -116,7 +116,7 @@ def test_what_is_taken_for_groups_can_be_computed(role: Role, batch: int, groups
             assert lowering == DEFAULT or can_compute(problem, lowering, engines)
 
 
-def test_channels_alone_are_summed_without_onednn() -> None:
+def test_depthwise_convolutions_use_multiply_adds_without_onednn() -> None:
     lowerings = {
         role: str(choose_by_rule(convolution(role, 32, 16, batch=8, groups=32), XLA))
         for role in ROLES
@@ -129,7 +129,7 @@ def test_channels_alone_are_summed_without_onednn() -> None:
     assert choose_by_rule(convolution("forward", 32, 16, batch=8, groups=4), XLA) == DEFAULT
 
 
-def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> None:
+def test_onednn_is_chosen_for_large_dense_products() -> None:
     def usual(role: Role, rows: int, dtype: str, engines: frozenset[Engine] = BOTH) -> Lowering:
         return choose_by_rule(DenseProblem(role, rows, 256, 256, dtype), engines)
 
@@ -141,7 +141,7 @@ def test_large_products_of_dense_layers_go_to_onednn_where_it_is_faster() -> Non
     assert {usual(role, 64, "float32") for role in ROLES} == {DEFAULT}
 
 
-def test_the_gradient_of_a_dense_kernel_in_bfloat16_is_not_turned_around() -> None:
+def test_bfloat16_dense_kernel_gradient_is_not_transposed() -> None:
     def usual(role: Role, features: int, dtype: str = "bfloat16") -> Lowering:
         return choose_by_rule(DenseProblem(role, 2048, 256, features, dtype), XLA)
 

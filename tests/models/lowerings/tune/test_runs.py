@@ -179,7 +179,7 @@ def digits(cache: Path) -> Compose:
     return partial(compose, cache)
 
 
-def test_the_choice_has_every_family_of_every_role(cache: Path) -> None:
+def test_choice_has_every_family_of_every_role(cache: Path) -> None:
     chosen = choice("xla", cache)
     assert len(chosen) == (20 + 2 + 6) + (7 + 1 + 2)
     for role in ROLES:
@@ -200,7 +200,7 @@ SINKS = {
 
 
 @pytest.mark.parametrize("overrides", SINKS.values(), ids=SINKS.keys())
-def test_sinks_change_nothing_whatever_computes_the_convolutions(
+def test_sinks_are_bit_equal_with_any_engine(
     overrides: list[str],
     engine: Engine,
     reference: Path,
@@ -217,14 +217,14 @@ def test_sinks_change_nothing_whatever_computes_the_convolutions(
     outcome.assert_same_run(reference, tmp_path)
 
 
-def test_streaming_changes_nothing_whatever_computes_the_convolutions(
+def test_streaming_is_bit_equal_with_any_engine(
     engine: Engine, reference: Path, digits: Compose, cache: Path, tmp_path: Path
 ) -> None:
     run(digits("train.sink_size=20", "train.feed=stream"), prepared(tmp_path, engine, cache))
     outcome.assert_same_run(reference, tmp_path)
 
 
-def test_lowerings_round_otherwise_and_compute_the_same(
+def test_lowerings_differ_only_in_rounding(
     reference: Path, digits: Compose, tmp_path: Path
 ) -> None:
     run(digits("autotune=off", "train.sink_size=20"), tmp_path)
@@ -243,7 +243,7 @@ def test_lowerings_round_otherwise_and_compute_the_same(
         np.testing.assert_allclose(array, others[path], rtol=1e-3, atol=1e-5, err_msg=path)
 
 
-def test_a_resumed_run_keeps_its_choice_and_its_bits(reference: Path, resumed: Path) -> None:
+def test_resumed_run_keeps_its_choice_and_is_bit_equal(reference: Path, resumed: Path) -> None:
     """The bank, which has none of this, is not asked again."""
     outcome.assert_same_run(reference, resumed)
     chosen = resumed / "lowerings.json"
@@ -251,7 +251,7 @@ def test_a_resumed_run_keeps_its_choice_and_its_bits(reference: Path, resumed: P
     assert f"lower      as before: {chosen}" in (resumed / "run.log").read_text()
 
 
-def test_programs_come_from_the_cache_where_they_can_be_kept(engine: Engine, resumed: Path) -> None:
+def test_programs_are_cached_unless_they_call_onednn(engine: Engine, resumed: Path) -> None:
     """One that calls oneDNN is in no cache, unless this process has compiled it before."""
     told = re.findall(r"compile    (.*): .* s, cache (\w+),", (resumed / "run.log").read_text())
     assert [name for name, _ in told] == ["initialisation", "training step", "evaluation"]

@@ -54,7 +54,7 @@ def searched(
 
 
 @given(TIMES_US, SEEDS)
-def test_trying_all_finds_the_fastest(times_us: dict[Lowering, float], seed: int) -> None:
+def test_exhaustive_search_finds_the_fastest(times_us: dict[Lowering, float], seed: int) -> None:
     found, trial = searched(times_us, "exhaustive", seed)
     assert times_us[found.best()] == min(times_us.values())
     assert found.times_us == times_us
@@ -63,7 +63,7 @@ def test_trying_all_finds_the_fastest(times_us: dict[Lowering, float], seed: int
 
 
 @given(TIMES_US, SEEDS)
-def test_breeding_tries_candidates_each_once_and_never_ends_behind_the_first(
+def test_genetic_search_tries_candidates_once_and_improves(
     times_us: dict[Lowering, float], seed: int
 ) -> None:
     found, trial = searched(times_us, "ga", seed)
@@ -80,14 +80,14 @@ def test_breeding_tries_candidates_each_once_and_never_ends_behind_the_first(
 
 @pytest.mark.slow
 @given(TIMES_US, SEEDS)
-def test_a_few_candidates_are_all_tried(times_us: dict[Lowering, float], seed: int) -> None:
+def test_few_candidates_are_all_tried(times_us: dict[Lowering, float], seed: int) -> None:
     few = dict(list(times_us.items())[:POPULATION])
     found, _ = searched(few, "ga", seed)
     assert times_us[found.best()] == min(few.values())
 
 
 @given(TIMES_US, SEEDS, st.sampled_from(STRATEGIES))
-def test_the_same_seed_tries_the_same(
+def test_same_seed_tries_the_same_candidates(
     times_us: dict[Lowering, float], seed: int, strategy: Strategy
 ) -> None:
     one, other = (searched(times_us, strategy, seed) for _ in range(2))
@@ -97,7 +97,7 @@ def test_the_same_seed_tries_the_same(
 
 @pytest.mark.slow
 @given(TIMES_US, SEEDS, st.sampled_from(STRATEGIES))
-def test_what_takes_twice_as_long_as_the_best_so_far_is_given_up(
+def test_candidate_twice_as_slow_as_the_best_is_abandoned(
     times_us: dict[Lowering, float], seed: int, strategy: Strategy
 ) -> None:
     _, trial = searched(times_us, strategy, seed)
@@ -115,13 +115,13 @@ MANY = {
 }
 
 
-def test_another_seed_tries_others() -> None:
+def test_different_seed_tries_other_candidates() -> None:
     one, other = (searched(MANY, "ga", seed)[1].timed for seed in (1, 2))
     assert one != other
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_best_of_some_is_found_among_them(strategy: Strategy) -> None:
+def test_best_of_a_subset_is_found(strategy: Strategy) -> None:
     times_us = {Lowering("convolution"): 9.0, Lowering("convolution", "onednn"): 1.0}
     times_us |= {Lowering("im2col"): 5.0}
     found, _ = searched(times_us, strategy)

@@ -45,7 +45,7 @@ def operands(problem: ConvolutionProblem) -> list[jax.Array]:
 @pytest.mark.parametrize(
     ("role", "dtype"), [*((role, "float32") for role in ROLES), ("weight_grad", "bfloat16")]
 )
-def test_the_loop_computes_what_is_timed(role: Role, dtype: str) -> None:
+def test_timing_loop_computes_the_whole_result(role: Role, dtype: str) -> None:
     """All of every result: what nobody reads, a compiler leaves out."""
     problem = small(role, dtype)
     made = operands(problem)
@@ -70,7 +70,7 @@ def compiled(function: Any, *args: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_repetition_needs_the_one_before(dtype: str) -> None:
+def test_repetitions_depend_on_the_previous_one(dtype: str) -> None:
     """Else one would be enough: with results as large as to be felt, it shows."""
 
     def double(operands: tuple[jax.Array, ...]) -> jax.Array:
@@ -83,7 +83,7 @@ def test_every_repetition_needs_the_one_before(dtype: str) -> None:
     np.testing.assert_allclose(np.divide(corners[1:], corners[:-1]), 2, rtol=0.02)
 
 
-def test_operands_are_as_asked_for_and_not_too_small() -> None:
+def test_operands_have_the_requested_shapes_and_are_not_too_small() -> None:
     """Numbers below the normal range make arithmetic slow."""
     for problem in (small("forward"), small("weight_grad", "bfloat16")):
         for made, shape in zip(operands(problem), problem.operand_shapes, strict=True):
@@ -95,7 +95,7 @@ def test_operands_are_as_asked_for_and_not_too_small() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
-def test_a_time_is_a_positive_number_of_microseconds(role: Role) -> None:
+def test_time_is_positive_microseconds(role: Role) -> None:
     us = Stopwatch(small(role), DEVICE)(PLAIN, float("inf"))
     assert 0 < us < 10e6
 
@@ -113,27 +113,27 @@ class Told(Stopwatch):
         return next(self._told)
 
 
-def test_what_takes_too_long_is_timed_once() -> None:
+def test_slow_candidate_is_timed_once() -> None:
     """After a first call, which may be slow for other reasons."""
     stopwatch = Told(9.0, 1e-3, 4e-3)
     assert stopwatch(PLAIN, 2999.0) == pytest.approx(3000.0)
     assert stopwatch.counts == [1, 0, 1]
 
 
-def test_the_least_of_some_rounds_is_taken_without_what_is_around_the_loop() -> None:
+def test_time_is_the_minimum_of_rounds_without_overhead() -> None:
     arounds_s, rounds_s = [0.002, 0.004, 0.001, 0.003], [0.05, 0.03, 0.021, 0.04]
     stopwatch = Told(9.0, 0.003, 0.004, 0.003 + ROUND_S / 8, 0.02, *arounds_s, *rounds_s)
     assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * 0.02 / 16)
     assert stopwatch.counts == [1, 0, 1, 4, 16, *[0] * ROUNDS, *[16] * ROUNDS]
 
 
-def test_what_takes_longer_than_a_round_is_repeated_once_a_round() -> None:
+def test_candidate_longer_than_a_round_is_run_once_per_round() -> None:
     stopwatch = Told(9.0, 0.0, 10 * ROUND_S, *[0.0] * ROUNDS, *[0.3] * ROUNDS)
     assert stopwatch(PLAIN, float("inf")) == pytest.approx(0.3e6)
     assert stopwatch.counts == [1, 0, 1, *[0] * ROUNDS, *[1] * ROUNDS]
 
 
-def test_a_time_of_nothing_is_noise() -> None:
+def test_time_below_noise_is_the_shortest_time() -> None:
     stopwatch = Told(9.0, *[0.3] * 100)
     assert stopwatch(PLAIN, float("inf")) == pytest.approx(1e6 * SHORTEST_S)
     assert max(stopwatch.counts) == MAX_CALLS

@@ -116,7 +116,7 @@ def taken(chosen: LoweringChoice, problems: Sequence[Problem] = THREE) -> list[s
     [("off", DEVICE), ("tune", SimpleNamespace(platform="gpu", device_kind="made up"))],
     ids=["off", "no processor"],
 )
-def test_else_than_on_the_processor_or_when_off_nothing_is_looked_up(
+def test_bank_is_not_read_if_off_or_on_an_accelerator(
     mode: Mode, device: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even in a bank that can't be read."""
@@ -128,14 +128,14 @@ def test_else_than_on_the_processor_or_when_off_nothing_is_looked_up(
     assert taken(chosen) == ["default/xla"] * 3
 
 
-def test_what_no_bank_has_is_decided_by_the_rule(bench: Bench) -> None:
+def test_problems_without_an_entry_are_decided_by_the_rule(bench: Bench) -> None:
     chosen = bench.choose("bank", [*THREE, LARGE])
     assert taken(chosen, [*THREE, LARGE]) == ["default/xla"] * 3 + ["winograd4/onednn/4"]
     assert (chosen.results, chosen.by_rule, chosen.num_timed) == ((), 4, 0)
     assert chosen.calls_onednn
 
 
-def test_what_no_bank_has_is_stored_without_a_time(bench: Bench) -> None:
+def test_defaults_are_stored_without_a_time(bench: Bench) -> None:
     """A-01: a miss without tuning stores the default, which is used ever after."""
     first = bench.choose("bank", [*THREE, LARGE])
     assert bench.entries == {
@@ -154,7 +154,7 @@ def test_what_no_bank_has_is_stored_without_a_time(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("mode", ["tune", "repeat"])
-def test_a_stored_default_is_tuned(mode: Mode, bench: Bench) -> None:
+def test_stored_default_is_tuned(mode: Mode, bench: Bench) -> None:
     bench.choose("bank")
     bench.time_by(by_engine(5000.0, 1000.0))
     chosen = bench.choose(mode)
@@ -162,14 +162,14 @@ def test_a_stored_default_is_tuned(mode: Mode, bench: Bench) -> None:
     assert {entry["after"]["us"] for entry in bench.entries.values()} == {1000.0}
 
 
-def test_a_default_without_onednn_is_chosen_again_with_it(bench: Bench) -> None:
+def test_default_is_chosen_again_if_onednn_becomes_available(bench: Bench) -> None:
     bench.have(XLA)
     assert taken(bench.choose("bank", [LARGE]), [LARGE]) == ["default/xla"]
     bench.have(BOTH)
     assert taken(bench.choose("bank", [LARGE]), [LARGE]) == ["winograd4/onednn/4"]
 
 
-def test_a_time_of_a_lesser_instruction_set_is_preferred_to_a_default(
+def test_time_of_a_lesser_instruction_set_is_preferred_to_a_default(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.choose("bank", THREE[:1])
@@ -182,7 +182,7 @@ def test_a_time_of_a_lesser_instruction_set_is_preferred_to_a_default(
     assert taken(bench.choose("bank", THREE[:1]))[0] == "patches/xla"
 
 
-def test_a_default_that_can_not_be_stored_is_used(
+def test_default_that_can_not_be_stored_is_used(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_default_that_can_not_be_stored_is_used(
     assert taken(bench.choose("bank")) == ["default/xla"] * 3
 
 
-def test_the_rule_is_left_to_xla_where_there_is_no_other(bench: Bench) -> None:
+def test_rule_chooses_the_default_if_only_xla_is_available(bench: Bench) -> None:
     bench.have(XLA)
     chosen = bench.choose("bank", [LARGE])
     assert chosen.lowerings.choose(LARGE) == DEFAULT
@@ -200,7 +200,7 @@ def test_the_rule_is_left_to_xla_where_there_is_no_other(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["exhaustive", "ga"])
-def test_what_was_tuned_is_stored_and_used_ever_after(strategy: str, bench: Bench) -> None:
+def test_tuned_entries_are_stored_and_reused(strategy: str, bench: Bench) -> None:
     stopwatch = bench.time_by(by_engine(5000.0, 1000.0))
     watch = Watched()
     first = bench.choose("tune", strategy=strategy, watch=watch)
@@ -221,7 +221,7 @@ def test_what_was_tuned_is_stored_and_used_ever_after(strategy: str, bench: Benc
     assert bench.bank.read_bytes() == written
 
 
-def test_exhaustive_tuning_times_every_candidate_and_takes_the_fastest(bench: Bench) -> None:
+def test_exhaustive_tuning_chooses_the_fastest_candidate(bench: Bench) -> None:
     fastest = {"forward": "patches/onednn", "input_grad": "convolution/onednn"}
     fastest["weight_grad"] = "positions/xla"
 
@@ -237,7 +237,7 @@ def test_exhaustive_tuning_times_every_candidate_and_takes_the_fastest(bench: Be
     assert sorted(stopwatch.asked, key=str) == sorted(expected, key=str)
 
 
-def test_an_entry_has_the_default_the_best_and_the_best_without_onednn(bench: Bench) -> None:
+def test_bank_entry_has_the_default_the_best_and_the_best_of_xla(bench: Bench) -> None:
     times_us = {"convolution/xla": 900.0, "patches/xla": 800.0, "convolution/onednn": 300.0}
     bench.time_by(by_name(times_us))
     bench.choose("tune", THREE[:1])
@@ -250,7 +250,7 @@ def test_an_entry_has_the_default_the_best_and_the_best_without_onednn(bench: Be
     }
 
 
-def test_the_default_is_stored_where_nothing_beats_it(bench: Bench) -> None:
+def test_default_is_stored_if_it_is_the_fastest(bench: Bench) -> None:
     """A-01: so that the next run need not tune again."""
     bench.time_by(by_engine(100.0, 200.0))
     chosen = bench.choose("tune")
@@ -258,7 +258,7 @@ def test_the_default_is_stored_where_nothing_beats_it(bench: Bench) -> None:
     assert all(entry["after"]["us"] == entry["before_us"] for entry in bench.entries.values())
 
 
-def test_tuning_adds_to_what_the_bank_has(bench: Bench) -> None:
+def test_tuning_adds_to_existing_entries(bench: Bench) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune", THREE[:1])
     before = bench.entries
@@ -270,7 +270,7 @@ def test_tuning_adds_to_what_the_bank_has(bench: Bench) -> None:
     assert len(bench.entries) == 3
 
 
-def test_repeating_keeps_what_is_better_in_the_bank(bench: Bench) -> None:
+def test_repeated_tuning_keeps_better_entries(bench: Bench) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     written = bench.bank.read_bytes()
@@ -283,14 +283,14 @@ def test_repeating_keeps_what_is_better_in_the_bank(bench: Bench) -> None:
     assert (stopwatch.problems, chosen.num_timed) == (list(THREE), 3)
 
 
-def test_repeating_keeps_the_bank_where_nothing_has_changed(bench: Bench) -> None:
+def test_repeated_tuning_keeps_unchanged_entries(bench: Bench) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     again = bench.choose("repeat")
     assert [found.status for found in again.results] == ["bank_reserved"] * 3
 
 
-def test_repeating_replaces_what_is_worse_in_the_bank(bench: Bench) -> None:
+def test_repeated_tuning_replaces_worse_entries(bench: Bench) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     bench.time_by(by_engine(300.0, 2000.0))
@@ -301,13 +301,13 @@ def test_repeating_replaces_what_is_worse_in_the_bank(bench: Bench) -> None:
     assert best_us == [300.0, 300.0, 1000.0]
 
 
-def test_repeating_stores_what_no_bank_had(bench: Bench) -> None:
+def test_repeated_tuning_stores_new_entries(bench: Bench) -> None:
     bench.time_by(by_engine(300.0, 2000.0))
     assert [found.status for found in bench.choose("repeat").results] == ["bank_append"] * 3
     assert len(bench.entries) == 3
 
 
-def test_the_built_in_bank_is_used_and_left_alone(bench: Bench) -> None:
+def test_built_in_bank_is_used_and_not_changed(bench: Bench) -> None:
     write(bench.built_in, THREE[0], "patches/xla", 100.0, "patches/xla", 200.0)
     built_in = bench.built_in.read_bytes()
     assert taken(bench.choose("bank"))[0] == "patches/xla"
@@ -318,7 +318,7 @@ def test_the_built_in_bank_is_used_and_left_alone(bench: Bench) -> None:
     assert bench.entries[str(THREE[0])]["before_us"] == 10.0
 
 
-def test_the_users_bank_comes_before_the_built_in_one(bench: Bench) -> None:
+def test_user_bank_has_precedence_over_the_built_in_one(bench: Bench) -> None:
     write(bench.built_in, THREE[0], "patches/xla", 100.0, "patches/xla", 100.0)
     write(bench.bank, THREE[0], "convolution/xla", 200.0, "convolution/xla", 200.0)
     assert taken(bench.choose("bank"))[0] == "convolution/xla"
@@ -334,9 +334,7 @@ def test_the_users_bank_comes_before_the_built_in_one(bench: Bench) -> None:
     ],
     ids=["an engine that is gone", "a family that is gone", "a chunk", "without oneDNN"],
 )
-def test_an_entry_that_can_not_be_carried_out_here_is_not_used(
-    after: str, plain: str, bench: Bench
-) -> None:
+def test_entry_that_can_not_be_computed_is_not_used(after: str, plain: str, bench: Bench) -> None:
     """As when another version of jaxlib has left oneDNN out."""
     bench.have(XLA)
     write(bench.bank, THREE[0], after, 10.0, plain, 20.0)
@@ -347,16 +345,14 @@ def test_an_entry_that_can_not_be_carried_out_here_is_not_used(
     assert (found.status, str(found.after.lowering)) == ("bank_append", "convolution/xla")
 
 
-def test_an_entry_of_another_device_is_not_used(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_of_another_device_is_not_used(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     monkeypatch.setattr(tuner, "list_scopes", lambda _: ("cpu of another kind",))
     assert bench.choose("bank").by_rule == 3
 
 
-def test_entries_of_a_lesser_instruction_set_are_used_until_there_are_own(
+def test_lesser_instruction_set_entries_are_used_until_retuned(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.time_by(by_engine(100.0, 5000.0))
@@ -385,7 +381,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("text", BROKEN)
 @pytest.mark.parametrize("mode", ["bank", "tune", "repeat"])
-def test_a_broken_bank_is_named_and_left_as_it_is(mode: Mode, text: str, bench: Bench) -> None:
+def test_broken_bank_is_reported_and_not_changed(mode: Mode, text: str, bench: Bench) -> None:
     bench.bank.parent.mkdir()
     bench.bank.write_text(text)
     with pytest.raises(RunError, match=r"lowerings\.json: not a knowledge bank .* delete it"):
@@ -408,15 +404,13 @@ def test_a_broken_bank_is_named_and_left_as_it_is(mode: Mode, text: str, bench: 
         (7, 1.0),
     ],
 )
-def test_an_entry_that_is_none_makes_the_bank_a_broken_one(
-    lowering: Any, us: Any, bench: Bench
-) -> None:
+def test_invalid_entry_makes_the_bank_invalid(lowering: Any, us: Any, bench: Bench) -> None:
     write(bench.bank, THREE[0], lowering, us, "convolution/xla", 2.0)
     with pytest.raises(RunError, match=r"lowerings\.json: not a knowledge bank of AutoTune"):
         bench.choose("bank")
 
 
-def test_what_was_found_before_an_error_is_kept(bench: Bench) -> None:
+def test_entries_tuned_before_an_error_are_stored(bench: Bench) -> None:
     def times(problem: Problem, how: Lowering) -> float:
         if problem == THREE[2] and how != PLAIN:
             raise KeyboardInterrupt
@@ -441,7 +435,7 @@ def test_what_was_found_before_an_error_is_kept(bench: Bench) -> None:
     ],
     ids=["much of both", "only 0.9 ms a step", "only a twentieth", "a seventh"],
 )
-def test_onednn_is_called_where_it_saves_much(
+def test_onednn_is_used_only_if_it_saves_enough(
     xla_us: float, onednn_us: float, engine: Engine, bench: Bench
 ) -> None:
     """More than a millisecond a step and more than a tenth, of all three computations together."""
@@ -453,12 +447,12 @@ def test_onednn_is_called_where_it_saves_much(
     assert {entry["after"]["lowering"] for entry in bench.entries.values()} == {str(ONEDNN)}
 
 
-def test_without_onednn_the_best_of_xla_is_taken_not_the_default(bench: Bench) -> None:
+def test_best_xla_lowering_is_used_if_onednn_is_not_worthwhile(bench: Bench) -> None:
     bench.time_by(by_name({"convolution/onednn": 100.0, "patches/xla": 200.0, str(PLAIN): 500.0}))
     assert taken(bench.choose("tune", THREE[:1]))[0] == "patches/xla"
 
 
-def test_onednn_is_called_all_over_once_the_rule_takes_it_anywhere(bench: Bench) -> None:
+def test_onednn_is_used_everywhere_if_the_rule_uses_it_once(bench: Bench) -> None:
     """The program can't be kept then anyway."""
     bench.time_by(by_engine(400.0, 300.0))
     bench.choose("tune")
@@ -466,7 +460,7 @@ def test_onednn_is_called_all_over_once_the_rule_takes_it_anywhere(bench: Bench)
     assert taken(bench.choose("bank", [*THREE, LARGE])) == ["convolution/onednn"] * 3
 
 
-def test_the_result_has_times_before_and_after_and_the_banks_part(bench: Bench) -> None:
+def test_result_has_times_before_and_after_and_bank_status(bench: Bench) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune", THREE[:1])
     result = json.loads(json.dumps(bench.choose("tune").to_result()))
@@ -494,7 +488,7 @@ def test_the_result_has_times_before_and_after_and_the_banks_part(bench: Bench) 
     }
 
 
-def test_what_a_repetition_made_of_an_entry_is_in_the_result(bench: Bench) -> None:
+def test_result_of_repeated_tuning_has_the_kept_entry(bench: Bench) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     bench.time_by(by_engine(1500.0, 2000.0))
@@ -508,18 +502,18 @@ def test_what_a_repetition_made_of_an_entry_is_in_the_result(bench: Bench) -> No
         assert [tick.split(",")[0] for tick in operator["ticks_best"]] == ["[1500"]
 
 
-def test_a_network_without_convolutions_needs_no_choice(bench: Bench) -> None:
+def test_network_without_convolutions_needs_no_choice(bench: Bench) -> None:
     assert bench.choose("tune", []).lowerings == Lowerings()
 
 
 SHIPPED = json.loads(tuner.BUILT_IN.read_text())
 
 
-def test_the_built_in_bank_can_be_read() -> None:
+def test_built_in_bank_is_valid() -> None:
     assert read_bank(tuner.BUILT_IN, tuner.check_lowering_entry) == SHIPPED["entries"]
 
 
-def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
+def test_built_in_bank_entries_are_candidates() -> None:
     """Others would be looked up in vain."""
     for key, entry in SHIPPED["entries"].items():
         text, _, device = key.partition(" on ")
@@ -536,7 +530,9 @@ def test_the_built_in_bank_names_candidates_of_its_problems() -> None:
                 assert lowering in list_candidates(problem, engines), f"{name} of {key}"
 
 
-def test_engines_are_asked_for_once_a_type(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_probed_once_for_each_type(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def find(_: object, dtype: str, __: Path) -> frozenset[Engine]:
@@ -549,7 +545,7 @@ def test_engines_are_asked_for_once_a_type(bench: Bench, monkeypatch: pytest.Mon
     assert asked == ["float32"]
 
 
-def test_engines_are_not_asked_for_where_nothing_could_use_them(
+def test_engines_are_not_probed_if_nothing_can_use_them(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe takes a process and most of a second."""
@@ -559,7 +555,7 @@ def test_engines_are_not_asked_for_where_nothing_could_use_them(
     assert taken(bench.choose("bank")) == ["patches/xla"] + ["default/xla"] * (len(THREE) - 1)
 
 
-def test_what_a_run_began_with_is_kept_whatever_the_bank_says(bench: Bench) -> None:
+def test_initial_choices_of_a_run_stay_whatever_the_bank_has(bench: Bench) -> None:
     kept = Lowerings(((str(LARGE), Lowering("convolution", "onednn")),))
     tuning = Tuning("repeat", "exhaustive", bench.folder, kept)
     assert choose_lowerings((LARGE,), DEVICE, tuning, Watched()).lowerings == kept
@@ -568,7 +564,7 @@ def test_what_a_run_began_with_is_kept_whatever_the_bank_says(bench: Bench) -> N
 @pytest.mark.parametrize(
     "lowering", ["nonsense/xla", "convolution/xla/7", "pixels/xla", "phases/xla"]
 )
-def test_what_a_run_began_with_and_cannot_be_is_refused(lowering: str, bench: Bench) -> None:
+def test_resumed_lowering_that_can_not_be_computed_is_refused(lowering: str, bench: Bench) -> None:
     kept = Lowerings(((str(LARGE), Lowering.parse(lowering)),))
     with pytest.raises(
         RunError, match=f"{lowering} can't compute conv2d forward .* as this run did"
@@ -578,7 +574,7 @@ def test_what_a_run_began_with_and_cannot_be_is_refused(lowering: str, bench: Be
         )
 
 
-def test_an_engine_that_a_run_began_with_and_that_is_gone_is_missed(bench: Bench) -> None:
+def test_resumed_lowering_of_a_missing_engine_is_refused(bench: Bench) -> None:
     bench.have(XLA)
     kept = Lowerings(((str(LARGE), Lowering("convolution", "onednn")),))
     with pytest.raises(RunError, match="convolution/onednn can't compute"):

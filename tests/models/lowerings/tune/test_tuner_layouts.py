@@ -34,13 +34,13 @@ def nothing_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "BUILT_IN_LAYOUTS", tmp_path / "none.json")
 
 
-def test_a_bank_that_knows_nothing_leaves_it_to_the_rule(tmp_path: Path) -> None:
+def test_empty_bank_returns_no_layout(tmp_path: Path) -> None:
     clock = Clock(TIMES)
     assert find_layout(KEY, "bank", tmp_path, clock) is None
     assert (clock.asked, list(tmp_path.iterdir())) == ([], [])
 
 
-def test_tuning_times_every_layout_once_and_keeps_the_times(tmp_path: Path) -> None:
+def test_tuning_times_every_layout_once_and_stores_the_times(tmp_path: Path) -> None:
     clock = Clock(TIMES)
     found = find_layout(KEY, "tune", tmp_path, clock)
     assert found == TimedLayout(KEY, TIMES, "bank_append")
@@ -53,7 +53,7 @@ def test_tuning_times_every_layout_once_and_keeps_the_times(tmp_path: Path) -> N
         assert again == TimedLayout(KEY, TIMES, "bank_hit")
 
 
-def test_repeating_replaces_what_was_kept(tmp_path: Path) -> None:
+def test_repeated_tuning_replaces_the_layout_if_faster(tmp_path: Path) -> None:
     find_layout(KEY, "tune", tmp_path, Clock(TIMES))
     found = find_layout(KEY, "repeat", tmp_path, Clock({"nhwc": 1.0, "chwn": 2.0}))
     assert found is not None
@@ -63,7 +63,7 @@ def test_repeating_replaces_what_was_kept(tmp_path: Path) -> None:
     assert kept.best == "nhwc"
 
 
-def test_repeating_keeps_what_is_faster(tmp_path: Path) -> None:
+def test_repeated_tuning_keeps_the_faster_layout(tmp_path: Path) -> None:
     find_layout(KEY, "tune", tmp_path, Clock(TIMES))
     slower = {layout: 2 * us for layout, us in TIMES.items()}
     found = find_layout(KEY, "repeat", tmp_path, Clock(slower))
@@ -71,7 +71,7 @@ def test_repeating_keeps_what_is_faster(tmp_path: Path) -> None:
     assert find_layout(KEY, "bank", tmp_path, Clock({})) == TimedLayout(KEY, TIMES, "bank_hit")
 
 
-def test_the_users_bank_is_before_the_built_in_one(
+def test_user_bank_has_precedence_over_the_built_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built_in = tmp_path / "built_in.json"
@@ -88,7 +88,7 @@ def test_the_users_bank_is_before_the_built_in_one(
     assert found.best == "chwn"
 
 
-def test_a_result_file_tells_the_gain_over_nhwc() -> None:
+def test_result_file_has_the_gain_over_nhwc() -> None:
     operator = TimedLayout(KEY, TIMES, "bank_append").to_operator()
     assert operator["op"] == ["network", "layout"]
     assert operator["result_data"] == {"before_tune": 3.0, "after_tune": 2.0}
@@ -97,14 +97,14 @@ def test_a_result_file_tells_the_gain_over_nhwc() -> None:
 
 
 @pytest.mark.parametrize("entry", [{}, {"nhwc": 1.0}, {"nhwc": 0, "chwn": 1}, {"nhwc": "a"}, 7])
-def test_a_bank_that_is_none_is_named(entry: object, tmp_path: Path) -> None:
+def test_invalid_bank_is_reported(entry: object, tmp_path: Path) -> None:
     file = tmp_path / "layouts.json"
     file.write_text(json.dumps({"version": BANK_VERSION, "entries": {KEY: entry}}))
     with pytest.raises(RunError, match=r"layouts\.json: not a knowledge bank"):
         find_layout(KEY, "bank", tmp_path, Clock(TIMES))
 
 
-def test_the_shipped_bank_can_be_read() -> None:
+def test_built_in_layout_bank_is_valid() -> None:
     entries = read_bank(
         Path(tuner.__file__).parent / "built_in_layouts.json", tuner.check_layout_entry
     )

@@ -28,12 +28,12 @@ def marked(names: list[str]) -> list[object]:
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def test_there_are_networks_of_every_kind() -> None:
+def test_golden_networks_are_complete() -> None:
     assert len(NAMES) == 8
 
 
 @pytest.mark.parametrize("name", marked(NAMES))
-def test_logits_are_those_of_pytorch(name: str) -> None:
+def test_logits_match_pytorch(name: str) -> None:
     graph, theirs = golden_graph(name), golden_results(name)
     network, variables = network_of(graph), initial_variables_of(graph)
     logits = jax.jit(lambda v, x: network.apply(v, x, train=False))(variables, theirs["images"])
@@ -45,7 +45,7 @@ LAID_OUT = [(name, "nhwc") for name in NAMES] + [("residual", "chwn")]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "layout"), LAID_OUT)
-def test_a_step_is_that_of_pytorch(name: str, layout: str) -> None:
+def test_training_step_matches_pytorch(name: str, layout: str) -> None:
     theirs = golden_results(name)
     loss, gradients, buffers = train_once(golden_graph(name), theirs["images"], layout=layout)
     assert loss == pytest.approx(float(theirs["loss"]), rel=1e-5)
@@ -63,7 +63,7 @@ def test_a_step_is_that_of_pytorch(name: str, layout: str) -> None:
     assert changing <= set(buffers)
 
 
-def test_images_stay_in_nhwc() -> None:
+def test_images_are_not_transposed_in_nhwc() -> None:
     """A residual network transposes nothing but the kernels' gradients."""
     graph = golden_graph("residual")
     network, variables = network_of(graph), initial_variables_of(graph)
@@ -73,7 +73,7 @@ def test_images_stay_in_nhwc() -> None:
     assert " transpose[" not in str(jaxpr)
 
 
-def test_images_stay_in_chwn() -> None:
+def test_chwn_transposes_only_input_kernels_and_rows() -> None:
     """Of two convolutions, pooling and a product, input, kernels and rows alone are transposed."""
     graph = golden_graph("twoconvs")
     network, variables = network_of(graph, layout="chwn"), initial_variables_of(graph)
@@ -84,7 +84,7 @@ def test_images_stay_in_chwn() -> None:
     assert "conv_general_dilated" not in text
 
 
-def test_a_frozen_weight_is_kept_with_the_buffers() -> None:
+def test_frozen_weight_is_a_buffer() -> None:
     graph = golden_graph("buffers")
     roles = {spec.name: spec.role for spec in graph.arrays}
     assert (roles["fc.weight"], roles["fc.bias"], roles["seen"]) == (
@@ -94,7 +94,7 @@ def test_a_frozen_weight_is_kept_with_the_buffers() -> None:
     )
 
 
-def test_an_error_names_operator_module_and_line() -> None:
+def test_error_has_operator_module_and_line() -> None:
     graph = golden_graph("residual")
 
     def broken(node: GraphNode) -> GraphNode:

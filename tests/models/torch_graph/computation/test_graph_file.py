@@ -30,7 +30,7 @@ def document() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_graph_is_written_as_it_was_read(name: str, tmp_path: Path) -> None:
+def test_graph_is_unchanged_after_reading_and_writing(name: str, tmp_path: Path) -> None:
     graph = golden_graph(name)
     assert graph_to_text(graph) == (FOLDER / f"{name}.torch.json").read_text()
     write_graph(tmp_path / "net.torch.json", graph)
@@ -51,7 +51,7 @@ def refusal(document: dict[str, Any], **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_wrong_is_said(document: dict[str, Any]) -> None:
+def test_problem_is_reported(document: dict[str, Any]) -> None:
     train = document["train"]
     first, *rest = train["nodes"]
 
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said(document: dict[str, Any]) -> None:
     assert "has more than 2,147,483,648 values" in refusal(document, train=with_first(huge))
 
 
-def test_arrays_must_be_those_of_the_graph(document: dict[str, Any]) -> None:
+def test_arrays_must_match_the_graph(document: dict[str, Any]) -> None:
     arrays = document["arrays"]
     path, *others = arrays["stem.weight"]
     assert "letters, digits and dots" in refusal(
@@ -100,7 +100,7 @@ def test_arrays_must_be_those_of_the_graph(document: dict[str, Any]) -> None:
     )
 
 
-def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+def test_invalid_graph_file_is_reported(tmp_path: Path) -> None:
     for content, message in (
         ("[", "isn't a graph: Expecting value"),
         ("[" * 100_000, "isn't a graph: is nested too deeply"),
@@ -117,7 +117,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_mutated_graph_is_refused_or_read(document: dict[str, Any]) -> None:
+def test_mutated_graph_is_refused_or_read(document: dict[str, Any]) -> None:
     """2,000 graphs with a value replaced raise nothing but ValueError."""
     draw = random.Random(0)
     values = dict(golden_graph("residual").values)

@@ -42,7 +42,7 @@ def train_logits(name: str, key: int = 0, **fields: Any) -> Any:
     return logits
 
 
-def test_fresh_weights_are_the_modules_own() -> None:
+def test_initial_weights_are_those_of_the_module() -> None:
     graph = golden_graph("mobile")
     network = network_of(graph)
     drawn = jax.jit(lambda key: network.init(key, IMAGES[:1], train=False))(jax.random.key(0))
@@ -55,14 +55,14 @@ def test_fresh_weights_are_the_modules_own() -> None:
 
 
 @pytest.mark.slow
-def test_dropout_is_a_function_of_the_key() -> None:
+def test_dropout_depends_on_the_key() -> None:
     first, again, other = (np.asarray(train_logits("dropped", key)) for key in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["dropout", "feature_dropout"])
-def test_the_same_values_are_dropped_in_both_layouts(name: str) -> None:
+def test_dropout_drops_the_same_values_in_both_layouts(name: str) -> None:
     dropped = []
     for layout, order in IMAGE_ORDERS.items():
         context = OperatorContext("float32", DEFAULTS, layout, lambda: jax.random.key(0))
@@ -72,14 +72,14 @@ def test_the_same_values_are_dropped_in_both_layouts(name: str) -> None:
     assert 0.1 < float((dropped[0] == 0).mean()) < 0.9
 
 
-def test_graphs_of_images_alone_can_be_computed_in_chwn() -> None:
+def test_chwn_supports_only_graphs_of_images() -> None:
     """Patches become tokens, and channels in groups or shuffled have no formula in CHWN."""
     able = {name for name in NAMES if can_be_batch_last(golden_graph(name))}
     assert able == {"residual"}
     assert can_be_batch_last(golden_graph("twoconvs"))
 
 
-def test_nodes_draw_apart() -> None:
+def test_dropout_draws_only_in_training() -> None:
     """Two dropouts of one shape do not drop the same places."""
     from pipeline.models.torch_graph.operators.known_operators import draws
 
@@ -89,7 +89,7 @@ def test_nodes_draw_apart() -> None:
     assert not any(draws(node) for node in graph.evaluate.nodes)
 
 
-def test_convolutions_products_and_maxima_go_through_the_policy() -> None:
+def test_convolutions_products_and_pools_use_the_policy() -> None:
     listing = RecordingPolicy()
     graph = golden_graph("residual")
     network = network_of(graph).clone(policy=listing)
@@ -101,7 +101,7 @@ def test_convolutions_products_and_maxima_go_through_the_policy() -> None:
     assert forward["PoolingProblem"] == 2
 
 
-def test_transposed_convolutions_go_through_the_policy() -> None:
+def test_transposed_convolutions_use_the_policy() -> None:
     listing = RecordingPolicy()
     graph = golden_graph("buffers")
     network = network_of(graph, policy=listing)
@@ -119,7 +119,7 @@ def test_transposed_convolutions_go_through_the_policy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_activations_have_the_recipes_type(dtype: str) -> None:
+def test_activations_have_the_recipe_dtype(dtype: str) -> None:
     graph, theirs = golden_graph("mobile"), golden_results("mobile")
     network = network_of(graph, dtype=dtype)
     variables = initial_variables_of(graph)
@@ -163,7 +163,7 @@ def test_gradients_of_biases_are_summed_in_float32(name: str) -> None:
         np.testing.assert_allclose(rounded[path], exact[path], rtol=0, atol=error * largest)
 
 
-def test_types_by_layer_reach_the_nodes() -> None:
+def test_dtype_rules_apply_to_graph_nodes() -> None:
     rules = (KindRule(frozenset({"conv"}), "float16"), ToFloat(pattern="head", dtype="bfloat16"))
     listing = PathListing()
     graph = golden_graph("mobile")

@@ -64,7 +64,7 @@ def refused(change: Any) -> str:
     return str(caught.value)
 
 
-def test_the_golden_graphs_are_exported_again() -> None:
+def test_exported_graph_matches_the_golden_file() -> None:
     from tests.golden import make_torch_graphs
 
     torch.manual_seed(3)
@@ -76,7 +76,7 @@ def test_the_golden_graphs_are_exported_again() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_any_batch_size_is_computed(batch: int) -> None:
+def test_exported_graph_supports_any_batch_size(batch: int) -> None:
     assert_as_in_torch(Net(), batch)
 
 
@@ -96,7 +96,7 @@ def through_views(_: Any, y: Any) -> Any:
 
 
 @pytest.mark.parametrize("change", [in_place_chain, through_views])
-def test_changes_in_place_are_seen_where_torch_sees_them(change: Any) -> None:
+def test_in_place_changes_match_torch(change: Any) -> None:
     assert_as_in_torch(Net(change))
 
 
@@ -119,7 +119,7 @@ class WritesIntoAView(Net):
 
 
 @pytest.mark.parametrize("kind", [ChangesItsInput, WritesIntoAView])
-def test_images_that_a_network_changes_are_changed_for_itself_alone(kind: Any) -> None:
+def test_in_place_changes_of_images_are_local_to_the_network(kind: Any) -> None:
     """Each batch is a value here: logits are PyTorch's, and nothing else sees the change."""
     module = kind()
     graph = export_module(module, (2, 6, 6))
@@ -144,7 +144,7 @@ class Counts(Net):
         return super().forward(x) + self.seen
 
 
-def test_a_buffer_of_floating_point_numbers_changes_in_training() -> None:
+def test_float_buffer_is_updated_in_training() -> None:
     graph = export_module(Counts(torch.float32), (2, 6, 6))
     assert [name for name, _ in graph.train.updates] == ["seen"]
     assert graph.evaluate.updates == ()
@@ -156,7 +156,7 @@ def test_a_buffer_of_floating_point_numbers_changes_in_training() -> None:
         variables = {**variables, **changed}
 
 
-def test_a_buffer_of_whole_numbers_that_changes_is_refused() -> None:
+def test_integer_buffer_that_changes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"buffer seen of torch\.int64 changes in training"):
         export_module(Counts(torch.int64), (2, 6, 6))
 
@@ -205,7 +205,7 @@ class ChangesThemWithoutGradients(Net):
         (ChangesThemWithoutGradients, "operator wrap_with_set_grad_enabled of the network isn't"),
     ],
 )
-def test_state_that_is_no_buffer_is_refused(kind: Any, message: str) -> None:
+def test_state_outside_of_buffers_is_refused(kind: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         export_module(kind(), (2, 6, 6))
     assert "\n" not in str(caught.value)
@@ -269,11 +269,11 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_is_torchs(name: str) -> None:
+def test_operator_matches_torch(name: str) -> None:
     assert_as_in_torch(Net(OPERATORS[name]))
 
 
-def test_conv1d_and_transposed_convolutions_are_torchs() -> None:
+def test_conv1d_and_transposed_convolutions_match_torch() -> None:
     class Sequences(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -301,7 +301,7 @@ def test_tied_weights_are_one_parameter() -> None:
     assert [spec.name for spec in graph.arrays] == ["first.weight", "first.bias", "second.bias"]
 
 
-def test_a_transformer_and_an_embedding_are_torchs() -> None:
+def test_transformer_and_embedding_match_torch() -> None:
     class Text(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -323,7 +323,7 @@ def test_a_transformer_and_an_embedding_are_torchs() -> None:
     np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_size_can_be_given() -> None:
+def test_batch_size_can_be_set() -> None:
     graph = export_module(Net(lambda _, y: y.reshape(3, 4, 6, 6)), (2, 6, 6), batch=3)
     images = np.zeros((3, 2, 6, 6), np.float32)
     assert logits_of(graph, images).shape == (3, 3)
@@ -331,7 +331,7 @@ def test_a_batch_size_can_be_given() -> None:
         logits_of(graph, images[:2])
 
 
-def test_an_unknown_operator_is_named_with_its_line() -> None:
+def test_unknown_operator_is_reported_with_its_line() -> None:
     message = refused(lambda _, y: torch.special.bessel_j0(y))
     assert message.startswith("operator aten.special_bessel_j0.default of the network (test_export")
     assert "else self.change(self, y)) isn't supported" in message
@@ -344,7 +344,7 @@ def test_control_flow_that_depends_on_data_is_refused() -> None:
     assert "test_export_module.py:" in message
 
 
-def test_a_fixed_batch_size_is_refused() -> None:
+def test_fixed_batch_size_is_refused() -> None:
     message = refused(lambda _, y: y.reshape(2, 4, 6, 6))
     assert message.startswith("my_nets:Net: its code fixes the batch size in training, which must")
 
@@ -356,7 +356,7 @@ def test_draws_in_evaluation_are_refused() -> None:
     assert message.startswith("aten.rand_like.default of the network")
 
 
-def test_images_that_do_not_fit_are_refused() -> None:
+def test_images_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(3, 6, 6\) fails in training: .*3 channels"):
         export_module(Net(), (3, 6, 6))
 
@@ -378,7 +378,7 @@ def test_weights_follow_the_seed() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_what_is_no_module_is_refused() -> None:
+def test_invalid_module_is_refused() -> None:
     with pytest.raises(ValueError, match=r"my_nets:f returns a int; must be a torch\.nn\.Module"):
         make_module("my_nets:f", lambda: 1, {}, 0)
     with pytest.raises(ValueError, match=r"my_nets:Net can't be made: .*unexpected keyword"):

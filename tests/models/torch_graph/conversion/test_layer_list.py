@@ -18,7 +18,7 @@ from tests.models.torch_graph.golden_graphs import golden_graph, golden_results
 
 
 @pytest.mark.parametrize("name", ["residual", pytest.param("mobile", marks=pytest.mark.slow)])
-def test_layers_give_the_logits_of_pytorch(name: str) -> None:
+def test_layer_list_logits_match_pytorch(name: str) -> None:
     found, theirs = list_layers(golden_graph(name)), golden_results(name)
     own: Network = network(*found.layers)
     variables = unflatten_dict(dict(found.arrays), sep="/")
@@ -26,7 +26,7 @@ def test_layers_give_the_logits_of_pytorch(name: str) -> None:
     np.testing.assert_allclose(logits, theirs["logits"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_residual_block_and_a_gate_are_recognised() -> None:
+def test_residual_block_and_gate_are_recognised() -> None:
     residual = list_layers(golden_graph("residual")).layers
     assert [layer.name for layer in residual] == [
         *("conv", "batch_norm", "relu", "max_pool", "residual", "relu", "global_avg_pool", "dense"),
@@ -42,13 +42,13 @@ def test_a_residual_block_and_a_gate_are_recognised() -> None:
     ]
 
 
-def test_weights_have_their_names_here() -> None:
+def test_weights_have_layer_list_names() -> None:
     arrays = list_layers(golden_graph("residual")).arrays
     assert arrays["params/residual_0/shortcut/conv_0/kernel"].shape == (1, 1, 8, 8)
     assert {"batch_stats/batch_norm_0/mean", "params/dense_0/kernel"} <= set(arrays)
 
 
-def test_momentum_is_the_share_that_is_kept() -> None:
+def test_momentum_is_converted_to_the_retained_share() -> None:
     norm = list_layers(golden_graph("residual")).layers[1]
     assert isinstance(norm, standard.BatchNorm)
     assert norm.momentum == 0.8
@@ -63,13 +63,13 @@ def test_momentum_is_the_share_that_is_kept() -> None:
         ("shuffle", "it must read whole values"),
     ],
 )
-def test_an_unknown_module_is_named(name: str, module: str) -> None:
+def test_unknown_module_is_reported(name: str, module: str) -> None:
     with pytest.raises(UnknownLayerError, match=r"module .* isn't a known layer") as caught:
         list_layers(golden_graph(name))
     assert caught.match(module)
 
 
-def test_the_last_layer_is_opened_to_the_classes() -> None:
+def test_last_layer_is_generalised_to_the_classes() -> None:
     opened = open_to_classes(list_layers(golden_graph("residual")).layers)
     assert isinstance(opened[-1], standard.Dense)
     assert opened[-1].features == "$classes"
@@ -77,7 +77,7 @@ def test_the_last_layer_is_opened_to_the_classes() -> None:
         open_to_classes((standard.Relu(),))
 
 
-def test_a_node_of_two_uses_that_never_meet_is_refused() -> None:
+def test_node_with_two_unjoined_uses_is_refused() -> None:
     graph = golden_graph("residual")
     nodes = tuple(
         dataclasses.replace(node, op="aten.sub.Tensor") if node.op == "aten.add.Tensor" else node

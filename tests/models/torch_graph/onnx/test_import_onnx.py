@@ -85,13 +85,13 @@ def train(graph: TorchGraph, images: np.ndarray, labels: np.ndarray, steps: int)
     return losses
 
 
-def test_every_framework_has_a_network() -> None:
+def test_golden_networks_cover_every_framework() -> None:
     assert {"mindspore", "patches_dynamo", "perceptron", "swin", "tensorflow"} <= set(NAMES)
     assert len(NAMES) == 20
 
 
 @pytest.mark.parametrize("name", mark_slow_except(PLAIN, NAMES))
-def test_logits_are_those_of_the_framework(name: str) -> None:
+def test_logits_match_the_framework(name: str) -> None:
     arrays, logits = golden_arrays(name), logits_of(name)
     if name == "tensorflow":
         # Logarithms of probabilities.
@@ -102,14 +102,14 @@ def test_logits_are_those_of_the_framework(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_losses_are_those_of_the_framework(name: str) -> None:
+def test_losses_match_the_framework(name: str) -> None:
     arrays = golden_arrays(name)
     losses = train(golden_network(name), arrays["images"], arrays["labels"], len(arrays["losses"]))
     np.testing.assert_allclose(losses, arrays["losses"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", mark_slow_except(PLAIN, NAMES))
-def test_any_batch_size_is_computed(name: str) -> None:
+def test_imported_graph_supports_any_batch_size(name: str) -> None:
     """Also if the file was exported for one."""
     graph = golden_network(name)
     images = golden_arrays(name)["images"]
@@ -120,7 +120,7 @@ def test_any_batch_size_is_computed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_graph_file_holds_the_network(name: str) -> None:
+def test_graph_file_contains_the_network(name: str) -> None:
     graph = golden_network(name)
     again = graph_of_document(json.loads(graph_to_text(graph)), dict(graph.values))
     assert again.train == graph.train
@@ -135,7 +135,7 @@ def test_parameters_have_the_names_of_the_modules() -> None:
     assert {"bn/scale", "bn1/scale", "down/1/scale"} <= set(specs)
 
 
-def test_batch_norm_and_dropout_train() -> None:
+def test_batch_norm_and_dropout_have_a_training_form() -> None:
     graph = golden_network("residual")
     by_form = [
         {node.op: node.args for node in form.nodes} for form in (graph.train, graph.evaluate)
@@ -145,7 +145,7 @@ def test_batch_norm_and_dropout_train() -> None:
 
 
 @pytest.mark.parametrize("name", mark_slow_except([*operator_cases()][::4], operator_cases()))
-def test_an_operator_computes_what_onnx_runtime_does(name: str, tmp_path: Path) -> None:
+def test_operator_matches_onnx_runtime(name: str, tmp_path: Path) -> None:
     case = operator_cases()[name]
     file = tmp_path / "one.onnx"
     file.write_bytes(case.content)
@@ -155,7 +155,7 @@ def test_an_operator_computes_what_onnx_runtime_does(name: str, tmp_path: Path) 
     np.testing.assert_allclose(y, case.y, rtol=1e-5, atol=1e-5)
 
 
-def test_the_document_lists_every_operator() -> None:
+def test_documented_operators_are_complete() -> None:
     text = (ROOT / "docs" / "bring-your-own.md").read_text()
     table = text.partition("| kind | operators |")[2].partition("\n\n")[0]
     names = {name.removeprefix("ai.onnx.ml.") for name in ONNX_OPERATORS}
@@ -172,7 +172,7 @@ def import_bytes(folder: Path, content: bytes, settings: ImportSettings = ROW) -
 WEIGHT = np.ones((6, 6), np.float32)
 
 
-def test_a_last_softmax_is_left_out(tmp_path: Path) -> None:
+def test_last_softmax_is_removed_unless_requested(tmp_path: Path) -> None:
     nodes = [node("MatMul", ["x", "w"], "z"), node("Softmax", ["z"], "y")]
     content = model(nodes, [tensor("w", WEIGHT)])
     assert [n.kind for n in import_bytes(tmp_path, content).train.nodes] == ["MatMul"]
@@ -180,7 +180,7 @@ def test_a_last_softmax_is_left_out(tmp_path: Path) -> None:
     assert len(import_bytes(tmp_path, content, settings).train.nodes) == 2
 
 
-def test_numbers_and_normalising_constants_are_not_trained(tmp_path: Path) -> None:
+def test_constants_of_normalisation_are_not_trained(tmp_path: Path) -> None:
     nodes = [
         node("Sub", ["x", "mean"], "a"),
         node("Mul", ["a", "factor"], "b"),
@@ -194,7 +194,7 @@ def test_numbers_and_normalising_constants_are_not_trained(tmp_path: Path) -> No
     assert roles["bias"] == "parameter"
 
 
-def test_vectors_stored_once_are_separate_and_matrices_are_tied(tmp_path: Path) -> None:
+def test_shared_vectors_are_separate_and_shared_matrices_are_tied(tmp_path: Path) -> None:
     """PyTorch stores equal arrays once, such as the biases of fresh layers."""
     nodes = [
         node("Gemm", ["x", "w", "b"], "a", name="/one/Gemm"),
@@ -224,7 +224,7 @@ def integers(name: str, *numbers: int) -> bytes:
     return encode({1: name, 8: list(numbers), 20: 7})
 
 
-def test_a_layer_over_time_may_have_the_batch_first(tmp_path: Path) -> None:
+def test_recurrent_layer_may_have_the_batch_first(tmp_path: Path) -> None:
     images = np.random.default_rng(1).normal(size=(5, 1, 1, 6)).astype(np.float32)
     layout = encode({1: "layout", 3: 1, 20: 2})
     first = import_bytes(tmp_path, layer_over_time("x", "w", "r", attribute=[layout]))
@@ -243,7 +243,7 @@ def test_a_layer_over_time_may_have_the_batch_first(tmp_path: Path) -> None:
         (("", "r"), b"", "its sequences have various lengths; all must have 3 steps"),
     ],
 )
-def test_a_layer_over_time_that_is_not_computed_is_refused(
+def test_unsupported_recurrent_layer_is_refused(
     inputs: tuple[str, ...], attribute: bytes, problem: str, tmp_path: Path
 ) -> None:
     names = "time", "w", "r", *inputs
@@ -252,7 +252,7 @@ def test_a_layer_over_time_that_is_not_computed_is_refused(
         import_bytes(tmp_path, layer_over_time(*names, attribute=attributes))
 
 
-def test_images_with_channels_last_are_read(tmp_path: Path) -> None:
+def test_channels_last_images_are_supported(tmp_path: Path) -> None:
     """As TensorFlow's networks read them."""
     nodes = [node("GlobalAveragePool", ["x"], "y")]
     content = model(nodes, input=signature("x", "batch", 5, 4, 3))
@@ -304,8 +304,6 @@ def test_images_with_channels_last_are_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_network_that_cannot_be_computed_is_refused(
-    content: bytes, problem: str, tmp_path: Path
-) -> None:
+def test_unsupported_network_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=problem):
         import_bytes(tmp_path, content)

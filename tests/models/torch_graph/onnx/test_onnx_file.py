@@ -53,7 +53,7 @@ def test_external_data_outside_of_the_folder_is_refused(location: str, tmp_path:
         read(folder, external(location))
 
 
-def test_external_data_that_is_short_is_refused(tmp_path: Path) -> None:
+def test_short_external_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "net.data").write_bytes(ARRAY.tobytes()[:-1])
     with pytest.raises(ValueError, match=r"net\.data is missing or too short"):
         read(tmp_path, external("net.data"))
@@ -74,17 +74,17 @@ def test_external_data_that_is_short_is_refused(tmp_path: Path) -> None:
         (model(ADD, output=[]), "has no output"),
     ],
 )
-def test_a_damaged_file_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:
+def test_damaged_file_is_refused(content: bytes, problem: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"net\.onnx: .*({problem})"):
         read(tmp_path, content)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"net\.onnx: can't be read"):
         read_onnx(tmp_path / "net.onnx")
 
 
-def test_random_damage_is_refused_or_read(tmp_path: Path) -> None:
+def test_randomly_damaged_file_is_refused_or_read(tmp_path: Path) -> None:
     """No other exception, and no endless loop, whatever bytes change."""
     content = (FOLDER / "residual.onnx").read_bytes()
     generator = random.Random(0)

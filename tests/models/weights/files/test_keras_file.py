@@ -24,7 +24,7 @@ h5py = pytest.importorskip("h5py")
 FOLDER = ROOT / "tests" / "golden" / "weights" / "tensorflow"
 
 
-def test_all_files_hold_the_same_weights() -> None:
+def test_keras_formats_have_the_same_weights() -> None:
     weights = [
         {array.tobytes() for array in read_weights(FOLDER / name).values()}
         for name in ("keras2.h5", "keras3.keras", "keras3.weights.h5")
@@ -41,7 +41,7 @@ def test_all_files_hold_the_same_weights() -> None:
         ("keras3.weights.h5", "dense.1.kernel"),
     ],
 )
-def test_layers_have_numbers(name: str, expected: str) -> None:
+def test_weight_names_have_layer_numbers(name: str, expected: str) -> None:
     assert read_weights(FOLDER / name)[expected].shape == (5, 5)
 
 
@@ -88,7 +88,7 @@ def claim_memory(file: Any) -> None:
         (lambda file: None, "it holds no arrays"),
     ],
 )
-def test_a_hostile_file_is_refused(
+def test_malicious_file_is_refused(
     write: Callable[[Any], None], problem: str, tmp_path: Path
 ) -> None:
     with h5py.File(tmp_path / "net.h5", "w") as file:
@@ -97,14 +97,14 @@ def test_a_hostile_file_is_refused(
         read_weights(tmp_path / "net.h5")
 
 
-def test_a_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
+def test_layer_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "net.h5", "w") as file:
         file.create_group(b"layer\xff")
     with pytest.raises(DataError, match="can't read these weights: it is damaged"):
         read_weights(tmp_path / "net.h5")
 
 
-def test_names_of_layers_that_are_no_list_are_refused(tmp_path: Path) -> None:
+def test_layer_names_attribute_must_be_a_list(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "net.h5", "w") as file:
         file["dense/kernel"] = np.ones((2, 3), np.float32)
         file.attrs["layer_names"] = 3
@@ -115,7 +115,7 @@ def test_names_of_layers_that_are_no_list_are_refused(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**13), st.sampled_from((0, 1, 128, 255)))
 @example(place=0, byte=0)
-def test_a_changed_byte_is_read_or_refused(place: int, byte: int) -> None:
+def test_file_with_a_changed_byte_is_read_or_refused(place: int, byte: int) -> None:
     """Without another error."""
     content = bytearray((FOLDER / "keras3.weights.h5").read_bytes())
     content[place % len(content)] = byte
@@ -126,7 +126,7 @@ def test_a_changed_byte_is_read_or_refused(place: int, byte: int) -> None:
             read_weights(file)
 
 
-def test_an_archive_whose_weights_need_too_much_memory_is_refused(
+def test_archive_beyond_available_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "net.keras"
@@ -139,20 +139,20 @@ def test_an_archive_whose_weights_need_too_much_memory_is_refused(
 
 
 @pytest.mark.parametrize("name", ["net.h5", "net.keras"])
-def test_a_file_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
+def test_file_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"PK\x03\x04 not this")
     with pytest.raises(DataError, match="can't read these weights"):
         read_weights(tmp_path / name)
 
 
-def test_an_archive_without_weights_is_refused(tmp_path: Path) -> None:
+def test_archive_without_weights_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "net.keras", "w") as archive:
         archive.writestr("config.json", "{}")
     with pytest.raises(DataError, match=r"its part model\.weights\.h5 is missing"):
         read_weights(tmp_path / "net.keras")
 
 
-def test_a_config_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+def test_deeply_nested_config_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "net.keras", "w") as archive:
         archive.writestr("model.weights.h5", (FOLDER / "keras3.weights.h5").read_bytes())
         archive.writestr("config.json", "[" * 100_000)
@@ -160,7 +160,7 @@ def test_a_config_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "net.keras")
 
 
-def test_without_h5py_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_h5py_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = builtins.__import__
 
     def fail(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ def test_without_h5py_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         read_weights(FOLDER / "keras2.h5")
 
 
-def test_half_precision_is_kept(tmp_path: Path) -> None:
+def test_half_precision_is_preserved(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "net.h5", "w") as file:
         file["dense/kernel"] = np.ones((2, 3), np.float16)
     assert read_weights(tmp_path / "net.h5")["dense.0.kernel"].dtype == np.float16

@@ -26,7 +26,7 @@ def copy_to(folder: Path, name: str) -> Path:
     return folder / f"{name}.index"
 
 
-def test_all_kinds_hold_the_same_weights() -> None:
+def test_checkpoint_kinds_have_the_same_weights() -> None:
     weights = [
         {a.tobytes() for n, a in read_weights(FOLDER / f"{name}.index").items() if "opt" not in n}
         for name in NAMES
@@ -35,7 +35,7 @@ def test_all_kinds_hold_the_same_weights() -> None:
     assert all(weights[2] <= other for other in weights)
 
 
-def test_names_begin_with_the_number_of_the_layer() -> None:
+def test_weight_names_start_with_the_layer_number() -> None:
     names = list(read_weights(FOLDER / "saved_model.index"))
     assert names[:3] == [
         "0.sequential.stem.kernel",
@@ -45,7 +45,7 @@ def test_names_begin_with_the_number_of_the_layer() -> None:
     assert "5.sequential.middle.kernel" in names
 
 
-def test_names_without_objects_stay() -> None:
+def test_names_of_checkpoints_without_objects_are_unchanged() -> None:
     arrays = read_weights(FOLDER / "names.index")
     assert arrays["wise.depthwise_kernel"].shape == (3, 3, 6, 1)
     assert [name for name in arrays if name.endswith("weights")] == [
@@ -62,7 +62,7 @@ def test_names_without_objects_stay() -> None:
         (lambda index: index[-48:], "ends in the middle of a block"),
     ],
 )
-def test_a_damaged_index_is_refused(change, problem: str, tmp_path: Path) -> None:
+def test_damaged_index_is_refused(change, problem: str, tmp_path: Path) -> None:
     file = copy_to(tmp_path, "names")
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(DataError, match=problem):
@@ -75,7 +75,7 @@ def make_block(entries: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join(parts) + bytes(4) + (1).to_bytes(4, "little") + bytes(5)
 
 
-def test_blocks_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_overlapping_blocks_are_refused(tmp_path: Path) -> None:
     """Values of many entries would be read from the same bytes, each as large as the file."""
     data = make_block([(b"a", bytes(100))])
     place = bytes((0, len(data) - 5))
@@ -104,7 +104,7 @@ CONTENT = {name: (FOLDER / f"{name}.index").read_bytes() for name in NAMES}
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 2**16), st.integers(0, 255))
-def test_a_changed_byte_is_read_or_refused(name: str, place: int, byte: int) -> None:
+def test_file_with_a_changed_byte_is_read_or_refused(name: str, place: int, byte: int) -> None:
     """Without another error, and without arrays larger than the files."""
     content = bytearray(CONTENT[name])
     content[place % len(content)] = byte

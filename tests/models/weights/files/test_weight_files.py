@@ -51,7 +51,7 @@ def rejected(path: Path) -> str:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_what_is_written_is_read(
+def test_written_weights_are_read_unchanged(
     suffix: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     arrays = data.draw(
@@ -74,7 +74,7 @@ def test_what_is_written_is_read(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_scalar_and_an_empty_array_keep_their_shapes(suffix: str, tmp_path: Path) -> None:
+def test_scalar_and_empty_array_keep_their_shapes(suffix: str, tmp_path: Path) -> None:
     arrays = {"scalar": np.array(2.5, np.float32), "empty": np.zeros((2, 0), np.float32)}
     write_weights(tmp_path / f"w{suffix}", arrays)
     read = read_weights(tmp_path / f"w{suffix}")
@@ -82,7 +82,7 @@ def test_a_scalar_and_an_empty_array_keep_their_shapes(suffix: str, tmp_path: Pa
     assert read["scalar"] == 2.5
 
 
-def test_safetensors_are_those_of_the_package(tmp_path: Path) -> None:
+def test_files_of_the_safetensors_package_are_read(tmp_path: Path) -> None:
     arrays = {"b": np.arange(6.0).reshape(2, 3), "a": np.ones(2, np.int16)}
     safetensors.numpy.save_file(arrays, tmp_path / "w.safetensors")
     read = read_weights(tmp_path / "w.safetensors")
@@ -120,13 +120,13 @@ def test_golden_dtypes_of_mindspore_are_read() -> None:
         assert as_numbers(array).tolist() == [[1, 0, 1 if name == "bool_" else 3]]
 
 
-def test_what_is_written_equals_a_golden_file_of_mindspore(tmp_path: Path) -> None:
+def test_written_file_equals_the_golden_mindspore_file(tmp_path: Path) -> None:
     golden = GOLDEN / "mindspore_tiny.ckpt"
     write_weights(tmp_path / "w.ckpt", read_weights(golden))
     assert (tmp_path / "w.ckpt").read_bytes() == golden.read_bytes()
 
 
-def test_a_large_array_comes_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_array_is_written_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("pipeline.models.weights.files.mindspore_file._PART_BYTES", 40)
     array = np.arange(60, dtype=np.float32).reshape(6, 10)
     write_weights(tmp_path / "w.ckpt", {"w": array})
@@ -153,7 +153,7 @@ def test_golden_tensors_of_torch_are_read() -> None:
         assert as_numbers(array).tolist() == [[1, 0, 1 if name == "bool" else 3]]
 
 
-def test_golden_training_checkpoint_of_torch_gives_its_state_dict() -> None:
+def test_golden_torch_training_checkpoint_is_read_as_state_dict() -> None:
     read = read_weights(GOLDEN / "torch_training.pt")
     assert {name: array.shape for name, array in read.items()} == {
         "fc.weight": (3, 4),
@@ -161,12 +161,12 @@ def test_golden_training_checkpoint_of_torch_gives_its_state_dict() -> None:
     }
 
 
-def test_a_ckpt_that_is_a_zip_is_read_as_torch_wrote_it(tmp_path: Path) -> None:
+def test_zip_file_with_ckpt_suffix_is_read_as_a_torch_file(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").write_bytes((GOLDEN / "torch_training.pt").read_bytes())
     assert list(read_weights(tmp_path / "last.ckpt")) == ["fc.weight", "fc.bias"]
 
 
-def test_the_old_format_of_torch_is_named(tmp_path: Path) -> None:
+def test_old_torch_format_is_refused_with_a_hint(tmp_path: Path) -> None:
     magic = 0x1950A86A20F9469CFC6C  # what torch.save(..., _use_new_zipfile_serialization=False) has
     (tmp_path / "w.pth").write_bytes(pickle.dumps(magic, 2) + pickle.dumps(1001, 2))
     assert "in the format before torch 1.6; load and save it again" in rejected(tmp_path / "w.pth")
@@ -189,7 +189,7 @@ def as_torch(path: Path, content: bytes, **parts: bytes) -> Path:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_no_code_in_a_file_is_run(protocol: int, tmp_path: Path) -> None:
+def test_code_in_a_pickle_is_not_executed(protocol: int, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     content = pickle.dumps({"w": Evil(mark)}, protocol)
     message = rejected(as_torch(tmp_path / "evil.pth", content))
@@ -223,7 +223,7 @@ def one_tensor(
 FOUR = np.arange(4, dtype=np.float32).tobytes()
 
 
-def test_a_tensor_written_by_hand_is_read(tmp_path: Path) -> None:
+def test_hand_written_torch_tensor_is_read(tmp_path: Path) -> None:
     path = as_torch(tmp_path / "w.pt", one_tensor(), **{"data/0": FOUR, "byteorder": b"little"})
     assert read_weights(path)["w"].tolist() == [[0, 1], [2, 3]]
 
@@ -255,12 +255,14 @@ HUGE = b"(I1000000\nI1000000\nt"
         (b"\x80\x02(lI1\nb.", "it sets attributes of an object"),
     ],
 )
-def test_a_bad_torch_file_is_distinguished(content: bytes, message: str, tmp_path: Path) -> None:
+def test_damaged_torch_file_is_refused_with_the_reason(
+    content: bytes, message: str, tmp_path: Path
+) -> None:
     path = as_torch(tmp_path / "w.pt", content, **{"data/0": FOUR})
     assert message in rejected(path)
 
 
-def test_tensors_that_share_too_much_are_refused(tmp_path: Path) -> None:
+def test_views_much_larger_than_the_torch_file_are_refused(tmp_path: Path) -> None:
     """A small file must not become much memory: many transposed views of one storage."""
     view = one_tensor(storage(count=10_000), shape=b"(I100\nI100\nt", strides=b"(I1\nI100\nt")
     call = view[len(b"\x80\x02}(Vw\n") : -len(b"u.")]
@@ -269,7 +271,7 @@ def test_tensors_that_share_too_much_are_refused(tmp_path: Path) -> None:
     assert "its tensors are more than 16 times its size" in rejected(path)
 
 
-def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_overlapping_zip_parts_are_refused(tmp_path: Path) -> None:
     path = as_torch(tmp_path / "w.pt", one_tensor(), **{"data/0": FOUR})
     content = bytearray(path.read_bytes())
     at = content.rindex(b"PK\x01\x02")  # the directory's entry of data/0: its sizes
@@ -278,7 +280,7 @@ def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
     assert "its parts overlap" in rejected(path)
 
 
-def test_torch_files_that_torch_would_not_write(tmp_path: Path) -> None:
+def test_invalid_torch_archives_are_refused(tmp_path: Path) -> None:
     big = as_torch(tmp_path / "a.pt", one_tensor(), **{"data/0": FOUR, "byteorder": b"big"})
     assert "its bytes are in big-endian order" in rejected(big)
     with zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -295,7 +297,7 @@ def test_torch_files_that_torch_would_not_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".pth"])
 @pytest.mark.parametrize("content", [b"", b"\0" * 64, b"\xff" * 64, b"hello, I am no weights"])
-def test_rubbish_has_one_line(suffix: str, content: bytes, tmp_path: Path) -> None:
+def test_garbage_is_refused_in_one_line(suffix: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"w{suffix}"
     path.write_bytes(content)
     assert "can't read these weights: " in rejected(path)
@@ -308,7 +310,7 @@ def test_rubbish_has_one_line(suffix: str, content: bytes, tmp_path: Path) -> No
 )
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_file_is_refused_or_read(
+def test_damaged_file_is_refused_or_read(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever is changed or truncated, nothing but DataError comes of it."""
@@ -322,7 +324,7 @@ def test_a_damaged_file_is_refused_or_read(
     assert message is None or len(message.splitlines()) == 1
 
 
-def test_a_crc_that_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_crc_mismatch_is_reported(tmp_path: Path) -> None:
     content = bytearray((GOLDEN / "mindspore_tiny_crc.ckpt").read_bytes())
     content[60] ^= 1
     (tmp_path / "w.ckpt").write_bytes(content)
@@ -355,20 +357,20 @@ FLOAT = b"\x08\x01\x12\x07Float32\x1a\x04\0\0\0\0"
         (b"\x0b", "it is not a MindSpore checkpoint"),
     ],
 )
-def test_a_bad_mindspore_file_is_distinguished(
+def test_damaged_mindspore_file_is_refused_with_the_reason(
     content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "w.ckpt").write_bytes(content)
     assert message in rejected(tmp_path / "w.ckpt")
 
 
-def test_a_text_in_a_mindspore_file_is_passed_over(tmp_path: Path) -> None:
+def test_text_entry_of_a_mindspore_file_is_skipped(tmp_path: Path) -> None:
     text = entry(b"note", b"\x08\x01\x12\x03str\x1a\x04a\0\0\0")
     (tmp_path / "w.ckpt").write_bytes(text + entry(b"w", FLOAT))
     assert list(read_weights(tmp_path / "w.ckpt")) == ["w"]
 
 
-def test_an_archive_must_hold_as_much_as_its_headers_say(tmp_path: Path) -> None:
+def test_archive_must_have_the_size_of_its_headers(tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", w=np.zeros(4))
     with zipfile.ZipFile(tmp_path / "w.npz") as archive:
         content = archive.read("w.npy")
@@ -380,12 +382,12 @@ def test_an_archive_must_hold_as_much_as_its_headers_say(tmp_path: Path) -> None
     assert problem in rejected(tmp_path / "w.npz")
 
 
-def test_an_archive_of_objects_is_refused(tmp_path: Path) -> None:
+def test_npz_with_objects_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", w=np.array([{}], object))
     assert "w holds objects; must be plain numbers" in rejected(tmp_path / "w.npz")
 
 
-def test_an_archive_too_large_to_be_true_is_refused(
+def test_npz_beyond_available_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 30_000)
@@ -393,7 +395,9 @@ def test_an_archive_too_large_to_be_true_is_refused(
     assert "w would take 0.0 GB of memory, 0.0 GB are available" in rejected(tmp_path / "w.npz")
 
 
-def test_a_file_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_beyond_available_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 2 * 10**9)
     with (tmp_path / "w.ckpt").open("wb") as file:
         file.truncate(3 * 10**9)
@@ -402,7 +406,7 @@ def test_a_file_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path:
     )
 
 
-def test_paths_that_are_no_weight_files(tmp_path: Path) -> None:
+def test_invalid_weight_paths_are_refused(tmp_path: Path) -> None:
     assert rejected(tmp_path / "w.onnx") == (
         "isn't a weight file; must end in one of .safetensors, .ckpt, .pt, .pth, .npz, .index, "
         ".h5, .hdf5, .keras"
@@ -412,7 +416,7 @@ def test_paths_that_are_no_weight_files(tmp_path: Path) -> None:
     assert rejected(tmp_path / "d.npz") == "there is no such file"
 
 
-def test_paths_that_are_not_written(tmp_path: Path) -> None:
+def test_unwritable_weight_paths_are_refused(tmp_path: Path) -> None:
     arrays = {"w": np.zeros(1, np.float32)}
     with pytest.raises(DataError, match=r"w.pth: can't be written; .* PyTorch reads .safetensors"):
         write_weights(tmp_path / "w.pth", arrays)
@@ -421,7 +425,7 @@ def test_paths_that_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_zip_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
+def test_zip_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     content = bytearray((GOLDEN / "torch_tiny.pth").read_bytes())
     at = content.index(np.arange(12, dtype=np.float32).tobytes())
     content[at + 1] ^= 0xFF

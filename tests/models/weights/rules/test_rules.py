@@ -47,7 +47,9 @@ def targets(matching: Matching) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("collection", "golden"), NETWORKS)
-def test_golden_names_are_all_known_in_any_order(collection: str, golden: dict[str, Any]) -> None:
+def test_all_golden_names_are_recognised_in_any_order(
+    collection: str, golden: dict[str, Any]
+) -> None:
     needed = network(golden["model"])
     theirs: Arrays = {
         f"{layer}.{leaf}" if layer else leaf: np.broadcast_to(np.float32(0), shape)
@@ -62,7 +64,7 @@ def test_golden_names_are_all_known_in_any_order(collection: str, golden: dict[s
     assert targets(match_weights("w.safetensors", ordered, needed)) == found
 
 
-def test_a_rule_computes_and_marks() -> None:
+def test_rule_computes_and_annotates_the_place() -> None:
     rules = (
         (r"out(\d)", r"block<\1-1>/{kind}_0^T"),
         (r"types", "+table"),

@@ -86,7 +86,7 @@ def difference(trained: TrainedRun, images: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("model", mark_slow_except(QUICK[:1], [*QUICK, *SLOW]))
-def test_a_network_gives_the_same_logits(model: str) -> None:
+def test_network_logits_match_onnx(model: str) -> None:
     size = SIZES.get(model, 64)
     shape = (size, size, 1 if model in ("lenet5", "mlp", "unet") else 3)
     run = fresh([f"model={model}"], shape)
@@ -95,7 +95,7 @@ def test_a_network_gives_the_same_logits(model: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "multi_label", "regression"])
-def test_an_ensemble_gives_the_same_logits(task: Task) -> None:
+def test_ensemble_logits_match_onnx(task: Task) -> None:
     """Of two architectures in one graph, whose constants have the same names."""
     shape = (8, 8, 1)
     names = tuple("0123456789")
@@ -181,7 +181,7 @@ LAYERS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("kind", mark_slow_except([*LAYERS][:1], LAYERS))
-def test_a_layer_gives_the_same_values(kind: str) -> None:
+def test_layer_outputs_match_onnx(kind: str) -> None:
     layers = ", ".join([*LAYERS[kind], "flatten", "{name: dense, features: $classes}"])
     run = fresh(["model=layers", f"model.layers=[{layers}]"], (9, 12, 3))
     images = np.random.default_rng(1).normal(size=(2, 9, 12, 3)).astype(np.float32)
@@ -201,7 +201,7 @@ OPS = {
 
 
 @pytest.mark.parametrize("kind", mark_slow_except([*OPS][:1], OPS))
-def test_map_ops_are_in_the_graph(kind: str) -> None:
+def test_map_ops_match_onnx(kind: str) -> None:
     """From bytes on: rounding is that of the op, to the bit."""
     layers = "model.layers=[flatten, {name: dense, features: $classes}]"
     run = fresh(["model=layers", layers], (9, 8, 3), ops=OPS[kind], dtype="uint8")
@@ -210,7 +210,7 @@ def test_map_ops_are_in_the_graph(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_has_no_translation_is_named() -> None:
+def test_untranslatable_networks_are_refused_by_name() -> None:
     from pipeline.stages.export.onnx.onnx_export import make_onnx_model
 
     vit = fresh(["model=vit_tiny"], (32, 32, 3))
@@ -242,7 +242,7 @@ def exported(trained: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
+def test_export_reports_its_error_and_infer_reads_it(
     trained: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export([str(trained), str(exported), "--to", "onnx", "--int8", "--samples=64"]) == 0
@@ -257,7 +257,7 @@ def test_an_export_says_how_near_it_is_and_infer_still_reads_it(
 
 
 @pytest.mark.slow
-def test_an_export_says_how_many_samples_calibrate(
+def test_export_reports_the_number_of_calibration_samples(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert export([str(trained), str(tmp_path / "out"), "--to", "onnx", "--int8"]) == 0
@@ -265,7 +265,7 @@ def test_an_export_says_how_many_samples_calibrate(
 
 
 @pytest.mark.slow
-def test_an_export_without_onnx_leaves_no_older_one(trained: Path, tmp_path: Path) -> None:
+def test_export_without_onnx_removes_an_older_onnx_file(trained: Path, tmp_path: Path) -> None:
     assert export([str(trained), str(tmp_path / "out"), "--to=onnx"]) == 0
     assert export([str(trained), str(tmp_path / "out")]) == 0
     names = {file.name for file in (tmp_path / "out").iterdir()}
@@ -292,7 +292,7 @@ PATHS = (
 
 
 @pytest.mark.slow
-def test_the_script_classifies_as_infer_does(
+def test_exported_script_classifies_as_infer(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = np.random.default_rng(0).integers(0, 16, (5, 8, 8, 1), np.uint8)
@@ -316,6 +316,6 @@ def test_the_script_classifies_as_infer_does(
         (["--to=ckpt", "--prefix=../a"], "must be a name without folders"),
     ],
 )
-def test_other_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(options: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         export([str(tmp_path / "run"), str(tmp_path / "out"), *options])

@@ -67,7 +67,7 @@ def second_moment(rows: np.ndarray) -> np.ndarray:
 
 
 @given(features=st.integers(1, 5000), split_dim=st.integers(1, 600))
-def test_blocks_hold_all_features_and_are_as_few_as_can_be(features: int, split_dim: int) -> None:
+def test_blocks_cover_all_features_in_minimal_number(features: int, split_dim: int) -> None:
     blocks = make_blocks(features, split_dim)
     assert blocks.size <= split_dim
     assert blocks.number * blocks.size >= features
@@ -76,7 +76,7 @@ def test_blocks_hold_all_features_and_are_as_few_as_can_be(features: int, split_
 
 
 @pytest.mark.slow
-def test_a_dense_layer_has_the_second_moments_of_its_inputs_and_gradients() -> None:
+def test_dense_factors_are_second_moments_of_inputs_and_gradients() -> None:
     """L-06: for one sample's gradients, the cotangents of a mean times the batch."""
     x, d = draw(5, 4), draw(5, 3, seed=1)
     factors = factors_of(dense(x, d / 5), 5, 5.0, WHOLE)
@@ -85,7 +85,7 @@ def test_a_dense_layer_has_the_second_moments_of_its_inputs_and_gradients() -> N
 
 
 @pytest.mark.slow
-def test_tokens_are_positions() -> None:
+def test_tokens_count_as_positions() -> None:
     x, d = draw(5, 6, 4), draw(5, 6, 3, seed=1)
     seen = dense(x, d)
     factors = factors_of(seen, 5, 1.0, WHOLE)
@@ -100,7 +100,7 @@ def test_tokens_are_positions() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
-def test_a_convolution_has_those_of_patches_in_the_order_of_its_kernel(layout: str) -> None:
+def test_convolution_factors_are_second_moments_of_patches(layout: str) -> None:
     images, d = draw(2, 5, 4, 2), draw(2, 2, 2, 3, seed=1)
     padded = np.pad(images, ((0, 0), (1, 0), (0, 1), (0, 0)))
     rows = [
@@ -123,7 +123,7 @@ def test_a_convolution_has_those_of_patches_in_the_order_of_its_kernel(layout: s
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["nhwc", "chwn"])
 @pytest.mark.parametrize("samples", [1, 2, 4, 6])
-def test_rows_are_written_a_few_samples_at_a_time(
+def test_rows_are_written_in_portions_of_samples(
     samples: int, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as the limit lets in, or less, to divide the batch: 2 x 2 patches of 12 values."""
@@ -143,7 +143,7 @@ def test_rows_are_written_a_few_samples_at_a_time(
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_padding_is_no_sample() -> None:
+def test_padding_does_not_count_as_a_sample() -> None:
     """Its cotangents are 0 already; what it shows to the layer must not count."""
     x, d = draw(5, 4), draw(5, 3, seed=1)
     d[3:] = 0
@@ -153,7 +153,7 @@ def test_padding_is_no_sample() -> None:
 
 
 @pytest.mark.slow
-def test_blocks_are_those_on_the_diagonal() -> None:
+def test_blocks_are_on_the_diagonal() -> None:
     """7 features by at most 3: blocks of 3, 3 and 1, the last filled up with 0."""
     x = draw(5, 7)
     whole = second_moment(x)
@@ -177,7 +177,7 @@ def block_diagonal(matrix: np.ndarray, split_dim: int) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("split_dim", [WHOLE, 4, 3, 1])
 @pytest.mark.parametrize("positions", [1, 9])
-def test_a_direction_solves_the_damped_kronecker_system(split_dim: int, positions: int) -> None:
+def test_direction_solves_the_damped_kronecker_system(split_dim: int, positions: int) -> None:
     """numpy.linalg on T * (A + r) (x) (G + r), r = sqrt(damping / T), written out in full."""
     x, d, gradient, damping = draw(20, 7), draw(20, 5, seed=1), draw(7, 5, seed=2), 0.3
     factors = factors_of(dense(x, d), 20, 1.0, split_dim)
@@ -192,7 +192,7 @@ def test_a_direction_solves_the_damped_kronecker_system(split_dim: int, position
 
 
 @pytest.mark.slow
-def test_a_kernel_of_a_convolution_is_a_matrix_of_its_patches() -> None:
+def test_convolution_kernel_is_preconditioned_as_a_patch_matrix() -> None:
     gradient = draw(3, 2, 2, 5)
     inverses = Factors(
         *(jnp.float32(np.linalg.inv(second_moment(draw(40, n)))[None]) for n in (12, 5))
@@ -203,7 +203,7 @@ def test_a_kernel_of_a_convolution_is_a_matrix_of_its_patches() -> None:
 
 
 @pytest.mark.slow
-def test_without_curvature_all_that_divides_is_the_damping() -> None:
+def test_direction_without_curvature_is_gradient_over_damping() -> None:
     """A and G of 0: the direction is gradient / damping whatever the positions."""
     zero = Factors(jnp.zeros((2, 2, 2)), jnp.zeros((1, 3, 3)))
     gradient = jnp.float32(draw(4, 3))

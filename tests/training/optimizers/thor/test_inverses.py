@@ -26,7 +26,7 @@ def positive_definite(number: int, size: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_every_matrix_is_inverted_and_stays_in_its_place() -> None:
+def test_matrices_of_a_stack_are_inverted_in_order() -> None:
     stacks = [positive_definite(*shape, seed) for seed, shape in enumerate(NUMBERS_AND_SIZES)]
     inverses = jax.jit(invert_stacks, compiler_options=QUICK)(
         [jnp.float32(stack) for stack in stacks]
@@ -39,7 +39,7 @@ def test_every_matrix_is_inverted_and_stays_in_its_place() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("invert", [invert_by_elimination, invert_by_cholesky])
 @pytest.mark.parametrize("share", [1e-2, 1e-4])
-def test_a_matrix_of_few_rows_is_inverted_as_well_as_float32_can(
+def test_low_rank_matrix_is_inverted_to_float32_accuracy(
     share: float, invert: Callable[[jax.Array], jax.Array]
 ) -> None:
     """8 rows of 64 and a small damping: the error is within float32's rounding of the matrix."""
@@ -54,7 +54,7 @@ def test_a_matrix_of_few_rows_is_inverted_as_well_as_float32_can(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 75])
-def test_by_cholesky_is_the_inverse_too(size: int) -> None:
+def test_cholesky_inverse_matches_numpy(size: int) -> None:
     """As other devices than the CPU compute it: sizes that are powers of two and others."""
     stack = positive_definite(2, size, seed=3)
     inverse = jax.jit(invert_by_cholesky, compiler_options=QUICK)(jnp.float32(stack))
@@ -62,13 +62,13 @@ def test_by_cholesky_is_the_inverse_too(size: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_positive_definite_becomes_no_number() -> None:
+def test_indefinite_matrix_becomes_nan() -> None:
     (inverse,) = invert_stacks([jnp.float32([[[1.0, 2.0], [2.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]])])
     assert np.isnan(inverse[0]).all()
     np.testing.assert_allclose(inverse[1], [[0.5, 0.0], [0.0, 1.0]], rtol=1e-6)
 
 
-def test_nothing_waits_for_threads() -> None:
+def test_inversion_does_not_call_lapack() -> None:
     """No call of LAPACK: its batches wait for the threads that they run on."""
     shapes = [jax.ShapeDtypeStruct((number, 20, 20), jnp.float32) for number in (3, 4)]
     lowered = jax.jit(invert_stacks).trace(shapes).lower(lowering_platforms=("cpu",))

@@ -50,7 +50,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     ],
     ids=["1", "7", "an epoch", "soft", "stream"],
 )
-def test_sinks_change_the_speed_and_nothing_else(
+def test_run_does_not_depend_on_the_sinks(
     overrides: list[str], reference: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """L-06, S-02..S-08: losses, weights and inverses, bit for bit."""
@@ -61,9 +61,7 @@ def test_sinks_change_the_speed_and_nothing_else(
         outcome.assert_equal_arrays(outcome.arrays(tmp_path, step), outcome.arrays(reference, step))
 
 
-def test_a_resumed_run_equals_one_that_was_never_broken(
-    reference: Path, tiny: Compose, tmp_path: Path
-) -> None:
+def test_resumed_run_equals_an_unbroken_one(reference: Path, tiny: Compose, tmp_path: Path) -> None:
     """Resumed after step 6, between two refreshes: the inverses come from the checkpoint."""
     run_dir = shutil.copytree(reference, tmp_path / "run")
     (run_dir / "summary.json").unlink()
@@ -83,7 +81,9 @@ def test_planned_shardings_have_the_same_bits_in_every_sink(tiny: Compose, tmp_p
     require_same_bits(tiny, tmp_path, auto, SINKS)
 
 
-def test_sharded_kernels_have_the_curvature_of_whole_ones(tiny: Compose, tmp_path: Path) -> None:
+def test_sharded_kernels_have_the_curvature_of_unsharded_ones(
+    tiny: Compose, tmp_path: Path
+) -> None:
     """Losses within rounding: sums over devices have another order."""
     sharded = [
         *("parallel.mode=semi_auto", "parallel.mesh={data: 2, model: 2}"),
@@ -97,7 +97,7 @@ def test_sharded_kernels_have_the_curvature_of_whole_ones(tiny: Compose, tmp_pat
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_emulated_devices_have_the_bits_of_the_hosts_and_exchange_curvature(
+def test_emulated_devices_match_the_host_and_exchange_curvature(
     tiny: Compose, tmp_path: Path
 ) -> None:
     """Two devices on the host, then four emulated ones, whose estimate has the exchange."""
@@ -116,7 +116,7 @@ def test_emulated_devices_have_the_bits_of_the_hosts_and_exchange_curvature(
     assert with_thor["modelled_step_ms"] > without["modelled_step_ms"]
 
 
-def test_the_state_holds_the_inverses_of_every_kernel(reference: Path) -> None:
+def test_state_has_the_inverses_of_every_kernel(reference: Path) -> None:
     """conv 25 -> 6, conv 150 -> 16 and the three dense layers, split into blocks of at most 128."""
     arrays = outcome.arrays(reference)
     shapes = {path: array.shape for path, array in arrays.items() if "inverses" in path}
@@ -128,7 +128,7 @@ def test_the_state_holds_the_inverses_of_every_kernel(reference: Path) -> None:
     )
 
 
-def test_a_group_that_ends_beyond_the_layers_is_refused(tiny: Compose, tmp_path: Path) -> None:
+def test_split_index_beyond_the_layers_is_refused(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         run(tiny(*THOR, "train.optimizer.split_indices=[1,5]"), tmp_path / "run")
     problem = "train.optimizer.split_indices = [1, 5]: must be below 5, the number of dense and"

@@ -15,13 +15,13 @@ def written() -> dict:
     return OmegaConf.to_container(OmegaConf.load(CONF / "optimizer" / "thor.yaml"))
 
 
-def test_conf_gives_every_key_of_the_spec() -> None:
+def test_conf_has_every_key_of_the_spec() -> None:
     assert Thor.model_validate(written()).model_dump(mode="json") == written()
     text = (CONF / "optimizer" / "thor.yaml").read_text()
     assert text.startswith("# @package train.optimizer\n")
 
 
-def test_damping_falls_by_a_rate_over_a_number_of_updates() -> None:
+def test_damping_decays_by_its_rate_per_decay_steps() -> None:
     damping = DampingSpec(initial=0.04, decay_rate=0.25, decay_steps=10)
     counts = np.array([0, 5, 10, 20])
     np.testing.assert_allclose(damping.at(counts), [0.04, 0.02, 0.01, 0.0025])

@@ -160,7 +160,7 @@ def expected_run(spec: Thor, start: Any, batches: list[Batch]) -> Iterator[dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frequency", [1, 2, 3])
-def test_five_steps_are_what_they_are_on_paper(frequency: int) -> None:
+def test_five_steps_match_hand_computed_ones(frequency: int) -> None:
     """L-06: inverses of the first batch and of every `frequency`-th after it, stale between."""
     spec = SPEC.model_copy(update={"frequency": frequency})
     step, batches = make_step(spec), [make_batch(number) for number in range(STEPS)]
@@ -174,7 +174,7 @@ def test_five_steps_are_what_they_are_on_paper(frequency: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_batch_counts_its_valid_samples() -> None:
+def test_short_batch_counts_its_valid_samples() -> None:
     batches = [make_batch(0, count=4), make_batch(1, count=2)]
     step = make_step()
     expected = list(expected_run(SPEC, step.init(seed_words(7)).params, batches))[-1]
@@ -185,7 +185,7 @@ def test_a_short_batch_counts_its_valid_samples() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_scale", [2.0**-6, 1024.0])
-def test_the_loss_scale_changes_nothing(loss_scale: float) -> None:
+def test_loss_scale_does_not_change_the_update(loss_scale: float) -> None:
     """Powers of two, so that scaling rounds nothing."""
     batches = [make_batch(number) for number in range(3)]
     scales = (Fixed(scale=scale, drop_overflow_update=False) for scale in (1.0, loss_scale))
@@ -195,7 +195,7 @@ def test_the_loss_scale_changes_nothing(loss_scale: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_sum_has_the_curvature_of_a_mean() -> None:
+def test_sum_reduction_has_the_curvature_of_a_mean() -> None:
     """The gradient is that of the whole batch, but the Fisher matrix is one sample's."""
     mean, total = (
         list(trained(make_step(reduction=reduction), [make_batch(0)]))[-1].opt_state[0]
@@ -206,7 +206,7 @@ def test_a_sum_has_the_curvature_of_a_mean() -> None:
 
 
 @pytest.mark.slow
-def test_inverses_change_when_they_are_refreshed_and_only_then() -> None:
+def test_inverses_change_only_at_a_refresh() -> None:
     batches = [make_batch(number) for number in range(STEPS)]
     states = [state.opt_state[0].inverses for state in trained(make_step(), batches)]
     assert [sorted(state) for state in states] == [KERNELS] * STEPS
@@ -218,7 +218,7 @@ def test_inverses_change_when_they_are_refreshed_and_only_then() -> None:
 
 
 @pytest.mark.slow
-def test_factors_are_computed_in_a_branch_only() -> None:
+def test_factors_are_computed_only_in_a_branch() -> None:
     """The expensive part is not in the steps between: no inverse but inside a conditional."""
     parts = make_config()
     step = make_train_step(parts)
@@ -249,7 +249,7 @@ def _is_jaxpr(value: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_what_has_no_factors_goes_the_way_of_momentum() -> None:
+def test_parameters_without_factors_are_updated_by_momentum() -> None:
     """Biases and the scale of a norm: v <- 0.9 v + g + 0.1 p, in the first step g + 0.1 p."""
     parts = make_config(network=Scaled())
     step = make_train_step(parts)
@@ -283,7 +283,7 @@ def scale_by_nothing() -> Any:
 
 
 @pytest.mark.slow
-def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
+def test_unobserved_kernels_keep_empty_inverses() -> None:
     """A transposed convolution has a kernel like a convolution's, but none of its factors."""
     transform = scale_by_thor(lambda count: jnp.float32(0.1), split_dim=4)
     params = {
@@ -303,14 +303,14 @@ def test_kernels_that_are_not_observed_keep_empty_inverses() -> None:
     assert np.any(after.inverses["dense_0/kernel"].inputs)
 
 
-def test_an_update_without_observations_is_refused() -> None:
+def test_update_without_observations_is_refused() -> None:
     params = {"dense_0": {"kernel": jnp.ones((3, 2))}}
     optimizer = SPEC.build()
     with pytest.raises(ValueError, match="thor needs sums of layers"):
         optimizer.update(params, optimizer.init(params), params)
 
 
-def test_each_array_is_clipped_on_its_own() -> None:
+def test_arrays_are_clipped_separately() -> None:
     updates = {"long": jnp.float32([3.0, 4.0]), "short": jnp.float32([0.3]), "none": jnp.zeros(2)}
     clip = clip_each_by_norm(0.5)
     clipped, _ = clip.update(updates, clip.init(updates))
