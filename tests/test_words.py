@@ -165,3 +165,19 @@ def prose(file: Path) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
+
+
+VAGUE_NAME = re.compile(
+    r"test_(a|an|the|what|where|whatever|who)_|_(told|said|tells|goes_on|nobody)(_|$)"
+)
+"""Names of tests that begin with an article or "what", or personify code."""
+
+
+def test_names_of_tests_begin_with_their_subject() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and VAGUE_NAME.search(node.name)
+    ]
+    assert found == []

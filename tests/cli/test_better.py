@@ -215,7 +215,7 @@ def test_wrong_side_starts_no_run(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_signal_before_the_first_job_is_no_error(
+def test_signal_before_the_first_job_stops_the_sweep(
     better: Better, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_hydra = train._run_hydra

@@ -134,7 +134,7 @@ def test_data_that_can_not_be_attacked_are_refused(
         require_attackable(tiny(), SimpleNamespace(**facts))  # type: ignore[arg-type]
 
 
-def test_a_run_with_buckets_is_not_attacked(tiny: Compose, tmp_path: Path) -> None:
+def test_run_with_buckets_is_not_attacked(tiny: Compose, tmp_path: Path) -> None:
     """Padding has no pixels to change."""
     rescale = "[{name: rescale, factor: 0.004, shift: 0.0}]"
     ops = [f"dataset.{split}.ops={rescale}" for split in ("train", "eval")]

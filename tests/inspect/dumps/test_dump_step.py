@@ -160,7 +160,7 @@ def test_run_without_checkpoints_is_refused(tmp_path: Path, plain: Path) -> None
         main([str(tmp_path), "--step=3"])
 
 
-def test_a_run_of_several_processes_is_opened_in_one(tiny: Callable[..., Recipe]) -> None:
+def test_run_of_several_processes_is_opened_in_one(tiny: Callable[..., Recipe]) -> None:
     local = ("launch=local", "launch.processes=2", "launch.restarts=1", "launch.min_processes=1")
     opened = open_recipe(tiny(*MLP, "parallel.mode=data", "parallel.devices=2", *local))
     assert opened.recipe.launch.name == "auto"

@@ -36,7 +36,7 @@ def trained_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_what_is_found_fools_the_network(trained_run: Path) -> None:
+def test_mutants_that_are_reported_fool_the_network(trained_run: Path) -> None:
     opened = open_recipe(read_run_recipe(trained_run), trained_run)
     state = load_state(opened, trained_run, 60, make_silent_reporter()).state
     variables = get_evaluated_weights(opened.built.step_config, state)
@@ -69,7 +69,7 @@ def test_what_is_found_fools_the_network(trained_run: Path) -> None:
     assert all(np.array_equal(a.candidate.image, b.candidate.image) for a, b in pairs)
 
 
-def test_the_command_writes_a_sheet_tables_and_facts(trained_run: Path, tmp_path: Path) -> None:
+def test_command_writes_a_sheet_tables_and_facts(trained_run: Path, tmp_path: Path) -> None:
     result = fuzz.main(trained_run, 0.2, 30, 300, with_faults=True)
     folder = trained_run / "fuzz"
     facts = json.loads((folder / "fuzz.json").read_text())
@@ -116,7 +116,7 @@ def test_refusals(trained_run: Path, tmp_path: Path) -> None:
     ],
     ids=["text", "table", "float", "channels", "labels"],
 )
-def test_what_can_not_be_changed(changed: dict[str, Any], problem: str) -> None:
+def test_inputs_without_pixels_are_refused(changed: dict[str, Any], problem: str) -> None:
     facts: dict[str, Any] = {"text": None, "table": None, "unit": IMAGES, "label_positions": ()}
     facts |= {"targets": Targets(("a", "b")), "raw_image": ColumnSpec((8, 8, 1), "uint8")}
     with pytest.raises(RecipeError, match=f"dataset = made up: .*{problem}"):

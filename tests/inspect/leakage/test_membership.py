@@ -42,7 +42,7 @@ def test_no_threshold_within_the_false_positives_catches_more(held: int, seed: i
             assert rate.true_positives == best
 
 
-def test_a_row_names_the_samples_behind_its_rates() -> None:
+def test_row_has_the_number_of_samples_of_its_rates() -> None:
     bound = PrivacyBound(math.log(3), 1e-5)
     few, enough = map(str, rate_scores("loss", np.arange(100.0) + 50, np.arange(100.0), bound))
     assert few.endswith("; 0.1% false positives are less than one, 1,000 held-out samples would do")
@@ -54,7 +54,7 @@ def test_a_row_names_the_samples_behind_its_rates() -> None:
 
 
 @given(st.floats(0, 5000), st.floats(0, 1e-3), st.sampled_from([0.001, 0.01]))
-def test_the_bound_of_privacy_grows_from_guessing_to_certainty(
+def test_bound_of_privacy_grows_from_guessing_to_certainty(
     epsilon: float, delta: float, rate: float
 ) -> None:
     limit = PrivacyBound(epsilon, delta).limit_rate(rate)

@@ -40,7 +40,7 @@ def test_half_of_the_networks_keep_each_member() -> None:
     assert 0.3 < subsets.mean(axis=1).min() <= subsets.mean(axis=1).max() < 0.6
 
 
-def test_a_shadow_network_has_one_of_each_pair(tiny: Compose) -> None:
+def test_shadow_network_trains_on_one_sample_of_each_pair(tiny: Compose) -> None:
     opened = open_recipe(tiny(*MLP))
     audit = plan_audit(opened, 1, 10)
     visited = opened.dataset.train_order.batches(0, 1).rows
@@ -70,7 +70,7 @@ def test_shadow_networks_repeat_and_differ(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_a_private_network_is_audited_below_its_bound(
+def test_private_network_is_audited_below_its_bound(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     private = ("+privacy={noise: 1.0, delta: 1.0e-3}", "checkpoint.every_steps=3")
@@ -85,7 +85,7 @@ def test_a_private_network_is_audited_below_its_bound(
     assert again == facts
 
 
-def test_an_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
+def test_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
     facts = leakage.main(overfitted_run, shadows=8, samples=1000).facts
     assert json.loads((overfitted_run / "leakage.json").read_text()) == facts
     # Without the last, smaller batch of the first epoch.

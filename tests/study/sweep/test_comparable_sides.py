@@ -43,7 +43,7 @@ def test_different_losses_are_compared_only_by_other_metrics(tiny: Tiny) -> None
 @pytest.mark.parametrize(
     "override", ["dataset.exclude=wrong.csv", "dataset.train.select=[{name: take, samples: 30}]"]
 )
-def test_a_fold_has_the_same_samples_on_both_sides(tiny: Tiny, override: str) -> None:
+def test_fold_has_the_same_samples_on_both_sides(tiny: Tiny, override: str) -> None:
     folds = "++dataset.folds={count: 3}"
     with pytest.raises(RecipeError, match=r"must be equal with dataset\.folds"):
         require_comparable(tiny(folds), tiny(folds, override), None)
