@@ -19,7 +19,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
 from pipeline.inspect.fuzz.fuzz_search import (
-    Found,
+    FoolingMutant,
     FuzzResult,
     FuzzSearch,
     make_predict,
@@ -33,10 +33,10 @@ from pipeline.stages.record.run_directory import FUZZ, RECIPE
 from pipeline.training.step import get_evaluated_weights
 
 FACTS = "fuzz.json"
-FOUND = "found.csv"
+FOOLING = "fooling.csv"
 FAULTS = "faults.csv"
 SHEET = "sheet.png"
-FILES = (FACTS, FOUND, FAULTS, SHEET)
+FILES = (FACTS, FOOLING, FAULTS, SHEET)
 MAX_PICTURES = 60
 
 
@@ -48,7 +48,7 @@ def main(
     with_faults: bool,
     out: Path | None = None,
 ) -> CommandResult:
-    """Search for changed samples with wrong predictions, and write what is found into a folder.
+    """Search for changed samples with wrong predictions, and write them into a folder.
 
     Raises RecipeError for samples that can't be changed, DataError if the run can't be read,
     RunError if a file can't be written.
@@ -96,18 +96,18 @@ def main(
             "radius": radius,
             "mutants": mutants,
             **{field.name: getattr(result, field.name) for field in fields(result)},
-            "found": len(result.found),
+            "fooling": len(result.fooling),
             "fooled_samples": _count_fooled(result),
             "faults": [asdict(row) for row in faults],
         }
         names = dataset.classes
         files: dict[str, str | bytes] = {
             FACTS: json_text(facts, indent=1) + "\n",
-            FOUND: csv_text(_make_row(found, names) for found in result.found),
+            FOOLING: csv_text(_make_row(mutant, names) for mutant in result.fooling),
         }
         if faults:
             files[FAULTS] = csv_text(map(asdict, faults))
-        if result.found:
+        if result.fooling:
             files[SHEET] = _draw_sheet(result, dataset.eval.columns["image"], names)
         replace_files(folder, FILES, files)
         reporter.stage("done", f"{folder}: {', '.join(files)}")
@@ -115,7 +115,7 @@ def main(
 
 
 def _count_fooled(result: FuzzResult) -> int:
-    return len({found.candidate.sample for found in result.found})
+    return len({mutant.candidate.sample for mutant in result.fooling})
 
 
 def _format_lines(result: FuzzResult, mutants: int, radius: float) -> list[str]:
@@ -124,35 +124,35 @@ def _format_lines(result: FuzzResult, mutants: int, radius: float) -> list[str]:
     return [
         f"{result.right:,} samples, and {result.wrong:,} wrong ones left out; {mutants:,} changed, "
         f"radius {radius:g}",
-        f"{len(result.found):,} of them are wrong, of {_count_fooled(result):,} samples",
+        f"{len(result.fooling):,} of them are wrong, of {_count_fooled(result):,} samples",
         f"sections of {result.neurons:,} neurons reached: {before['multisection']:.4f}, with "
         f"changed samples {after['multisection']:.4f}; beyond their ranges "
         f"{before['boundary']:.4f} and {after['boundary']:.4f}",
     ]
 
 
-def _make_row(found: Found, names: tuple[str, ...]) -> dict[str, Any]:
+def _make_row(mutant: FoolingMutant, names: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "sample": found.candidate.sample,
-        "label": names[found.candidate.label],
-        "prediction": names[found.predicted],
-        "probability": f"{found.probability:.6f}",
-        "changes": " ".join(found.candidate.changes),
-        "distance": f"{found.distance:.6f}",
+        "sample": mutant.candidate.sample,
+        "label": names[mutant.candidate.label],
+        "prediction": names[mutant.predicted],
+        "probability": f"{mutant.probability:.6f}",
+        "changes": " ".join(mutant.candidate.changes),
+        "distance": f"{mutant.distance:.6f}",
     }
 
 
 def _draw_sheet(result: FuzzResult, column: Any, names: tuple[str, ...]) -> bytes:
     """Return a sheet of fooled samples, each beside its first changed image that fools."""
-    first = {found.candidate.sample: found for found in reversed(result.found)}
-    shown = [first[sample] for sample in sorted(first)[:MAX_PICTURES]]
-    originals = np.asarray(column[np.array([found.candidate.sample for found in shown])])
+    first = {mutant.candidate.sample: mutant for mutant in reversed(result.fooling)}
+    mutants = [first[sample] for sample in sorted(first)[:MAX_PICTURES]]
+    originals = np.asarray(column[np.array([mutant.candidate.sample for mutant in mutants])])
     pictures = [
-        picture(np.concatenate([original, found.candidate.image], axis=1))
-        for original, found in zip(originals, shown, strict=True)
+        picture(np.concatenate([original, mutant.candidate.image], axis=1))
+        for original, mutant in zip(originals, mutants, strict=True)
     ]
     captions = [
-        (f"{names[f.predicted]}, is {names[f.candidate.label]}", " ".join(f.candidate.changes))
-        for f in shown
+        (f"{names[m.predicted]}, is {names[m.candidate.label]}", " ".join(m.candidate.changes))
+        for m in mutants
     ]
     return png(sheet(pictures, captions))

@@ -49,7 +49,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoolingMutant:
     """A changed image with a wrong prediction."""
 
     candidate: Candidate
@@ -71,7 +71,7 @@ class FuzzResult:
     coverage: dict[str, float]
     """Coverage of the samples."""
     coverage_with_mutants: dict[str, float]
-    found: tuple[Found, ...]
+    fooling: tuple[FoolingMutant, ...]
 
 
 def make_predict(opened: OpenedRecipe, step: int) -> Predict:
@@ -136,15 +136,15 @@ class FuzzSearch:
         for values in neurons:
             coverage.add(values)
         before = coverage.compute_shares()
-        found = []
+        fooling = []
         for candidate, values, changed_neurons in self._mutate_pool(pool, mutants):
             is_new = coverage.add(changed_neurons)
             if values.argmax() != candidate.label:
-                found.append(_describe(candidate, values, self.limits.white))
+                fooling.append(_describe(candidate, values, self.limits.white))
             elif is_new and len(pool) < MAX_POOL:
                 pool.append(candidate)
         after = coverage.compute_shares()
-        return FuzzResult(right, len(rows) - right, neurons.shape[1], before, after, tuple(found))
+        return FuzzResult(right, len(rows) - right, neurons.shape[1], before, after, tuple(fooling))
 
     def _mutate_pool(
         self, pool: Sequence[Candidate], mutants: int
@@ -171,11 +171,11 @@ class FuzzSearch:
                 yield candidate, logits[place], neurons[place]
 
 
-def _describe(candidate: Candidate, logits: np.ndarray, white: int) -> Found:
+def _describe(candidate: Candidate, logits: np.ndarray, white: int) -> FoolingMutant:
     powers = np.exp(logits.astype(np.float64) - logits.max())
     predicted = int(logits.argmax())
     change = np.abs(candidate.image.astype(np.int32) - candidate.reference).max()
-    return Found(
+    return FoolingMutant(
         candidate, predicted, float(powers[predicted] / powers.sum()), float(change / white)
     )
 

@@ -59,8 +59,8 @@ def mutate(
     places = jnp.arange(len(images))
 
     def draw(index: int, count: int) -> Array:
-        drawn: Array = uniforms(jnp, seed, number, places, FIRST_DRAW + index, count)
-        return drawn
+        numbers: Array = uniforms(jnp, seed, number, places, FIRST_DRAW + index, count)
+        return numbers
 
     affine = draw(0, AFFINE.draws)
     factors = integers(jnp, draw(1, 1)[:, 0], len(FACTORS))

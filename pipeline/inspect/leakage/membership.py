@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
-OWN_VARIANCE_SHADOWS = 64
+SEPARATE_VARIANCE_SHADOWS = 64
 """Fewer shadow networks share the variance of all samples (Carlini et al. 2022, section VI-D)."""
 LEAST_SHADOWS = 4
 """Two with and two without each sample, which is the least that has a variance."""
@@ -36,8 +36,8 @@ class MembershipRow:
         auc = f"{self.attack}: AUC {self.auc:.4f} +- {self.auc_error:.4f}"
         limit = f"{self.false_positive_rate:.1%} false positives"
         if self.true_positive_rate is None:
-            needed = math.ceil(1 / self.false_positive_rate)
-            return f"{auc}; {limit} are less than one, {needed:,} held-out samples would do"
+            least = math.ceil(1 / self.false_positive_rate)
+            return f"{auc}; {limit} are less than one, {least:,} held-out samples would do"
         bound = "" if self.bound is None else f", at most {self.bound:.4f} by its privacy"
         return (
             f"{auc}; at {limit} ({self.false_positives:,} samples) true positives "
@@ -106,7 +106,7 @@ def score_by_shadows(
         means = np.where(group, shadow_margins, 0).sum(axis=0) / counts
         squares = np.where(group, shadow_margins - means, 0) ** 2
         variances = squares.sum(axis=0) / np.maximum(counts - 1, 1)
-        if len(group) < OWN_VARIANCE_SHADOWS:
+        if len(group) < SEPARATE_VARIANCE_SHADOWS:
             variances = np.full_like(variances, squares.sum() / (counts - 1).sum())
         variances = np.maximum(variances, 1e-12)
         densities.append(-((margins - means) ** 2) / (2 * variances) - np.log(variances) / 2)

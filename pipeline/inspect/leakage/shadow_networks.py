@@ -97,8 +97,8 @@ class Audit:
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             is_class = jax.nn.one_hot(classes, logits.shape[-1], dtype=bool)
             of_class = jnp.where(is_class, logits, 0).sum(axis=-1)
-            rest = jax.nn.logsumexp(jnp.where(is_class, -jnp.inf, logits), axis=-1)
-            return of_class - rest
+            of_others = jax.nn.logsumexp(jnp.where(is_class, -jnp.inf, logits), axis=-1)
+            return of_class - of_others
 
         return compute
 
@@ -192,8 +192,8 @@ def plan_audit(opened: OpenedRecipe, step: int, samples: int) -> Audit:
     members = _list_members(dataset, step)
     pairs = min(samples, len(members), len(dataset.eval))
     held_out = permute(np.arange(pairs), len(dataset.eval), recipe.seed, STREAM - 1)
-    chosen = permute(np.arange(pairs), len(members), recipe.seed, STREAM - 2)
-    return Audit(opened, step, members[chosen], held_out)
+    places = permute(np.arange(pairs), len(members), recipe.seed, STREAM - 2)
+    return Audit(opened, step, members[places], held_out)
 
 
 def _list_members(dataset: Dataset, step: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Searches of small runs: what is found fools the network, again and within the radius."""
+"""Searches of small runs: mutants fool the network, again and within the radius."""
 
 from __future__ import annotations
 
@@ -48,24 +48,26 @@ def test_mutants_that_are_reported_fool_the_network(trained_run: Path) -> None:
     search = FuzzSearch(opened.dataset, predict_images, 1, ChangeLimits(0.2, 16))
     result = search.search(np.arange(40), 700)
     assert result.right + result.wrong == 40
-    assert result.found
-    images = np.stack([found.candidate.image for found in result.found])
+    assert result.fooling
+    images = np.stack([mutant.candidate.image for mutant in result.fooling])
     predicted = predict_images(images)[0].argmax(axis=1)
     labels = opened.dataset.eval.columns["label"][
-        np.array([found.candidate.sample for found in result.found])
+        np.array([mutant.candidate.sample for mutant in result.fooling])
     ]
     assert (predicted != labels).all()
-    for found, number, label in zip(result.found, predicted, labels, strict=True):
-        assert found.predicted == number
-        assert found.candidate.label == label
-        assert found.distance <= 0.2
-        assert found.candidate.changes.count("affine") <= 1
+    for mutant, number, label in zip(result.fooling, predicted, labels, strict=True):
+        assert mutant.predicted == number
+        assert mutant.candidate.label == label
+        assert mutant.distance <= 0.2
+        assert mutant.candidate.changes.count("affine") <= 1
     assert result.coverage["multisection"] < result.coverage_with_mutants["multisection"]
     again = search.search(np.arange(40), 700)
-    assert [f.candidate.changes for f in again.found] == [f.candidate.changes for f in result.found]
+    assert [f.candidate.changes for f in again.fooling] == [
+        f.candidate.changes for f in result.fooling
+    ]
     # A shorter search is the beginning of a longer one.
     shorter = search.search(np.arange(40), 300)
-    pairs = zip(shorter.found, result.found, strict=False)
+    pairs = zip(shorter.fooling, result.fooling, strict=False)
     assert all(np.array_equal(a.candidate.image, b.candidate.image) for a, b in pairs)
 
 
@@ -74,9 +76,9 @@ def test_command_writes_a_sheet_tables_and_facts(trained_run: Path, tmp_path: Pa
     folder = trained_run / "fuzz"
     facts = json.loads((folder / "fuzz.json").read_text())
     assert {**facts, "folder": str(folder)} == result.facts
-    with open(folder / "found.csv", newline="") as file:
+    with open(folder / "fooling.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == facts["found"] > 0
+    assert len(rows) == facts["fooling"] > 0
     assert all(row["label"] != row["prediction"] for row in rows)
     assert len({row["sample"] for row in rows}) == facts["fooled_samples"]
     with Image.open(folder / "sheet.png") as picture:
