@@ -57,20 +57,20 @@ def main(
     step = require_checkpoints(run_dir)[-1]
     require_real(run_dir, (ROBUSTNESS,), ())
     recipe = read_run_recipe(run_dir)
-    chosen = _list_attacks(recipe, norm, radius, attacks)
+    specs = _list_attacks(recipe, norm, radius, attacks)
     numbers = {"steps": steps, "restarts": restarts}
     changes = {name: value for name, value in numbers.items() if value is not None}
-    chosen = [a.model_copy(update=changes) if a.attack in ("pgd", "apgd") else a for a in chosen]
+    specs = [a.model_copy(update=changes) if a.attack in ("pgd", "apgd") else a for a in specs]
     spare_gpus(run_dir)
     with Reporter() as reporter:
         opened = open_recipe(recipe, run_dir)
         # The loss dlr of apgd needs three classes.
         if len(opened.dataset.targets) < 3:
-            chosen = [
+            specs = [
                 a.model_copy(update={"losses": ("ce",)}) if isinstance(a, ApgdAttack) else a
-                for a in chosen
+                for a in specs
             ]
-        plan = plan_attacks(recipe, opened.dataset, chosen, samples)
+        plan = plan_attacks(recipe, opened.dataset, specs, samples)
         state = load_state(opened, run_dir, step, reporter).state
         config = opened.built.step_config
         weights = get_evaluated_weights(config, state)
