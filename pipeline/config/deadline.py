@@ -15,6 +15,8 @@ from pipeline.core.registry import Expected
 if TYPE_CHECKING:
     from pipeline.config.recipe import TrainSpec
 
+MAX_MINUTES = 366 * 24 * 60
+"""The longest run with a deadline."""
 FORMS = "a time such as 18:00, or a date with a time such as 2027-01-31T18:00+01:00"
 
 
@@ -70,7 +72,8 @@ def _list_times(time_: time_of_day, now_s: float) -> Iterator[float]:
 def find_deadline(train: TrainSpec, started_at: float) -> float | None:
     """Return the time by `time.perf_counter` at which the command has to end; None without one.
 
-    `started_at` is the start of the command. Raises ValueError if `train.until` was before it.
+    `started_at` is the start of the command. Raises ValueError if `train.until` is before
+    it, or more than a year later.
     """
     if train.minutes is not None:
         return started_at + 60 * train.minutes
@@ -81,4 +84,6 @@ def find_deadline(train: TrainSpec, started_at: float) -> float | None:
     until_s = find_clock_time(train.until, start_s)
     if until_s <= start_s:
         raise ValueError(f"train.until = {train.until}: is past; must be a later time")
+    if until_s - start_s > 60 * MAX_MINUTES:
+        raise ValueError(f"train.until = {train.until}: must be within a year")
     return started_at + until_s - start_s

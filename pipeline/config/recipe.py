@@ -19,7 +19,7 @@ from pydantic import (
 
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.config.adapter_words import AdapterWords
-from pipeline.config.deadline import ClockTime
+from pipeline.config.deadline import MAX_MINUTES, ClockTime
 from pipeline.config.dump_spec import DumpSpec
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.renames import RenameSpec
@@ -72,7 +72,7 @@ class TrainSpec(AdapterWords):
     """The length in epochs: passes over the training split."""
     steps: PositiveInt | None
     """The length in steps."""
-    minutes: Annotated[float, Field(gt=0, le=366 * 24 * 60)] | None = None
+    minutes: Annotated[float, Field(gt=0, le=MAX_MINUTES)] | None = None
     """The length as a time, from the start of the process to its end. The run measures its pace,
     and writes the number of steps that it chose into its recipe."""
     until: ClockTime | None = None
@@ -204,7 +204,7 @@ class CheckpointSpec(Spec):
     """Seconds since the last checkpoint, whatever has caused it."""
     keep: PositiveInt
     """Number of newest checkpoints to keep, besides the best."""
-    keep_minutes: Annotated[PositiveInt, Field(le=366 * 24 * 60)] | None = None
+    keep_minutes: Annotated[PositiveInt, Field(le=MAX_MINUTES)] | None = None
     """Also keep the first checkpoint of every N minutes."""
     prefix: Annotated[
         Annotated[str, Field(pattern=r"^\w[\w.+-]*$", max_length=100)] | None,

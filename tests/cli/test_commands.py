@@ -245,8 +245,8 @@ def reference() -> str:
         "`pytest tests/cli/test_commands.py --update-golden`. Options may stand before or after "
         "arguments, and `--name=VALUE` is the same as `--name VALUE`. `KEY=VALUE` is always a key "
         "of the recipe. Without a command the arguments are a recipe, which is trained "
-        "([recipes.md](recipes.md)). Every command has `--help`, most have `--json` (the facts as one JSON "
-        "object, the text on stderr) and `--quiet` (nothing but errors), left out below.",
+        "([recipes.md](recipes.md)). Every command has `--help`, most have `--json` (the facts as "
+        "one JSON object, the text on stderr) and `--quiet` (nothing but errors), left out below.",
     ]
     for words, command in COMMANDS.items():
         parts.append(f"## {words}\n\n```text\n{drop_common_options(help_of(command))}\n```")

@@ -46,18 +46,13 @@ def test_interval_holds_the_step_and_grows_with_the_spread():
     assert widths[1] > widths[0]
 
 
-SQUEEZENET_IS_TOO_FAST = pytest.mark.xfail(
-    strict=True, reason="modelled 12.08 ms, 8.83 to 16.54: the published 16.7 is 1 % above"
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "ms"),
     [
         ("resnet50", 32, 17.91),
         ("alexnet", 32, 7.2),
-        pytest.param("squeezenet1_0", 32, 16.7, marks=SQUEEZENET_IS_TOO_FAST),
+        ("squeezenet1_0", 32, 16.7),
     ],
 )
 def test_published_steps_are_in_the_interval(model: str, batch: int, ms: float):
