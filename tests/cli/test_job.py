@@ -173,7 +173,7 @@ def test_local_files_get_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture
     for engine in ENGINES:
         out, err = job_file("--to", engine, *words, capsys=capsys)
         assert err.endswith(warning) == (engine != "slurm")
-        assert "warning" not in out
+        assert "is a file of this machine" not in out
     _, err = job_file("--to", "slurm", "--image", "docker://a/b", *words, capsys=capsys)
     assert err.endswith(warning)
 
