@@ -22,6 +22,7 @@ from pipeline.inspect.fuzz.fuzz_search import (
     FoolingMutant,
     FuzzResult,
     FuzzSearch,
+    Predict,
     make_predict,
     require_fuzzable,
 )
@@ -79,18 +80,7 @@ def main(
             reporter.stage("fuzz", line)
         faults: list[FaultRow] = []
         if with_faults:
-            images, labels = (
-                np.asarray(dataset.eval.columns[name][rows]) for name in ("image", "label")
-            )
-
-            def compute_accuracy(params: Any) -> float:
-                logits, _ = predict({**variables, "params": params}, images)
-                return count_right(logits, labels) / count
-
-            for row in measure_faults(variables["params"], compute_accuracy, recipe.seed):
-                text = f"{row.count:,} {row.fault}: accuracy {row.accuracy:.4f}"
-                reporter.stage("faults", f"{text}, at least {row.least:.4f}")
-                faults.append(row)
+            faults = _measure_faults(fuzz, variables, rows, predict, reporter)
         facts = {
             "step": step,
             "radius": radius,
@@ -112,6 +102,25 @@ def main(
         replace_files(folder, FILES, files)
         reporter.stage("done", f"{folder}: {', '.join(files)}")
     return CommandResult({**facts, "folder": str(folder)})
+
+
+def _measure_faults(
+    fuzz: FuzzSearch, variables: Any, rows: np.ndarray, predict: Predict, reporter: Reporter
+) -> list[FaultRow]:
+    """Return the accuracy on evaluation samples under faults of the weights; report each row."""
+    columns = fuzz.dataset.eval.columns
+    images, labels = (np.asarray(columns[name][rows]) for name in ("image", "label"))
+
+    def compute_accuracy(params: Any) -> float:
+        logits, _ = predict({**variables, "params": params}, images)
+        return count_right(logits, labels) / len(rows)
+
+    faults = []
+    for row in measure_faults(variables["params"], compute_accuracy, fuzz.seed):
+        text = f"{row.count:,} {row.fault}: accuracy {row.accuracy:.4f}"
+        reporter.stage("faults", f"{text}, at least {row.least:.4f}")
+        faults.append(row)
+    return faults
 
 
 def _count_fooled(result: FuzzResult) -> int:
