@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 from click.shell_completion import CompletionItem
 
+from pipeline.cli.commands.audit_commands import AUDIT_COMMANDS
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option
 from pipeline.cli.commands.conversion_commands import CONVERT
 from pipeline.cli.commands.help import render_help
@@ -80,7 +81,9 @@ def show_versions(context: click.Context, param: click.Parameter, is_typed: bool
     context.exit()
 
 
-ROOT = Root("pipeline", "", "", [*RECIPE_COMMANDS, *RUN_COMMANDS, CONVERT, COMPLETION])
+ROOT = Root(
+    "pipeline", "", "", [*RECIPE_COMMANDS, *RUN_COMMANDS, *AUDIT_COMMANDS, CONVERT, COMPLETION]
+)
 ROOT.params += [
     Option("--plugin", metavar="FILE", multiple=True, help="A file with custom components."),
     Option(VERSION, is_flag=True, is_eager=True, expose_value=False, callback=show_versions),

@@ -1,0 +1,128 @@
+"""Commands that audit a trained network: attacks, leakage of its samples, fuzzing."""
+
+from __future__ import annotations
+
+from pipeline.cli.commands.command import Option, RunCommand, flag
+from pipeline.cli.commands.parameters import (
+    CommaList,
+    Number,
+    OneOf,
+    WholeNumber,
+    out_option,
+    run_dir,
+)
+
+MAX_COUNT = 999_999_999
+
+AUDIT_COMMANDS = (
+    RunCommand(
+        "attack",
+        "the accuracy under attacks and corruptions",
+        """Attack the newest checkpoint of a run on its evaluation samples, print the accuracy under
+        each attack, and write robustness.json into the run, which `report` shows. Signs of masked
+        gradients, which attacks can't follow, are named.""",
+        [
+            run_dir(text="A run on images that has saved checkpoints."),
+            Option(
+                "--norm",
+                type=OneOf(["linf", "l2"]),
+                default="linf",
+                help="Norm of the change: linf of each pixel, or l2 of the image.",
+            ),
+            Option(
+                "--radius",
+                type=Number(1e-6, 1000),
+                metavar="R",
+                help="Largest change, with pixels from 0 to 1; the radius of train.adversarial "
+                "unless it is given.",
+            ),
+            Option(
+                "--attacks",
+                type=CommaList(),
+                metavar="NAME,...",
+                default=(),
+                show_default=False,
+                help="Of noise, fgsm, pgd, apgd, square (linf only) and corruptions; all unless it "
+                "is given.",
+            ),
+            Option(
+                "--steps",
+                type=WholeNumber(1, 100_000),
+                help="Of pgd and apgd; 40 and 100 unless it is given.",
+            ),
+            Option(
+                "--restarts",
+                type=WholeNumber(1, 1000),
+                help="Random starts of pgd and apgd; 1 unless it is given.",
+            ),
+            Option(
+                "--samples",
+                type=WholeNumber(1, MAX_COUNT),
+                help="Evaluation samples, evenly spread; all unless it is given.",
+            ),
+        ],
+        example="attack outputs/2026-11-21/14-46-29_lenet5_digits --radius 0.3",
+    ),
+    RunCommand(
+        "leakage",
+        "whether weights show what they were trained on",
+        """Guess which samples a run was trained on: from the loss of each sample, and by the
+        likelihood ratio of shadow networks (LiRA), which one program trains with the run's recipe.
+        Print how well this works, beside the limit of a private run, and write leakage.json into
+        the run.""",
+        [
+            run_dir(text="A run with one class for each sample that has saved checkpoints."),
+            Option(
+                "--shadows",
+                type=WholeNumber(0, 10_000),
+                default=16,
+                help="Shadow networks, each trained as long as the run; 0: only the loss.",
+            ),
+            Option(
+                "--samples",
+                type=WholeNumber(1, MAX_COUNT),
+                default=1000,
+                help="Training samples, and as many held-out samples, to guess.",
+            ),
+        ],
+        example="leakage outputs/2026-11-21/14-46-29_lenet5_digits --shadows 32",
+    ),
+    RunCommand(
+        "fuzz",
+        "changed samples, and changed weights, that fool it",
+        """Change evaluation samples by turns, brightness, contrast, blur and noise, guided by the
+        coverage of the network's layers, and report the changed images whose prediction is wrong:
+        a contact sheet, a CSV file and fuzz.json.""",
+        [
+            run_dir(text="A run on images that has saved checkpoints."),
+            Option(
+                "--radius",
+                type=Number(0, 1),
+                metavar="R",
+                default=0.1,
+                help="Largest change of a pixel by other changes than turns, with pixels from 0 to "
+                "1.",
+            ),
+            Option(
+                "--samples",
+                type=WholeNumber(1, MAX_COUNT),
+                default=200,
+                help="Evaluation samples to begin with, evenly spread; wrong ones are left out.",
+            ),
+            Option(
+                "--mutants",
+                type=WholeNumber(1, MAX_COUNT),
+                default=10_000,
+                help="Changed samples to try.",
+            ),
+            flag(
+                "--faults",
+                "with_faults",
+                text="Also flip bits, set weights to zero and change signs: the accuracy by number "
+                "of faults, in faults.csv.",
+            ),
+            out_option("FOLDER", "Where to write; RUN_DIR/fuzz unless it is given."),
+        ],
+        example="fuzz outputs/2026-11-21/14-46-29_lenet5_digits --radius 0.2 --faults",
+    ),
+)
