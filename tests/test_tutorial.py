@@ -25,7 +25,7 @@ def test_tutorial_has_a_script_and_commands() -> None:
     assert len(commands) == TUTORIAL.count("\n    $ ")
     for word in ("dataset=image_folder", "report", "infer", "--to onnx"):
         assert any(word in command for command in commands)
-    assert len(TUTORIAL.split()) < 800
+    assert len(TUTORIAL.split()) < 700
 
 
 @pytest.mark.slow
