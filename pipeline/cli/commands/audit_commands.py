@@ -66,9 +66,8 @@ AUDIT_COMMANDS = (
     RunCommand(
         "leakage",
         "whether weights show what they were trained on",
-        """Guess which samples a run was trained on: from the loss of each sample, and by the
-        likelihood ratio of shadow networks (LiRA). Print how well this works, beside the limit of a
-        private run, and write leakage.json into the run.""",
+        """Guess which samples a run was trained on, by their losses and by the likelihood ratio of
+        shadow networks (LiRA), and write leakage.json into the run.""",
         [
             run_dir(text="A run with one class for each sample, and checkpoints."),
             Option(

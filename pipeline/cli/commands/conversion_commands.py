@@ -87,10 +87,9 @@ CONVERT = CommandGroup(
         LazyCommand(
             "convert model",
             "a network of PyTorch or ONNX as a recipe",
-            """Write a torch.nn.Module, or the network of an ONNX file, as a recipe that needs
-            neither, with its weights. The recipe lists layers if all modules are known, else it
-            names a graph file, and the first unknown module is printed. Nothing is written unless
-            logits are equal to those of the source.""",
+            """Write a torch.nn.Module, or the network of an ONNX file, as a recipe with weights,
+            which lists layers if all modules are known, else names a graph file. Its logits are
+            compared with the source's.""",
             [
                 Argument(
                     "module",

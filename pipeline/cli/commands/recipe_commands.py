@@ -28,15 +28,11 @@ RECIPE_COMMANDS = (
         "profile",
         "where the time of a step goes, and a verdict",
         """Trace 20 to 200 training steps, and print their time by phase, layer and operator, with a
-        verdict: what limits the step, and the change that would help. The files are written to
-        profile/ in the run directory. With device=ascend910 the modelled step of that device is
-        added.
+        verdict: what limits the step, and the change that would help. Files are written to profile/
+        in the run directory, from the trace in profile/raw/ if a run is named.
 
-        Keys of the recipe: profile.start=N traces after N steps, profile.steps=N that many,
-        profile.output=DIR is another folder. profile.mode=on profiles a whole run.
-
-        A run directory in place of a recipe makes the same files again from its trace,
-        profile/raw/.""",
+        Keys: profile.start=N traces after N steps, profile.steps=N that many, profile.output=DIR is
+        another folder. profile.mode=on profiles a whole run.""",
         [
             overrides(
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
@@ -81,8 +77,7 @@ RECIPE_COMMANDS = (
         "better",
         "is a change of a recipe better than its noise?",
         """Train a recipe, side A, and the same with the keys after --, side B, over the same seeds,
-        until a sequential test finds one better, at 95 %, or the budget is used. Print the verdict
-        with its interval.""",
+        until a test at 95 % finds one better, or the budget is used.""",
         [
             overrides(
                 "[+recipe=NAME] [KEY=VALUE ...] -- KEY=VALUE ...",
@@ -122,8 +117,8 @@ RECIPE_COMMANDS = (
         "job",
         "a file for Slurm, Kubernetes, Ray or SkyPilot",
         """Print a scheduler's file for a recipe: with a time limit from the forecast, memory and
-        time to stop as measured here, and a retry after exit status 75 alone. --minutes and
-        --memory-gib replace the measurements. Everything else is printed on stderr.""",
+        time to stop as measured here, and a retry after exit status 75 alone. Everything else is
+        printed on stderr.""",
         [
             overrides(),
             Option(
@@ -140,8 +135,16 @@ RECIPE_COMMANDS = (
             ),
             Option("--image", metavar="NAME", help="Image; with slurm for `apptainer exec`."),
             Option("--gpu", metavar="KIND", help="Kind of GPU, for slurm and skypilot."),
-            Option("--minutes", type=WholeNumber(1, MAX_COUNT), help="Time limit of the job."),
-            Option("--memory-gib", type=WholeNumber(1, MAX_COUNT), help="Memory of a process."),
+            Option(
+                "--minutes",
+                type=WholeNumber(1, MAX_COUNT),
+                help="Time limit, instead of the forecast.",
+            ),
+            Option(
+                "--memory-gib",
+                type=WholeNumber(1, MAX_COUNT),
+                help="Memory of a process, instead of the measured one.",
+            ),
         ],
         example="job --to slurm +recipe=lenet5_digits > job.sh",
     ),
@@ -223,8 +226,7 @@ RECIPE_COMMANDS = (
         "settings of mindcv, timm or an Estimator as a recipe",
         """Write a recipe from another trainer's settings: a YAML of mindcv, the args.yaml of timm,
         or a Python script that calls NPURunConfig, which isn't run. Print each setting, mapped or
-        with the reason why not. Refused: what Ascend's adapter for TensorFlow refuses, and unknown
-        networks, datasets and optimizers.""",
+        with the reason why not.""",
         [
             path_argument("file", "A .py script, or a YAML file."),
             out_option("FILE", "Recipe to write (default: recipes/ and the file's name)."),

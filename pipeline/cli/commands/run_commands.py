@@ -187,8 +187,8 @@ RUN_COMMANDS = (
         "compare",
         "which layer makes two computations differ",
         """Compare a step that two sides compute from the same state and batch, by the columns of
-        CANN's accuracy comparison, and name the layers of the left side whose error exceeds what
-        their type explains. The right side is the reference.
+        CANN's accuracy comparison, and name layers of the left side with more error than their type
+        explains. The right side is the reference.
 
         Exit status: 0 no layer is named, and of dumps no row is marked; 1 one is; 2 bad input.""",
         [
