@@ -84,6 +84,7 @@ CONDITIONS = (
     " on 2 busy CPU cores",
     " on 2 CPU cores in heavy use",
     " on 2 CPU cores",
+    " on 2 idle ones",
 )
 """Conditions of results, which the document states once for all recipes."""
 
