@@ -35,11 +35,28 @@ def rows() -> list[str]:
     return [line for line in tables if "here |" not in line]
 
 
+def names_by_rule() -> list[str]:
+    """The components that the lists of foreign names stand for, as the tables write them."""
+    lists = DOCUMENT.read_text().partition("\n* Layers: ")[2].partition("\n\n")[0]
+    foreign = re.findall(r"`(nn|optim|vision)\.(\w+)((?:\([\w, ]+\))?)`", " ".join(lists.split()))
+    return [component_name(module, name) + keys for module, name, keys in foreign]
+
+
+def component_name(module: str, name: str) -> str:
+    """Return the kind and the name of the component of a foreign name, by the document's rule."""
+    kind = {"nn": "layer", "optim": "optimizer", "vision": "op"}[module]
+    if name.endswith("Loss"):
+        kind, name = "loss", name.removesuffix("Loss")
+    words = name.removesuffix("2d").replace("ReLU", "Relu")
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", words) if kind in ("layer", "op") else words
+    return f"{kind} {snake.lower()}"
+
+
 def names() -> list[str]:
-    """The names in backquotes of the last column, without the documents that it links to."""
+    """The names by rule, and those in backquotes of the tables' last column, without links."""
     last = [row.rstrip(" |").rsplit(" | ", 1)[1] for row in rows()]
     found = {name for cell in last for name in re.findall(r"`([^`]+)`", cell)}
-    return sorted(found - ELSEWHERE)
+    return sorted((found - ELSEWHERE) | set(names_by_rule()))
 
 
 @cache
@@ -85,6 +102,7 @@ def test_names_of_the_last_column_exist(name: str) -> None:
 def test_unknown_names_are_detected() -> None:
     for wrong in ("layer linear", "layer dense(units)", "train.batchsize", "device=tpu"):
         assert not exists(wrong)
+    assert not exists(component_name("nn", "Linear"))
     for wrong in ("python -m pipeline fit", "pipeline.core.registry.components_of"):
         assert not exists(wrong)
 
@@ -108,5 +126,5 @@ def test_components_are_in_the_table(kind: str) -> None:
 
 
 def test_table_rows_are_complete() -> None:
-    assert len(rows()) > 80
+    assert len(rows()) + len(names_by_rule()) > 115
     assert {row.count("|") - 1 for row in rows()} == {2, 4}

@@ -146,6 +146,23 @@ def _is_there(name: str) -> bool:
     return (ROOT / name).exists() or any(ROOT.glob(f"[!.]*/**/{name}"))
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_documents_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)", document.read_text())
+    targets = [((document.parent / path if path else document), anchor) for path, anchor in links]
+    assert [path for path, _ in targets if not path.exists()] == []
+    assert [
+        f"{path}#{anchor}" for path, anchor in targets if anchor and anchor not in _anchors(path)
+    ] == []
+
+
+def _anchors(document: Path) -> set[str]:
+    """The anchors of headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_golden_scripts_are_in_the_table() -> None:
     assert [row[0] for row in SCRIPTS] == sorted(path.name for path in GOLDEN.glob("make_*.py"))
 

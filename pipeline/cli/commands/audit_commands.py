@@ -19,22 +19,22 @@ AUDIT_COMMANDS = (
         "attack",
         "the accuracy under attacks and corruptions",
         """Attack the newest checkpoint of a run on its evaluation samples, print the accuracy under
-        each attack, and write robustness.json into the run, which `report` shows. Signs of masked
-        gradients, which attacks can't follow, are named.""",
+        each attack, and signs of masked gradients, and write robustness.json into the run, which
+        `report` shows.""",
         [
-            run_dir(text="A run on images that has saved checkpoints."),
+            run_dir(text="A run on images, with checkpoints."),
             Option(
                 "--norm",
                 type=OneOf(["linf", "l2"]),
                 default="linf",
-                help="Norm of the change: linf of each pixel, or l2 of the image.",
+                help="Norm of the change.",
             ),
             Option(
                 "--radius",
                 type=Number(1e-6, 1000),
                 metavar="R",
-                help="Largest change, with pixels from 0 to 1; the radius of train.adversarial "
-                "unless it is given.",
+                help="Largest change, with pixels from 0 to 1 (default: the radius of "
+                "train.adversarial).",
             ),
             Option(
                 "--attacks",
@@ -42,23 +42,23 @@ AUDIT_COMMANDS = (
                 metavar="NAME,...",
                 default=(),
                 show_default=False,
-                help="Of noise, fgsm, pgd, apgd, square (linf only) and corruptions; all unless it "
-                "is given.",
+                help="Of noise, fgsm, pgd, apgd, square (linf only) and corruptions (default: "
+                "all).",
             ),
             Option(
                 "--steps",
                 type=WholeNumber(1, 100_000),
-                help="Of pgd and apgd; 40 and 100 unless it is given.",
+                help="Steps of pgd and apgd (default: 40 and 100).",
             ),
             Option(
                 "--restarts",
                 type=WholeNumber(1, 1000),
-                help="Random starts of pgd and apgd; 1 unless it is given.",
+                help="Random starts of pgd and apgd (default: 1).",
             ),
             Option(
                 "--samples",
                 type=WholeNumber(1, MAX_COUNT),
-                help="Evaluation samples, evenly spread; all unless it is given.",
+                help="Evaluation samples, evenly spread (default: all).",
             ),
         ],
         example="attack outputs/2026-11-21/14-46-29_lenet5_digits --radius 0.3",
@@ -66,17 +66,15 @@ AUDIT_COMMANDS = (
     RunCommand(
         "leakage",
         "whether weights show what they were trained on",
-        """Guess which samples a run was trained on: from the loss of each sample, and by the
-        likelihood ratio of shadow networks (LiRA), which one program trains with the run's recipe.
-        Print how well this works, beside the limit of a private run, and write leakage.json into
-        the run.""",
+        """Guess which samples a run was trained on, by their losses and by the likelihood ratio of
+        shadow networks (LiRA), and write leakage.json into the run.""",
         [
-            run_dir(text="A run with one class for each sample that has saved checkpoints."),
+            run_dir(text="A run with one class for each sample, and checkpoints."),
             Option(
                 "--shadows",
                 type=WholeNumber(0, 10_000),
                 default=16,
-                help="Shadow networks, each trained as long as the run; 0: only the loss.",
+                help="Shadow networks to train; 0: only the loss.",
             ),
             Option(
                 "--samples",
@@ -91,23 +89,22 @@ AUDIT_COMMANDS = (
         "fuzz",
         "changed samples, and changed weights, that fool it",
         """Change evaluation samples by turns, brightness, contrast, blur and noise, guided by the
-        coverage of the network's layers, and report the changed images whose prediction is wrong:
-        a contact sheet, a CSV file and fuzz.json.""",
+        coverage of the network's layers. Write the images with a wrong prediction: a contact sheet,
+        a CSV file and fuzz.json.""",
         [
-            run_dir(text="A run on images that has saved checkpoints."),
+            run_dir(text="A run on images, with checkpoints."),
             Option(
                 "--radius",
                 type=Number(0, 1),
                 metavar="R",
                 default=0.1,
-                help="Largest change of a pixel by other changes than turns, with pixels from 0 to "
-                "1.",
+                help="Largest change of a pixel, except by turns, with pixels from 0 to 1.",
             ),
             Option(
                 "--samples",
                 type=WholeNumber(1, MAX_COUNT),
                 default=200,
-                help="Evaluation samples to begin with, evenly spread; wrong ones are left out.",
+                help="Evaluation samples to begin with, evenly spread, except wrong ones.",
             ),
             Option(
                 "--mutants",
@@ -118,10 +115,10 @@ AUDIT_COMMANDS = (
             flag(
                 "--faults",
                 "with_faults",
-                text="Also flip bits, set weights to zero and change signs: the accuracy by number "
-                "of faults, in faults.csv.",
+                text="Also flip bits, zero weights and change signs, and write the accuracy by "
+                "number of faults to faults.csv.",
             ),
-            out_option("FOLDER", "Where to write; RUN_DIR/fuzz unless it is given."),
+            out_option("FOLDER", "Folder (default: RUN_DIR/fuzz)."),
         ],
         example="fuzz outputs/2026-11-21/14-46-29_lenet5_digits --radius 0.2 --faults",
     ),

@@ -40,32 +40,32 @@ CONVERT = CommandGroup(
         LazyCommand(
             "convert weights",
             "weights of other frameworks, renamed",
-            """Read weights, give them the names and layout of a recipe's network, and write them.
-            Without a recipe they are written as they are.""",
+            """Convert weights to the names and layout of a recipe's network. Without a recipe only
+            the format changes.""",
             [
                 path_argument(
                     "source",
-                    ".safetensors, .ckpt, .pt, .pth, .npz, .index, .keras or .h5, or a run "
-                    "directory, whose recipe counts.",
+                    ".safetensors, .ckpt, .pt, .pth, .npz, .index, .keras or .h5, or a run, "
+                    "whose recipe counts.",
                 ),
                 path_argument("target", ".safetensors, .ckpt or .npz."),
-                overrides(text="The recipe whose network they are for, and its keys."),
+                overrides(text="The recipe of the network, and its keys."),
                 Option(
                     "--rules",
                     type=OneOf(["auto", "none", "torch", "mindspore", "tensorflow"]),
                     was="rules",
-                    help="Whose names SOURCE has; as checkpoint.rules.",
+                    help="Framework of the names in SOURCE, as checkpoint.rules.",
                 ),
                 flag(
                     "--partial",
-                    text="Take what matches; as checkpoint.partial=true.",
+                    text="Take what matches, as checkpoint.partial=true.",
                     was="partial",
                 ),
                 Option(
                     "--like",
                     type=FilePath(),
                     was="like",
-                    help="Write them under the names of FILE.",
+                    help="Write the names, layout and dtypes of FILE.",
                 ),
             ],
             example="convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10",
@@ -73,54 +73,49 @@ CONVERT = CommandGroup(
         LazyCommand(
             "convert records",
             "any dataset as ArrayRecord files",
-            "Write a dataset as ArrayRecord files, which dataset=records reads with random access.",
+            "Write a dataset as ArrayRecord files, for dataset=records.",
             [
                 path_argument("out", "The folder to write.", is_folder=True),
                 overrides(
                     "dataset=NAME [KEY=VALUE ...]",
-                    "The dataset, by name or as a custom file; keys of a recipe, such as "
-                    "dataset.root=DIR.",
+                    "The dataset, and keys of a recipe, such as dataset.root=DIR.",
                 ),
-                flag("--overwrite", text="Replace the records that are there."),
+                flag("--overwrite", text="Replace existing records."),
             ],
             example="convert records cifar dataset=cifar10 dataset.root=DIR",
         ),
         LazyCommand(
             "convert model",
             "a network of PyTorch or ONNX as a recipe",
-            """Write a torch.nn.Module, or the network of an ONNX file, as a recipe that needs
-            neither torch nor the file, with its weights. If every module of it is a layer of this
-            project, the recipe lists layers, so that lowerings, THOR, types by layer and the
-            emulator apply to them. Else it names a graph file, and the first module that is no
-            known layer is reported. Nothing is written unless the logits are those of PyTorch, or
-            of the imported file.""",
+            """Write a torch.nn.Module, or the network of an ONNX file, as a recipe with weights,
+            which lists layers if all modules are known, else names a graph file. Its logits are
+            compared with the source's.""",
             [
                 Argument(
                     "module",
                     metavar="MODULE",
-                    text="A class, a function or a module of a plug-in (--plugin FILE), as "
-                    "my_nets:MyNet, or net.onnx.",
+                    text="A class, function or module of a plug-in, as my_nets:MyNet, or net.onnx.",
                 ),
                 path_argument(
                     "target",
-                    "my_net.yaml; the weights are written to my_net.safetensors beside it. "
-                    "my_net.torch.json writes the graph in any case.",
+                    "my_net.yaml, with the weights in my_net.safetensors beside it. "
+                    "my_net.torch.json always writes the graph.",
                 ),
                 Argument(
                     "sizes",
                     nargs=-1,
                     metavar="[SIZE ...]",
                     type=Size(1, MAX_SIZE),
-                    text="Shape of a sample: channels, height and width. Without it: 3 "
-                    "224 224, or the shape in the ONNX file.",
+                    text="Channels, height and width of a sample (default: the ONNX file's, or 3 "
+                    "224 224).",
                 ),
                 Option(
                     "--argument",
                     "arguments",
                     multiple=True,
                     metavar="NAME=VALUE",
-                    help="An argument of MODULE, as num_classes=10; may be given again. Of an "
-                    "ONNX file: output=NAME, the tensor of logits.",
+                    help="An argument of MODULE, as num_classes=10; repeatable. With an ONNX "
+                    "file: output=NAME, the tensor of logits.",
                 ),
             ],
             example="--plugin torchvision.models convert model torchvision.models:resnet18 \\\n"

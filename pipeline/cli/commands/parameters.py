@@ -149,9 +149,7 @@ def run_dir(name: str = "run_dir", *, metavar: str = "", text: str) -> Argument:
 
 def overrides(
     metavar: str = "[+recipe=NAME] [KEY=VALUE ...]",
-    text: str = (
-        "Recipe, lenet5_digits unless it is given, and its keys and components, as for a run."
-    ),
+    text: str = "Recipe (default: lenet5_digits) and its keys.",
     *,
     may_be_run: bool = False,
 ) -> Argument:
@@ -174,7 +172,7 @@ def layers_option() -> Option:
         default=(),
         show_default=False,
         was="layers",
-        help="Layers by glob pattern, such as conv_*; all unless it is given.",
+        help="Layers by glob pattern, such as conv_* (default: all).",
     )
 
 

@@ -41,14 +41,14 @@ WITHOUT_VALUE = ("--multirun", "--run", "--resolve", "--hydra-help")
 COMPLETION = LazyCommand(
     "completion",
     "a script that completes commands, options and recipes",
-    """Print the script by which a shell completes commands, options, recipes and groups of the
-    installed command `pipeline`.""",
+    """Print the script that completes commands, options, recipes and groups of `pipeline` in a
+    shell.""",
     [
         Argument(
             "shell",
             metavar="bash|zsh|fish",
             type=OneOf(["bash", "zsh", "fish"]),
-            text="The shell. bash needs version 4.4 or later.",
+            text="The shell; bash 4.4 or later.",
         )
     ],
     example='completion bash > ~/.pipeline-completion && echo ". ~/.pipeline-completion" >> '

@@ -2,13 +2,11 @@
 
 The function is traced to a jaxpr, which is evaluated equation by equation. Equations that the
 package can lower are replaced, all others repeated. So the function may use any framework: linen,
-nnx, Keras or `jax.lax` itself. Intercepted calls of modules would need code for each framework, and
-would miss `nn.max_pool`, which is a function.
+nnx, Keras or `jax.lax` itself.
 
 The loss of a recipe's step is rewritten before it is differentiated, and so is an evaluation
 (`StepConfig.lower`). A custom step computes gradients, which are recognised (`gradient_equations`).
-A network whose layers ask the policy themselves (`lowers_itself`) isn't rewritten: its layers use
-layouts that a jaxpr doesn't show, and last digits of its other products would change.
+A network whose layers call the policy (`lowers_itself`) isn't rewritten.
 
 Named scopes stay, and so do loops, branches and `jax.checkpoint` around a replaced body. Functions
 with rules of `jax.custom_jvp` and `jax.custom_vjp` are repeated as they are.
@@ -81,7 +79,7 @@ class UnreplacedOperation:
 
 
 def lowers_itself(network: Any) -> bool:
-    """Return whether the layers of a network ask the policy themselves."""
+    """Return whether the layers of a network call the policy, so that it isn't rewritten."""
     return bool(getattr(network, "lowers_itself", False))
 
 
@@ -100,13 +98,14 @@ def with_lowerings(
 ) -> Function:
     """Return a function with the same results, except last digits, computed as the policy chooses.
 
-    `root` are the scopes around the network, joined by slashes; only the outermost stays. Tied
-    values of max pooling share its gradient. The result is differentiable only in reverse mode.
+    `root` has the scopes around the network, joined by slashes. Of these, equations keep the
+    outermost. Tied values of max pooling share its gradient. The result is differentiable only in
+    reverse mode.
 
-    `differentiated` means that the function computes gradients, as a step of training does. They
-    are replaced too, and the policy is asked only for the roles that the function computes.
-    `layout` is the order of axes in which images are convolved and pooled. In CHWN one formula
-    computes convolutions without groups, so the policy isn't asked for them.
+    If `differentiated`, the function computes gradients, as a training step does. They are replaced
+    too, and the policy chooses only the roles that the function computes. `layout` is the order of
+    axes in which images are convolved and pooled. In CHWN convolutions without groups have one
+    formula, so the policy doesn't choose it.
     """
 
     def run(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
@@ -134,9 +133,9 @@ def _find_unreplaced(
         name = equation.primitive.name
         if name not in (CONVOLUTION, MAXIMA):
             continue
-        is_ruled = any(call.primitive.name in RULED for call in outer)
-        if is_ruled or not _is_replaced(equation, gradients):
-            why = "has its own derivative" if is_ruled else explain_no_lowering(equation)
+        has_rule = any(call.primitive.name in RULED for call in outer)
+        if has_rule or not _is_replaced(equation, gradients):
+            why = "has its own derivative" if has_rule else explain_no_lowering(equation)
             nested = [*outer, equation]
             scopes = (_replace_root(nested[0], root, ""), *map(scope_of, nested[1:]))
             yield UnreplacedOperation(name, "/".join(filter(None, scopes)), why)
@@ -144,7 +143,7 @@ def _find_unreplaced(
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """Evaluates jaxprs with the lowerings of a policy."""
+    """Evaluates jaxprs with the lowerings that a policy chooses."""
 
     policy: LoweringPolicy
     gradients: GradientTable | None

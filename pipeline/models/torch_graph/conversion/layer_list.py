@@ -51,7 +51,7 @@ def list_layers(graph: TorchGraph) -> LayerList:
 
 
 def open_to_classes(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers with `$classes` as the features of the last layer that has features.
+    """Return the layers with `$classes` as the features of the last convolution or dense layer.
 
     Raises UnknownLayerError if that layer is inside of another layer.
     """
@@ -187,7 +187,7 @@ def _list_specs(named: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
 
 
 def _measure_size(named: Sequence[NamedLayer]) -> tuple[int, int]:
-    """Return the numbers of layers and weights; the smaller of two chains is the shortcut."""
+    """Return the numbers of layers and weights, by which the smaller chain is the shortcut."""
     return _count_layers(named), sum(array.size for _, array in _name_arrays(named, ""))
 
 

@@ -26,15 +26,15 @@ def read_fields(
             raise ValueError(f"it has an entry of more than {max_fields:,} fields")
         key, index = decode_varint(message, index, file_kind)
         number = key >> 3
-        wire = key & 7
-        if wire == VARINT:
+        wire_type = key & 7
+        if wire_type == VARINT:
             value, index = decode_varint(message, index, file_kind)
             yield number, value
             continue
-        if wire == LENGTH:
+        if wire_type == LENGTH:
             length, index = decode_varint(message, index, file_kind)
-        elif wire in WIDTHS:
-            length = WIDTHS[wire]
+        elif wire_type in WIDTHS:
+            length = WIDTHS[wire_type]
         else:
             raise ValueError(f"it is not {file_kind}")
         if length < 0 or index + length > len(message):
