@@ -48,6 +48,7 @@ from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
+TENSORSTORE_DETAILS = re.compile(r" \[(?:tensorstore_spec|os_error_code)=")
 
 
 class Copies(Protocol):
@@ -207,8 +208,9 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
-            # tensorstore raises ValueError for a full disk.
-            raise RunError(f"{self._root}: can't {action}: {_format_reason(error)}") from error
+            # tensorstore raises ValueError for a full disk, and adds a long specification.
+            reason = TENSORSTORE_DETAILS.split(str(error).partition("\n")[0])[0]
+            raise RunError(f"{self._root}: can't {action}: {reason}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -256,9 +258,3 @@ class NoCheckpoints:
     def steps(self) -> Sequence[int]:
         """Return nothing: the first process lists the checkpoints."""
         return ()
-
-
-def _format_reason(error: Exception) -> str:
-    """Return the first line of an error, without the long specification that tensorstore adds."""
-    first_line = str(error).partition("\n")[0]
-    return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first_line)[0]
