@@ -148,11 +148,7 @@ def make_exported_decoder(next_token: export.Exported, context: int) -> Decoder:
 
 
 def sample_tokens(
-    decoder: Decoder,
-    weights: Mapping[str, Any],
-    prompt: np.ndarray,
-    count: int,
-    sampling: Sampling,
+    decoder: Decoder, weights: Mapping[str, Any], prompt: np.ndarray, count: int, sampling: Sampling
 ) -> Iterator[np.ndarray]:
     """Sample `count` tokens after a prompt; yield chunks int32 (n,) of up to `DISPATCH_TOKENS`.
 
