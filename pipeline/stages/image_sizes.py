@@ -52,17 +52,15 @@ def _refuse_several_sizes(raw: RawData) -> None:
     """Raise RecipeError if images or labels have several sizes."""
     for split in (raw.train, raw.eval):
         images = split.columns["image"]
-        if not isinstance(images, RaggedColumn) and isinstance(
-            split.columns["label"], RaggedColumn
-        ):
-            raise RecipeError(
-                "dataset: labels have several sizes and images have one; each pixel needs a label"
-            )
         if isinstance(images, RaggedColumn):
             largest = images.sizes.max(axis=0).tolist()
             raise RecipeError(
                 "dataset.buckets = null: the images have several sizes; give sizes to pad them "
                 f"to, such as [{largest}]"
+            )
+        if isinstance(split.columns["label"], RaggedColumn):
+            raise RecipeError(
+                "dataset: labels have several sizes and images have one; each pixel needs a label"
             )
 
 

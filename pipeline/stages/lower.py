@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -161,11 +161,9 @@ class _LoweringRequest:
         shards = make_shards(self.recipe.parallel, self.recipe.train.batch_size, devices)
         return 1 if shards is None else shards.count
 
-    @contextmanager
-    def watch(self, name: str) -> Iterator[None]:
+    def watch(self, name: str) -> AbstractContextManager[None]:
         """Show a clock while the body tunes lowerings of `name`."""
-        with self.reporter.clock(f"tuning {name}"):
-            yield
+        return self.reporter.clock(f"tuning {name}")
 
     def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
         """List the problems of the network with images in a layout."""

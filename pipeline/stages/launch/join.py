@@ -116,11 +116,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
 
-    from pipeline.core.host.jax_private import (
-        close_devices,
-        coordination_client,
-        has_open_devices,
-    )
+    from pipeline.core.host.jax_private import close_devices, coordination_client, has_open_devices
 
     if has_open_devices():
         close_devices()

@@ -186,9 +186,7 @@ def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
 
 
 def list_changes(
-    recipe: Recipe,
-    recorded: Mapping[str, Any],
-    free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
+    recipe: Recipe, recorded: Mapping[str, Any], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE
 ) -> list[str]:
     """Return a line for each key that differs from the recorded recipe, except `free` keys."""
     return [
