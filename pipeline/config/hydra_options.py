@@ -27,6 +27,7 @@ from pipeline.config.recipe_file import (
     read_recipe_file,
     with_component_files,
 )
+from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import value_at
@@ -36,7 +37,7 @@ from pipeline.core.registry import components
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
 """Components of conf/config.yaml by group, for runs without a recipe."""
-LENGTHS = ("train.epochs", "train.passes", "train.steps", "train.minutes", "train.until")
+LENGTHS = tuple(f"train.{unit}" for unit in LENGTH_UNITS)
 
 _OPTION = re.compile(r"\w[\w.+-]*")
 

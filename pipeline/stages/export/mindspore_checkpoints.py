@@ -130,14 +130,14 @@ def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
 
 
 class MindSporeCopies:
-    """The MindSpore files of one run: `{prefix}-{epoch}_{step}.ckpt` in `shared_folder`, which
-    other runs may share, or in `ckpt` of the run directory.
+    """The files `{prefix}-{epoch}_{step}.ckpt` of one run, in the format of MindSpore.
 
-    `ckpt.json` in the run directory lists them by step, so that a resumed run keeps its names, and
-    never removes a file of another run. If another run has files with the prefix in the folder,
-    `_1`, `_2` and so on is appended. In a shared folder a run claims its prefix by a file. With
-    `optimizer`, files also have the optimizer's state and the step. Raises RunError if the folder
-    can't be made, or if the list can't be read.
+    They are in `shared_folder`, or in `ckpt` of the run directory if it is None. `ckpt.json` in the
+    run directory lists them by step, so that a resumed run keeps its names, and never removes a
+    file of another run. If another run has files with the prefix in the folder, `_1`, `_2` and so
+    on is appended. In a shared folder a run claims its prefix by a file. With `optimizer`, files
+    also have the optimizer's state and the step. Raises RunError if the folder can't be made, or if
+    the list can't be read.
     """
 
     def __init__(

@@ -87,8 +87,7 @@ class _LoopState(NamedTuple):
 
 
 def make_cached_decoder(run: TrainedRun) -> Decoder | None:
-    """Return the decoder that caches keys and values; None if some layer can't be cached, and for
-    an ensemble."""
+    """Return the decoder that caches keys and values; None if a layer of the run has no cache."""
     if run.members:
         return None
     context = run.samples.shape[0]

@@ -101,8 +101,7 @@ def require_same_data(run_dir: Path, current: Provenance) -> None:
 
 
 def find_changed_data(processes: Processes, current: Mapping[str, Any]) -> list[str]:
-    """Return a line for each column that differs from the run's data so far; `current` has the
-    fingerprints of columns by split."""
+    """Return a line for each column whose fingerprint in `current`, by split, differs."""
     recorded = _find_newest(processes, "data")
     if not recorded:
         return []

@@ -11,6 +11,7 @@ import yaml
 
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_text
@@ -25,9 +26,7 @@ from pipeline.stages.record.run_directory import (
 )
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
-LENGTH = tuple(
-    ("train", key) for key in ("epochs", "passes", "steps", "minutes", "until", "end_step")
-)
+LENGTH = tuple(("train", key) for key in (*LENGTH_UNITS, "end_step"))
 FREE_TO_CHANGE = (
     *LENGTH,
     ("train", "planned_for"),
