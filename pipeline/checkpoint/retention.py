@@ -52,10 +52,7 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
 
 
 def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
-    """Yield the first step, and each that was saved at least `seconds` after the last one yielded.
-
-    Checkpoints without a readable time are skipped.
-    """
+    """Yield the first step, and each saved `seconds` or more after the last one yielded."""
     last_saved_at = -math.inf
     for step in steps:
         saved_at = _read_value(checkpoint_path(root, step) / MANIFEST, SAVED_AT)

@@ -271,10 +271,7 @@ def read_batch(
 def _make_map_ops(
     recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """Return the ops of a split, and the column specs after them, for images of a bucket.
-
-    The ops that encode the rows of a table come first.
-    """
+    """Return the ops of a split, beginning with a table's encoding, and the column specs after."""
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     encode = make_encoding_ops(raw.table, recipe.model.table_input)
@@ -290,10 +287,7 @@ def _make_map_ops(
 
 
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
-    """Return the order of the training samples, without buckets.
-
-    Raises RecipeError if the split lacks the files or classes that the order needs.
-    """
+    """Return the order of the training samples, without buckets. Raises RecipeError."""
     spec = recipe.dataset.train
     files = raw.train.files
     settings: dict[str, Any] = {

@@ -113,10 +113,7 @@ def _make_grouped_optimizer(train: TrainSpec) -> optax.GradientTransformation:
 def _make_phased_optimizer(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Return clipping, followed by an optimizer for the new parameters of each phase.
-
-    Raises ValueError for a rule of weight decay that covers no trained parameter.
-    """
+    """Return clipping, followed by an optimizer for the new parameters of each phase."""
     trained, _ = split_params(params, phases[-1].frozen)
     rules = train.optimizer.decay_rules
     patterns = [rule.pattern for rule in rules]

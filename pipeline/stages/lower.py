@@ -112,10 +112,7 @@ def lower(
 
 
 def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
-    """Return whether a loop of this device would slow down unlowered convolutions.
-
-    Reports the operations that no lowering replaces.
-    """
+    """Report unlowered operations; return whether a loop would slow down their convolutions."""
     unlowered = list_unlowered_operations(built.step_config, built.state, recipe.train.batch_size)
     if not unlowered:
         return False

@@ -184,10 +184,7 @@ def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Dr
 
 
 def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
-    """Stretch the values of images (n, H, W, C) to uint8 (n, H, W, 3).
-
-    Images without three channels are shown in grey by their first channel.
-    """
+    """Stretch images (n, H, W, C) to uint8 (n, H, W, 3), in grey unless C is 3."""
     colour = images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
     low = colour.min(axis=(1, 2, 3), keepdims=True)
     span = np.maximum(colour.max(axis=(1, 2, 3), keepdims=True) - low, 1e-12)

@@ -136,10 +136,7 @@ def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
 def _rename_entries(
     file: str, arrays: Arrays, renames: Sequence[RenameSpec]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """Rename the entries by the first rule that matches each; raise DataError for an unused rule.
-
-    Returns the new name, None for skipped entries, and the array, by old name.
-    """
+    """Return the new name, None if skipped, and the array of each entry, by its old name."""
     used_rules: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():

@@ -169,10 +169,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 def _place_run(
     recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for a number of processes, and the directory of a new or resumed run.
-
-    The first process chooses the directory. Raises RecipeError if the recipe doesn't fit.
-    """
+    """Return the recipe for a number of processes, and its directory. Raises RecipeError."""
     recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
 
     def choose() -> tuple[str, bool]:
