@@ -34,7 +34,6 @@ from pipeline.checkpoint.checkpoint_folder import (
     remove_checkpoint,
     remove_draft,
     remove_drafts,
-    restrict_to_owner,
     saved_steps,
 )
 from pipeline.checkpoint.host_state import LOGS
@@ -169,7 +168,8 @@ class Checkpoints:
                 (draft / name).write_text(text, encoding="utf-8")
             write_manifest(draft, self._recipe_digest)
             if is_secret:
-                restrict_to_owner(draft)
+                for path in (draft, *draft.rglob("*")):
+                    path.chmod(0o700 if path.is_dir() else 0o600)
             require_complete(draft)
             for log in logs:
                 sync(log)

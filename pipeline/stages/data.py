@@ -251,7 +251,7 @@ def read_batch(
     Images are float32 (B, H, W, C), as the network reads them. `step` is the number of steps before
     the batch. Only the first `most` samples are read, if it isn't None.
     """
-    split: Split = getattr(dataset, key)
+    split = dataset.train if key == "train" else dataset.eval
     ops = dataset.train_ops if key == "train" else dataset.eval_ops
     keys = batches.indices[0][:most]
     rows = batches.rows[0][:most]
