@@ -49,7 +49,6 @@ from pipeline.stages.image_sizes import (
     order_in_buckets,
     pad_images,
     refuse_moved_padding,
-    refuse_useless_buckets,
     with_mask_channel,
 )
 
@@ -163,8 +162,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(spec)
     raw, unbucketed = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
-    refuse_useless_buckets(unbucketed, raw.train, buckets)
-    train_order = order_in_buckets(unbucketed, raw.train, buckets)
+    train_order = order_in_buckets(unbucketed, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
     raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
     counts_classes = recipe.train.loss.counts_classes
