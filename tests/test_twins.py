@@ -74,10 +74,6 @@ COVERED = {
         "stages/test_measure_robustness.py",
         "the command, of small runs",
     ),
-    "pipeline.stages.robust_evaluation": (
-        "stages/test_measure_robustness.py",
-        "the evaluation that ends a run",
-    ),
     "pipeline.cli.runs.autopsy": (
         "inspect/autopsy/test_on_failure.py",
         "the command after a failure",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import io
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
@@ -15,14 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
-from rich.console import Console
 
-from pipeline.api.batches import SplitName, dict_batches, tuple_batches
 from pipeline.config.compose import check_tree, load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.signals import Interrupted, Signals
-from pipeline.core.reporter import Reporter
+from pipeline.data.columns import SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callback_calls import RunView
 from pipeline.engine.callbacks.callback import Callback, RunControl
@@ -32,14 +29,14 @@ from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.dumps.run_inspection import RunInspection
 from pipeline.models.layers.path_patterns import is_frozen
 from pipeline.stages import run as stages
-from pipeline.stages.data import load_data
+from pipeline.stages.data import load_data, read_batch
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun, read_trained_run
 from pipeline.stages.fine_tuning import make_phases
 from pipeline.stages.record.compare_steps import read_arrays
 from pipeline.stages.record.summary import Summary
 from pipeline.stages.runner.context import RunOptions
-from pipeline.training.state import TrainState
+from pipeline.training.state import TrainState, merge_params
 
 PREDICT_BATCH = 64
 """Samples per call of the network, which is compiled again for each other number."""
@@ -257,20 +254,29 @@ class Trainer:
         arrays = _Parameters(self)._copy_arrays().items()
         return {p: array for p, array in arrays if not is_frozen(frozen, tuple(p.split("/")))}
 
-    def tuples(
-        self, split: SplitName = "train", epoch: int = 0
-    ) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield (image, label, ...) of each batch of an epoch, as the network reads them."""
-        return tuple_batches(self.recipe, self.dataset, split, epoch)
+    def tuples(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield (image, label, ...) of each batch of an epoch, as `dicts` does."""
+        for batch in self.dicts(split, epoch):
+            image = batch.pop("image")
+            yield (image, batch.pop("label"), *batch.values())
 
-    def dicts(self, split: SplitName = "train", epoch: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the columns of each batch of an epoch by name, as the network reads them."""
-        return dict_batches(self.recipe, self.dataset, split, epoch)
+    def dicts(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the columns of each batch of an epoch by name, as the network reads them.
+
+        Images are float32 (B, H, W, C). The last batch may be smaller. `epoch` counts from 0. Order
+        and random augmentation are the same as in that epoch of training.
+        """
+        dataset = self.dataset
+        order = dataset.train_order if split == "train" else dataset.eval_order
+        for step in range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch):
+            batches = order.batches(step, 1)
+            columns = read_batch(self.recipe, dataset, split, batches, step)
+            yield {name: array[: int(batches.counts[0])] for name, array in columns.items()}
 
     @cached_property
     def dataset(self) -> Dataset:
         """The dataset: its splits, before map ops, and the order of samples."""
-        return load_data(self.recipe, Reporter(console=Console(file=io.StringIO())))
+        return load_data(self.recipe)
 
     @property
     def steps(self) -> dict[str, np.ndarray]:
@@ -313,16 +319,9 @@ class Trainer:
 
 def _collect_weights(state: TrainState) -> dict[str, np.ndarray]:
     """Return parameters and batch statistics by full path; averaged parameters replace others."""
-    params = dict(flatten_dict(state.params, sep="/"))
-    if state.average is not None:
-        params |= flatten_dict(state.average, sep="/")
-    statistics = flatten_dict(state.batch_stats, sep="/")
-    collections = {"params": params, "batch_stats": statistics}
-    return {
-        f"{collection}/{path}": np.array(array)
-        for collection, arrays in collections.items()
-        for path, array in arrays.items()
-    }
+    params = merge_params(state.params, state.average)
+    weights = {"params": params, "batch_stats": state.batch_stats}
+    return {path: np.array(array) for path, array in flatten_dict(weights, sep="/").items()}
 
 
 class _Watch(Callback):

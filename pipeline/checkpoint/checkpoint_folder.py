@@ -101,12 +101,6 @@ def remove_drafts(root: Path) -> None:
             remove_draft(path)
 
 
-def restrict_to_owner(folder: Path) -> None:
-    """Let only the owner read a folder and all that it holds. Raises OSError."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o700 if path.is_dir() else 0o600)
-
-
 def remove_draft(path: Path) -> None:
     """Remove a draft as far as the system permits; what remains is never read."""
     if path.is_symlink() or path.is_file():

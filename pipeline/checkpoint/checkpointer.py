@@ -34,7 +34,6 @@ from pipeline.checkpoint.checkpoint_folder import (
     remove_checkpoint,
     remove_draft,
     remove_drafts,
-    restrict_to_owner,
     saved_steps,
 )
 from pipeline.checkpoint.host_state import LOGS
@@ -48,6 +47,7 @@ from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
+TENSORSTORE_DETAILS = re.compile(r" \[(?:tensorstore_spec|os_error_code)=")
 
 
 class Copies(Protocol):
@@ -168,7 +168,8 @@ class Checkpoints:
                 (draft / name).write_text(text, encoding="utf-8")
             write_manifest(draft, self._recipe_digest)
             if is_secret:
-                restrict_to_owner(draft)
+                for path in (draft, *draft.rglob("*")):
+                    path.chmod(0o700 if path.is_dir() else 0o600)
             require_complete(draft)
             for log in logs:
                 sync(log)
@@ -207,8 +208,9 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError, DamagedError) as error:
-            # tensorstore raises ValueError for a full disk.
-            raise RunError(f"{self._root}: can't {action}: {_format_reason(error)}") from error
+            # tensorstore raises ValueError for a full disk, and adds a long specification.
+            reason = TENSORSTORE_DETAILS.split(str(error).partition("\n")[0])[0]
+            raise RunError(f"{self._root}: can't {action}: {reason}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -256,9 +258,3 @@ class NoCheckpoints:
     def steps(self) -> Sequence[int]:
         """Return nothing: the first process lists the checkpoints."""
         return ()
-
-
-def _format_reason(error: Exception) -> str:
-    """Return the first line of an error, without the long specification that tensorstore adds."""
-    first_line = str(error).partition("\n")[0]
-    return re.split(r" \[(?:tensorstore_spec|os_error_code)=", first_line)[0]

@@ -80,7 +80,7 @@ class MirroredRun:
         faults: list[str] = []
         for step in sorted(self.records, reverse=True):
             record = self.records[step]
-            names = [name for name in record if not restored or _is_of_checkpoint(name)]
+            names = [name for name in record if not restored or name.startswith(f"{FOLDER}/")]
             try:
                 for name in names:
                     self._download(step, name, record[name], draft / name)
@@ -94,7 +94,10 @@ class MirroredRun:
             raise DataError(f"{self.storage.url}: no checkpoint can be read: {'; '.join(faults)}")
         for fault in faults:
             warn(f"{fault}; left out, and step {restored[0]} is the newest")
-        _move_content(draft, run_dir)
+        # The recipe, which makes it a run, is moved last.
+        for path in sorted(draft.iterdir(), key=lambda path: path.name == "recipe.yaml"):
+            commit(path, run_dir / path.name)
+        draft.rmdir()
 
     def _download(self, step: int, name: str, entry: Mapping[str, Any], file: Path) -> None:
         """Copy a file and compare it with its entry. Raises DamagedError if it differs."""
@@ -126,16 +129,15 @@ def read_mirror(storage: Storage) -> MirroredRun | None:
         path = PurePosixPath(file)
         if len(path.parts) != 2 or path.parts[0] != RECORDS or not path.stem.isdecimal():
             continue
-        content = retry(partial(storage.read, file, MOST_RECORD_BYTES))
         step = int(path.stem)
-        record = _parse_record(content, step)
+        record = _parse_record(retry(partial(storage.read, file, MOST_RECORD_BYTES)), step)
         if record is not None:
             records[step] = record
     return MirroredRun(storage, str(owner.get("run")), records)
 
 
 class Mirror:
-    """Copies the checkpoints of a run to an address, in a thread of its own.
+    """Copies the checkpoints of a run to an address, in a separate thread.
 
     It copies whatever checkpoint the run directory has and the address lacks, the newest first, and
     removes what the run directory has removed. `files` are names of files of the run that are
@@ -297,10 +299,6 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _is_of_checkpoint(name: str) -> bool:
-    return name.startswith(f"{FOLDER}/")
-
-
 def _parse(content: bytes | None) -> Mapping[str, Any] | None:
     """Return the JSON object of a file; None if it is missing or half-written."""
     try:
@@ -324,10 +322,3 @@ def _is_safe(name: str, step: int) -> bool:
     path = PurePosixPath(name)
     is_normal = str(path) == name and not path.is_absolute() and ".." not in path.parts
     return is_normal and (len(path.parts) == 1 or path.parts[:2] == (FOLDER, str(step)))
-
-
-def _move_content(draft: Path, run_dir: Path) -> None:
-    """Move a restored run into its directory; the recipe, which makes it a run, is moved last."""
-    for path in sorted(draft.iterdir(), key=lambda path: path.name == "recipe.yaml"):
-        commit(path, run_dir / path.name)
-    draft.rmdir()

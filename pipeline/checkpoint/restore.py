@@ -184,10 +184,7 @@ def join_problems(problems: Sequence[str]) -> str:
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
-    """Read the newest sound checkpoint of a folder, and warn of damaged newer ones.
-
-    Raises DamagedError if none is sound.
-    """
+    """Read a folder's newest sound checkpoint, warning of newer ones. Raises DamagedError."""
     faults = []
     for step in reversed(saved_steps(root)):
         try:

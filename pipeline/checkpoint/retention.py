@@ -15,11 +15,6 @@ from pipeline.core.files.atomic_write import commit, sync
 from pipeline.training.component_specs import list_metric_directions
 
 
-def hold_nothing(step: int) -> bool:
-    """Return False: no step is needed for a rollback."""
-    return False
-
-
 @dataclass(frozen=True)
 class Retention:
     """Rule for the checkpoints that a run keeps."""
@@ -28,7 +23,7 @@ class Retention:
     """Number of newest checkpoints that are kept."""
     best: str | None = None
     """Metric whose best checkpoint is kept."""
-    holds: Callable[[int], bool] = hold_nothing
+    holds: Callable[[int], bool] = lambda _: False
     """Whether a rollback may go back to a step. The newest `keep` of these steps are kept too, even
     if signals make the run save often."""
     minutes: int | None = None
@@ -57,16 +52,11 @@ def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
 
 
 def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator[int]:
-    """Yield the first step, and each that was saved at least `seconds` after the last one yielded.
-
-    Checkpoints without a readable time are skipped.
-    """
-    last_saved_at: float | None = None
+    """Yield the first step, and each saved `seconds` or more after the last one yielded."""
+    last_saved_at = -math.inf
     for step in steps:
         saved_at = _read_value(checkpoint_path(root, step) / MANIFEST, SAVED_AT)
-        if not isinstance(saved_at, float):
-            continue
-        if last_saved_at is None or saved_at - last_saved_at >= seconds:
+        if isinstance(saved_at, float) and saved_at - last_saved_at >= seconds:
             last_saved_at = saved_at
             yield step
 

@@ -18,8 +18,7 @@ PROGRAMS = "xla-2"
 
 
 def cache_root(cache: CacheSpec) -> Path:
-    """Return the cache folder: the recipe's, else `$XDG_CACHE_HOME/pipeline`, else
-    `~/.cache/pipeline`.
+    """Return the recipe's cache folder, by default `pipeline` in $XDG_CACHE_HOME or in ~/.cache.
 
     Raises RecipeError if the user has no home folder.
     """

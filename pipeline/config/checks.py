@@ -124,17 +124,12 @@ def check_adapter_loops(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def check_device_types(recipe: Recipe) -> Iterator[str]:
-    """The device computes in the types of all layers."""
+def check_device(recipe: Recipe) -> Iterator[str]:
+    """The device computes in the types of all layers, and there are as many as the recipe names."""
     for dtype in resolve_precision(recipe).dtypes:
         problem = recipe.device.find_dtype_problem(dtype)
         if problem is not None:
             yield f"train.precision = {recipe.train.precision}: {problem}"
-
-
-@rule
-def check_device_count(recipe: Recipe) -> Iterator[str]:
-    """There are as many devices of this kind as the recipe names."""
     parallel = recipe.parallel
     devices = 1 if parallel.mode == "none" else parallel.num_devices
     problem = recipe.device.find_count_problem(devices)
@@ -254,24 +249,19 @@ def check_rollback(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def check_profiled_stages(recipe: Recipe) -> Iterator[str]:
-    """A run that is only profiled has steps to trace."""
-    if recipe.profile.mode == "only" and "train" not in recipe.stages:
-        yield f"stages = {show(list(recipe.stages))}: must have train, whose steps are traced"
-
-
-@rule
 def check_stages(recipe: Recipe) -> Iterator[str]:
-    """Stages run in a fixed order, and most need an earlier stage."""
+    """Stages run in a fixed order, and most need an earlier stage. A profile needs steps."""
     stages = recipe.stages
+    key = f"stages = {show(list(stages))}"
+    if recipe.profile.mode == "only" and "train" not in stages:
+        yield f"{key}: must have train, whose steps are traced"
     in_order = tuple(stage for stage in STAGES if stage in stages)
     if tuple(stages) != in_order:
-        order = ", ".join(in_order)
-        yield f"stages = {show(list(stages))}: must be in this order, each once: {order}"
+        yield f"{key}: must be in this order, each once: {', '.join(in_order)}"
     needs = {"build": "data", "compile": "build", "train": "compile", "eval": "compile"}
     for stage, earlier in {**needs, "checkpoint": "train"}.items():
         if stage in stages and earlier not in stages:
-            yield f"stages = {show(list(stages))}: {stage} needs {earlier}"
+            yield f"{key}: {stage} needs {earlier}"
 
 
 @rule
@@ -286,29 +276,20 @@ def check_gradients(recipe: Recipe) -> Iterator[str]:
 
 
 @rule
-def check_evaluated_weights(recipe: Recipe) -> Iterator[str]:
-    """Evaluation without training needs the weights of a checkpoint."""
-    evaluates_only = "eval" in recipe.stages and "train" not in recipe.stages
-    if evaluates_only and recipe.checkpoint.restore is None:
-        yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
+def check_origin(recipe: Recipe) -> Iterator[str]:
+    """A run continues another or starts from a checkpoint's weights, not both.
 
-
-@rule
-def check_resumed_stages(recipe: Recipe) -> Iterator[str]:
-    """A resumed run trains and saves as before, so it needs both stages."""
+    Evaluation without training needs weights. A resumed run trains and saves as before.
+    """
     resume = recipe.train.resume
+    restore = recipe.checkpoint.restore
+    if restore is None and "eval" in recipe.stages and "train" not in recipe.stages:
+        yield "checkpoint.restore: missing; stages have eval without train, so name a checkpoint"
     if resume is not None and not {"train", "checkpoint"} <= set(recipe.stages):
         yield (
             f"train.resume = {resume}: needs the stages train and checkpoint; to look at a "
             "finished run name it as checkpoint.restore"
         )
-
-
-@rule
-def check_one_origin(recipe: Recipe) -> Iterator[str]:
-    """A run continues another or starts from a checkpoint's weights, not both."""
-    resume = recipe.train.resume
-    restore = recipe.checkpoint.restore
     if resume is not None and restore is not None:
         yield (
             f"train.resume = {resume}: conflicts with checkpoint.restore = {restore}; resume "

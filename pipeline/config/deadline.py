@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
+from pipeline.core.errors import RecipeError
 from pipeline.core.registry import Expected
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def _list_times(time_: time_of_day, now_s: float) -> Iterator[float]:
 def find_deadline(train: TrainSpec, started_at: float) -> float | None:
     """Return the time by `time.perf_counter` at which the command has to end; None without one.
 
-    `started_at` is the start of the command. Raises ValueError if `train.until` is before
-    it, or more than a year later.
+    `started_at` is the start of the command. Raises RecipeError if `train.until` is before it, or
+    more than a year later.
     """
     if train.minutes is not None:
         return started_at + 60 * train.minutes
@@ -83,7 +84,7 @@ def find_deadline(train: TrainSpec, started_at: float) -> float | None:
     start_s = time.time() - time.perf_counter() + started_at
     until_s = find_clock_time(train.until, start_s)
     if until_s <= start_s:
-        raise ValueError(f"train.until = {train.until}: is past; must be a later time")
+        raise RecipeError(f"train.until = {train.until}: is past; must be a later time")
     if until_s - start_s > 60 * MAX_MINUTES:
-        raise ValueError(f"train.until = {train.until}: must be within a year")
+        raise RecipeError(f"train.until = {train.until}: must be within a year")
     return started_at + until_s - start_s

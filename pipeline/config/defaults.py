@@ -125,10 +125,7 @@ def _fill_key(tree: Tree, where: Where) -> bool:
 
 
 def _find_default(tree: Tree, where: Where) -> Any:
-    """Return the default of a key, or `_NOTHING`.
-
-    In a component, it is the value in the option of that name in conf/ with the most equal values.
-    """
+    """Return a key's default or `_NOTHING`: in a component, that of its most similar option."""
     for group, section in SECTIONS.items():
         if where[: len(section)] != section:
             continue

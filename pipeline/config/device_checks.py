@@ -67,10 +67,9 @@ def check_shards(recipe: Recipe) -> Iterator[str]:
             f"parallel.mesh.model = {parallel.mesh_sizes['model']}: must be 1 with "
             f"parallel.mode={parallel.mode}; semi_auto shards parameters"
         )
-    batches = {"train.batch_size": train.batch_size}
-    microbatches = {"train.batch_size": train.accumulate_steps, "dataset.eval.batch_size": 1}
+    batches = [("train.batch_size", train.batch_size, train.accumulate_steps)]
     if recipe.dataset.eval.batch_size is not None:
-        batches["dataset.eval.batch_size"] = recipe.dataset.eval.batch_size
+        batches.append(("dataset.eval.batch_size", recipe.dataset.eval.batch_size, 1))
     if parallel.reproducible != "exact":
         if parallel.is_data_parallel and parallel.shards is not None:
             yield (
@@ -78,10 +77,10 @@ def check_shards(recipe: Recipe) -> Iterator[str]:
                 f"{parallel.reproducible}, where each device computes its part undivided; exact "
                 "adds shards"
             )
-        for key, size in batches.items():
-            parts = compute_batch_multiple(microbatches[key], devices)
+        for key, size, microbatches in batches:
+            parts = compute_batch_multiple(microbatches, devices)
             if size % parts:
-                times = f" times {train.accumulate_steps} microbatches" if parts > devices else ""
+                times = f" times {microbatches} microbatches" if parts > devices else ""
                 yield f"{key} = {size}: must be a multiple of the {devices} devices{times}"
         return
     shards = num_shards(parallel, train.batch_size)
@@ -92,10 +91,10 @@ def check_shards(recipe: Recipe) -> Iterator[str]:
             f"parallel.devices = {devices}: must divide parallel.shards = {shards}; give other "
             "devices or shards, or parallel.reproducible=layout"
         )
-    for key, size in batches.items():
-        parts = compute_batch_multiple(microbatches[key], shards)
+    for key, size, microbatches in batches:
+        parts = compute_batch_multiple(microbatches, shards)
         if size % parts:
-            pieces = f" of {train.accumulate_steps} microbatches" if parts != shards else ""
+            pieces = f" of {microbatches} microbatches" if parts != shards else ""
             yield (
                 f"{key} = {size}: must have {shards} shards{pieces} of equal size; give a multiple "
                 f"of {parts}, or other parallel.shards"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -28,6 +27,7 @@ from pipeline.config.recipe_file import (
     read_recipe_file,
     with_component_files,
 )
+from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.tree_diff import value_at
@@ -37,7 +37,7 @@ from pipeline.core.registry import components
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
 """Components of conf/config.yaml by group, for runs without a recipe."""
-LENGTHS = ("train.epochs", "train.passes", "train.steps", "train.minutes", "train.until")
+LENGTHS = tuple(f"train.{unit}" for unit in LENGTH_UNITS)
 
 _OPTION = re.compile(r"\w[\w.+-]*")
 
@@ -163,17 +163,6 @@ def _store_component(group: str, name: str, file: Path) -> None:
     store_option(group=group, name=name, package=".".join(SECTIONS[group]), node=tree)
 
 
-def _register_component_of_recipe(recipe: Path, group: str, path: str) -> str:
-    """Register the component file at `path`, relative to a recipe; return the option's name.
-
-    The name has a checksum of the path, since recipes in several folders may use one file name.
-    """
-    file = find_component_file(recipe, path)
-    name = f"{file.stem}-{crc32(os.fsencode(file)):08x}"
-    _store_component(group, name, file)
-    return name
-
-
 def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bool, Sequence[str]]:
     """Register a file as an option of Hydra's group `recipe`.
 
@@ -181,7 +170,14 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     the output of `--cfg job` are complete; newer keys, which they lack, get defaults. For each of
     `groups` the command line chooses a component, which replaces the recipe's section.
     """
-    register_component = partial(_register_component_of_recipe, file)
+
+    def register_component(group: str, path: str) -> str:
+        component_file = find_component_file(file, path)
+        # Recipes in several folders may use one file name.
+        option = f"{component_file.stem}-{crc32(os.fsencode(component_file)):08x}"
+        _store_component(group, option, component_file)
+        return option
+
     tree = {"name": name, **with_component_files(read_recipe_file(file), register_component)}
     defaults = tree["defaults"] if isinstance(tree.get("defaults"), list) else []
     bases = [item.removesuffix(".yaml") for item in defaults if isinstance(item, str)]

@@ -201,10 +201,7 @@ def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _list_alternatives(override: str) -> list[str]:
-    """Return an override for each value that a sweep tries; [] for ranges.
-
-    An override that isn't a sweep is returned unchanged.
-    """
+    """Return an override for each value of a sweep, [] for a range; else the override itself."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError):

@@ -133,10 +133,7 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
-    """Read the keys and values of a YAML file, which `key` names in messages.
-
-    Raises RecipeError for any other file, and for a `@package` other than `package`.
-    """
+    """Read a YAML file of keys, named `key` in messages, for a `package`. Raises RecipeError."""
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)

@@ -18,12 +18,10 @@ def check_robustness(recipe: Recipe) -> Iterator[str]:
     """Attacked samples are images of one size, whose pixels can be found in a network's inputs."""
     adversarial = recipe.train.adversarial
     attacks = recipe.eval.robustness
-    splits = {ADVERSARIAL: ("train", recipe.dataset.train.ops, adversarial is not None)}
-    splits["eval.robustness"] = ("eval", recipe.dataset.eval.ops, bool(attacks))
     dataset = recipe.dataset
-    for key, (name, ops, is_set) in splits.items():
-        if not is_set:
-            continue
+    splits = {ADVERSARIAL: ("train", dataset.train.ops)} if adversarial is not None else {}
+    splits |= {"eval.robustness": ("eval", dataset.eval.ops)} if attacks else {}
+    for key, (name, ops) in splits.items():
         if isinstance(dataset, Text | TextCsv | TableDataset):
             content = "columns" if isinstance(dataset, TableDataset) else "tokens"
             yield (
@@ -37,11 +35,10 @@ def check_robustness(recipe: Recipe) -> Iterator[str]:
             find_pixel_scale(ops, 1.0)
         except ValueError as error:
             yield f"dataset.{name}.{error} with {key}"
-    if attacks:
-        try:
-            complete_attacks(attacks, adversarial)
-        except ValueError as error:
-            yield f"eval.robustness.{error}"
+    try:
+        complete_attacks(attacks, adversarial)
+    except ValueError as error:
+        yield f"eval.robustness.{error}"
     if adversarial is not None:
         yield from _check_training(recipe)
 

@@ -96,12 +96,12 @@ def check_deadline(recipe: Recipe) -> Iterator[str]:
         return
     tables = (key for key, schedule in train.schedules.items() if schedule.name == "table")
     table = next(tables, None)
-    for refused, other, rule_ in (
+    for is_refused, key, rule in (
         (train.end_step is not None, "train.end_step", "must be null"),
         (table is not None, table, "must not be a table, which has a rate for each step,"),
         (recipe.eval.samples == "trained", "eval.samples = trained", "must be all or a number"),
         (recipe.privacy is not None, "privacy", "must be null, as its noise depends on the steps,"),
         (recipe.profile.mode == "only", "profile.mode = only", "must be off or on"),
     ):
-        if refused:
-            yield f"{other}: {rule_} with train.{train.deadline}"
+        if is_refused:
+            yield f"{key}: {rule} with train.{train.deadline}"

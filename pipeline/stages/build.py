@@ -46,7 +46,7 @@ from pipeline.training.freezing import select_phase
 from pipeline.training.parallel.shards import Shards, make_shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.budget import Budget
-from pipeline.training.rate_table import RateFile, TableSchedule
+from pipeline.training.rate_table import TableSchedule
 from pipeline.training.robustness.adversarial_rule import AdversarialRule
 from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
 from pipeline.training.state import StepConfig, TrainState, split_params
@@ -327,27 +327,25 @@ def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def read_rate_files(train: TrainSpec) -> Mapping[str, RateFile]:
-    """Read the files of learning rates, by key. Raises RecipeError with the problems of all."""
-    files = {}
+def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
+    """Return the fingerprints of files of learning rates by key, for provenance.json.
+
+    Raises RecipeError with the problems of all files.
+    """
+    fingerprints = {}
     problems = []
     for key, schedule in train.schedules.items():
         if isinstance(schedule, TableSchedule):
             try:
-                files[key] = schedule.read()
+                file = schedule.read()
             except ValueError as error:
                 problems.append(_format_rate_problem(key, error))
+                continue
+            sizes = {"shape": file.rates.shape, "dtype": file.dtype}
+            fingerprints[key] = {**sizes, "sha256": file.sha256, "of": "all"}
     if problems:
         raise RecipeError(problems)
-    return files
-
-
-def fingerprint_rates(files: Mapping[str, RateFile]) -> dict[str, Any]:
-    """Return the fingerprints of files of learning rates for provenance.json."""
-    return {
-        key: {"shape": file.rates.shape, "dtype": file.dtype, "sha256": file.sha256, "of": "all"}
-        for key, file in files.items()
-    }
+    return fingerprints
 
 
 def _format_rate_problem(key: str, error: ValueError) -> str:

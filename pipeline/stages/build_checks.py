@@ -331,8 +331,7 @@ def check_mixtures(draft: StepDraft) -> None:
 
 
 def check_privacy(draft: StepDraft) -> None:
-    """Refuse a network in which samples depend on each other, or whose gradients can't be clipped
-    sample by sample."""
+    """Refuse a network that mixes samples, or whose gradients can't be separated by sample."""
     step_config = replace(draft.step_config, shards=None)
     if step_config.privacy is None:
         return

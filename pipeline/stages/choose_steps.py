@@ -16,7 +16,6 @@ import numpy as np
 
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.retention import Retention
-from pipeline.config.deadline import find_deadline
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
@@ -24,12 +23,7 @@ from pipeline.engine.deadline import Deadline, count_steps
 from pipeline.engine.hooks import evaluate_nothing
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
-from pipeline.stages.autosink.dispatch_costs import (
-    Evaluate,
-    TimedRuns,
-    Variant,
-    time_evaluation,
-)
+from pipeline.stages.autosink.dispatch_costs import Evaluate, TimedRuns, Variant, time_evaluation
 from pipeline.stages.build import make_learning_rates
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.record.recorded_recipe import write_recipe
@@ -66,17 +60,6 @@ class Pace:
             f"{1000 * self.step_s:,.4g} ms a step, {self.evaluation_s:,.2g} s an evaluation, "
             f"{self.save_s:,.2g} s a checkpoint"
         )
-
-
-def find_end(context: RunContext) -> float | None:
-    """Return the time by `time.perf_counter` at which the command has to end; None without one.
-
-    Raises RecipeError if it is past.
-    """
-    try:
-        return find_deadline(context.recipe.train, context.options.started_at)
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
 
 
 def freeze_steps(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -172,10 +172,8 @@ def compile_to_executable(
     device = backend.describe()["device"]
     reporter.stage("compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}")
 
-    @contextmanager
-    def watch(name: str) -> Iterator[None]:
-        with reporter.clock(f"compiling {name} of {recipe.model.name}"):
-            yield
+    def watch(name: str) -> AbstractContextManager[None]:
+        return reporter.clock(f"compiling {name} of {recipe.model.name}")
 
     # A profile needs the names of layers in programs.
     with nullcontext() if recipe.profile.mode == "off" else programs_by_names():

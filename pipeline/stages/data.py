@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from pipeline.backends.loading.loader import split_bytes
 from pipeline.config.cache import cache_root
@@ -22,12 +24,9 @@ from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.folds import take_fold
 from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, InterleavedOrder
 from pipeline.data.host_ops import map_on_host, read_rows
-from pipeline.data.order import SampleOrder
+from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
-from pipeline.data.poisson_order import (
-    PoissonOrder,
-    find_expected_batch_size,
-)
+from pipeline.data.poisson_order import PoissonOrder, find_expected_batch_size
 from pipeline.data.random import seed_words
 from pipeline.data.selections import apply_selections, exclude_samples
 from pipeline.data.tables.encode_table import make_encoding_ops
@@ -50,7 +49,6 @@ from pipeline.stages.image_sizes import (
     order_in_buckets,
     pad_images,
     refuse_moved_padding,
-    refuse_useless_buckets,
     with_mask_channel,
 )
 
@@ -61,11 +59,12 @@ COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
 
 
-def load_data(recipe: Recipe, reporter: Reporter) -> Dataset:
-    """Read the dataset.
+def load_data(recipe: Recipe, reporter: Reporter | None = None) -> Dataset:
+    """Read the dataset; without a reporter, nothing is printed.
 
     Raises DataError for data that can't be read, RecipeError for data that doesn't fit the recipe.
     """
+    reporter = reporter or Reporter(console=Console(file=io.StringIO()))
     with reporter.clock(f"reading {recipe.dataset.name}"):
         raw = _map_on_host(recipe, read_selected(recipe))
     return _make_dataset(recipe, raw, reporter)
@@ -162,61 +161,53 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         if bucket is not None and spec.padding_mask:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(spec)
-    unbucketed = _make_train_order(recipe, raw)
-    if recipe.privacy is not None and recipe.privacy.audit is not None:
-        try:
-            count = recipe.privacy.audit.canaries
-            canaries = choose_canaries(len(raw.train), count, recipe.seed)
-            raw = plant_canaries(raw, canaries, recipe.seed)
-        except ValueError as error:
-            raise RecipeError(f"privacy.audit: {error}") from error
-        assert isinstance(unbucketed, PoissonOrder), "an audit needs Poisson sampling"
-        unbucketed = replace(unbucketed, canaries=canaries)
-    refuse_useless_buckets(unbucketed, raw.train, buckets)
-    train_order = order_in_buckets(unbucketed, raw.train, buckets)
+    raw, unbucketed = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
+    train_order = order_in_buckets(unbucketed, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
-    eval_order = SampleOrder(
-        seed=recipe.seed,
-        samples=len(eval_split),
-        batch_size=spec.eval.batch_size or recipe.train.batch_size,
-        shuffle=False,
-        buffer_size=None,
-        drop_remainder=False,
-        repeat=1,
-    )
     raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
-    targets = raw.targets
-    if recipe.train.loss.counts_classes:
-        targets = _count_classes(raw, spec.ignore_index)
+    counts_classes = recipe.train.loss.counts_classes
     raw_specs = raw.eval.specs()
+    if buckets:
+        raw_specs = fit_specs_to_bucket(compute_canvas(buckets), raw_specs)
     dataset = Dataset(
         train=raw.train,
         eval=eval_split,
-        targets=targets,
+        targets=_count_classes(raw, spec.ignore_index) if counts_classes else raw.targets,
         image=image,
         train_images=train_images,
         train_label=train_specs["label"],
         eval_label=eval_specs["label"],
         train_order=train_order,
-        eval_order=order_in_buckets(eval_order, eval_split, buckets),
+        eval_order=order_in_buckets(_make_eval_order(recipe, eval_split), eval_split, buckets),
         train_ops=train_ops,
         eval_ops=eval_ops,
-        raw_image=(
-            fit_specs_to_bucket(compute_canvas(buckets), raw_specs) if buckets else raw_specs
-        )["image"],
+        raw_image=raw_specs["image"],
         whole_eval=raw.eval,
         table=raw.table,
         unit=raw.unit,
         text=raw.text,
     )
-    reporter.stage("data", f"{spec.name}: {_format_summary(raw, dataset)}")
-    if raw.table is not None:
-        reporter.stage("data", f"columns: {raw.table}")
-    for note in raw.notes:
-        reporter.stage("data", note)
-    if buckets:
-        reporter.stage("data", format_buckets(raw.train, buckets, raw.unit.samples))
+    lines = [f"{spec.name}: {_format_summary(raw, dataset)}"]
+    lines += [f"columns: {raw.table}"] if raw.table is not None else []
+    lines += raw.notes
+    lines += [format_buckets(raw.train, buckets, raw.unit.samples)] if buckets else []
+    for line in lines:
+        reporter.stage("data", line)
     return dataset
+
+
+def _plant_canaries(
+    recipe: Recipe, raw: RawData, order: SampleOrder
+) -> tuple[RawData, SampleOrder]:
+    """Return the data with the canaries of an audit, and the order that leaves out half of them."""
+    if recipe.privacy is None or recipe.privacy.audit is None:
+        return raw, order
+    assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
+    try:
+        canaries = choose_canaries(len(raw.train), recipe.privacy.audit.canaries, recipe.seed)
+        return plant_canaries(raw, canaries, recipe.seed), replace(order, canaries=canaries)
+    except ValueError as error:
+        raise RecipeError(f"privacy.audit: {error}") from error
 
 
 def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -> Split:
@@ -237,33 +228,48 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     """
     if dataset.unit != IMAGES or len(dataset.image.shape) != 3:
         return np.zeros((0, 1, 1, 1), np.float32)
-    batches = dataset.train_order.batches(0, 1)
     count = recipe.monitor.sample_images
-    keys = batches.indices[0]
-    rows = batches.rows[0]
-    if not any(isinstance(op, BatchOp) for op in dataset.train_ops):
-        # Ops on batches need the whole batch, as in training.
-        keys = keys[:count]
-        rows = rows[:count]
-    epoch = int(batches.epochs[0])
+    # Ops on batches need the whole batch, as in training.
+    needs_batch = any(isinstance(op, BatchOp) for op in dataset.train_ops)
+    batches = dataset.train_order.batches(0, 1)
+    most = None if needs_batch else count
+    return read_batch(recipe, dataset, "train", batches, 0, most)["image"][:count]
+
+
+def read_batch(
+    recipe: Recipe,
+    dataset: Dataset,
+    key: SplitKey,
+    batches: Batches,
+    step: int,
+    most: int | None = None,
+) -> dict[str, np.ndarray]:
+    """Return the first of some batches of a split after its map ops, by column.
+
+    Images are float32 (B, H, W, C), as the network reads them. `step` is the number of steps before
+    the batch. Only the first `most` samples are read, if it isn't None.
+    """
+    split = dataset.train if key == "train" else dataset.eval
+    ops = dataset.train_ops if key == "train" else dataset.eval_ops
+    keys = batches.indices[0][:most]
+    rows = batches.rows[0][:most]
+    epoch = batches.epochs[0]
     columns = {
-        name: read_rows(column, rows, keys, epoch) for name, column in dataset.train.columns.items()
+        name: read_rows(column, rows, keys, int(epoch)) for name, column in split.columns.items()
     }
     seed = seed_words(recipe.seed)
-    choices = count_choices(dataset.train_ops)
-    ops = select_ops(dataset.train_ops, int(draw_choice(np, choices, seed, 0)))
-    images = apply_ops(np, ops, columns, seed, batches.epochs[0], keys)["image"]
-    images = images[:count].astype(np.float32)
-    return images if dataset.image.layout == "hwc" else images.transpose(0, 2, 3, 1)
+    ops = select_ops(ops, int(draw_choice(np, count_choices(ops), seed, step)))
+    mapped = apply_ops(np, ops, columns, seed, epoch, keys)
+    images = np.asarray(mapped["image"], np.float32)
+    if dataset.image.layout != "hwc":
+        images = images.transpose(0, 2, 3, 1)
+    return {**mapped, "image": images}
 
 
 def _make_map_ops(
     recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """Return the ops of a split, and the column specs after them, for images of a bucket.
-
-    The ops that encode the rows of a table come first.
-    """
+    """Return the ops of a split, beginning with a table's encoding, and the column specs after."""
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     encode = make_encoding_ops(raw.table, recipe.model.table_input)
@@ -279,10 +285,7 @@ def _make_map_ops(
 
 
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
-    """Return the order of the training samples, without buckets.
-
-    Raises RecipeError if the split lacks the files or classes that the order needs.
-    """
+    """Return the order of the training samples, without buckets. Raises RecipeError."""
     spec = recipe.dataset.train
     files = raw.train.files
     settings: dict[str, Any] = {
@@ -334,6 +337,18 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
         )
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     return BalancedOrder(**settings, labels=np.asarray(labels[:]))
+
+
+def _make_eval_order(recipe: Recipe, split: Split) -> SampleOrder:
+    return SampleOrder(
+        seed=recipe.seed,
+        samples=len(split),
+        batch_size=recipe.dataset.eval.batch_size or recipe.train.batch_size,
+        shuffle=False,
+        buffer_size=None,
+        drop_remainder=False,
+        repeat=1,
+    )
 
 
 def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonOrder:

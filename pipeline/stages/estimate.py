@@ -25,11 +25,7 @@ from pipeline.training.curvature import group_layers
 from pipeline.training.microbatch_gradients import compute_gradients
 from pipeline.training.parallel.devices import num_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import (
-    image_shape,
-    make_update_only_step,
-    mask_batch,
-)
+from pipeline.training.step import image_shape, make_update_only_step, mask_batch
 
 
 def estimate_cost(

@@ -102,10 +102,10 @@ def compute_depth_rates(
 
 
 def _make_grouped_optimizer(train: TrainSpec) -> optax.GradientTransformation:
-    """Return clipping, followed by the optimizer of each group of parameters. A parameter has the
-    optimizer of the last rule that covers it, which is the first not followed by such a rule."""
+    """Return clipping, followed by the optimizer of the last rule that covers a parameter."""
     patterns = tuple(rule.pattern for rule in train.optimizers)
     optimizers = (train.optimizer, *(rule.optimizer for rule in train.optimizers))
+    # A rule's group leaves out what later rules cover.
     groups = [(patterns[number:], spec.build()) for number, spec in enumerate(optimizers)]
     return optimize_by_phase(train.clip.build(), groups)
 
@@ -113,10 +113,7 @@ def _make_grouped_optimizer(train: TrainSpec) -> optax.GradientTransformation:
 def _make_phased_optimizer(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Return clipping, followed by an optimizer for the new parameters of each phase.
-
-    Raises ValueError for a rule of weight decay that covers no trained parameter.
-    """
+    """Return clipping, followed by an optimizer for the new parameters of each phase."""
     trained, _ = split_params(params, phases[-1].frozen)
     rules = train.optimizer.decay_rules
     patterns = [rule.pattern for rule in rules]

@@ -52,44 +52,38 @@ def _refuse_several_sizes(raw: RawData) -> None:
     """Raise RecipeError if images or labels have several sizes."""
     for split in (raw.train, raw.eval):
         images = split.columns["image"]
-        if not isinstance(images, RaggedColumn) and isinstance(
-            split.columns["label"], RaggedColumn
-        ):
-            raise RecipeError(
-                "dataset: labels have several sizes and images have one; each pixel needs a label"
-            )
         if isinstance(images, RaggedColumn):
             largest = images.sizes.max(axis=0).tolist()
             raise RecipeError(
                 "dataset.buckets = null: the images have several sizes; give sizes to pad them "
                 f"to, such as [{largest}]"
             )
+        if isinstance(split.columns["label"], RaggedColumn):
+            raise RecipeError(
+                "dataset: labels have several sizes and images have one; each pixel needs a label"
+            )
 
 
-def order_in_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> SampleOrder:
-    """Return an order in which each batch has one bucket. Raises RecipeError if none exists."""
+def order_in_buckets(
+    order: SampleOrder, split: Split, buckets: Sequence[Bucket], *, uses_all: bool = False
+) -> SampleOrder:
+    """Return an order in which each batch has one bucket.
+
+    Raises RecipeError if there is none, and with `uses_all` for a bucket without a batch.
+    """
     if not buckets:
         return order
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     settings = {field.name: getattr(order, field.name) for field in fields(order)}
     try:
+        if uses_all:
+            require_used_buckets(numbers, buckets, order.batch_size if order.drop_remainder else 1)
         return BucketedOrder(**settings, buckets=numbers)
     except ValueError as error:
         raise RecipeError(f"dataset.buckets: {error}") from error
 
 
-def refuse_useless_buckets(order: SampleOrder, split: Split, buckets: Sequence[Bucket]) -> None:
-    """Raise RecipeError for a bucket without training samples, or with less than a full batch."""
-    if not buckets:
-        return
-    numbers = assign_buckets(split.columns[SIZE][:], buckets)
-    try:
-        require_used_buckets(numbers, buckets, order.batch_size if order.drop_remainder else 1)
-    except ValueError as error:
-        raise RecipeError(f"dataset.buckets: {error}") from error
-
-
-def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str = "images") -> str:
+def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str) -> str:
     """Return the number of samples in each bucket of a padded split, as a line for the log."""
     numbers = assign_buckets(split.columns[SIZE][:], buckets)
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -112,10 +112,7 @@ def lower(
 
 
 def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter: Reporter) -> bool:
-    """Return whether a loop of this device would slow down unlowered convolutions.
-
-    Reports the operations that no lowering replaces.
-    """
+    """Report unlowered operations; return whether a loop would slow down their convolutions."""
     unlowered = list_unlowered_operations(built.step_config, built.state, recipe.train.batch_size)
     if not unlowered:
         return False
@@ -161,11 +158,9 @@ class _LoweringRequest:
         shards = make_shards(self.recipe.parallel, self.recipe.train.batch_size, devices)
         return 1 if shards is None else shards.count
 
-    @contextmanager
-    def watch(self, name: str) -> Iterator[None]:
+    def watch(self, name: str) -> AbstractContextManager[None]:
         """Show a clock while the body tunes lowerings of `name`."""
-        with self.reporter.clock(f"tuning {name}"):
-            yield
+        return self.reporter.clock(f"tuning {name}")
 
     def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
         """List the problems of the network with images in a layout."""

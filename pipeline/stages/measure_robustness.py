@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,12 +19,17 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, RunError
+from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
 from pipeline.stages.build import make_pixel_scale
+from pipeline.stages.record.run_directory import ROBUSTNESS
+from pipeline.stages.runner.context import CompiledRun
+from pipeline.training.parallel.placement import gather_arrays
 from pipeline.training.robustness.attack_images import attack_images, count_restarts
 from pipeline.training.robustness.attack_losses import AttackedNetwork
 from pipeline.training.robustness.attack_specs import (
@@ -32,6 +38,7 @@ from pipeline.training.robustness.attack_specs import (
     BallAttack,
     CorruptionAttack,
     PgdAttack,
+    complete_attacks,
 )
 from pipeline.training.robustness.ball import compute_l2
 from pipeline.training.robustness.corruptions import CORRUPTIONS, corrupt
@@ -42,8 +49,8 @@ from pipeline.training.robustness.robustness_rows import (
     CorruptionRow,
     RobustnessReport,
 )
-from pipeline.training.state import StepConfig
-from pipeline.training.step import map_batch
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import get_evaluated_weights, map_batch
 
 CHUNK_SAMPLES = 256
 
@@ -170,11 +177,7 @@ class RobustnessMeasure:
         return 1 - sum(counts) / self.plan.samples
 
     def _attack(
-        self,
-        attack: BallAttack,
-        name: str,
-        chunks: Sequence[_Chunk],
-        wrong: Sequence[np.ndarray],
+        self, attack: BallAttack, name: str, chunks: Sequence[_Chunk], wrong: Sequence[np.ndarray]
     ) -> AttackRow:
         """Return the row of an attack, which restarts while predictions are right.
 
@@ -232,23 +235,54 @@ class RobustnessMeasure:
 
     def _corrupt(self, attack: CorruptionAttack, chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
         """Return the rows of all corruptions."""
+        seed = jnp.asarray(seed_words(self.seed))
+
+        def measure(name: str, severity: int) -> float:
+            def predict(attacked: AttackedNetwork, chunk: _Chunk) -> Array:
+                return attacked.is_fooled(corrupt(name, severity, chunk.pixels, seed, chunk.sample))
+
+            self.check()
+            program = self._compile(predict)
+            fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
+            return self._compute_accuracy(chunks, fooled)
+
         rows = []
         for name in CORRUPTIONS:
-            row = CorruptionRow(
-                name, {n: self._measure_corruption(name, n, chunks) for n in attack.severities}
-            )
+            row = CorruptionRow(name, {n: measure(name, n) for n in attack.severities})
             self.reporter.stage("attack", str(row))
             rows.append(row)
         return rows
 
-    def _measure_corruption(self, name: str, severity: int, chunks: Sequence[_Chunk]) -> float:
-        """Return the accuracy under a corruption of a severity."""
-        seed = jnp.asarray(seed_words(self.seed))
 
-        def predict(attacked: AttackedNetwork, chunk: _Chunk) -> Array:
-            return attacked.is_fooled(corrupt(name, severity, chunk.pixels, seed, chunk.sample))
+def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
+    """Measure the robustness of the final state, and record it.
 
-        self.check()
-        program = self._compile(predict)
-        fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
-        return self._compute_accuracy(chunks, fooled)
+    All processes measure, so that none waits for another; the first one writes.
+    """
+    context = run.context
+    recipe = context.recipe
+    config = run.built.step_config
+    weights = jax.tree.map(jnp.asarray, gather_arrays(get_evaluated_weights(config, state)))
+    attacks = complete_attacks(recipe.eval.robustness, recipe.train.adversarial)
+    measure = RobustnessMeasure(
+        config,
+        weights,
+        run.dataset,
+        plan_attacks(recipe, run.dataset, attacks),
+        recipe.seed,
+        context.reporter,
+        check=context.options.signals.check,
+    )
+    report = measure.measure(int(state.step))
+    if context.ranks.is_first:
+        write_robustness(context.run_dir, report)
+    if report.robust_accuracy is not None:
+        context.summary.metrics["robust_accuracy"] = report.robust_accuracy
+
+
+def write_robustness(run_dir: Path, report: RobustnessReport) -> None:
+    """Write a report into a run directory. Raises RunError if it can't be written."""
+    try:
+        write_whole(run_dir / ROBUSTNESS, json_text(report.to_document(), indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"{run_dir / ROBUSTNESS}: can't be written: {error.strerror}") from error

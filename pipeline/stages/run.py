@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pipeline.backends.base import Backend, Estimate
 from pipeline.checkpoint.host_state import HostState
+from pipeline.config.deadline import find_deadline
 from pipeline.config.observer_settings import make_observer_settings
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.environment import require_usable_environment
@@ -23,8 +26,8 @@ from pipeline.engine.loop import exhaust, train
 from pipeline.engine.monitors.metrics_log import require_logs
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.stages.autosink.choose_sink import SinkPlan, choose_sink, chooses_sink, resume_sink
-from pipeline.stages.build import Built, build, read_rate_files
-from pipeline.stages.choose_steps import find_end, freeze_steps
+from pipeline.stages.build import Built, build, fingerprint_rate_files
+from pipeline.stages.choose_steps import freeze_steps
 from pipeline.stages.compile import (
     CompileOptions,
     compile_programs,
@@ -50,6 +53,10 @@ from pipeline.stages.runner.open_training import (
     require_ready_callbacks,
 )
 from pipeline.training.parallel.devices import describe_layout
+from pipeline.training.state import TrainState
+
+if TYPE_CHECKING:
+    from pipeline.stages.warm_start import Restored
 
 
 def run(recipe: Recipe, options: RunOptions) -> Summary:
@@ -93,12 +100,10 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     recipe = context.recipe
     reporter = context.reporter
     summary = context.summary
-    inspection = context.options.inspection
-    trains = "train" in recipe.stages
-    evaluates = "eval" in recipe.stages
+    runs_steps = bool({"train", "eval"} & set(recipe.stages))
     require_ready_callbacks(recipe)
-    end_at = find_end(context)
-    rate_files = read_rate_files(recipe.train)
+    end_at = find_deadline(recipe.train, context.options.started_at)
+    rate_files = fingerprint_rate_files(recipe.train)
     backend = open_backend(context)
 
     with record_time(summary, "data_s"):
@@ -118,21 +123,39 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         recipe = plan_devices(recipe, dataset, built, context.folder, reporter)
         backend = recipe.device.open(recipe.parallel)
     # Weights that can't be read are reported before anything is compiled.
-    restored = read_restored(context, dataset, built) if trains or evaluates else None
+    restored = read_restored(context, dataset, built) if runs_steps else None
     estimate = estimate_cost(recipe, dataset, built, backend, context.folder, reporter)
     if estimate is not None:
         summary.modelled = dict(estimate.summary())
-    if estimate is not None and not (trains or evaluates):
+    if estimate is not None and not runs_steps:
         # A run that is only priced needs no programs.
         return
-
     total_steps = built.run_schedule.total
-    built = inspection.shorten(context, built, backend)
+    built = context.options.inspection.shorten(context, built, backend)
     open_programs = context.options.programs or lower_and_compile
     run = open_programs(context, recipe, dataset, built, backend)
-    if not (trains or evaluates):
-        return
+    if runs_steps:
+        yield from train_and_evaluate(run, restored, secret, estimate, end_at, total_steps)
 
+
+def train_and_evaluate(
+    run: CompiledRun,
+    restored: Restored | None,
+    secret: np.ndarray | None,
+    estimate: Estimate | None,
+    end_at: float | None,
+    total_steps: int,
+) -> Generator[SinkReport, None, None]:
+    """Train and evaluate with the run's programs, and yield the report of each sink.
+
+    `secret` is that of a private run, uint32 (4,). The command has to end at `end_at` by
+    `time.perf_counter`. `total_steps` is the run's length, which a profile may have shortened.
+    """
+    context = run.context
+    recipe = context.recipe
+    summary = context.summary
+    inspection = context.options.inspection
+    trains = "train" in recipe.stages
     state, host = make_initial_state(run, restored, secret)
     if trains:
         sink = plan_sinks(run, estimate, host)
@@ -140,7 +163,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
         schedule = replace(run.built.run_schedule, sink_steps=sink.size)
         run = replace(run, built=replace(run.built, run_schedule=schedule))
         if end_at is not None:
-            run = freeze_steps(run, sink, end_at, open_programs)
+            run = freeze_steps(run, sink, end_at, context.options.programs or lower_and_compile)
             context = run.context
             total_steps = run.built.run_schedule.total
     profile = inspection.open_profile(run, total_steps, int(state.step))
@@ -148,7 +171,8 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     callbacks = make_callbacks(context) if trains else ()
     dumps = inspection.open_dumps(run) if trains else None
     # Checks end here: a damaged log is the last reason to refuse a run.
-    require_logs(context.run_dir, int(state.step), get_log_marks(context, host))
+    log_marks = host.logs if context.resuming else None
+    require_logs(context.run_dir, int(state.step), log_marks)
     context.folder.accepted.release()
     history = History(int(state.step))
     with open_run_observers(run, history, estimate, host) as observers:
@@ -164,19 +188,28 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
                 )
             record_overflows(context, state)
             profile.conclude(estimate, state)
-        if evaluates and history.status == "done":
-            check_signals(context)
-            evaluations.conclude(state, history)
-        privacy = recipe.privacy
-        if trains and privacy is not None and privacy.audit and history.status == "done":
-            # Imported here, since few runs need it.
-            from pipeline.stages.audit_canaries import audit
+        if history.status == "done":
+            conclude(evaluations, state, history)
 
-            summary.privacy["audit"] = audit(run, state)
-        if evaluates and recipe.eval.robustness and history.status == "done":
-            from pipeline.stages.robust_evaluation import conclude_robustness
 
-            conclude_robustness(run, state)
+def conclude(evaluations: Evaluations, state: TrainState, history: History) -> None:
+    """Evaluate the final state of a run, audit its privacy, and measure its robustness."""
+    run = evaluations.run
+    context = run.context
+    recipe = context.recipe
+    evaluates = "eval" in recipe.stages
+    if evaluates:
+        check_signals(context)
+        evaluations.conclude(state, history)
+    if "train" in recipe.stages and recipe.privacy is not None and recipe.privacy.audit:
+        # Imported here, since few runs need it.
+        from pipeline.stages.audit_canaries import audit
+
+        context.summary.privacy["audit"] = audit(run, state)
+    if evaluates and recipe.eval.robustness:
+        from pipeline.stages.measure_robustness import conclude_robustness
+
+        conclude_robustness(run, state)
 
 
 def lower_and_compile(
@@ -250,13 +283,8 @@ def open_run_observers(
     )
     schedule = run.built.run_schedule
     reporter = context.reporter
-    marks = get_log_marks(context, host)
+    marks = host.logs if context.resuming else None
     return open_observers(settings, context.run_dir, schedule, history.step, reporter, marks)
-
-
-def get_log_marks(context: RunContext, host: HostState) -> Mapping[str, Any] | None:
-    """Return the marks of the logs in the checkpoint to resume; None for a new run."""
-    return host.logs if context.resuming else None
 
 
 def check_signals(context: RunContext) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,41 +20,25 @@ from pipeline.data.padding.buckets import SIZE
 from pipeline.data.random import seed_words
 from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
+from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.models.layers.standard import Adversarial
 from pipeline.models.modules.adversarial import GENERATOR
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
-from pipeline.training.state import StepConfig, TrainState, merge_params
-from pipeline.training.step import image_shape, make_network_inputs
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import get_evaluated_weights, image_shape, make_network_inputs
 
 MASK_GAP = 2
 """White pixels between an image, its mask and the predicted mask."""
 EMBEDDING_CHUNK = 256
 """Samples whose embeddings are computed at once."""
 
-
-@dataclass(frozen=True)
-class SamplePredictions:
-    """Predictions of images."""
-
-    images: np.ndarray
-    """Images before map ops (n, H, W, C)."""
-    captions: tuple[str, ...]
-    wrong: tuple[bool, ...]
-    """Whether the prediction of each image is wrong."""
-
-
-@dataclass(frozen=True)
-class EmbeddedSamples:
-    """Embeddings of samples."""
-
-    vectors: np.ndarray
-    """float32 (n, features)."""
-    labels: tuple[str, ...]
-    images: np.ndarray | None
-    """Images before map ops (n, H, W, C); None for other samples."""
+Show = Callable[[TensorBoard], None]
+"""Function that writes pictures or vectors for TensorBoard."""
+Draw = Callable[[TrainState], Show]
+"""Function that draws the pictures of a state, and returns the function that writes them."""
 
 
 def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
@@ -81,13 +64,13 @@ def format_label(label: np.ndarray, targets: Targets) -> str:
 
 
 def predict_samples(
-    recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
-) -> SamplePredictions | None:
+    recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset, step: int
+) -> Show | None:
     """Predict `monitor.sample_predictions` samples, spread over the evaluation split.
 
     Returns None if samples aren't images, have a label for each position, or the same labels, or
-    are padded. A caption
-    is the prediction, followed by the true label if it differs. Predicted numbers are never wrong.
+    are padded. A caption is the prediction, followed by the true label if it differs. Predicted
+    numbers are never wrong.
     """
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
     has_no_caption = (
@@ -104,24 +87,29 @@ def predict_samples(
         inputs = make_network_inputs(mapped["image"], config.image.layout, None)
         return config.network.apply(variables, inputs, train=False)
 
-    outputs = np.asarray(jax.jit(predict)(_copy_variables_to_host(state), columns))
+    outputs = np.asarray(jax.jit(predict)(_copy_variables_to_host(config, state), columns))
     targets = dataset.targets
     if targets.task == "multi_label":
         outputs = (outputs > 0).astype(np.float32)
     truths = [format_label(label, targets) for label in columns["label"]]
-    pairs = [
-        (format_label(output, targets), truth)
-        for output, truth in zip(outputs, truths, strict=True)
-    ]
-    captions = tuple(text if text == truth else f"{text}, is {truth}" for text, truth in pairs)
-    wrong = tuple(text != truth and targets.task != "regression" for text, truth in pairs)
-    return SamplePredictions(columns["image"], captions, wrong)
+    texts = [format_label(output, targets) for output in outputs]
+    pairs = list(zip(texts, truths, strict=True))
+    captions = [text if text == truth else f"{text}, is {truth}" for text, truth in pairs]
+    wrong = [text != truth and targets.task != "regression" for text, truth in pairs]
+    return lambda board: board.add_predictions(step, columns["image"], captions, wrong)
 
 
-def make_mask_drawer(
-    recipe: Recipe, dataset: Dataset, built: Built
-) -> Callable[[TrainState], np.ndarray] | None:
-    """Return a function (state) -> pictures of the first evaluation images with their masks.
+def make_drawers(recipe: Recipe, dataset: Dataset, built: Built) -> list[Draw]:
+    """Return the functions that draw predicted masks and generated images, as far as they apply."""
+    drawers = (
+        _make_mask_drawer(recipe, dataset, built),
+        _make_generated_drawer(recipe, dataset, built),
+    )
+    return [draw for draw in drawers if draw is not None]
+
+
+def _make_mask_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Draw | None:
+    """Return the function that draws the first evaluation images with their masks.
 
     Pictures are uint8 (n, H, 3 W + 2 MASK_GAP, 3): image, mask and predicted mask. Returns None
     unless every pixel has a class, for images of several sizes, and for a state on several devices.
@@ -149,19 +137,19 @@ def make_mask_drawer(
         logits: Any = network.apply(variables, images, train=False)
         return jnp.argmax(logits, axis=-1)
 
-    def draw(state: TrainState) -> np.ndarray:
-        variables = {"params": _get_eval_params(state), "batch_stats": state.batch_stats}
+    def draw(state: TrainState) -> Show:
+        variables = get_evaluated_weights(built.step_config, state)
         predicted = draw_masks(np.asarray(predict(variables, inputs)), classes)
         gap = np.full((*images.shape[:2], MASK_GAP, 3), 255, np.uint8)
-        return np.concatenate([images, gap, truth, gap, predicted], axis=2)
+        step = int(state.step)
+        pictures = np.concatenate([images, gap, truth, gap, predicted], axis=2)
+        return lambda board: board.add_masks(step, pictures)
 
     return draw
 
 
-def make_generated_drawer(
-    recipe: Recipe, dataset: Dataset, built: Built
-) -> Callable[[TrainState], np.ndarray] | None:
-    """Return a function (state) -> `monitor.sample_images` generated images, uint8 (n, H, W, 3).
+def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Draw | None:
+    """Return the function that draws `monitor.sample_images` generated images.
 
     Returns None for a network without the layer `adversarial`, and for a state on several devices.
     """
@@ -186,16 +174,17 @@ def make_generated_drawer(
         )
         return jax.tree.leaves(captured[1])[0].astype(jnp.float32)
 
-    return lambda state: _stretch_to_rgb(
-        np.asarray(generate({"params": _get_eval_params(state), "batch_stats": state.batch_stats}))
-    )
+    def draw(state: TrainState) -> Show:
+        step = int(state.step)
+        generated = generate(get_evaluated_weights(built.step_config, state))
+        pictures = _stretch_to_rgb(np.asarray(generated))
+        return lambda board: board.add_generated(step, pictures)
+
+    return draw
 
 
 def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
-    """Stretch the values of images (n, H, W, C) to uint8 (n, H, W, 3).
-
-    Images without three channels are shown in grey by their first channel.
-    """
+    """Stretch images (n, H, W, C) to uint8 (n, H, W, 3), in grey unless C is 3."""
     colour = images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
     low = colour.min(axis=(1, 2, 3), keepdims=True)
     span = np.maximum(colour.max(axis=(1, 2, 3), keepdims=True) - low, 1e-12)
@@ -204,7 +193,7 @@ def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
 
 def embed_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
-) -> EmbeddedSamples | None:
+) -> Show | None:
     """Embed `monitor.embeddings` samples, spread over the evaluation split.
 
     An embedding is the input of the network's last layer, averaged over positions of tokens or
@@ -215,7 +204,7 @@ def embed_samples(
     if not count or dataset.label_positions or recipe.dataset.buckets:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
-    variables = _copy_variables_to_host(state)
+    variables = _copy_variables_to_host(config, state)
     compute = jax.jit(_make_embedder(config))
     seed = seed_words(recipe.seed)
     vectors = []
@@ -234,7 +223,7 @@ def embed_samples(
         labels += [format_label(label, dataset.targets) for label in columns["label"][: len(chunk)]]
         images.append(columns["image"][: len(chunk)])
     pictures = np.concatenate(images) if _has_images(dataset) else None
-    return EmbeddedSamples(np.concatenate(vectors), tuple(labels), pictures)
+    return lambda board: board.add_embeddings(np.concatenate(vectors), labels, pictures)
 
 
 def _make_embedder(config: StepConfig) -> Callable[..., Any]:
@@ -272,11 +261,5 @@ def _has_images(dataset: Dataset) -> bool:
     return dataset.unit == IMAGES and len(dataset.raw_image.shape) == 3
 
 
-def _get_eval_params(state: TrainState) -> Any:
-    return state.params if state.average is None else merge_params(state.params, state.average)
-
-
-def _copy_variables_to_host(state: TrainState) -> Any:
-    """Return the variables of evaluation as whole arrays on the host."""
-    variables = {"params": _get_eval_params(state), "batch_stats": state.batch_stats}
-    return jax.tree.map(np.asarray, variables)
+def _copy_variables_to_host(config: StepConfig, state: TrainState) -> Any:
+    return jax.tree.map(np.asarray, get_evaluated_weights(config, state))

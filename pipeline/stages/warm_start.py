@@ -22,7 +22,7 @@ from pipeline.data.tables.encode_table import count_encoded_features
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import is_weight_file, read_weights
 from pipeline.stages.export.matching import match_weights
-from pipeline.stages.export.network import COLLECTIONS, trace_model_arrays
+from pipeline.stages.export.network import trace_model_arrays
 from pipeline.stages.record.saved_recipe import list_changes_of_meaning, restore_weights
 from pipeline.training.state import TrainState
 
@@ -47,13 +47,9 @@ class Restored:
         def choose(restored: Any, fresh: Any) -> Any:
             return fresh if isinstance(restored, jax.ShapeDtypeStruct) else restored
 
-        return replace(
-            fresh,
-            **{
-                name: jax.tree.map(choose, getattr(self.state, name), getattr(fresh, name))
-                for name in COLLECTIONS
-            },
-        )
+        params = jax.tree.map(choose, self.state.params, fresh.params)
+        batch_stats = jax.tree.map(choose, self.state.batch_stats, fresh.batch_stats)
+        return replace(fresh, params=params, batch_stats=batch_stats)
 
 
 def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn: Warn) -> Restored:
@@ -62,11 +58,14 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     `like` may be shapes and dtypes, so that mismatches are found before compiling. Optimizer, step
     and loss scale don't change. Warns of a damaged checkpoint, and of layers and inputs that differ
     in the recipe that trained the weights. Raises DataError if the weights can't be read, or if
-    they don't match the network and `checkpoint.partial` is false.
+    they don't match the network and `checkpoint.partial` is false, RunError if their address can't
+    be reached.
     """
     spec = recipe.checkpoint
     assert spec.restore is not None, "the caller checks that the recipe names weights"
-    path = fetch_weights(spec.restore, recipe)
+    path = spec.restore
+    if isinstance(path, Address):
+        path = copy_once(path, cache_root(recipe.cache), choose_weight_file)
     uses_rules = bool(spec.renames) or spec.partial or spec.rules != "auto"
     if not is_weight_file(path) and not uses_rules:
         tree = recipe.model_dump(mode="json")
@@ -85,16 +84,6 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
     return Restored(state, step, f"{origin}: {matching.format_counts()}")
 
 
-def fetch_weights(source: Path, recipe: Recipe) -> Path:
-    """Return the path of weights; of an address, the path of their copy in the cache.
-
-    Raises DataError, and RunError if the address can't be reached.
-    """
-    if not isinstance(source, Address):
-        return source
-    return copy_once(source, cache_root(recipe.cache), choose_weight_file)
-
-
 def choose_weight_file(names: Sequence[str]) -> str:
     """Return the name of the weight file of a repository. Raises ValueError without one."""
     files = [name for name in names if is_weight_file(Path(name))]
@@ -110,12 +99,10 @@ def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int 
 
     Raises DataError.
     """
-    if is_weight_file(source):
+    if is_weight_file(source) or source.is_file():
         return read_weights(source), None
     if not source.exists():
         raise DataError(f"{source}: there is no such file or run directory")
-    if source.is_file():
-        return read_weights(source), None
     saved = read_saved(source, warn)
     return saved.weights(), saved.step
 

@@ -314,7 +314,7 @@ def test_problems_of_several_rules_are_reported_together() -> None:
 def test_every_rule_has_a_test_case() -> None:
     """The rules of privacy have theirs in test_privacy_checks.py."""
     others = {*device_checks.RULES, check_privacy}
-    assert len(set(CHECKS) - others) == 29
+    assert len(set(CHECKS) - others) == 25
 
 
 def test_shortened_run_may_end_during_warmup() -> None:

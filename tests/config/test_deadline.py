@@ -80,8 +80,8 @@ def test_deadline_counts_from_the_start(tiny: Compose, monkeypatch: pytest.Monke
     until = tiny("train.until=2026-11-26T12:01Z").train
     assert find_deadline(until, 90.0) == 160
     past = tiny("train.until=2026-11-26T11:59:50Z").train
-    with pytest.raises(ValueError, match=r"^train\.until = 2026-11-26T11:59:50Z: is past; must be"):
+    with pytest.raises(RecipeError, match=r"train\.until = 2026-11-26T11:59:50Z: is past; must be"):
         find_deadline(past, 90.0)
     far = tiny("train.until='9999-01-01T00:00Z'").train
-    with pytest.raises(ValueError, match=r"^train\.until = 9999-.*: must be within a year"):
+    with pytest.raises(RecipeError, match=r"train\.until = 9999-.*: must be within a year"):
         find_deadline(far, 90.0)

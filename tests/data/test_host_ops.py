@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from pipeline import load_recipe
+from pipeline import Trainer, load_recipe
 from pipeline.api import ColumnSpec, HostOp, component
-from pipeline.api.batches import dict_batches
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.reporter import Reporter
@@ -124,7 +123,7 @@ def test_predictions_refuse_host_ops_of_evaluation() -> None:
 def test_python_batches_have_the_draws_of_their_epoch() -> None:
     recipe = make_recipe("dataset.train.host_ops=[test_shift]")
     dataset = load_data(recipe, Reporter())
-    first, second = (next(dict_batches(recipe, dataset, "train", epoch)) for epoch in (0, 1))
+    first, second = (next(Trainer(recipe).dicts("train", epoch)) for epoch in (0, 1))
     batches = dataset.train_order.batches(dataset.train_order.steps_per_epoch, 1)
     column = dataset.train.columns["image"]
     raw = read_rows(column, batches.rows[0], batches.indices[0], 1)

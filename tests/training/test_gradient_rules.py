@@ -71,9 +71,7 @@ MLP = ("model=mlp", "model.hidden=[8]", "train.steps=6", "checkpoint.every_steps
 @pytest.mark.slow
 def test_sam_run_matches_hand_computed_steps(tiny: Compose, tmp_path: Path) -> None:
     """Two passes by hand over the batches that training saw, with plain gradient descent."""
-    from pipeline.api.batches import tuple_batches
-    from pipeline.core.reporter import Reporter
-    from pipeline.stages.data import load_data
+    from pipeline import Trainer
 
     recipe = tiny(
         *MLP,
@@ -83,7 +81,7 @@ def test_sam_run_matches_hand_computed_steps(tiny: Compose, tmp_path: Path) -> N
         "checkpoint.keep=10",
     )
     run(recipe, tmp_path / "run")
-    batches = list(tuple_batches(recipe, load_data(recipe, Reporter())))
+    batches = list(Trainer(recipe).tuples())
 
     def loss(parameters: dict[str, Any], images: Any, labels: Any) -> Any:
         hidden = images.reshape(len(images), -1) @ parameters["dense_0/kernel"]

@@ -16,9 +16,8 @@ from pipeline.core.files.real_files import require_real
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
 from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
-from pipeline.stages.measure_robustness import RobustnessMeasure, plan_attacks
+from pipeline.stages.measure_robustness import RobustnessMeasure, plan_attacks, write_robustness
 from pipeline.stages.record.run_directory import RECIPE, ROBUSTNESS
-from pipeline.stages.robust_evaluation import write_robustness
 from pipeline.training.robustness.attack_specs import (
     AnyAttack,
     ApgdAttack,

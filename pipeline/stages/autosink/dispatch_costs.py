@@ -63,7 +63,8 @@ class TimedRuns:
         self._run_schedule = schedule
         self._executable = executable
         self._is_terminal = is_terminal
-        self._state = executable.init()
+        self.state = executable.init()
+        """The state after the trials so far."""
         self._open = ExitStack()
         self._observers: dict[int | None, Observers] = {}
 
@@ -81,15 +82,10 @@ class TimedRuns:
         schedule = Schedule(run, every, dispatch_seconds=self._recipe.train.dispatch_seconds)
         program = Program(self._executable, variant.mechanism)
         hooks = Hooks(monitors=[observers.monitor, watch], evaluate=evaluate)
-        training = train(program, self._state, schedule, hooks, HostState(), History(0))
-        self._state = exhaust(training)
+        training = train(program, self.state, schedule, hooks, HostState(), History(0))
+        self.state = exhaust(training)
         observers.monitor.flush()
         return watch.make_timing(variant.sink_steps or 1)
-
-    @property
-    def state(self) -> TrainState:
-        """The state after the trials so far."""
-        return self._state
 
     def _open_observers(self, variant: Variant) -> Observers:
         """Return the observers for a sink size, which the first call opens."""

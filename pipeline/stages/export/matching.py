@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
+from pipeline.config.renames import RenameSpec
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.value_text import align_columns
@@ -25,21 +26,6 @@ PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
 """Most rows of the table in a message."""
-
-
-class Rename(Protocol):
-    """A user's rule that renames entries of a file."""
-
-    @property
-    def match(self) -> str:
-        """The pattern as the user wrote it."""
-
-    @property
-    def pattern(self) -> Any:
-        """The compiled pattern, to be matched against entire names."""
-
-    def apply(self, name: str) -> str | None:
-        """Return the new name of an entry that `pattern` matches; None to skip the entry."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,7 @@ def match_weights(
     file: str,
     arrays: Arrays,
     network: NetworkArrays,
-    renames: Sequence[Rename] = (),
+    renames: Sequence[RenameSpec] = (),
     rules: Rules = "auto",
 ) -> Matching:
     """Match the entries of a file with the network's arrays, after the user's `renames`.
@@ -148,19 +134,17 @@ def format_table(rows: Iterable[MatchRow], limit: int | None = MAX_ROWS) -> str:
 
 
 def _rename_entries(
-    file: str, arrays: Arrays, renames: Sequence[Rename]
+    file: str, arrays: Arrays, renames: Sequence[RenameSpec]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
-    """Rename the entries by the first rule that matches each; raise DataError for an unused rule.
-
-    Returns the new name, None for skipped entries, and the array, by old name.
-    """
+    """Return the new name, None if skipped, and the array of each entry, by its old name."""
     used_rules: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
-        rule = next((i for i, r in enumerate(renames) if r.pattern.fullmatch(name)), None)
-        if rule is not None:
-            used_rules.add(rule)
-        renamed[name] = (name if rule is None else renames[rule].apply(name), array)
+        rules = (index for index, rule in enumerate(renames) if rule.pattern.fullmatch(name))
+        index = next(rules, None)
+        if index is not None:
+            used_rules.add(index)
+        renamed[name] = (name if index is None else renames[index].apply(name), array)
     for index, rename in enumerate(renames):
         if index not in used_rules:
             examples = ", ".join(show_name(name) for name in list(arrays)[:3])

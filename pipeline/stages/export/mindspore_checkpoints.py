@@ -6,17 +6,14 @@ sink epochs: sinks if the run has sinks, else epochs. `step` counts within it, f
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
@@ -30,11 +27,14 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.reporter import Reporter
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
 from pipeline.stages.export.trained_run import read_run_recipe
-from pipeline.stages.record.run_directory import require_run_dir
+from pipeline.stages.record.run_directory import (
+    CHECKPOINT_FILES,
+    CHECKPOINT_NAMES,
+    require_run_dir,
+)
 
 SUFFIX = ".ckpt"
 STATE = "opt_state/"
@@ -126,39 +126,34 @@ def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
     size = sink.size if sink is not None else train.sink_size if train.sink else None
     if isinstance(size, int) and size > 0:
         return size
-    dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
-    return dataset.train_order.steps_per_epoch
-
-
-@dataclass(frozen=True)
-class CopiesPlace:
-    """Paths of a run's MindSpore files."""
-
-    folder: Path
-    list_path: Path
-    """List of the files by step, in the run directory."""
-    shared: bool
-    """Whether other runs may write to the folder; else it is in the run directory."""
-    optimizer: bool = False
-    """Whether the files also have the optimizer's state and the step."""
+    return load_data(recipe).train_order.steps_per_epoch
 
 
 class MindSporeCopies:
-    """The MindSpore files of one run: `{prefix}-{epoch}_{step}.ckpt` in `place.folder`.
+    """The files `{prefix}-{epoch}_{step}.ckpt` of one run, in the format of MindSpore.
 
-    `ckpt.json` in the run directory lists them by step, so that a resumed run keeps its names, and
-    never removes a file of another run. If another run has files with the prefix in the folder,
-    `_1`, `_2` and so on is appended. In a shared folder a run claims its prefix by a file. Raises
-    RunError if the folder can't be made, or if the list can't be read.
+    They are in `shared_folder`, or in `ckpt` of the run directory if it is None. `ckpt.json` in the
+    run directory lists them by step, so that a resumed run keeps its names, and never removes a
+    file of another run. If another run has files with the prefix in the folder, `_1`, `_2` and so
+    on is appended. In a shared folder a run claims its prefix by a file. With `optimizer`, files
+    also have the optimizer's state and the step. Raises RunError if the folder can't be made, or if
+    the list can't be read.
     """
 
-    def __init__(self, place: CopiesPlace, prefix: str, steps_per_sink_epoch: int) -> None:
-        self._folder = place.folder.absolute()
-        self._shared = place.shared
-        self._has_optimizer = place.optimizer
-        # The list holds the path of a shared folder, and None for one in the run directory.
-        self._listed_folder = str(self._folder) if place.shared else None
-        self._list_path = place.list_path
+    def __init__(
+        self,
+        run_dir: Path,
+        shared_folder: Path | None,
+        prefix: str,
+        steps_per_sink_epoch: int,
+        *,
+        optimizer: bool = False,
+    ) -> None:
+        self._folder = (shared_folder or run_dir / CHECKPOINT_FILES).absolute()
+        self._has_optimizer = optimizer
+        # The path of a shared folder, and None for the one in the run directory.
+        self._listed_folder = str(self._folder) if shared_folder is not None else None
+        self._list_path = run_dir / CHECKPOINT_NAMES
         self._steps_per_sink_epoch = steps_per_sink_epoch
         self._names, earlier_prefix = self._read_list(prefix)
         try:
@@ -211,7 +206,7 @@ class MindSporeCopies:
         number = 0
         while True:
             free = find_free_prefix(self._folder, prefix if number == 0 else f"{prefix}_{number}")
-            if not self._shared:
+            if self._listed_folder is None:
                 return free
             try:
                 (self._folder / f".{free}.claim").touch(exist_ok=False)

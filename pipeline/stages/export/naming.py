@@ -188,10 +188,7 @@ class FileLayers:
         return "scale" if kind in ("batch_norm", "layer_norm") else target
 
     def _place_layers(self) -> dict[str, Place]:
-        """Return the place of every layer.
-
-        Layers whose paths differ only in a number are matched with the network's layers.
-        """
+        """Return the place of every layer; numbered ones are matched with the network's layers."""
         places: dict[str, Place] = {}
         layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():

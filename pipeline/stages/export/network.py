@@ -98,10 +98,7 @@ def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> Net
 def _find_flattened_channels(
     model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Return the channels of flattened images with several pixels, by dense layer.
-
-    Raises ValueError if a flatten is inside a block, or if no dense layer reads it.
-    """
+    """Return the channels of flattened images by dense layer. Raises ValueError if unknown."""
     if not isinstance(model, LayeredModelSpec):
         return {}
     layers = model.layers_for(classes)

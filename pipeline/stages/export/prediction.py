@@ -44,10 +44,7 @@ def make_predict(run: TrainedRun) -> Predict:
     samples = run.samples
     encode = make_encoding_ops(samples.table, recipe.model.table_input)
     ops = (*encode, *recipe.dataset.eval.ops)
-    columns = {
-        "image": ColumnSpec(samples.shape, samples.dtype),
-        "label": ColumnSpec((), "int32"),
-    }
+    columns = {"image": ColumnSpec(samples.shape, samples.dtype), "label": ColumnSpec((), "int32")}
     try:
         columns = compute_column_specs(encode, columns)
         layout = compute_column_specs(recipe.dataset.eval.ops, columns)["image"].layout

@@ -87,8 +87,7 @@ class _LoopState(NamedTuple):
 
 
 def make_cached_decoder(run: TrainedRun) -> Decoder | None:
-    """Return the decoder that caches keys and values; None if some layer can't be cached, and for
-    an ensemble."""
+    """Return the decoder that caches keys and values; None if a layer of the run has no cache."""
     if run.members:
         return None
     context = run.samples.shape[0]
@@ -148,11 +147,7 @@ def make_exported_decoder(next_token: export.Exported, context: int) -> Decoder:
 
 
 def sample_tokens(
-    decoder: Decoder,
-    weights: Mapping[str, Any],
-    prompt: np.ndarray,
-    count: int,
-    sampling: Sampling,
+    decoder: Decoder, weights: Mapping[str, Any], prompt: np.ndarray, count: int, sampling: Sampling
 ) -> Iterator[np.ndarray]:
     """Sample `count` tokens after a prompt; yield chunks int32 (n,) of up to `DISPATCH_TOKENS`.
 

@@ -105,10 +105,7 @@ def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
 
 
 def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -> Ranks:
-    """Connect to the other processes; None: this process has all visible `gpus`.
-
-    Raises RunError if that fails.
-    """
+    """Connect to the other processes, with all GPUs if `gpus` is None. Raises RunError."""
     meet(place, launch.start_seconds or place.start_s)
     proxies = {name: os.environ.pop(name) for name in PROXIES if name in os.environ}
     flag = f"--xla_cpu_collective_timeout_seconds={round(launch.stuck_seconds)}"
@@ -116,11 +113,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
 
-    from pipeline.core.host.jax_private import (
-        close_devices,
-        coordination_client,
-        has_open_devices,
-    )
+    from pipeline.core.host.jax_private import close_devices, coordination_client, has_open_devices
 
     if has_open_devices():
         close_devices()

@@ -142,10 +142,7 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec) -> Failure | None:
-    """Wait until all processes have ended, at most `launch.end_seconds` after the first.
-
-    Returns the failure that caused the others, if any.
-    """
+    """Wait for all to end, `launch.end_seconds` after the first at most; return the failure."""
     failure = None
     is_stopped = False
     # A checkpoint was requested of processes that have died, or before there were any.

@@ -104,7 +104,8 @@ class _Connections:
         """Add a process. Returns the problem if it doesn't belong to this run."""
         self.stack.callback(connection.close)
         report = read_line(connection, LINE_S)
-        rank, size = report.get("rank"), report.get("size")
+        rank = report.get("rank")
+        size = report.get("size")
         if type(rank) is not int or type(size) is not int:
             connection.close()  # a stranger
             return ""

@@ -66,23 +66,15 @@ def require_same_origin(
     except DataError as error:
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(processes, current)
-    for change, lines in (
-        (
-            "the data have changed since the run was trained",
-            find_changed_data(processes, current.data),
-        ),
-        (
-            "the plug-ins have changed since the run was trained",
-            find_changed_plugins(processes, current),
-        ),
-        (
-            "settings that decide numbers have changed since the run was trained",
-            settings.decisive,
-        ),
-    ):
+    changes = {
+        "the data": find_changed_data(processes, current.data),
+        "the plug-ins": find_changed_plugins(processes, current),
+        "settings that decide numbers": settings.decisive,
+    }
+    for changed, lines in changes.items():
         if not lines:
             continue
-        problem = f"{run_dir}: {change}"
+        problem = f"{run_dir}: {changed} have changed since the run was trained"
         if on_changed == "refuse":
             advice = f"Restore them, or continue with these: {ALLOW}"
             raise DataError("\n  ".join([f"{problem}:", *lines]) + f"\n{advice}")
@@ -109,8 +101,7 @@ def require_same_data(run_dir: Path, current: Provenance) -> None:
 
 
 def find_changed_data(processes: Processes, current: Mapping[str, Any]) -> list[str]:
-    """Return a line for each column that differs from the run's data so far; `current` has the
-    fingerprints of columns by split."""
+    """Return a line for each column whose fingerprint in `current`, by split, differs."""
     recorded = _find_newest(processes, "data")
     if not recorded:
         return []

@@ -98,10 +98,8 @@ def _read_processor() -> str:
 
 
 def _read_libc() -> str:
-    """Return the libc version, since libc may compute exponentials.
-
-    `os.confstr` is used because `platform.libc_ver` takes 20 ms.
-    """
+    """Return the version of libc, which may compute exponentials."""
+    # `platform.libc_ver` would take 20 ms.
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:

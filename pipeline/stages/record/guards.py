@@ -10,7 +10,6 @@ from pathlib import Path
 from jax.errors import JaxRuntimeError
 
 from pipeline.core.errors import RunError, exit_status_of, first_line, status_after
-from pipeline.core.host.signals import Interrupted
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary, read_metrics
 
@@ -64,17 +63,6 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             if not folder.advanced.is_held:
                 summary.write(folder.path)
-
-
-@contextmanager
-def stop_on_signal(summary: Summary) -> Iterator[None]:
-    """Set the status stopped if a signal interrupts the stages in the body."""
-    try:
-        yield
-    except Interrupted as signal:
-        summary.status = "stopped"
-        summary.reason = str(signal)
-        summary.exit_status = exit_status_of(signal)
 
 
 @contextmanager

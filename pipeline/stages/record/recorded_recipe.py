@@ -11,6 +11,7 @@ import yaml
 
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
+from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_text
@@ -25,9 +26,7 @@ from pipeline.stages.record.run_directory import (
 )
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
-LENGTH = tuple(
-    ("train", key) for key in ("epochs", "passes", "steps", "minutes", "until", "end_step")
-)
+LENGTH = tuple(("train", key) for key in (*LENGTH_UNITS, "end_step"))
 FREE_TO_CHANGE = (
     *LENGTH,
     ("train", "planned_for"),
@@ -186,9 +185,7 @@ def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
 
 
 def list_changes(
-    recipe: Recipe,
-    recorded: Mapping[str, Any],
-    free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
+    recipe: Recipe, recorded: Mapping[str, Any], free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE
 ) -> list[str]:
     """Return a line for each key that differs from the recorded recipe, except `free` keys."""
     return [

@@ -1,5 +1,7 @@
 """Run directories: names of their files, creation and locks.
 
+The constants below name these files and folders:
+
 outputs/<date>/<time>_<recipe>/
     recipe.yaml, provenance.json, lowerings.json, summary.json, run.log, .lock
     metrics.jsonl, evals.jsonl, checkpoints/, events of TensorBoard
@@ -9,7 +11,7 @@ outputs/<date>/<time>_<recipe>/
     report/, profile/, dump/      results of the command `report`, of profiles and of dumps
     ckpt/, ckpt.json              with `checkpoint.prefix`
     descendants.jsonl             exports, converted weights and reproductions
-    ranks/, plan.yaml             of several processes; of parallel.mode=auto
+    ranks/, plan.yaml             logs of several processes; the plan of parallel.mode=auto
     autopsy.json, reproducer/     of a non-finite step that ended the run
     earlier_autopsy/              both of these, after a resume
     price.json, trace.json, timeline.html, result of AutoTune      on an emulated device
@@ -45,17 +47,11 @@ RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
 LOG = "run.log"
 PLAN = "plan.yaml"
-"""Mesh and shardings of the searched plan."""
 LOWERINGS = "lowerings.json"
-"""The lowerings of the run's layers."""
 COMPILED = "compiled.json"
-"""Figures of programs for an absent chip."""
 ROBUSTNESS = "robustness.json"
-"""Accuracy under attacks, of `eval.robustness` or the command `attack`."""
 FUZZ = "fuzz"
-"""Folder of the command `fuzz`."""
 LEAKAGE = "leakage.json"
-"""How well attacks recognise training samples, of the command `leakage`."""
 OVERRIDES = "overrides.yaml"
 """Overrides of a job of a sweep."""
 CLAIM = ".claim"
@@ -69,22 +65,15 @@ CHECKPOINT_NAMES = "ckpt.json"
 BOARD_FOLDER = "embeddings"
 BOARD_CONFIG = "projector_config.pbtxt"
 """Folder and configuration of TensorBoard's projector."""
-JSON_FILES = (
-    *(SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS),
-    *(ROBUSTNESS, LEAKAGE),
-)
-REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *JSON_FILES)
+RECORDS = (SUMMARY, "provenance.json", LOWERINGS, AUTOPSY, CHECKPOINT_NAMES, COMPILED, STATUS)
+RESULTS = (ROBUSTNESS, LEAKAGE)
+REPLACED = (RECIPE, PLAN, OVERRIDES, TOKENIZER, BOARD_CONFIG, *RECORDS, *RESULTS)
 """Files that are written as a whole, besides those of an emulated device."""
 PRICES = ("price.json", "trace.json", "timeline.html")
-"""Files of an emulated device."""
 PROFILE = "profile"
-"""Folder of a profile."""
 REPORT = "report"
-"""Folder of the command `report`."""
 RANKS = "ranks"
-"""Folder of the logs of several processes."""
 DUMP = "dump"
-"""Folder of dumped tensors, by time."""
 AUTOPSY_FOLDERS = (REPRODUCER, EARLIER_AUTOPSY)
 RESULT_FOLDERS = (CHECKPOINTS, CHECKPOINT_FILES, BOARD_FOLDER, RANKS, REPORT, PROFILE, DUMP)
 FOLDERS = (*RESULT_FOLDERS, *AUTOPSY_FOLDERS, MIRROR_DRAFT)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import first_line
 from pipeline.engine.callbacks.events import Evaluation
@@ -20,10 +18,10 @@ from pipeline.stages.data import sample_images
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.stages.sample_pictures import (
+    Draw,
     embed_samples,
     format_sample_labels,
-    make_generated_drawer,
-    make_mask_drawer,
+    make_drawers,
     predict_samples,
 )
 from pipeline.training.parallel.placement import gather_arrays
@@ -39,18 +37,11 @@ class Evaluations:
     observers: Observers
 
     @cached_property
-    def _draw_masks(self) -> Callable[[TrainState], np.ndarray] | None:
+    def _drawers(self) -> list[Draw]:
         context = self.run.context
         if not context.shows_pictures:
-            return None
-        return make_mask_drawer(context.recipe, self.run.dataset, self.run.built)
-
-    @cached_property
-    def _draw_generated(self) -> Callable[[TrainState], np.ndarray] | None:
-        context = self.run.context
-        if not context.shows_pictures:
-            return None
-        return make_generated_drawer(context.recipe, self.run.dataset, self.run.built)
+            return []
+        return make_drawers(context.recipe, self.run.dataset, self.run.built)
 
     def evaluate_unless_stopped(self, state: TrainState) -> Evaluation | None:
         """Evaluate a state of training; None if a signal to stop comes first."""
@@ -89,14 +80,10 @@ class Evaluations:
         state = gather_arrays(state)
         if not context.shows_pictures:
             return
-        samples = predict_samples(recipe, self.run.built.step_config, state, self.run.dataset)
-        if samples is not None:
-            step = history.step
-            observers.show(
-                lambda board: board.add_predictions(
-                    step, samples.images, samples.captions, samples.wrong
-                )
-            )
+        config = self.run.built.step_config
+        show = predict_samples(recipe, config, state, self.run.dataset, history.step)
+        if show is not None:
+            observers.show(show)
         if recipe.monitor.embeddings:
             self._show_embeddings(state)
 
@@ -114,22 +101,19 @@ class Evaluations:
     def _show_embeddings(self, state: TrainState) -> None:
         """Show the embeddings of samples; a failure is a warning."""
         context = self.run.context
+        config = self.run.built.step_config
         try:
-            embedded = embed_samples(
-                context.recipe, self.run.built.step_config, state, self.run.dataset
-            )
+            show = embed_samples(context.recipe, config, state, self.run.dataset)
         except Exception as error:  # a custom network can raise any error
             context.reporter.warn(f"monitor.embeddings: {first_line(error)}")
             return
-        if embedded is None:
+        if show is None:
             context.reporter.warn(
                 "monitor.embeddings: must be 0 for labels of positions, for images in buckets and "
                 "for networks without layers"
             )
             return
-        self.observers.show(
-            lambda board: board.add_embeddings(embedded.vectors, embedded.labels, embedded.images)
-        )
+        self.observers.show(show)
 
     def show_start(self) -> None:
         """Show classes, training samples and the graph of the network before training."""
@@ -176,13 +160,8 @@ class Evaluations:
 
     def _show_pictures(self, state: TrainState) -> None:
         """Show predicted masks, and images that a generator makes."""
-        step = int(state.step)
-        if self._draw_masks is not None:
-            pictures = self._draw_masks(state)
-            self.observers.show(lambda board: board.add_masks(step, pictures))
-        if self._draw_generated is not None:
-            images = self._draw_generated(state)
-            self.observers.show(lambda board: board.add_generated(step, images))
+        for draw in self._drawers:
+            self.observers.show(draw(state))
 
 
 def _list_main_parameters(recipe: Recipe) -> dict[str, Any]:

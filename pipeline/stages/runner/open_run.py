@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -18,24 +18,18 @@ from pipeline.checkpoint.mirror import DRAFT, MirroredRun
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError
-from pipeline.core.host.signals import Signals, handle_signals
+from pipeline.core.errors import RecipeError, exit_status_of
+from pipeline.core.host.signals import Interrupted, Signals, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.text.text_format import write_tokenizer
 from pipeline.engine.monitors.log_levels import log_by_level
 from pipeline.engine.non_finite_step import NonFiniteStepError
-from pipeline.stages.build import fingerprint_rates
 from pipeline.stages.launch.local import ProcessError, run_locally
 from pipeline.stages.record import recorded_recipe, run_directory
 from pipeline.stages.record.continuity import require_same_data, require_same_origin
 from pipeline.stages.record.environment import describe_process
-from pipeline.stages.record.guards import (
-    convert_os_errors,
-    convert_out_of_memory,
-    stop_on_signal,
-    write_summary,
-)
+from pipeline.stages.record.guards import convert_os_errors, convert_out_of_memory, write_summary
 from pipeline.stages.record.provenance import add_provenance
 from pipeline.stages.record.recorded_reference import describe_comparison, find_reference
 from pipeline.stages.record.run_directory import RunFolder, open_folder
@@ -43,7 +37,6 @@ from pipeline.stages.record.summary import Summary, describe_start_up
 from pipeline.stages.runner.context import RunContext, RunOptions
 from pipeline.stages.runner.run_mirror import RESTORE_S, find_mirrored_run
 from pipeline.training.parallel.ranks import Ranks
-from pipeline.training.rate_table import RateFile
 
 SAVING = {"train", "checkpoint"}
 """Stages of a run that can be resumed."""
@@ -75,16 +68,15 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         "started_at": options.started_at,
         "parent": os.getpid(),
     }
-    advice = _make_resume_advice(fitted, options, run_dir)
     try:
         with handle_signals(options.signals):
             summary = _run_with_restarts(fitted, request, run_dir, options.signals)
     except BaseException:
         if saved_steps(run_dir / FOLDER):
-            _report_advice(advice, Reporter())
+            _advise_to_resume(fitted, options, run_dir, Reporter())
         raise
     if summary.status == "stopped":
-        _report_advice(advice, Reporter())
+        _advise_to_resume(fitted, options, run_dir, Reporter())
     return summary
 
 
@@ -99,21 +91,17 @@ def _run_with_restarts(
         except ProcessError as error:
             if number > restarts or signals.stop or not error.is_death:
                 raise
-            if not _can_restart(recipe, run_dir):
+            resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
+            restores = recipe.checkpoint.restore is not None
+            # A run to resume doesn't restore other weights.
+            if resumed and restores and not saved_steps(run_dir / FOLDER):
                 raise
             recipe = _leave_out_process(recipe)
             processes = recipe.launch.num_processes
             text = f"restart {number} of {restarts} in {processes} of the processes: {error}"
             Reporter().warn(text)
-            resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
             request = {**request, "recipe": _make_worker_tree(recipe, resumed)}
     raise AssertionError("the last attempt returns or raises")
-
-
-def _can_restart(recipe: Recipe, run_dir: Path) -> bool:
-    """Return whether a run can start again: a run to resume doesn't restore other weights."""
-    is_new = not (run_dir / run_directory.RECIPE).exists()
-    return is_new or recipe.checkpoint.restore is None or bool(saved_steps(run_dir / FOLDER))
 
 
 def _leave_out_process(recipe: Recipe) -> Recipe:
@@ -181,10 +169,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 def _place_run(
     recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for a number of processes, and the directory of a new or resumed run.
-
-    The first process chooses the directory. Raises RecipeError if the recipe doesn't fit.
-    """
+    """Return the recipe for a number of processes, and its directory. Raises RecipeError."""
     recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
 
     def choose() -> tuple[str, bool]:
@@ -229,7 +214,6 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     summary = context.summary
     reporter = context.reporter
     run_dir = context.run_dir
-    advice = _make_resume_advice(context.recipe, context.options, run_dir)
     reference = find_reference(context.recipe.name, context.options.recipe_folder)
 
     def has_saved() -> bool:
@@ -237,17 +221,20 @@ def conclude_run(context: RunContext) -> Iterator[None]:
         return summary.steps > 0 and bool(saved_steps(run_dir / FOLDER))
 
     try:
-        # With several processes the error must reach the others, which wait for this process.
-        with stop_on_signal(summary) if context.ranks.size == 1 else nullcontext():
-            yield
+        yield
     except BaseException as error:
-        if isinstance(error, NonFiniteStepError) and error.advice:
-            _report_advice(error.advice, reporter)
-        elif has_saved():
-            _report_advice(advice, reporter)
-        raise
+        # With several processes the error must reach the others, which wait for this process.
+        if not isinstance(error, Interrupted) or context.ranks.size > 1:
+            if isinstance(error, NonFiniteStepError) and error.advice:
+                reporter.stage("resume", error.advice)
+            elif has_saved():
+                _advise_to_resume(context.recipe, context.options, run_dir, reporter)
+            raise
+        summary.status = "stopped"
+        summary.reason = str(error)
+        summary.exit_status = exit_status_of(error)
     if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
-        _report_advice(advice, reporter)
+        _advise_to_resume(context.recipe, context.options, run_dir, reporter)
     if summary.time.get("first_step_s") is not None:
         reporter.stage("time", describe_start_up(summary.time))
     if reference is not None and context.ranks.is_first and summary.metrics:
@@ -256,24 +243,23 @@ def conclude_run(context: RunContext) -> Iterator[None]:
     reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
-def _make_resume_advice(recipe: Recipe, options: RunOptions, run_dir: Path) -> str | None:
-    """Return the command that resumes a run; None if it can't be resumed."""
-    if not set(recipe.stages) >= SAVING:
-        return None
-    return options.how_to_resume(run_dir, recipe.checkpoint.restore)
-
-
-def _report_advice(advice: str | None, reporter: Reporter) -> None:
-    if advice is not None:
-        reporter.stage("resume", advice)
+def _advise_to_resume(
+    recipe: Recipe, options: RunOptions, run_dir: Path, reporter: Reporter
+) -> None:
+    """Print the command that resumes a run, if it can be resumed."""
+    if set(recipe.stages) >= SAVING:
+        advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
+        if advice is not None:
+            reporter.stage("resume", advice)
 
 
 def record_data(
-    context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, RateFile]
+    context: RunContext, dataset: Dataset, device: jax.Device, rate_files: Mapping[str, Any]
 ) -> RunContext:
     """Write the provenance of the run, after comparing it with the run to resume.
 
-    Returns the context with the provenance. Raises DataError if a run to resume had other data.
+    `rate_files` has the fingerprints of files of learning rates, by key. Returns the context with
+    the provenance. Raises DataError if a run to resume had other data.
     """
     recipe = context.recipe
     text = dataset.text
@@ -282,8 +268,7 @@ def record_data(
         splits = {"train": dataset.train, "eval": dataset.whole_eval}
         process = describe_process(recipe.seed, context.summary.versions, device, splits)
         if rate_files:
-            data = {**process.data, "learning rates": fingerprint_rates(rate_files)}
-            process = replace(process, data=data)
+            process = replace(process, data={**process.data, "learning rates": rate_files})
         if context.resuming and saved_steps(context.run_dir / FOLDER):
             on_changed = recipe.train.resume_changed
             warn = context.reporter.warn

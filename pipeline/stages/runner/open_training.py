@@ -26,7 +26,7 @@ from pipeline.engine.monitors.observers import Observers
 from pipeline.engine.rollback import NoRollbacks, Rollbacks
 from pipeline.engine.schedule import Event, Schedule, is_due
 from pipeline.stages.autosink.choose_sink import SinkPlan
-from pipeline.stages.record.run_directory import CHECKPOINT_FILES, CHECKPOINT_NAMES, HeldWrites
+from pipeline.stages.record.run_directory import HeldWrites
 from pipeline.stages.record.saved_recipe import hash_recipe
 from pipeline.stages.runner.context import CompiledRun, Dumps, RunContext
 from pipeline.stages.runner.evaluations import Evaluations
@@ -76,21 +76,18 @@ def open_training(
     built = run.built
     executable = run.executable
     recipe = context.recipe
-    options = context.options
     observers = evaluations.observers
-    signals = options.signals
-    pruner = options.pruner
+    signals = context.options.signals
+    pruner = context.options.pruner
     if not recipe.train.sink and recipe.train.sink_size != -1:
         context.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(_archive_findings, context))
     with signals.held(), ExitStack() as stack:
-        save_periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)[
-            Event.CHECKPOINT
-        ]
+        periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
+        save_periods = periods[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(evaluations, save_periods, stack)
-        every_seconds = recipe.checkpoint.every_seconds
-        saves = Saves(checkpoints, every_seconds, sink.host_entry, observers.log_marks)
+        every_s = recipe.checkpoint.every_seconds
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
@@ -99,14 +96,14 @@ def open_training(
         hooks = Hooks(
             monitors=monitors,
             evaluate=evaluations.evaluate_unless_stopped,
-            saves=saves,
+            saves=Saves(checkpoints, every_s, sink.host_entry, observers.log_marks),
             callbacks=_open_callbacks(evaluations, callbacks),
             early_stop=make_early_stop(recipe.monitor.early_stop),
             prune=prune,
             deadline=context.deadline,
             rollbacks=_make_rollbacks(context, save_periods, checkpoints),
             on_non_finite_step=recipe.train.on_nan.name,
-            examine=options.inspection.open_autopsy(run),
+            examine=context.options.inspection.open_autopsy(run),
             dump=do_nothing if dumps is None else dumps,
             collect=_make_collector(run, observers),
             gather=gather_arrays if is_shared else None,
@@ -235,9 +232,8 @@ def _open_checkpoints(
     periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
     holds = partial(is_due, periods=periods)
     retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
-    copies: list[Copies] = [copy for copy in [_open_copies(evaluations)] if copy is not None]
-    if (mirror := stack.enter_context(open_mirror(context))) is not None:
-        copies.append(mirror)
+    opened = [_open_copies(evaluations), stack.enter_context(open_mirror(context))]
+    copies: list[Copies] = [copy for copy in opened if copy is not None]
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
     return stack.enter_context(checkpoints)
 
@@ -252,14 +248,15 @@ def _open_copies(evaluations: Evaluations) -> Copies | None:
         return None
     # Imported here, since few runs need it.
     from pipeline.engine.monitors.tensorboard import encode_graph
-    from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
+    from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
 
-    folder = spec.directory or context.run_dir / CHECKPOINT_FILES
-    list_path = context.run_dir / CHECKPOINT_NAMES
-    place = CopiesPlace(folder, list_path, spec.directory is not None, spec.optimizer)
-    steps_per_sink_epoch = schedule.sink_steps or schedule.steps_per_epoch
-    prefix = spec.prefix or context.recipe.model.name
-    copies = MindSporeCopies(place, prefix, steps_per_sink_epoch)
+    copies = MindSporeCopies(
+        context.run_dir,
+        spec.directory,
+        spec.prefix or context.recipe.model.name,
+        schedule.sink_steps or schedule.steps_per_epoch,
+        optimizer=spec.optimizer,
+    )
     nodes = evaluations.trace_graph("checkpoint.prefix")
     if nodes is not None:
         # On the thread that writes for TensorBoard: its package can't be imported by two at once.

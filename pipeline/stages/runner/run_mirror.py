@@ -47,7 +47,7 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
             advice = "name another address, or continue that run: train.resume=auto"
             raise RecipeError(f"{KEY} = {url}: holds another run; {advice}")
         return None
-    text = mirrored.read_small(f"{RECIPE}", MAX_BYTES).decode(errors="replace")
+    text = mirrored.read_small(RECIPE, MAX_BYTES).decode(errors="replace")
     try:
         recorded = parse_written_yaml(text)
     except ValueError as error:

@@ -18,7 +18,7 @@ from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.engine.monitors.tensorboard import BoardNode, encode_graph
 from pipeline.models.weights.files.weight_files import read_weights
-from pipeline.stages.export.mindspore_checkpoints import CopiesPlace, MindSporeCopies
+from pipeline.stages.export.mindspore_checkpoints import MindSporeCopies
 from tests import outcome
 from tests.checkpoint.test_checkpointer import kept, state_of
 from tests.conftest import compose_tiny
@@ -32,8 +32,7 @@ def names(folder: Path) -> list[str]:
 
 
 def copies_in(run_dir: Path, shared: Path | None, prefix: str = "net") -> MindSporeCopies:
-    place = CopiesPlace(shared or run_dir / "ckpt", run_dir / "ckpt.json", shared is not None)
-    return MindSporeCopies(place, prefix, STEPS_PER_SINK_EPOCH)
+    return MindSporeCopies(run_dir, shared, prefix, STEPS_PER_SINK_EPOCH)
 
 
 def save(run_dir: Path, folder: Path | None, *steps: int, prefix: str = "net") -> None:

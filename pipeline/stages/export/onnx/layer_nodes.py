@@ -17,10 +17,13 @@ from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.lowerings.formulas.adaptive_pools import index_windows, weigh_windows
 from pipeline.models.modules.layout import compute_pads, reach
-from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput
+from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput, Order
 
 Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]
-_TRANSLATIONS: dict[type[LayerSpec], Translation] = {}
+_TRANSLATIONS: dict[type[LayerSpec], tuple[Translation, Order | None]] = {}
+"""Translations with the order of axes of their input; None for any order."""
+GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
+"""Order of ONNX's gates, input, output, forget, cell and update, reset, new, among the layers'."""
 
 
 def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
@@ -30,30 +33,33 @@ def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) 
     """
     for name, layer in zip(name_scopes(layers), layers, strict=True):
         layer_graph = graph.enter(name)
-        translation = _TRANSLATIONS.get(type(layer))
-        if translation is None:
+        if type(layer) not in _TRANSLATIONS:
             names = ", ".join(sorted(kind.model_fields["name"].default for kind in _TRANSLATIONS))
             raise RecipeError(
                 f"model layer {'/'.join(layer_graph.path)} ({layer.name}): has no translation to "
                 f"ONNX; must be one of {names}. Or export without --to onnx: StableHLO has all"
             )
-        x = translation(layer, x, layer_graph)
+        translation, order = _TRANSLATIONS[type(layer)]
+        x = translation(layer, x if order is None else graph.to_order(x, order), layer_graph)
     return x
 
 
-def register_translation(*kinds: type[LayerSpec]) -> Callable[[Translation], Translation]:
+def register_translation(
+    *kinds: type[LayerSpec], order: Order | None = None
+) -> Callable[[Translation], Translation]:
+    """Register a translation of layers, whose input has its axes in this order."""
+
     def register(translation: Translation) -> Translation:
-        _TRANSLATIONS.update(dict.fromkeys(kinds, translation))
+        _TRANSLATIONS.update(dict.fromkeys(kinds, (translation, order)))
         return translation
 
     return register
 
 
-@register_translation(standard.Conv, standard.Conv3d, tokens.Conv1d)
+@register_translation(standard.Conv, standard.Conv3d, tokens.Conv1d, order="nchw")
 def _add_conv(
     layer: standard.Conv | standard.Conv3d | tokens.Conv1d, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     kernel = graph.read_weight("kernel")
     axes = kernel.ndim - 2
     strides, dilation = (
@@ -77,7 +83,7 @@ def _add_conv(
     return NodeOutput(name, (*sizes, kernel.shape[-1]), "nchw")
 
 
-@register_translation(standard.ConvTranspose)
+@register_translation(standard.ConvTranspose, order="nchw")
 def _add_conv_transpose(
     layer: standard.ConvTranspose, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
@@ -86,7 +92,6 @@ def _add_conv_transpose(
     ONNX mirrors the kernel and crops the padding. Rows are added at the end if XLA's result has
     more rows than the windows cover.
     """
-    x = graph.to_order(x, "nchw")
     kernel = graph.read_weight("kernel")
     size = pair(layer.kernel)
     strides = pair(layer.stride)
@@ -122,9 +127,8 @@ def _add_conv_transpose(
     return NodeOutput(name, (sizes[0], sizes[1], kernel.shape[-1]), "nchw")
 
 
-@register_translation(standard.Dense)
+@register_translation(standard.Dense, order="nhwc")
 def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nhwc")
     outputs = graph.read_weight("kernel").shape[1]
     inputs = [x.name, graph.add_weight("kernel")]
     bias = _add_bias(graph)
@@ -135,9 +139,8 @@ def _add_dense(layer: standard.Dense, x: NodeOutput, graph: GraphBuilder) -> Nod
     return NodeOutput(name, (*x.shape[:-1], outputs), x.order)
 
 
-@register_translation(standard.BatchNorm)
+@register_translation(standard.BatchNorm, order="nchw")
 def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     arrays = [graph.add_weight(name) for name in ("scale", "bias")]
     statistics = {name: graph.read_weight(name, "batch_stats") for name in ("mean", "var")}
     arrays += [graph.add_weight(name, array) for name, array in statistics.items()]
@@ -145,17 +148,15 @@ def _add_batch_norm(layer: standard.BatchNorm, x: NodeOutput, graph: GraphBuilde
     return replace(x, name=norm)
 
 
-@register_translation(standard.LayerNorm)
+@register_translation(standard.LayerNorm, order="nhwc")
 def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nhwc")
     arrays = [graph.add_weight(name) for name in ("scale", "bias")]
     norm = graph.add_node("LayerNormalization", [x.name, *arrays], axis=-1, epsilon=layer.epsilon)
     return replace(x, name=norm)
 
 
-@register_translation(standard.GroupNorm)
+@register_translation(standard.GroupNorm, order="nchw")
 def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     channels = x.shape[-1]
     positions = x.shape[:-1] if x.has_positions else ()
     grouped = graph.reshape(x, [-1, layer.groups, prod(x.shape) // layer.groups], ())
@@ -208,9 +209,8 @@ def _add_activation(layer: standard.Activation, x: NodeOutput, graph: GraphBuild
     return replace(x, name=graph.add_node("Mul", [x.name, gate]))
 
 
-@register_translation(standard.MaxPool, standard.AvgPool)
+@register_translation(standard.MaxPool, standard.AvgPool, order="nchw")
 def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     window = pair(layer.kernel)
     strides = window if layer.stride is None else pair(layer.stride)
     pads, sizes = _compute_windows(x, window, strides, layer.padding)
@@ -219,21 +219,19 @@ def _add_pool(layer: standard.Pool, x: NodeOutput, graph: GraphBuilder) -> NodeO
     return NodeOutput(name, (*sizes, x.shape[-1]), "nchw")
 
 
-@register_translation(standard.GlobalAvgPool)
+@register_translation(standard.GlobalAvgPool, order="nchw")
 def _add_global_avg_pool(
     layer: standard.GlobalAvgPool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     mean = graph.add_node("ReduceMean", [x.name], axes=[2, 3], keepdims=0)
     return NodeOutput(mean, x.shape[-1:])
 
 
-@register_translation(standard.AdaptiveAvgPool, standard.AdaptiveMaxPool)
+@register_translation(standard.AdaptiveAvgPool, standard.AdaptiveMaxPool, order="nchw")
 def _add_adaptive_pool(
     layer: standard.AdaptivePool, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
     """Multiply height and width by matrices of means, or take maxima of their windows."""
-    x = graph.to_order(x, "nchw")
     size = pair(layer.size)
     name = x.name
     if isinstance(layer, standard.AdaptiveMaxPool):
@@ -248,9 +246,8 @@ def _add_adaptive_pool(
     return NodeOutput(name, (*size, x.shape[-1]), "nchw")
 
 
-@register_translation(standard.Upsample)
+@register_translation(standard.Upsample, order="nchw")
 def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     scales = graph.add_constant("scales", np.array([1, 1, layer.factor, layer.factor], np.float32))
     name = graph.add_node(
         "Resize",
@@ -263,11 +260,10 @@ def _add_upsample(layer: standard.Upsample, x: NodeOutput, graph: GraphBuilder) 
     return NodeOutput(name, (height * layer.factor, width * layer.factor, channels), "nchw")
 
 
-@register_translation(standard.ChannelShuffle)
+@register_translation(standard.ChannelShuffle, order="nchw")
 def _add_channel_shuffle(
     layer: standard.ChannelShuffle, x: NodeOutput, graph: GraphBuilder
 ) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     height, width, channels = x.shape
     sizes = [-1, layer.groups, channels // layer.groups, height, width]
     parts = graph.reshape(x, sizes, x.shape)
@@ -276,22 +272,21 @@ def _add_channel_shuffle(
     return graph.reshape(swapped_x, [-1, channels, height, width], x.shape)
 
 
-@register_translation(standard.Flatten)
+@register_translation(standard.Flatten, order="nhwc")
 def _add_flatten(layer: standard.Flatten, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nhwc")
     return graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
 
 
-@register_translation(standard.Reshape)
+@register_translation(standard.Reshape, order="nhwc")
 def _add_reshape(layer: standard.Reshape, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    return graph.reshape(graph.to_order(x, "nhwc"), [-1, *layer.shape], tuple(layer.shape))
+    return graph.reshape(x, [-1, *layer.shape], tuple(layer.shape))
 
 
-@register_translation(tokens.Tokens)
+@register_translation(tokens.Tokens, order="nhwc")
 def _add_tokens(layer: tokens.Tokens, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
     height, width, channels = x.shape
     shape = (height * width, channels)
-    return graph.reshape(graph.to_order(x, "nhwc"), [-1, *shape], shape)
+    return graph.reshape(x, [-1, *shape], shape)
 
 
 @register_translation(standard.Sequence)
@@ -334,9 +329,8 @@ def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) 
     return _concatenate_channels(results, graph)
 
 
-@register_translation(standard.Gate)
+@register_translation(standard.Gate, order="nchw")
 def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
-    x = graph.to_order(x, "nchw")
     factors = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     if factors.shape != x.shape:
         ones = (1,) * (len(x.shape) - 1)
@@ -361,6 +355,43 @@ def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder)
     total = replace(added_body, name=graph.add_node("Add", [added_body.name, added_shortcut.name]))
     parts = (total, new_shortcut, new_body)
     return _concatenate_channels([part for part in parts if part.shape[-1]], graph)
+
+
+@register_translation(tokens.Lstm, tokens.Gru, order="nhwc")
+def _add_recurrent(layer: tokens.Recurrent, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    prefixes = ("", "reverse_") if layer.bidirectional else ("",)
+    gates = GATES[layer.name]
+
+    def read_weights(name: str) -> np.ndarray:
+        """Return the weights of both directions, (directions, gates * features, inputs)."""
+        arrays = [graph.read_weight(prefix + name) for prefix in prefixes]
+        parts = [np.split(array, len(gates), -1) for array in arrays]
+        return np.stack([np.concatenate([part[g] for g in gates], -1).T for part in parts])
+
+    weights = [read_weights(name) for name in ("kernel", "recurrent_kernel")]
+    if layer.bias:
+        weights.append(np.hstack([read_weights(name) for name in ("bias", "recurrent_bias")]))
+    names = ("kernel", "recurrent_kernel", "bias")
+    inputs = [graph.add_weight(name, w) for name, w in zip(names, weights, strict=False)]
+    features = weights[1].shape[-1]
+    attributes = {"linear_before_reset": 1} if layer.name == "gru" else {}
+    steps = graph.add_node("Transpose", [x.name], perm=(1, 0, 2))
+    name = graph.add_node(
+        layer.name.upper(),
+        [steps, *inputs],
+        outputs=2,
+        hidden_size=features,
+        direction="bidirectional" if layer.bidirectional else "forward",
+        **attributes,
+    )
+    width = features * len(prefixes)
+    if layer.output == "last":
+        last = graph.add_node("Transpose", [f"{name}_2"], perm=(1, 0, 2))
+        return graph.reshape(NodeOutput(last, ()), [-1, width], (width,))
+    # (tokens, directions, batch, features) -> (batch, tokens, directions, features)
+    moved = graph.add_node("Transpose", [name], perm=(2, 0, 1, 3))
+    shape = (x.shape[0], width)
+    return graph.reshape(NodeOutput(moved, ()), [-1, *shape], shape)
 
 
 def _get_channel_axis(x: NodeOutput) -> int:

@@ -7,29 +7,27 @@ predict.py        a script that runs either file with onnxruntime, numpy and pil
 
 from __future__ import annotations
 
-import io
 import logging
+import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
 from pipeline.config.precision import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.reporter import Reporter
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
+from pipeline.data.targets import Task
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.stages.data import load_data
+from pipeline.stages.export.ensemble import require_equal_shapes
 from pipeline.stages.export.export import DESCRIPTION, ONNX_FILES
-from pipeline.stages.export.onnx import recurrent_nodes as recurrent_nodes
-from pipeline.stages.export.onnx.average_nodes import add_average
 from pipeline.stages.export.onnx.graph_builder import (
     BATCH,
     IR_VERSION,
@@ -94,7 +92,7 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -
     model = make_onnx_model(run)
     content = model.SerializeToString()
     session = _open_session(content)
-    dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
+    dataset = load_data(run.recipe)
     difference = _measure_difference(run, session, dataset)
     ignored = run.recipe.dataset.ignore_index
     accuracy = _measure_accuracy(session, dataset, ignored)
@@ -129,7 +127,7 @@ def make_onnx_model(run: TrainedRun) -> Any:
     graph = GraphBuilder(run.arrays)
     if run.members:
         results = [_add_network(member, graph) for member in run.members]
-        result = add_average(results, samples.targets.task, graph)
+        result = _add_average(results, samples.targets.task, graph)
     else:
         result = _add_network(run, graph)
     graph.nodes.append(helper.make_node("Identity", [result.name], [OUTPUT]))
@@ -174,6 +172,37 @@ def _add_network(run: TrainedRun, graph: GraphBuilder) -> NodeOutput:
     value = add_ops(recipe.dataset.eval.ops, images, graph)
     layers = recipe.model.layers_for(len(samples.classes))
     return graph.to_order(add_layers(layers, value, graph), "nhwc")
+
+
+def _add_average(outputs: Sequence[NodeOutput], task: Task, graph: GraphBuilder) -> NodeOutput:
+    """Add the average of an ensemble by the formulas of `average_outputs`.
+
+    Raises DataError for outputs of different shapes.
+    """
+    require_equal_shapes([output.shape for output in outputs])
+    names = [output.name for output in outputs]
+    if task == "regression":
+        return NodeOutput(graph.add_node("Mean", names), outputs[0].shape)
+    if task == "multi_label":
+        negated = [graph.add_node("Neg", [name]) for name in names]
+        # log sigmoid(x) = -softplus(-x)
+        positive = [graph.add_node("Neg", [graph.add_node("Softplus", [name])]) for name in negated]
+        negative = [graph.add_node("Neg", [graph.add_node("Softplus", [name])]) for name in names]
+        terms = [_add_log_of_sum(logs, graph) for logs in (positive, negative)]
+        return NodeOutput(graph.add_node("Sub", terms), outputs[0].shape)
+    logs = [graph.add_node("LogSoftmax", [name], axis=-1) for name in names]
+    count = graph.add_scalar(math.log(len(logs)))
+    return NodeOutput(
+        graph.add_node("Sub", [_add_log_of_sum(logs, graph), count]), outputs[0].shape
+    )
+
+
+def _add_log_of_sum(logs: Sequence[str], graph: GraphBuilder) -> str:
+    """Add the nodes of log(sum(exp(logs))); return the name of the result."""
+    axes = graph.add_constant("axes", np.array([0], np.int64))
+    rows = [graph.add_node("Unsqueeze", [name, axes]) for name in logs]
+    stacked = graph.add_node("Concat", rows, axis=0)
+    return graph.add_node("ReduceLogSumExp", [stacked], axes=[0], keepdims=0)
 
 
 def _open_session(content: bytes) -> Any:
