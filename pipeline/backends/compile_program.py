@@ -16,7 +16,7 @@ import jax
 from pipeline.backends.base import ProgramReport, ProgressClock
 from pipeline.backends.kept_programs import compile_once, find_program, keep_program
 from pipeline.core.errors import RunError
-from pipeline.core.files.compile_cache import no_compile_cache
+from pipeline.core.host.jax_private import no_compile_cache
 from pipeline.models.lowerings.formulas.onednn import CALLS
 
 _LOCK = threading.Lock()
@@ -80,13 +80,12 @@ def compile_program(
                 compiled = compile_()
     seconds = time.perf_counter() - started_at
     outcome = find_cache_outcome(events) if is_cacheable else "off"
-    memory = compiled.memory_analysis()
     cost = compiled.cost_analysis()
     report = ProgramReport(
         name=spec.name,
         compile_s=seconds,
         cache="reused" if reused else outcome,
-        temporary_bytes=int(memory.temp_size_in_bytes) if memory is not None else 0,
+        temporary_bytes=count_temporary_bytes(compiled),
         flops=cost.get("flops") if cost and not calls_onednn else None,
         calls_onednn=calls_onednn,
     )
@@ -94,6 +93,12 @@ def compile_program(
         result = spec.args[spec.donated]
         keep_program(spec.full_key, spec.args, result, devices[0], compiled, report)
     return compiled, report
+
+
+def count_temporary_bytes(compiled: Any) -> int:
+    """Return the bytes of a program's temporaries; 0 if unknown."""
+    memory = compiled.memory_analysis()
+    return int(memory.temp_size_in_bytes) if memory is not None else 0
 
 
 def find_compiled(

@@ -34,6 +34,7 @@ from pipeline.backends.compile_program import (
     ProgramSpec,
     compile_later,
     compile_program,
+    count_temporary_bytes,
     find_cache_outcome,
     watch_compiler,
 )
@@ -245,9 +246,7 @@ class XlaExecutable:
         on_train: bool = False,
     ) -> EvalSums:
         """Add the batches to `before` in their order by one program, however windows split them."""
-        if before is None:
-            before = self.placement.put(self.work.step.zero_sums())
-        sums = before
+        sums = self.placement.put(self.work.step.zero_sums()) if before is None else before
         state = self._put_once(state)
         loader = self.work.train_sample if on_train else self.work.eval
         assert loader is not None, "the recipe asks for training samples"
@@ -293,7 +292,7 @@ def _make_specs(
     training: Callable[..., Any] = make_train_loop(step.step, repeat)
     evaluation: Callable[..., Any] = make_eval_loop(step, repeat)
     result_shardings: tuple[Any, Any, Any] = (None, None, None)
-    init_options = None
+    init_options: dict[str, str | bool] | None = None
     if rules is not None:
         # XLA divides the global batch among the devices.
         replicated: Any = placement.replicated
@@ -313,9 +312,8 @@ def _make_specs(
         training = _on_mesh(training, placement, train_parts, carry_parts)
         eval_parts = (state_parts, replicated, _partition_window(eval_inputs), *range_and_constants)
         evaluation = _on_mesh(evaluation, placement, eval_parts, replicated)
-        init_options = (
-            UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
-        )
+        if platform_of(placement.device.platform).optimizes_slowly:
+            init_options = UNOPTIMIZED
     train_args = (carry, train, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
     return (
@@ -397,17 +395,14 @@ def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
     """Compile the initialisation: as small programs on CPUs, unless parameters are sharded."""
-    if (
-        work.sharding_rules is not None
-        or not platform_of(placement.device.platform).optimizes_slowly
-    ):
+    optimizes_slowly = platform_of(placement.device.platform).optimizes_slowly
+    if work.sharding_rules is not None or not optimizes_slowly:
         return compile_program(spec, watch, placement.devices)
     temporary_bytes = [0]
 
     def compile_(function: Callable[..., Any], args: Any, options: Any) -> Any:
         program = jax.jit(function).lower(*args).compile(compiler_options=options)
-        memory = program.memory_analysis()
-        temporary_bytes.append(int(memory.temp_size_in_bytes) if memory is not None else 0)
+        temporary_bytes.append(count_temporary_bytes(program))
         return program
 
     def compile_on_one(function: Callable[..., Any], args: Any, options: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.columns import Column, LazyColumn, Split, resolve_indices
-from pipeline.data.padding.buckets import Ragged, RaggedColumn, UniformColumn
+from pipeline.data.padding.buckets import Ragged, RaggedColumn, to_ragged
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,7 @@ def join_splits(splits: Sequence[Split]) -> Split:
 def _join(columns: Sequence[Column], name: str) -> Column:
     ragged = next((column for column in columns if isinstance(column, RaggedColumn)), None)
     if ragged is not None:
-        dimensions = ragged.sizes.shape[1]
-        columns = [
-            column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
-            for column in columns
-        ]
+        columns = [to_ragged(column, ragged.sizes.shape[1]) for column in columns]
     kinds = [
         f"{np.dtype(column.dtype).name} of shape "
         + str(column.trailing if isinstance(column, RaggedColumn) else tuple(column.shape[1:]))

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from pipeline.backends.loading.loader_stats import PrepareTime
 from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.core.errors import DataError
-from pipeline.data.columns import Split
+from pipeline.data.columns import Column, Split
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.engine.step_checks import describe
 from pipeline.training.parallel.placement import DevicePlacement
@@ -169,12 +169,9 @@ class ArrayBatches(BatchSource):
         """Return the shapes, the order, and the SHA-256 of some examples."""
         samples = len(self._split)
         rows = np.unique(np.linspace(0, samples - 1, HASHED_EXAMPLES).astype(np.int64))
-        digest = hashlib.sha256()
-        for column in self._split.columns.values():
-            digest.update(np.ascontiguousarray(column[rows]).tobytes())
-        order = self._order
-        seed = order.seed if order.shuffle else None
-        return {"examples": samples, "seed": seed, "sha256": digest.hexdigest()}
+        seed = self._order.seed if self._order.shuffle else None
+        digest = _hash_rows(self._split.columns.values(), rows)
+        return {"examples": samples, "seed": seed, "sha256": digest}
 
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Do nothing: the order is a function of the step."""
@@ -238,7 +235,7 @@ class IteratorBatches(BatchSource):
             return dict(self._origin)
         if self._has_state:
             return {"state": window.state, "skip": step - window.start}
-        return {"skip": step, "sha256": _hash_row(window.columns, step - 1 - window.start)}
+        return {"skip": step, "sha256": _hash_rows(window.columns, step - 1 - window.start)}
 
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
         """Set the iterator's state, and skip the batches after it."""
@@ -251,7 +248,8 @@ class IteratorBatches(BatchSource):
                 "saved run"
             )
         if state is not None:
-            self._iterator.set_state(_decode_state(state))  # type: ignore[attr-defined]
+            decoded = base64.b64decode(state["base64"]) if "base64" in state else state["json"]
+            self._iterator.set_state(decoded)  # type: ignore[attr-defined]
             self._pending = None
         last: list[np.ndarray] | None = None
         for number in range(skip):
@@ -263,11 +261,7 @@ class IteratorBatches(BatchSource):
                     "saved run's data from its start"
                 ) from None
         digest = position.get("sha256")
-        if (
-            digest is not None
-            and last is not None
-            and _hash_row([leaf[None] for leaf in last], 0) != digest
-        ):
+        if digest is not None and last is not None and _hash_rows(last, ...) != digest:
             raise DataError(
                 f"data: batch {step} differs from the saved run's; must be the same iterator from "
                 "its start, or one with get_state and set_state"
@@ -391,10 +385,11 @@ class IteratorWindows:
         return put_inputs(columns, batches, 0, self._placement, resident=False)
 
 
-def _hash_row(columns: list[np.ndarray], row: int) -> str:
+def _hash_rows(columns: Iterable[Column], rows: Any) -> str:
+    """Return the SHA-256 of some rows of all columns; `...` stands for all rows."""
     digest = hashlib.sha256()
     for column in columns:
-        digest.update(np.ascontiguousarray(column[row]).tobytes())
+        digest.update(np.ascontiguousarray(column[rows]).tobytes())
     return digest.hexdigest()
 
 
@@ -409,7 +404,3 @@ def _encode_state(state: Any) -> Any:
             f"data: get_state returned a {type(state).__name__} that JSON can't hold ({error}); "
             "must return bytes, numbers, text, lists and dictionaries"
         ) from error
-
-
-def _decode_state(state: Mapping[str, Any]) -> Any:
-    return base64.b64decode(state["base64"]) if "base64" in state else state["json"]

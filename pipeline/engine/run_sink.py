@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import jax
@@ -32,6 +32,7 @@ from pipeline.engine.monitors.monitors import LockMonitor
 from pipeline.engine.monitors.tensorboard import TensorBoard
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
+from pipeline.engine.sink import SinkResult, SinkSettings
 from pipeline.engine.sink_folder import (
     DATA,
     SavedSink,
@@ -44,7 +45,6 @@ from pipeline.engine.sink_folder import (
     restore_sink,
     write_record,
 )
-from pipeline.engine.sink_settings import SinkResult, SinkSettings
 from pipeline.engine.step_autopsy import examine_step
 from pipeline.engine.step_checks import LOSS, check_state, trace_step
 from pipeline.engine.user_step import (
@@ -199,8 +199,8 @@ def _read_reports(
             except BaseException:
                 has_ended = True
                 raise
-            state = _SinkStateReader(prepared, program, report.step)
-            yield SinkResult(report.step, metrics.take(), report.seconds, state.read)
+            read_state = cache(partial(_read_state, prepared, program, report.step))
+            yield SinkResult(report.step, metrics.take(), report.seconds, read_state)
     finally:
         if not has_ended:
             signals.stop = LEFT
@@ -351,26 +351,15 @@ class _WindowLimit:
         return [steps, stop, *others]
 
 
-@dataclass
-class _SinkStateReader:
-    """Copies the state after a step from its program, until the next dispatch."""
-
-    prepared: PreparedSink
-    program: SinkProgram
-    step: int
-    copy: Any = None
-
-    def read(self) -> Any:
-        """Return a copy. Raises RunError if it is first read after the next dispatch."""
-        if self.copy is None:
-            state = self.program.latest
-            if state.step.is_deleted() or int(state.step) != self.step:
-                raise RunError(
-                    f"report.state: the memory of step {self.step} is used again by the next sink; "
-                    "read the state inside the loop body"
-                )
-            self.copy = _arrange(self.prepared, self.program.put(state))
-        return self.copy
+def _read_state(prepared: PreparedSink, program: SinkProgram, step: int) -> Any:
+    """Return a copy of the state after a step. Raises RunError after the next dispatch."""
+    state = program.latest
+    if state.step.is_deleted() or int(state.step) != step:
+        raise RunError(
+            f"report.state: the memory of step {step} is used again by the next sink; "
+            "read the state inside the loop body"
+        )
+    return _arrange(prepared, program.put(state))
 
 
 def _arrange(prepared: PreparedSink, state: CustomState) -> Any:

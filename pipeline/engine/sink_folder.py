@@ -21,6 +21,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.folder_lock import LOCK, Lock, owned_folder
 from pipeline.core.files.real_files import require_real, require_real_trees
+from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.step_checks import ADDRESS, describe
 from pipeline.engine.user_step import CustomState, UserStep
 from pipeline.models.lowerings.tune.tuner import LoweringChoice
@@ -131,10 +132,8 @@ def read_record(folder: Path) -> SinkRecord | None:
 
 def write_record(folder: Path, record: SinkRecord) -> None:
     """Write the record of a new run. Raises RunError if it can't be written."""
-    try:
+    with convert_write_errors(folder / RECORD):
         write_whole(folder / RECORD, record.to_json() + "\n")
-    except OSError as error:
-        raise RunError(f"{folder / RECORD}: can't write: {error.strerror}") from error
 
 
 def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:

@@ -14,8 +14,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
 from pipeline.backends.graph.replay.origins import NamedTensor, Origin, find_cause
 from pipeline.backends.graph.replay.ranges import find_non_finite, find_range, is_float, largest
-from pipeline.core.files.compile_cache import no_compile_cache
 from pipeline.core.files.value_text import join_first
+from pipeline.core.host.jax_private import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths
 from pipeline.engine.step_checks import LOSS
 from pipeline.models.modules.name_stack import find_layer

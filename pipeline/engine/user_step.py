@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -166,10 +166,6 @@ class UserStep:
     state: StateLayout
     batch: BatchLayout
 
-    def with_function(self, function: Step) -> UserStep:
-        """Return the same step computed by another function."""
-        return UserStep(function, self.traced, self.state, self.batch)
-
     def __call__(
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
@@ -212,7 +208,7 @@ def lower_step(
     if not has_choice:
         return step, choice
     lowered = with_lowerings(step.function, lowerings, differentiated=True, layout=layout)
-    return step.with_function(lowered), choice
+    return replace(step, function=lowered), choice
 
 
 def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem, ...]:

@@ -21,8 +21,9 @@ from pipeline.config.cache import find_program_folder
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.compile_cache import enable_compile_cache, programs_by_names
+from pipeline.core.files.compile_cache import enable_compile_cache
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.jax_private import with_names_in_cache_key
 from pipeline.core.host.memory import available_bytes
 from pipeline.core.host.platforms import platform_of
 from pipeline.core.reporter import Reporter
@@ -176,7 +177,7 @@ def compile_to_executable(
         return reporter.clock(f"compiling {name} of {recipe.model.name}")
 
     # A profile needs the names of layers in programs.
-    with nullcontext() if recipe.profile.mode == "off" else programs_by_names():
+    with nullcontext() if recipe.profile.mode == "off" else with_names_in_cache_key():
         executable = backend.compile(inputs, watch)
     report = executable.report
     if inputs.eager:

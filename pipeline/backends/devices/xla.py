@@ -60,11 +60,8 @@ class Gpu(DeviceSpec):
 
         if self.target is not None:
             leave_gpus_alone()
-            return AbsentGpuBackend(
-                read_target(self.target),
-                place_host(parallel),
-                self.graphs,
-                deterministic=self.deterministic,
-            )
+            target = read_target(self.target)
+            host = place_host(parallel)
+            return AbsentGpuBackend(target, host, self.graphs, deterministic=self.deterministic)
         devices = place(self.name, self.index, parallel)
         return GpuBackend(devices, self.graphs, deterministic=self.deterministic)

@@ -74,6 +74,13 @@ class Launches:
     alone: int = 0
     loops: int = 0
 
+    def __str__(self) -> str:
+        return (
+            f"{self.kernels} kernels, {self.cudnn} cuDNN, {self.gemm} GEMM, "
+            f"{self.copies} copies, {self.fills} fills; "
+            f"{self.graphs} CUDA graphs and {self.alone} launches beside them"
+        )
+
 
 def parse_thunks(text: str) -> tuple[Thunk, ...]:
     """Read a tree of thunks. Lines that aren't thunks are ignored."""
@@ -163,16 +170,15 @@ class ProgramFigures:
         in_body = _describe_bytes(self.hlo.body_moved_bytes)
         in_dispatch = _describe_bytes(self.hlo.state_moved_bytes)
         return (
-            f"{name}, {unit}: {_describe_launches(self.step)}; {self._describe_loop()}",
+            f"{name}, {unit}: {self.step}; {self._describe_loop()}",
             f"{name}, libraries: {_describe_calls(self.hlo.calls_by_library)}; "
             f"Triton: {_describe_calls(self.hlo.triton)}",
             f"{name}, memory: {self.memory_bytes / GB:,.2f} of the chip's "
             f"{self.chip_bytes / GB:,.0f} GB, {self.temporary_bytes / MB:,.1f} MB of it "
             f"temporaries; {self.hlo.donated} of {self.results} results take over the memory of "
             f"an argument; host callbacks: {self.hlo.callbacks}",
-            f"{name}, copies and transposes: {self.hlo.body_moves} in the loop's body"
-            f"{in_body}, {self.hlo.state_moves} of the state in a "
-            f"dispatch{in_dispatch}",
+            f"{name}, copies and transposes: {self.hlo.body_moves} in the loop's body{in_body}, "
+            f"{self.hlo.state_moves} of the state in a dispatch{in_dispatch}",
         )
 
     def _describe_loop(self) -> str:
@@ -240,14 +246,6 @@ def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) ->
         step=step,
         around=around,
         hlo=read_hlo(program.as_text()),
-    )
-
-
-def _describe_launches(counts: Launches) -> str:
-    graphs = f"{counts.graphs} CUDA graphs and {counts.alone} launches beside them"
-    return (
-        f"{counts.kernels} kernels, {counts.cudnn} cuDNN, {counts.gemm} GEMM, "
-        f"{counts.copies} copies, {counts.fills} fills; {graphs}"
     )
 
 

@@ -90,11 +90,8 @@ class ShardingPrices:
             nbytes = self._divide_amount(extent.nbytes, extent, layout)
             memory += self._count_stored_bytes(nbytes)
             work_us += self._compute_update_us(nbytes)
-            axes = tuple(
-                axis
-                for axis, group in enumerate(layout)
-                if group is not None and group not in extent.groups
-            )
+            copied = (None, *extent.groups)
+            axes = tuple(axis for axis, group in enumerate(layout) if group not in copied)
             if axes:
                 gradients.append(Collective("all_reduce", nbytes, axes))
         return Price(work_us, tuple(sums), tuple(gradients), memory)

@@ -8,6 +8,7 @@ sharding both needs no communication (named dimensions of TOAST, arXiv 2508.1501
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -79,11 +80,9 @@ class DimensionGroups:
     def _mark_repeated_groups(self) -> None:
         """Mark each group with two dimensions of one value: its shards aren't slices."""
         for value in range(len(self.shapes)):
-            groups = [group for group in self.get(value) if group is not None]
-            if len(set(groups)) < len(groups):
-                for group in groups:
-                    if groups.count(group) > 1:
-                        self._indivisible[self._find(group)] = True
+            for group, count in Counter(self.get(value)).items():
+                if group is not None and count > 1:
+                    self._indivisible[self._find(group)] = True
 
 
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
@@ -121,11 +120,10 @@ def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
         places = node.params["broadcast_dimensions"]
     elif node.primitive == "transpose":
         dims = node.params["permutation"]
-    elif node.primitive == "squeeze":
-        removed = {dim % rank for dim in node.params["dimensions"]}
-        dims = [dim for dim in dims if dim not in removed]
     else:
-        dims = [dim for dim in dims if dim not in get_reduced_axes(node)]
+        is_squeeze = node.primitive == "squeeze"
+        removed = node.params["dimensions"] if is_squeeze else get_reduced_axes(node)
+        dims = [dim for dim in dims if dim not in {axis % rank for axis in removed}]
     for dim, place in zip(dims, places, strict=False):
         groups.tie(node.inputs[0], dim, node.outputs[0], place)
 

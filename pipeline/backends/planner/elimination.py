@@ -64,7 +64,6 @@ class Factor:
     table: Table
     parts: tuple[Factor, ...] = ()
     eliminated: int | None = None
-    """The variable that was eliminated."""
 
 
 @dataclass(frozen=True)

@@ -200,17 +200,14 @@ class _Finder:
             for value, groups in zip(values, groups_by_value, strict=True):
                 nbytes = self.loss.count_bytes(value) * node.repeat
                 items.moved[_sort_groups(groups)] += PASSES * nbytes
-                if all_groups - groups:
-                    items.sums[_sort_groups(groups), _sort_groups(all_groups - groups)].append(
-                        nbytes
-                    )
+                if summed_groups := _sort_groups(all_groups - groups):
+                    items.sums[_sort_groups(groups), summed_groups].append(nbytes)
 
     def _add_saved(self) -> None:
         """Add the activations that the backward pass reads: each is written and read once."""
         repeats = {out: node.repeat for node in self.graph.nodes for out in node.outputs}
         for value in self.loss.find_saved_values():
-            region = self.regions.find_region(value)
-            if region is not None:
+            if (region := self.regions.find_region(value)) is not None:
                 groups = _sort_groups(self.regions.to_local(value))
                 nbytes = self.loss.count_bytes(value) * repeats.get(value, 1)
                 self.items[region].saved[groups] += nbytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -94,7 +94,37 @@ def find_transfer(
     sum. Slices come first, as they need no communication, gathers last. Axes with the same kind of
     collective share one collective.
     """
-    return tuple(_list_steps(source, partial, target, nbytes, mesh))
+    steps: list[Collective] = []
+    axes = range(len(source))
+    if _is_involuntary(source, target):
+        sharded = tuple(axis for axis in axes if source[axis] is not None)
+        steps.append(Collective("all_gather", nbytes, sharded))
+        source = (None,) * len(source)
+    nbytes /= mesh.num_pieces(source)
+    for axis in axes:
+        if source[axis] is None and target[axis] is not None and axis not in partial:
+            nbytes /= mesh.sizes[axis]
+    scattered = tuple(axis for axis in partial if target[axis] is not None)
+    if scattered:
+        steps.append(Collective("reduce_scatter", nbytes, scattered))
+        nbytes /= mesh.count_along(scattered)
+    summed = tuple(axis for axis in partial if target[axis] is None)
+    if summed:
+        steps.append(Collective("all_reduce", nbytes, summed))
+    steps += [
+        Collective("all_to_all", nbytes, (axis,))
+        for axis in axes
+        if source[axis] is not None and target[axis] not in (None, source[axis])
+    ]
+    by_dim: dict[int, list[int]] = {}
+    for axis in axes:
+        dim = source[axis]
+        if dim is not None and target[axis] is None:
+            by_dim.setdefault(dim, []).append(axis)
+    for gathered in by_dim.values():
+        nbytes *= mesh.count_along(gathered)
+        steps.append(Collective("all_gather", nbytes, tuple(gathered)))
+    return tuple(steps)
 
 
 def _is_involuntary(source: Layout, target: Layout) -> bool:
@@ -110,34 +140,3 @@ def _is_involuntary(source: Layout, target: Layout) -> bool:
         return data is not None and data == model and other[0] not in (data, other[1])
 
     return splits(source, target) or splits(target, source)
-
-
-def _list_steps(
-    source: Layout, partial: tuple[int, ...], target: Layout, nbytes: float, mesh: Mesh
-) -> Iterator[Collective]:
-    axes = range(len(source))
-    if _is_involuntary(source, target):
-        yield Collective("all_gather", nbytes, tuple(a for a in axes if source[a] is not None))
-        source = (None,) * len(source)
-    nbytes /= mesh.num_pieces(source)
-    for axis in axes:
-        if source[axis] is None and target[axis] is not None and axis not in partial:
-            nbytes /= mesh.sizes[axis]
-    scattered = tuple(axis for axis in partial if target[axis] is not None)
-    if scattered:
-        yield Collective("reduce_scatter", nbytes, scattered)
-        nbytes /= mesh.count_along(scattered)
-    summed = tuple(axis for axis in partial if target[axis] is None)
-    if summed:
-        yield Collective("all_reduce", nbytes, summed)
-    for axis in axes:
-        if source[axis] is not None and target[axis] not in (None, source[axis]):
-            yield Collective("all_to_all", nbytes, (axis,))
-    by_dim: dict[int, list[int]] = {}
-    for axis in axes:
-        dim = source[axis]
-        if dim is not None and target[axis] is None:
-            by_dim.setdefault(dim, []).append(axis)
-    for gathered in by_dim.values():
-        nbytes *= mesh.count_along(gathered)
-        yield Collective("all_gather", nbytes, tuple(gathered))

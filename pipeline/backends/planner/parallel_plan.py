@@ -165,11 +165,8 @@ def _list_parameter_axes(
 
 def find_largest_region(blocks: StepBlocks) -> int:
     """Return the number of the region with the most bytes of activations."""
-
-    def count_saved_bytes(number: int) -> int:
-        return sum(extent.nbytes for extent in blocks.regions[number].saved)
-
-    return max(range(len(blocks.regions)), key=count_saved_bytes)
+    saved = [sum(extent.nbytes for extent in region.saved) for region in blocks.regions]
+    return saved.index(max(saved))
 
 
 def find_sample_axes(region: Region, layout: Layout) -> tuple[str, ...]:
@@ -269,9 +266,8 @@ def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]])
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:
-        raise RecipeError(
-            [f"parallel.plan = {path}: can't be read: {system_reason(error)}"]
-        ) from error
+        problem = f"parallel.plan = {path}: can't be read: {system_reason(error)}"
+        raise RecipeError(problem) from error
     return check_plan(tree, str(path), devices, parameters)
 
 
@@ -283,9 +279,9 @@ def check_plan(
     if not isinstance(tree, dict):
         keys = ", ".join(PlanFile.model_fields)
         raise RecipeError([f"{place}: plan = {tree}: must have the keys {keys}"])
+    problems: list[str] = []
     try:
         file = PlanFile.model_validate(tree)
-        problems = []
     except ValidationError as error:
         file = _read_valid_keys(tree)
         problems = describe(error, tree)

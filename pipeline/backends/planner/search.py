@@ -123,10 +123,9 @@ def _rank_plans(
     plans: list[ParallelPlan], data_parallel: ParallelPlan | None
 ) -> list[ParallelPlan]:
     """Return distinct plans, the fastest first, but data parallelism before plans of small gain."""
-    candidates = [*plans, data_parallel] if data_parallel is not None else plans
     distinct: list[ParallelPlan] = []
-    for plan in candidates:
-        if not any(_is_equal(plan, other) for other in distinct):
+    for plan in (*plans, data_parallel):
+        if plan is not None and not any(_is_equal(plan, other) for other in distinct):
             distinct.append(plan)
     ranked = sorted(distinct, key=lambda plan: plan.step_ms)
     if data_parallel is not None and data_parallel.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
@@ -234,11 +233,9 @@ def _list_rows(plans: SearchedPlans) -> Iterator[tuple[ParallelPlan, str]]:
 
 def format_moved(plan: ParallelPlan) -> str:
     """Return the bytes of a plan's collectives by kind, as text."""
-    kinds = [
-        f"{kind.replace('_', '-')} {nbytes / MIB:.1f} MiB"
-        for kind, nbytes in plan.collective_bytes.items()
-    ]
-    return ", ".join(kinds) or "none"
+    kinds = plan.collective_bytes.items()
+    texts = [f"{kind.replace('_', '-')} {nbytes / MIB:.1f} MiB" for kind, nbytes in kinds]
+    return ", ".join(texts) or "none"
 
 
 @dataclass(frozen=True)
@@ -272,9 +269,8 @@ def price_shardings(
         fixed = _FixedShardings(blocks, mesh, batch_axes, specs, constraints)
         decisions = Decisions(prices, fixed.keeps_sharding, fixed.keeps_region, fixed.keeps_weight)
         if (plan := find_best_plan(decisions)) is not None:
-            return PricedShardings(
-                plan, find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
-            )
+            data_parallel = find_data_parallel_plan(blocks, mesh.devices, rates, state_ratio)
+            return PricedShardings(plan, data_parallel)
     return None
 
 

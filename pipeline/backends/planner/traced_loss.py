@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -108,15 +109,11 @@ class TracedLoss:
     def _follow_inputs(self) -> None:
         """Find the values that depend on parameters or the batch."""
         for node in self.graph.nodes:
-            params: frozenset[int] = frozenset().union(
-                *(self.made_of.get(value, frozenset()) for value in node.inputs)
-            )
-            varies = not self.varying.isdisjoint(node.inputs) or "random" in node.primitive
-            for out in node.outputs:
-                if params:
-                    self.made_of[out] = params
-                if varies:
-                    self.varying.add(out)
+            params = frozenset(chain.from_iterable(self.made_of.get(v, ()) for v in node.inputs))
+            if params:
+                self.made_of |= dict.fromkeys(node.outputs, params)
+            if not self.varying.isdisjoint(node.inputs) or "random" in node.primitive:
+                self.varying.update(node.outputs)
 
     def _find_forward_nodes(self) -> set[int]:
         """Return the nodes that the loss depends on, and the nodes that JAX marks as forward."""

@@ -11,7 +11,6 @@ import os
 import stat
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,12 +18,7 @@ import jax
 
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.ownership import find_foreign_owner, find_writers, make_private
-from pipeline.core.host.jax_private import (
-    opened_program_files,
-    use_program_files,
-    with_least_compile_s,
-    with_names_in_cache_key,
-)
+from pipeline.core.host.jax_private import opened_program_files, use_program_files
 
 _SUFFIX = ".program"
 _OWNER_ONLY = stat.S_IRUSR | stat.S_IWUSR
@@ -44,22 +38,6 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     use_program_files(lambda path: (ProgramFiles(Path(path), report), path))
-
-
-def programs_by_names() -> AbstractContextManager[None]:
-    """Inside, this thread finds a compiled program only if names and source lines are the same.
-
-    Otherwise JAX leaves them out of its key, and finds programs of equal layers with other names.
-    """
-    return with_names_in_cache_key()
-
-
-def no_compile_cache() -> AbstractContextManager[None]:
-    """Inside, this thread's compiled programs aren't written to the cache.
-
-    XLA can't serialize programs that call oneDNN: it fails with `std::bad_alloc`.
-    """
-    return with_least_compile_s(float("inf"))
 
 
 def opened_cache(device: jax.Device) -> ProgramFiles | None:

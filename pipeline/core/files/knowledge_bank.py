@@ -84,21 +84,15 @@ def add_to_bank(
         with lock_folder(path.parent):
             write_bank(path, {**read_bank(path, check_entry), **entries})
     except OSError as error:
-        raise _make_write_error(path, error) from error
+        reason = error.strerror or error
+        raise RunError(f"{path}: the knowledge bank can't be written: {reason}") from error
 
 
 def write_bank(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the bank atomically. Raises RunError if it can't be written."""
+    """Write the bank atomically. Raises OSError."""
     document = {"version": BANK_VERSION, "entries": dict(sorted(entries.items()))}
-    try:
-        make_private(path.parent)
-        write_whole(path, json.dumps(document, indent=1) + "\n")
-    except OSError as error:
-        raise _make_write_error(path, error) from error
-
-
-def _make_write_error(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path}: the knowledge bank can't be written: {error.strerror or error}")
+    make_private(path.parent)
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path:

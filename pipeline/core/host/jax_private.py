@@ -79,13 +79,19 @@ def opened_program_files(client: Any) -> object:
 
 
 def with_names_in_cache_key() -> AbstractContextManager[None]:
-    """Inside, this thread finds programs by names and lines too; `jax.config` sets all threads."""
+    """Inside, this thread finds a compiled program only if names and source lines are the same.
+
+    Otherwise JAX finds programs of equal layers with other names. `jax.config` sets all threads.
+    """
     return config.compilation_cache_include_metadata_in_key(True)
 
 
-def with_least_compile_s(seconds: float) -> AbstractContextManager[None]:
-    """Inside, this thread keeps only programs whose compilation takes longer than `seconds`."""
-    return config.persistent_cache_min_compile_time_secs(seconds)
+def no_compile_cache() -> AbstractContextManager[None]:
+    """Inside, this thread's compiled programs aren't written to the cache.
+
+    XLA can't serialize programs that call oneDNN: it fails with `std::bad_alloc`.
+    """
+    return config.persistent_cache_min_compile_time_secs(float("inf"))
 
 
 def machine_code(cached: bytes) -> bytes:

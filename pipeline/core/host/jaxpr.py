@@ -40,21 +40,8 @@ ELEMENTWISE = frozenset(
         *("abs", "add", "add_any", "and", "cbrt", "ceil", "clamp", "convert_element_type", "copy"),
         *("cos", "div", "eq", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow"),
         *("is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg"),
-        *(
-            "not",
-            "one_minus_square",
-            "or",
-            "pow",
-            "round",
-            "rsqrt",
-            "select_n",
-            "sign",
-            "sin",
-            "sqrt",
-            "square",
-            "sub",
-        ),
-        *("tanh", "xor"),
+        *("not", "one_minus_square", "or", "pow", "round", "rsqrt", "select_n", "sign", "sin"),
+        *("sqrt", "square", "sub", "tanh", "xor"),
     }
 )
 """Primitives that compute each value from the values at its place, and from scalars."""

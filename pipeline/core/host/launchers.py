@@ -39,7 +39,6 @@ class RankPlace:
     local_rank: int | None = None
     """Number of the process on its machine; None if the launcher doesn't set it."""
     launcher: str = "torchrun"
-    """Title of the launcher."""
 
     @property
     def host(self) -> str:
@@ -150,12 +149,12 @@ def _read_number(environment: Environment, name: str) -> int:
         raise RecipeError(f"{name} = {environment[name]}: must be a whole number") from None
 
 
-def _read_port(environment: Environment, name: str, default: int | None = None) -> int:
-    if name not in environment and default is not None:
+def _read_port(environment: Environment, default: int | None = None) -> int:
+    if "MASTER_PORT" not in environment and default is not None:
         return default
-    text = environment[name]
+    text = environment["MASTER_PORT"]
     if not text.isdecimal() or not 0 < int(text) <= MAX_PORT:
-        raise ValueError(f"{name} = {text}: must be from 1 to {MAX_PORT:,}")
+        raise ValueError(f"MASTER_PORT = {text}: must be from 1 to {MAX_PORT:,}")
     return int(text)
 
 
@@ -163,7 +162,7 @@ def _find_master(environment: Environment) -> str:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise KeyError(" and ".join(missing))
-    return _join_address(environment["MASTER_ADDR"], _read_port(environment, "MASTER_PORT"))
+    return _join_address(environment["MASTER_ADDR"], _read_port(environment))
 
 
 def _join_address(host: str, port: int) -> str:
@@ -174,10 +173,10 @@ def _join_address(host: str, port: int) -> str:
 def _find_coordinator(environment: Environment) -> str:
     """Return the host and port that Kubeflow's runtime `jax-distributed` sets."""
     address = environment["JAX_COORDINATOR_ADDRESS"]
-    if not re.fullmatch(r".+:\d+", address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
+    form = re.fullmatch(r"(.+):(\d+)", address)
+    if form is None or not 0 < int(form[2]) <= MAX_PORT:
         raise ValueError(f"JAX_COORDINATOR_ADDRESS = {address}: must be HOST:PORT")
-    host, _, port = address.rpartition(":")
-    return _join_address(host, int(port))
+    return _join_address(form[1], int(form[2]))
 
 
 def _find_mpi_host(environment: Environment) -> str:
@@ -195,7 +194,7 @@ def _find_mpi_host(environment: Environment) -> str:
 
 def _find_first_node(environment: Environment) -> str:
     host = environment["SKYPILOT_NODE_IPS"].split()[0]
-    return _join_address(host, _read_port(environment, "MASTER_PORT", DEFAULT_PORT))
+    return _join_address(host, _read_port(environment, DEFAULT_PORT))
 
 
 def _find_slurm_node(environment: Environment) -> str:

@@ -138,6 +138,9 @@ Byte = Annotated[int, Field(ge=0, le=255)]
 Fill = Annotated[
     Byte | Seq[Byte], Expected("a whole number from 0 to 255, or one for each channel")
 ]
+Degrees = Annotated[
+    Range | NonNegativeFloat, Expected("[least, most] in degrees, or one number from 0 up")
+]
 Point = Annotated[tuple[float, float], Strict(False)]
 
 
@@ -166,6 +169,7 @@ class _AffineOp(GeometricOp):
         fill: Fill
 
     draws: ClassVar[int] = 1
+    creates_border: ClassVar[bool] = True
 
     @abstractmethod
     def matrices(self, height: int, width: int) -> np.ndarray:
@@ -177,10 +181,6 @@ class _AffineOp(GeometricOp):
             raise ValueError(f"needs uint8 images, not {value.dtype}; list it before rescale")
         list_fill_levels(self.fill, channels)
         return value
-
-    @property
-    def creates_border(self) -> bool:
-        return True
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         fill = list_fill_levels(self.fill, values.shape[-1])
@@ -205,9 +205,7 @@ class RandomRotation(_AffineOp):
     """
 
     name: Literal["random_rotation"] = "random_rotation"
-    degrees: Annotated[
-        Range | NonNegativeFloat, Expected("[least, most] in degrees, or one number from 0 up")
-    ]
+    degrees: Degrees
     interpolation: Interpolation = "nearest"
     center: Point | None = None
     fill: Fill = 0
@@ -234,9 +232,7 @@ class RandomAffine(_AffineOp):
     """
 
     name: Literal["random_affine"] = "random_affine"
-    degrees: Annotated[
-        Range | NonNegativeFloat, Expected("[least, most] in degrees, or one number from 0 up")
-    ] = 0.0
+    degrees: Degrees = 0.0
     translate_x: Range = (0.0, 0.0)
     translate_y: Range = (0.0, 0.0)
     scale: Range = (1.0, 1.0)

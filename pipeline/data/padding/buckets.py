@@ -119,6 +119,11 @@ class UniformColumn(Ragged):
         return f"sample {index}"
 
 
+def to_ragged(column: Column, dimensions: int) -> RaggedColumn:
+    """Return a column as a ragged one, whose values differ in their first `dimensions`."""
+    return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
+
+
 @dataclass(frozen=True)
 class PaddedColumn:
     """A ragged column padded to one shape: `fill` follows each value along each dimension. It is a

@@ -14,10 +14,9 @@ from pipeline.data.padding.buckets import (
     SIZE,
     Bucket,
     PaddedColumn,
-    RaggedColumn,
-    UniformColumn,
     assign_buckets,
     compute_canvas,
+    to_ragged,
 )
 from pipeline.data.random import integers, uniforms
 
@@ -42,7 +41,7 @@ def pad_split(
     has the sizes after `crop_to`. Raises ValueError if images have a wrong number of dimensions, if
     an image is larger than every bucket without `crop`, and if labels can't be padded.
     """
-    images = _make_ragged(split.columns["image"], len(buckets[0]))
+    images = to_ragged(split.columns["image"], len(buckets[0]))
     full_sizes = images.sizes
     if full_sizes.shape[1] != len(buckets[0]):
         listed = [list(bucket) for bucket in buckets]
@@ -59,10 +58,6 @@ def pad_split(
     return Split(columns, numbers=split.numbers)
 
 
-def _make_ragged(column: Column, dimensions: int) -> RaggedColumn:
-    return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
-
-
 def _pad_labels(
     labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
@@ -70,7 +65,7 @@ def _pad_labels(
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
-    positions = _make_ragged(labels, dimensions)
+    positions = to_ragged(labels, dimensions)
     if not np.array_equal(positions.sizes, sizes):
         raise ValueError(
             f"labels of shape {labels.shape[1:]} don't have the sizes of the images, so that "

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
 from pipeline.core.registry import FilePath, Seq, component
-from pipeline.data.columns import Column, RawData, Split
+from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
@@ -98,18 +98,10 @@ class ImageFolder(LocalDatasetSpec):
                 f"only one of them has {', '.join(different)}"
             )
         halves = [list_classes(half, classes, self._within) for half in (train_folder, eval_folder)]
-        columns = self._make_columns([half.paths for half in halves])
-        train, evaluated = (
-            Split({"image": column, "label": half.labels})
-            for column, half in zip(columns, halves, strict=True)
-        )
+        paths = [half.paths for half in halves]
+        labels = [half.labels for half in halves]
         left_out = [path for half in halves for path in half.left_out]
-        return RawData(
-            train,
-            evaluated,
-            Targets(classes),
-            notes=describe_left_out(left_out, "folders of classes"),
-        )
+        return self._make_data(paths, labels, Targets(classes), left_out)
 
     @property
     def _within(self) -> Path | None:
@@ -126,18 +118,11 @@ class ImageFolder(LocalDatasetSpec):
             )
         classes = list_class_folders(self.root)
         images = list_classes(self.root, classes, self._within)
-        labels = images.labels
         with name_file(self.root):
-            train, evaluated = hold_out(labels, classes, share, self.split_seed)
-        columns = self._make_columns(
-            [[images.paths[n] for n in rows] for rows in (train, evaluated)]
-        )
-        return RawData(
-            train=Split({"image": columns[0], "label": labels[train]}),
-            eval=Split({"image": columns[1], "label": labels[evaluated]}),
-            targets=Targets(classes),
-            notes=describe_left_out(images.left_out, "folders of classes"),
-        )
+            halves = hold_out(images.labels, classes, share, self.split_seed)
+        paths = [[images.paths[row] for row in rows] for rows in halves]
+        labels = [images.labels[rows] for rows in halves]
+        return self._make_data(paths, labels, Targets(classes), images.left_out)
 
     def _read_tables(self, labels_csv: Path) -> RawData:
         """Read the images and labels of one table, whose rows are split, or of two tables."""
@@ -169,14 +154,8 @@ class ImageFolder(LocalDatasetSpec):
         if untrained:
             name = targets.names[min(untrained)]
             raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} lacks")
-        train, evaluated = self._make_columns(
-            [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
-        )
-        return RawData(
-            train=Split({"image": train, "label": train_labels}),
-            eval=Split({"image": evaluated, "label": eval_labels}),
-            targets=targets,
-        )
+        halves = [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
+        return self._make_data(halves, (train_labels, eval_labels), targets)
 
     def _read_table(self, file: Path) -> ImageTable:
         """Read a table of images. Raises DataError with its path."""
@@ -189,18 +168,30 @@ class ImageFolder(LocalDatasetSpec):
                 follow_links=self.follow_links,
             )
 
-    def _make_columns(self, paths: Sequence[Sequence[str]]) -> list[Column]:
-        """Make the columns of both splits, of one size unless there are buckets."""
+    def _make_data(
+        self,
+        paths: Sequence[Sequence[str]],
+        labels: Sequence[np.ndarray],
+        targets: Targets,
+        left_out: Sequence[str] = (),
+    ) -> RawData:
+        """Return both splits, with images of one size unless there are buckets."""
         may_be_damaged = [
             any(isinstance(rule, Readable) for rule in split.select)
             for split in (self.train, self.eval)
         ]
-        return make_image_columns(
+        columns = make_image_columns(
             paths,
             self.image_size,
             several_sizes=self.buckets is not None,
             may_be_damaged=may_be_damaged,
         )
+        train, evaluated = (
+            Split({"image": column, "label": values})
+            for column, values in zip(columns, labels, strict=True)
+        )
+        notes = describe_left_out(left_out, "folders of classes")
+        return RawData(train, evaluated, targets, notes=notes)
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
@@ -247,10 +238,8 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
             f"{folder}: must have one folder per class; it has only {classes[0]}, whose images "
             f"are in subfolders; did you mean dataset.root={folder / classes[0]}?"
         )
-    left_out = [
-        *list_files_beside(folder),
-        *(path for listing in listings for path in listing.left_out),
-    ]
+    left_out = [entry.path for entry in _scan_folder(folder) if not entry.is_dir()]
+    left_out += (path for listing in listings for path in listing.left_out)
     return ClassImages(paths, labels, tuple(left_out))
 
 
@@ -291,11 +280,6 @@ def list_images(
     if not images:
         raise DataError(f"{folder}: holds no image ({', '.join(suffixes)})")
     return Listing(tuple(images), tuple(left_out))
-
-
-def list_files_beside(folder: Path) -> tuple[str, ...]:
-    """Return the entries of a folder that aren't folders, sorted by name."""
-    return tuple(entry.path for entry in _scan_folder(folder) if not entry.is_dir())
 
 
 def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:

@@ -189,11 +189,7 @@ class TableDataset(DatasetSpec):
         raw = read_table(self.file, self.form, self._find_kind)
         features = tuple(name for name in self.columns or () if name not in self.ignored)
         column_lists = {"target": self.target, "columns": features}
-        column_lists |= {
-            "numeric": self.numeric,
-            "categories": self.categories,
-            "dates": self.dates,
-        }
+        column_lists |= {key: getattr(self, key) for key in ("numeric", "categories", "dates")}
         for key, names in column_lists.items():
             for name in (name for name in names if name not in raw.columns):
                 raise DataError(

@@ -16,7 +16,6 @@ class TokenWindows:
     """The whole text, uint8 or int32 (tokens,)."""
     count: int
     length: int
-    """Tokens of a window."""
     stride: int
     """Tokens between the starts of two windows."""
     first: int

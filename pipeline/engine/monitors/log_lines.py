@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -129,7 +129,6 @@ class Flaws:
     missing: Ranges = ()
     """First ranges of missing steps."""
     missing_lines: int = 0
-    """Number of all missing lines."""
     verified: bool = True
     """Whether the other lines are as they were written."""
 
@@ -143,10 +142,6 @@ class Flaws:
         ranges = f": {format_steps(self.missing)}" if self.missing else ""
         ending = ", ..." if len(self.missing) == MAX_RANGES else ""
         return f"{count} missing{ranges}{ending}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the flaws as JSON."""
-        return asdict(self)
 
 
 NO_FLAWS = Flaws()

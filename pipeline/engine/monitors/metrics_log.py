@@ -56,23 +56,19 @@ class MetricsLog(Monitor):
         self._run_schedule = run_schedule
         self._first = first
         self._unwritten: list[Telemetry] = []
-
-        def open_by_name(name: str) -> tuple[VerifiedLog, LogFindings]:
-            path = run_dir / name
-            mark = read_mark((marks or {}).get(name), first)
-            # The checkpoint of an unfinished boundary has its scalars, which a process that
-            # continued from it may have written before it was killed.
-            last = first - 1 if name == SCALARS and is_unfinished else first
-            with convert_write_errors(path):
-                return open_log(
-                    path, last, mark, has_all_steps=name == METRICS, resumed=marks is not None
-                )
-
         self._logs: dict[str, VerifiedLog] = {}
         self.findings: list[LogFindings] = []
         with ExitStack() as on_failure:
             for name in (METRICS, EVALS, *([SCALARS] if has_scalars else [])):
-                self._logs[name], findings = open_by_name(name)
+                path = run_dir / name
+                mark = read_mark((marks or {}).get(name), first)
+                # The checkpoint of an unfinished boundary has its scalars, which a process that
+                # continued from it may have written before it was killed.
+                last = first - 1 if name == SCALARS and is_unfinished else first
+                with convert_write_errors(path):
+                    self._logs[name], findings = open_log(
+                        path, last, mark, has_all_steps=name == METRICS, resumed=marks is not None
+                    )
                 on_failure.callback(self._logs[name].release)
                 self.findings += [findings] if findings else []
             on_failure.pop_all()

@@ -28,7 +28,7 @@ from pipeline.training.telemetry import Telemetry, concatenate_columns
 if TYPE_CHECKING:
     from tensorboardX.proto.summary_pb2 import Summary
 
-ROLLBACK_TAGS = ("train/updates_undone",)
+ROLLBACK_TAG = "train/updates_undone"
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 MAX_PICTURED_CLASSES = 1000
@@ -130,11 +130,9 @@ class TensorBoard(Monitor):
         self._sinks.append((time.time(), report))
 
     def on_scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        tags = [f"callback/{name}" for name in scalars]
-        values = list(scalars.values())
         with convert_write_errors(self._folder):
-            now = np.array([time.time()])
-            self._file.add_scalars(tags, np.array([step]), now, np.array([values], np.float64))
+            values = {f"callback/{name}": value for name, value in scalars.items()}
+            self._add_scalars(step, time.time(), values)
 
     def on_rollback(self, step: int, to: int) -> None:
         self._rollbacks.append((time.time(), step, step - to))
@@ -153,10 +151,13 @@ class TensorBoard(Monitor):
             if sinks:
                 self._write_sinks(sinks)
             for wall_time, step, undone in rollbacks:
-                values = np.array([[float(undone)]])
-                wall_times = np.array([wall_time])
-                self._file.add_scalars(ROLLBACK_TAGS, np.array([step]), wall_times, values)
+                self._add_scalars(step, wall_time, {ROLLBACK_TAG: undone})
             self._file.flush()
+
+    def _add_scalars(self, step: int, wall_time: float, values: Mapping[str, float | None]) -> None:
+        """Add an event with values by tag."""
+        row = np.array([list(values.values())], np.float64)
+        self._file.add_scalars([*values], np.array([step]), np.array([wall_time]), row)
 
     def _write_steps(self, timed: list[tuple[float, Telemetry]]) -> None:
         parts = [telemetry for _, telemetry in timed]
@@ -183,23 +184,19 @@ class TensorBoard(Monitor):
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Add the scalar metrics, macro averages included, and the confusion matrix."""
-        from tensorboardX.summary import image
-
         self.flush()
         scalars = evaluation.scalars()
-        now = np.array([time.time()])
+        now = time.time()
         if not self._has_charts:
             self._add_charts(tuple(scalars))
         # The loss of every step has that tag already.
         scalars.pop(f"{TRAINED}loss", None)
-        tags = [metric_tag(name) for name in scalars]
-        values = np.array([list(scalars.values())])
         with convert_write_errors(self._folder):
-            self._file.add_scalars(tags, np.array([step]), now, values)
+            values = {metric_tag(name): value for name, value in scalars.items()}
+            self._add_scalars(step, now, values)
         confusion = evaluation.confusion
         if confusion is not None and len(confusion) <= MAX_PICTURED_CLASSES:
-            picture = draw_confusion(confusion)
-            self._add(image("eval/confusion", picture, dataformats="HWC"), step)
+            self._add_picture("eval/confusion", draw_confusion(confusion), step, "HWC")
 
     def add_recipe(self, recipe: Mapping[str, Any]) -> None:
         """Add the resolved recipe as text."""
@@ -234,36 +231,28 @@ class TensorBoard(Monitor):
         The values of each image are stretched to their range. Images with other than 1, 3 or 4
         channels are skipped.
         """
-        from tensorboardX.summary import image
-
         if len(images) and images.shape[-1] in PICTURED_CHANNELS:
             pictures = stretch_range(images)
             if labels:
                 pictures = add_captions(pictures, labels)
-            self._add(image("train/images", pictures, dataformats="NHWC"), 0)
+            self._add_picture("train/images", pictures, 0)
 
     def add_predictions(
         self, step: int, images: np.ndarray, captions: Sequence[str], wrong: Sequence[bool]
     ) -> None:
         """Add evaluation images (n, H, W, C) with their predictions after `step` steps."""
-        from tensorboardX.summary import image
-
         if images.shape[-1] in PICTURED_CHANNELS:
             pictures = add_captions(stretch_range(images), captions, wrong)
-            self._add(image("eval/predictions", pictures, dataformats="NHWC"), step)
+            self._add_picture("eval/predictions", pictures, step)
 
     def add_masks(self, step: int, pictures: np.ndarray) -> None:
         """Add pictures of predicted masks, uint8 (n, H, W, 3), one by one."""
-        from tensorboardX.summary import image
-
         for number, picture in enumerate(pictures):
-            self._add(image(f"eval/masks/{number}", picture, dataformats="HWC"), step)
+            self._add_picture(f"eval/masks/{number}", picture, step, "HWC")
 
     def add_generated(self, step: int, pictures: np.ndarray) -> None:
         """Add a grid of generated images, uint8 (n, H, W, 3)."""
-        from tensorboardX.summary import image
-
-        self._add(image("eval/generated", pictures, dataformats="NHWC"), step)
+        self._add_picture("eval/generated", pictures, step)
 
     def add_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         """Add histograms after `step` steps, by name."""
@@ -312,6 +301,11 @@ class TensorBoard(Monitor):
         }
         for summary in hparams(cells, {f"eval/{name}": value for name, value in metrics.items()}):
             self._add(summary, 0)
+
+    def _add_picture(self, tag: str, pixels: np.ndarray, step: int, axes: str = "NHWC") -> None:
+        from tensorboardX.summary import image
+
+        self._add(image(tag, pixels, dataformats=axes), step)
 
     def _add(self, summary: Summary, step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event

@@ -17,7 +17,7 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -58,13 +58,7 @@ class Mark:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the mark as JSON."""
-        return {
-            "size_bytes": self.size_bytes,
-            "lines": self.lines,
-            "sha256": self.sha256,
-            "tail": self.tail.decode(),
-            "flaws": self.flaws.to_dict(),
-        }
+        return {**asdict(self), "tail": self.tail.decode()}
 
 
 def read_mark(tree: Any, step: int) -> Mark | None:
@@ -289,7 +283,7 @@ class LogFindings:
     def to_dict(self) -> dict[str, Any]:
         """Return the findings as JSON."""
         set_aside = {"set_aside": self.set_aside} if self.set_aside else {}
-        return {**self.flaws.to_dict(), "restored": self.restored, **set_aside}
+        return {**asdict(self.flaws), "restored": self.restored, **set_aside}
 
 
 def open_log(

@@ -22,7 +22,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
 from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, find_cause
 from pipeline.backends.graph.replay.ranges import find_non_finite, find_range, is_float, largest
-from pipeline.core.files.compile_cache import no_compile_cache
+from pipeline.core.host.jax_private import no_compile_cache
 from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import WrappedOp

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 
 from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.engine.run_sink import prepare_sink
-from pipeline.engine.sink_settings import SinkSettings
+from pipeline.engine.sink import SinkSettings
 from pipeline.engine.user_step import (
     NO_RATES,
     CustomState,

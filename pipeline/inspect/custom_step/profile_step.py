@@ -16,7 +16,7 @@ from pipeline.engine.batches import IteratorBatches
 from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.run_sink import choose_size, compile_sink, prepare_sink
 from pipeline.engine.schedule import RunSchedule
-from pipeline.engine.sink_settings import SinkSettings
+from pipeline.engine.sink import SinkSettings
 from pipeline.engine.user_step import SinkProgram, Step, copy_state
 from pipeline.inspect.custom_step.open_step import OpenStep, open_step, run_steps, time_sinks
 from pipeline.inspect.profiler.compilations import watch_compilations

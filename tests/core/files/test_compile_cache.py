@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.core.files.compile_cache import enable_compile_cache, no_compile_cache
+from pipeline.core.files.compile_cache import enable_compile_cache
+from pipeline.core.host.jax_private import no_compile_cache
 from tests.engine.monitors.disk import files_end_at
 
 CONFIGURED = (

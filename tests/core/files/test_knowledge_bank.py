@@ -65,7 +65,7 @@ def test_failed_write_leaves_the_bank_unchanged(
 
     monkeypatch.setattr(atomic_write.os, "replace", full)
     with pytest.raises(RunError, match=r"bank\.json: .* can't be written: no space left"):
-        write_bank(bank, {})
+        add_to_bank(bank, {"c": {"us": 2}}, dict)
     assert read_bank(bank, dict) == ENTRIES
 
 

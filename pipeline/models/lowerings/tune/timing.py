@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from pipeline.core.files.compile_cache import no_compile_cache
+from pipeline.core.host.jax_private import no_compile_cache
 from pipeline.models.lowerings.candidates import compute
 from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits
 from pipeline.models.lowerings.problem.lowering import Lowering, Problem
