@@ -11,13 +11,7 @@ from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.dump_step import (
-    DumpedRun,
-    DumpRequest,
-    StepInputs,
-    compare_losses,
-    dump_step,
-)
+from pipeline.inspect.dumps.dump_step import DumpRequest, compare_losses, dump_step
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     load_state,
@@ -59,11 +53,19 @@ def main(
     dumps = []
     with Reporter() as reporter:
         opened = open_recipe(read_run_recipe(run_dir), run_dir)
-        began_at = DumpRequest.now()
-        request = DumpRequest(root, began_at, tuple(layers), what, content, max_mib << 20)
-        step_config = opened.built.step_config
+        request = DumpRequest(
+            opened.recipe,
+            run_dir,
+            opened.device_name,
+            root,
+            layers,
+            what,
+            content,
+            max_mib << 20,
+        )
         opened.programs(numbers[0])  # raises RecipeError unless the network is a list of layers
-        require_layers(tuple(layers), list(layer_kinds(step_config, opened.built.seed)), "--layers")
+        kinds = layer_kinds(opened.built.step_config, opened.built.seed)
+        require_layers(layers, list(kinds), "--layers")
         for step in numbers:
             saved = load_state(opened, run_dir, step, reporter)
             if saved.replayed:
@@ -71,10 +73,9 @@ def main(
                 reporter.stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
             loss = logged_loss(run_dir, step)
             with reporter.clock(f"dumping step {step}"):
-                inputs = StepInputs(Weights.of(saved.state), opened.batch(step), step)
-                run = DumpedRun(str(run_dir), opened.device_name, loss)
-                programs = opened.programs(step)
-                report = dump_step(request, opened.recipe, programs, inputs, run)
+                weights = Weights.of(saved.state)
+                batch = opened.batch(step)
+                report = dump_step(request, opened.programs(step), weights, batch, step, loss)
             reporter.stage("dump", f"step {step}: {report}")
             reporter.stage("dump", f"step {step}: {compare_losses(report.loss, loss)}")
             facts = asdict(report)

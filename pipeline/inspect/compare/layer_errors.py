@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.inspect.compare.accuracy_columns import norm
 from pipeline.inspect.dumps.layer_programs import LayerTensors
-from pipeline.inspect.dumps.tensor_names import Role, TensorName, named_tensors
+from pipeline.inspect.dumps.tensor_names import OUTPUT_ROLES, TensorName, named_tensors
 
 FACTOR = 2.0
 """Multiple of the expected error above which a 16-bit error is a finding. Both sides round at the
@@ -39,8 +39,6 @@ MAX_EXCUSE = 3.0
 MIN_ROUNDING = 0.25
 """Relative error, in units of rounding, that any result may have: about half of the error from
 rounding each element once."""
-OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
-"""Roles of the tensors that a layer returns."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +122,9 @@ def layer_errors(
         array = arrays[0].get(name)
         if array is None:
             continue
-        layer_form = examined.forms.get(name.layer)
-        kind, dtype = (
-            (layer_form.kind, layer_form.dtype) if layer_form is not None else ("loss", "float32")
-        )
+        form = examined.forms.get(name.layer)
+        kind = "loss" if form is None else form.kind
+        dtype = "float32" if form is None else form.dtype
         smallest = _compute_unit(dtype) * _compute_norm_of_terms(name, exact, read)
         references = [
             by_name[name]

@@ -34,69 +34,50 @@ from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
-TIME = "%Y%m%d%H%M%S"
-"""Format of the name of a folder for the time of a dump."""
-
 
 @dataclass(frozen=True)
 class DumpRequest:
-    """The tensors to dump, and the folder for dumps."""
+    """The run whose steps are dumped, the tensors to dump, and the folder for dumps."""
 
+    recipe: Recipe
+    run_dir: Path
+    device: str
     root: Path
-    time_text: str
     layers: Sequence[str]
     what: What
     content: Content
     limit_bytes: int
-
-    @staticmethod
-    def now() -> str:
-        """Return the time as the name of a folder."""
-        return time.strftime(TIME)
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """Weights after `step` steps, and the batch of the next step."""
-
-    weights: Weights
-    batch: Batch
-    step: int
-
-
-@dataclass(frozen=True)
-class DumpedRun:
-    """The run that a dumped step belongs to."""
-
-    path: str
-    device: str
-    loss: float | None = None
-    """Loss that the run logged for the step; None if unknown."""
+    time_text: str = field(default_factory=lambda: time.strftime("%Y%m%d%H%M%S"))
+    """Name of the folder for dumps that begin now."""
 
 
 def dump_step(
     request: DumpRequest,
-    recipe: Recipe,
     programs: LayerPrograms,
-    inputs: StepInputs,
-    run: DumpedRun,
+    weights: Weights,
+    batch: Batch,
+    step: int,
+    run_loss: float | None = None,
 ) -> DumpReport:
-    """Compute a step and write its tensors. Raises nothing for a full disk: the report has it."""
-    weights = inputs.weights
-    step = inputs.step
-    portions = portions_of(programs.config, inputs.batch, step)
+    """Compute the step after `step` steps and write its tensors.
+
+    `run_loss` is the loss that the run logged for it. Raises nothing for a full disk: the report
+    has it.
+    """
+    recipe = request.recipe
+    portions = portions_of(programs.config, batch, step)
     forms = programs.forms(weights, portions[0][0])
     captured = capture(programs, weights, portions)
     tensors = captured.merge_passes()
     header = DumpHeader(
         recipe=recipe.name,
         model=recipe.model.name,
-        device=run.device,
+        device=request.device,
         step=step,
         content=request.content,
         loss=tensors.loss,
-        run=run.path,
-        run_loss=run.loss,
+        run=str(request.run_dir),
+        run_loss=run_loss,
         precision=resolve_level(recipe),
         layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
     )
@@ -137,12 +118,26 @@ class RunDumps(Dumps):
     """
 
     run: CompiledRun
-    _time: str = field(default_factory=DumpRequest.now)
     _programs: dict[int, LayerPrograms] = field(default_factory=dict)
     """Programs by the first step of a phase, each compiled once."""
     _waiting: dict[int, DumpReport] = field(default_factory=dict)
     """Dumps of steps that the run has not done yet."""
     _ended: bool = False
+
+    def __post_init__(self) -> None:
+        run_dir = self.run.context.run_dir
+        recipe = self.run.context.recipe
+        spec = recipe.dump
+        self._request = DumpRequest(
+            recipe,
+            run_dir,
+            self.run.backend.describe()["device"],
+            spec.path or run_dir / DUMP,
+            spec.layers,
+            spec.what,
+            spec.content,
+            spec.max_mib << 20,
+        )
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -191,15 +186,11 @@ class RunDumps(Dumps):
         self.run.context.reporter.warn(f"{reason}; the run continues without later dumps")
 
     def _write_dump(self, state: TrainState, step: int) -> DumpReport:
-        context = self.run.context
-        spec = context.recipe.dump
-        root = spec.path or context.run_dir / DUMP
-        if spec.path is None:
-            require_real_trees(context.run_dir, (DUMP,))
-        elif not root.is_dir():
-            raise NotADirectoryError(f"dump.path = {root}: must be a folder that exists")
-        limit_bytes = spec.max_mib << 20
-        request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
+        path = self.run.context.recipe.dump.path
+        if path is None:
+            require_real_trees(self.run.context.run_dir, (DUMP,))
+        elif not path.is_dir():
+            raise NotADirectoryError(f"dump.path = {path}: must be a folder that exists")
         batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
         step_config = self.run.built.step_config
         device = self.run.backend.device
@@ -207,9 +198,8 @@ class RunDumps(Dumps):
         phase_start = max(starts, default=0)
         if phase_start not in self._programs:
             self._programs[phase_start] = LayerPrograms(select_phase(step_config, step), device)
-        inputs = StepInputs(Weights.of(state), batch, step)
-        run = DumpedRun(str(context.run_dir), self.run.backend.describe()["device"])
-        return dump_step(request, context.recipe, self._programs[phase_start], inputs, run)
+        programs = self._programs[phase_start]
+        return dump_step(self._request, programs, Weights.of(state), batch, step)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Compare the losses of the run's steps with the dumps' losses."""
