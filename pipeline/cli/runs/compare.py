@@ -16,8 +16,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import nearest
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import cause_hints, layer_lines
-from pipeline.inspect.compare.pair_reference import pair_reference
-from pipeline.inspect.compare.reference_folder import read_reference
+from pipeline.inspect.compare.reference import pair_reference, read_reference
 from pipeline.inspect.compare.sides import (
     CompareRequest,
     StepComparison,
