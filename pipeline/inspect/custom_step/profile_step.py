@@ -119,7 +119,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
             profiled.end_trace()
     if not profiled.traced:
         raise RunError(f"profile: the trace of {opened.device_text} has no operations")
-    dispatches = profiled.dispatches
+    first_s = profiled.dispatches[0].end_s
     run = record_run(
         profiled,
         name=opened.name,
@@ -127,15 +127,14 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         spec=SPEC,
         device=opened.device_text,
         state_bytes={"state": bytes_of_tree(prepared.state.state)},
-        compilations=tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s),
+        compilations=tuple(c for c in watch.compilations if first_s < c.ended_s),
         memory=program_memory(program.program),
         program=hlo,
     )
     folder = cache_root(CacheSpec(root=None, compiled=False))
     profile, operations = profile_with_peaks(run, profiled.traced, opened.placement.device, folder)
     evidence = _collect_evidence(opened, program, profile, size)
-    traced = tuple(dispatch for dispatch in dispatches if dispatch.traced)
-    return ProfileReport((evidence.profile,), decide(evidence), operations, traced)
+    return ProfileReport((evidence.profile,), decide(evidence), operations)
 
 
 def _collect_evidence(

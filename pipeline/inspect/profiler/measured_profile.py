@@ -92,12 +92,7 @@ def measured_profile(
     steps = run.steps
     traced = split_trace(events, run.program, steps, spec.fp_point, spec.bp_point)
     dispatches = [dispatch for dispatch in run.dispatches if dispatch.traced]
-    # The time between two dispatches doesn't count if something was evaluated in it.
-    between_s = sum(
-        after.begin_s - before.end_s
-        for before, after in pairwise(dispatches)
-        if not _has_evaluation_between(before, after, run)
-    )
+    between_s = sum(after.begin_s - before.end_s for before, after in _list_gaps(dispatches, run))
     traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
     host = host_time(run)
     # Traced times are scaled to the untraced step, since tracing lengthens short operations. A
@@ -151,8 +146,16 @@ def measured_profile(
     return profile, traced
 
 
-def _has_evaluation_between(before: TimedDispatch, after: TimedDispatch, run: ProfiledRun) -> bool:
-    return any(before.end_s <= begin < after.begin_s for begin, _ in run.evaluations_s)
+def _list_gaps(
+    dispatches: Sequence[TimedDispatch], run: ProfiledRun
+) -> list[tuple[TimedDispatch, TimedDispatch]]:
+    """Return the pairs of successive dispatches between which nothing was evaluated."""
+    return [
+        (before, after)
+        for before, after in pairwise(dispatches)
+        if after.start == before.stop
+        and not any(before.end_s <= begin < after.begin_s for begin, _ in run.evaluations_s)
+    ]
 
 
 def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
@@ -173,7 +176,9 @@ def host_time(run: ProfiledRun) -> HostTime:
     steps = sum(dispatch.steps for dispatch in untraced)
     device = _compute_median_ms([(d.seconds - d.wait_s, d.steps) for d in untraced])
     wait = 1000 * sum(dispatch.wait_s for dispatch in untraced) / max(1, steps)
-    between = _compute_between_ms(untraced, run)
+    gaps = _list_gaps(untraced, run)
+    gap_s = sum(after.begin_s - before.end_s for before, after in gaps)
+    between = 1000 * gap_s / max(1, sum(after.steps for _, after in gaps))
     first = run.dispatches[0].end_s if run.dispatches else 0.0
     return HostTime(
         step=device + wait + between,
@@ -193,18 +198,6 @@ def _compute_median_ms(dispatches: Sequence[tuple[float, int]]) -> float:
         return 0.0
     times = [1000 * seconds / steps for seconds, steps in dispatches if steps]
     return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
-
-
-def _compute_between_ms(untraced: Sequence[TimedDispatch], run: ProfiledRun) -> float:
-    """Return the mean ms per step between two untraced dispatches, without evaluations."""
-    # Without the gap of the traced steps. The reports of an evaluation count as its time.
-    pairs = [
-        (before, after)
-        for before, after in pairwise(untraced)
-        if after.start == before.stop and not _has_evaluation_between(before, after, run)
-    ]
-    steps = sum(after.steps for _, after in pairs)
-    return 1000 * sum(after.begin_s - before.end_s for before, after in pairs) / max(1, steps)
 
 
 def _list_operators(

@@ -14,7 +14,6 @@ from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_fil
 from pipeline.inspect.profiler.iterations import Traced
 from pipeline.inspect.profiler.profile_picture import profile_picture
 from pipeline.inspect.profiler.profile_table import profile_table
-from pipeline.inspect.profiler.profiled_executable import TimedDispatch
 from pipeline.inspect.profiler.step_profile import StepProfile, StepVerdict
 
 JSON = "profile.json"
@@ -36,8 +35,6 @@ class ProfileReport:
     profiles: tuple[StepProfile, ...]
     verdict: StepVerdict
     traced: Traced
-    dispatches: tuple[TimedDispatch, ...] = ()
-    """Dispatches of the traced steps."""
 
     def __str__(self) -> str:
         return profile_table(self.profiles, self.verdict)

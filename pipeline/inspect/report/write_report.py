@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import csv_text
@@ -31,9 +29,9 @@ from pipeline.core.pages.page import (
     Section,
     render_page,
 )
-from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.report.evaluated import (
     ClassCounts,
     ClassPredictions,
@@ -124,7 +122,7 @@ def write_report(
     folder = run_dir / REPORT if out is None else out
     steps = read_arrays(run_dir / METRICS)
     evaluations = read_arrays(run_dir / EVALS)
-    dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
+    dataset = load_data(run.recipe, make_silent_reporter())
     predictions = evaluate_samples(run, dataset)
     charts = _draw_charts(steps, evaluations, predictions, dataset.targets.names)
     worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
