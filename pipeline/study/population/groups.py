@@ -95,18 +95,14 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
         )
 
 
-def can_be_members(recipes: Iterable[Recipe]) -> bool:
-    """Return whether runs of all recipes can be members of a population."""
-    return not _list_member_problems(recipes)
-
-
 def require_members(recipes: Iterable[Recipe]) -> None:
     """Raise RecipeError if a run of a recipe can't be a member of a population."""
-    if problems := _list_member_problems(recipes):
+    if problems := list_member_problems(recipes):
         raise RecipeError(list(dict.fromkeys(problems)))
 
 
-def _list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
+def list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
+    """Return the reasons why runs of the recipes can't be members of a population."""
     recipes = list(recipes)
     specs: Mapping[str, Any] = components("device")
     devices = tuple(name for name, device in specs.items() if device.runs_populations)

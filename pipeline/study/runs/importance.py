@@ -10,6 +10,7 @@ import importlib.util
 import math
 import random
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,9 +57,8 @@ def importance_of_keys(
         for run in runs
         if run.status == "done" and math.isfinite(run.figures.get(metric, math.nan))
     ]
-    compared_keys = [key for key in keys if sum(key in run.keys for run in rated_runs) >= MIN_RUNS][
-        :MAX_KEYS
-    ]
+    counts = Counter(key for run in rated_runs for key in run.keys)
+    compared_keys = [key for key in keys if counts[key] >= MIN_RUNS][:MAX_KEYS]
     rated_runs = [run for run in rated_runs if all(key in run.keys for key in compared_keys)]
     compared_keys = [
         key for key in compared_keys if len({repr(run.keys[key]) for run in rated_runs}) > 1

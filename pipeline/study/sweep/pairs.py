@@ -14,17 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import key_of, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
 from pipeline.study.paired_test import MIN_PAIRS
-from pipeline.study.population.groups import can_be_members, require_members
+from pipeline.study.population.groups import list_member_problems, require_members
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.command import command_of
+from pipeline.study.sweep.command import command_of, resolve_sweeper
 from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_jobs
@@ -86,9 +84,7 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
     """
     started_at = time.monotonic()
     assert sweeper.config is not None
-    section = OmegaConf.to_container(sweeper.config.hydra.sweeper, resolve=True)
-    assert isinstance(section, dict)
-    settings = read_settings({str(key): value for key, value in section.items()})
+    settings = read_settings(resolve_sweeper(sweeper.config.hydra))
     command = command_of(sweeper.config.hydra, overrides)
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
     jobs = plan_pairs(sweeper, command.arguments, settings)
@@ -160,7 +156,8 @@ def _choose_start(
     hydra_config = sweeper.config.hydra
     if hydra_config.sweeper.vectorize == "auto":
         is_basic = hydra_config.runtime.choices.get("hydra/launcher") == "basic"
-        places = Places(processors()) if is_basic and can_be_members(recipes) else None
+        can_share = is_basic and not list_member_problems(recipes)
+        places = Places(processors()) if can_share else None
     else:
         places = read_places(sweeper)
         if places is not None:

@@ -162,14 +162,11 @@ class TrialPruner(Pruner):
         except optuna.exceptions.UpdateFinishedTrialError:
             # The trial counted as dead and is retried elsewhere, where its job will be finished.
             return
-        self._prune_reason = (
-            f"step {step}: {self._describe_value(value)} is poor" if should_prune else None
-        )
-
-    def _describe_value(self, value: float) -> str:
         if self._by_evaluations:
-            return f"{self._metric} {value:.4g}"
-        return f"mean training loss {self._sign * value:.4g}"
+            text = f"{self._metric} {value:.4g}"
+        else:
+            text = f"mean training loss {self._sign * value:.4g}"
+        self._prune_reason = f"step {step}: {text} is poor" if should_prune else None
 
 
 def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,17 +107,14 @@ def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
     command = read_command(sweep_dir)
     sweeper = None if command is None else command.sweeper
     if sweeper is not None and sweeper.name == PAIRS:
-        _print_verdict(read_verdict(sweep_dir, (sweeper.model_extra or {}).get("metric")))
+        verdict = read_verdict(sweep_dir, (sweeper.model_extra or {}).get("metric"))
+        print(f"\n{verdict}")
+        if isinstance(verdict, PairedVerdict) and (line := verdict.describe_split()):
+            print(line)
     elif sweeper is None or sweeper.name != STUDY:
         _print_best(rows)
     counted = [row for row in rows if not (is_shared and row.summary.status == "running")]
     return max((row.summary.exits_with for row in counted), default=0)
-
-
-def _print_verdict(verdict: PairedVerdict | str) -> None:
-    print(f"\n{verdict}")
-    if isinstance(verdict, PairedVerdict) and (line := verdict.describe_split()):
-        print(line)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
@@ -144,23 +141,17 @@ def read_jobs(sweep_dir: Path) -> list[JobRow]:
     """Return a row per job, in order. Raises DataError if a job's files can't be read."""
     rows = []
     for folder in find_jobs(sweep_dir):
-        changed = _read_cached_overrides(folder, read_written_at_ns(folder / OVERRIDES))
+        changed = _read_once(read_overrides, folder, read_written_at_ns(folder / OVERRIDES)) or {}
         written_ns = read_written_at_ns(folder / SUMMARY)
-        ended = _read_cached_summary(folder, written_ns) if written_ns else None
+        ended = _read_once(read_summary, folder, written_ns) if written_ns else None
         rows.append(JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder))))
     return rows
 
 
-@lru_cache(CACHED_JOBS)
-def _read_cached_overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
-    """Read the overrides of a job, cached by the time of their file for later tables."""
-    return read_overrides(folder) or {}
-
-
-@lru_cache(CACHED_JOBS)
-def _read_cached_summary(folder: Path, written_ns: int) -> JobSummary | None:
-    """Read the summary of a job, cached by the time of its file for later tables."""
-    return read_summary(folder)
+@lru_cache(2 * CACHED_JOBS)
+def _read_once(read: Callable[[Path], Any], folder: Path, written_ns: int) -> Any:
+    """Read a file of a job, cached by the time of the file for later tables."""
+    return read(folder)
 
 
 def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Lock
 
 from hydra.core.utils import JobReturn
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from pipeline.config.hydra_versions import BasicSweeper
@@ -30,6 +29,7 @@ from pipeline.study.population.groups import (
 )
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
+from pipeline.study.sweep.command import resolve_sweeper
 from pipeline.study.sweep.directory import changed_text, claim_job, is_finished, read_summary
 from pipeline.study.sweep.jobs import Job, make_resumable, with_summary
 from pipeline.study.sweep.plan import PlannedJob
@@ -184,12 +184,9 @@ class Populations:
             return None
         assert self.sweeper.config is not None
         assert self.task.open_pruner is not None
-        settings = OmegaConf.to_container(self.sweeper.config.hydra.sweeper, resolve=True)
-        assert isinstance(settings, dict)
-        return self.task.open_pruner(
-            {**{str(key): value for key, value in settings.items()}, "trial": int(trial)},
-            Path(str(self.sweeper.config.hydra.sweep.dir)),
-        )
+        hydra_config = self.sweeper.config.hydra
+        settings = {**resolve_sweeper(hydra_config), "trial": int(trial)}
+        return self.task.open_pruner(settings, Path(str(hydra_config.sweep.dir)))
 
 
 def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
@@ -208,9 +205,8 @@ def _format_end(job: PlannedJob) -> str:
     if summary is None:
         return f"{head}: {read_status(job.folder)}"
     values = {name: summary.metric(name) for name in PRINTED_METRICS}
-    reason = (
-        f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
-    )
+    has_failed = summary.status == "failed" and summary.reason
+    reason = f" ({printable(str(summary.reason))})" if has_failed else ""
     metrics = "".join(f", {name} {x:.4g}" for name, x in values.items() if x is not None)
     return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{reason}"
 
