@@ -18,6 +18,7 @@ MIN_DISTANCE = 1e-6
 WEAK = 1000.0
 """Ratio of error to expected error below which a layer counts as inaccurate, not as wrong."""
 MAX_NAMED_LAYERS = 3
+MAX_LISTED_LAYERS = 12
 
 
 def cause_hints(
@@ -61,8 +62,8 @@ def amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
     return sorted(gains, key=lambda gain: -gain[1])
 
 
-def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
-    """Return a table of the `limit` layers with the largest scores; `!` marks findings."""
+def layer_lines(forced: ForcedComparison) -> list[str]:
+    """Return a table of the layers with the largest scores; `!` marks findings."""
     # The loss is blamed by its gradient alone.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
     worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)
@@ -79,7 +80,7 @@ def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
             f"{error.ratio:.3g}",
             f"{error.pattern:.3g}",
         )
-        for error in worst[:limit]
+        for error in worst[:MAX_LISTED_LAYERS]
     ]
     lines = zip(table, align_columns(table, right=range(4, 8)), strict=True)
     return [f"{'!' if row[0] in blamed_layers else ' '} {line}".rstrip() for row, line in lines]

@@ -25,6 +25,7 @@ from pipeline.inspect.compare.tensor_rows import (
     Mapped,
     TensorRow,
     TensorSide,
+    Thresholds,
     compare_tensors,
     require_mapped,
 )
@@ -56,6 +57,10 @@ class Side:
     opened: OpenedRecipe
     run_dir: Path | None = None
     changed: tuple[str, ...] = ()
+
+    def layer_kinds(self) -> dict[str, str]:
+        """Return the kinds of all layers by path."""
+        return layer_kinds(self.opened.built.step_config, self.opened.built.seed)
 
 
 def side_of_run(run_dir: Path) -> Side:
@@ -103,7 +108,7 @@ class StepComparison:
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """The step to compare, and its tensors to list."""
+    """The step to compare, and the output of its tensors."""
 
     step: int | None
     """Steps done; None for the reference's newest checkpoint, or 0 without a run."""
@@ -111,6 +116,9 @@ class CompareRequest:
     """Glob patterns of layers; none for all."""
     what: What
     mapped: Mapped
+    limits: Thresholds
+    out: Path | None
+    """CSV file for all rows."""
 
 
 def compare_step(
@@ -118,7 +126,7 @@ def compare_step(
 ) -> StepComparison:
     """Compute and compare a step from the right side's state. Raises DataError and RecipeError."""
     _require_same_network(left, right)
-    layers = layer_kinds(right.opened.built.step_config, right.opened.built.seed)
+    layers = right.layer_kinds()
     require_layers(request.layers, list(layers), "--layers")
     require_mapped(request.mapped, list(layers), list(layers))
     state, step = _load_state(right, request.step, reporter)
@@ -165,8 +173,7 @@ def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorS
     tensors = captured.merge_passes()
     arrays = dict(named_tensors(tensors, captured.images))
     about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
-    layers = layer_kinds(side.opened.built.step_config, side.opened.built.seed)
-    return TensorSide(side.name, about, layers, list(arrays), arrays.get)
+    return TensorSide(side.name, about, side.layer_kinds(), list(arrays), arrays.get)
 
 
 def _capture_step(
@@ -177,9 +184,8 @@ def _capture_step(
 
 def _require_same_network(left: Side, right: Side) -> None:
     """Raise DataError, with the first differences, if layers or parameters differ."""
-    left_kinds, right_kinds = (
-        layer_kinds(side.opened.built.step_config, side.opened.built.seed) for side in (left, right)
-    )
+    left_kinds = left.layer_kinds()
+    right_kinds = right.layer_kinds()
     problems = [
         f"{path} is only on the left side" for path in left_kinds if path not in right_kinds
     ]
