@@ -78,7 +78,6 @@ from pipeline.stages.autosink.dispatch_costs import (
 )
 from pipeline.training.parallel.placement import DevicePlacement
 
-
 SPEC = ProfileSpec(
     mode="only",
     start=None,

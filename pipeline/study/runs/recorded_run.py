@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
-from pipeline.core.files.tree_diff import dotted_key, leaves
+from pipeline.core.files.tree_diff import dotted_key, leaves, value_at
 from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, LogLine, finite_number, parse_line
 from pipeline.stages.record.descendants import Descendant, read_descendants
@@ -202,37 +202,30 @@ def _format_lists(tree: Any) -> Any:
 
 
 def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    data = summary.get("data")
-    samples = data.get("samples") if isinstance(data, Mapping) else None
-    metrics, times, sizes = (
-        section if isinstance(section, Mapping) else {}
-        for section in (summary.get("metrics"), summary.get("time"), samples)
-    )
-    values = {str(name): value for name, value in metrics.items()}
+    metrics = summary.get("metrics")
+    values = {str(name): v for name, v in metrics.items()} if isinstance(metrics, Mapping) else {}
     values |= {name: summary.get(name) for name in ("parameters", "steps")}
-    values |= {name: times.get(name) for name in ("step_ms", "train_s")}
-    values |= {f"{split}_samples": sizes.get(split) for split in ("train", "eval")}
+    values |= {name: value_at(summary, ("time", name)) for name in ("step_ms", "train_s")}
+    for split in ("train", "eval"):
+        values[f"{split}_samples"] = value_at(summary, ("data", "samples", split))
     numbers = {name: finite_number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _join_fingerprints(splits: Any) -> str:
     """Return the first digits of the fingerprint of each column of the training split."""
-    columns = splits.get("train") if isinstance(splits, Mapping) else None
+    columns = value_at(splits, ("train",))
     if not isinstance(columns, Mapping):
         return ""
-    digests = [
-        str(c["sha256"])[:8] for c in columns.values() if isinstance(c, Mapping) and c.get("sha256")
-    ]
-    return " ".join(digests)
+    digests = (value_at(column, ("sha256",)) for column in columns.values())
+    return " ".join(str(digest)[:8] for digest in digests if digest)
 
 
 def _find_commit(process: Mapping[str, Any]) -> str:
-    code = process.get("code")
-    git = code.get("git") if isinstance(code, Mapping) else None
-    if isinstance(git, Mapping) and isinstance(git.get("commit"), str):
-        return git["commit"][:10] + ("+" if git.get("dirty") else "")
-    return str(code["sha256"])[:10] if isinstance(code, Mapping) and "sha256" in code else ""
+    commit = value_at(process, ("code", "git", "commit"))
+    if isinstance(commit, str):
+        return commit[:10] + ("+" if value_at(process, ("code", "git", "dirty")) else "")
+    return str(value_at(process, ("code", "sha256"), ""))[:10]
 
 
 def _list_sources(
@@ -242,8 +235,7 @@ def _list_sources(
     resumed = summary.get("resumed_from")
     if isinstance(resumed, Mapping):
         yield "resumed", f"at step {resumed.get('step')}"
-    checkpoint = recipe.get("checkpoint")
-    restored = checkpoint.get("restore") if isinstance(checkpoint, Mapping) else None
+    restored = value_at(recipe, ("checkpoint", "restore"))
     if isinstance(restored, str):
         yield "restored", os.path.normpath(os.path.join(folder, restored))
 
