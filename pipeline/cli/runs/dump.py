@@ -49,20 +49,13 @@ def main(
         require_real_trees(run_dir, (DUMP,))
     elif not out.is_dir():
         raise DataError(f"--out {out}: must be a folder that exists")
-    root = out or run_dir / DUMP
     dumps = []
     with Reporter() as reporter:
         opened = open_recipe(read_run_recipe(run_dir), run_dir)
-        request = DumpRequest(
-            opened.recipe,
-            run_dir,
-            opened.device_name,
-            root,
-            layers,
-            what,
-            content,
-            max_mib << 20,
-        )
+        dumped = {"layers": layers, "what": what, "content": content, "path": out}
+        spec = opened.recipe.dump.model_copy(update={**dumped, "max_mib": max_mib})
+        recipe = opened.recipe.model_copy(update={"dump": spec})
+        request = DumpRequest(recipe, run_dir, opened.device_name)
         opened.programs(numbers[0])  # raises RecipeError unless the network is a list of layers
         kinds = layer_kinds(opened.built.step_config, opened.built.seed)
         require_layers(layers, list(kinds), "--layers")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from pipeline.config.dump_spec import Content, What, parse_steps
+from pipeline.config.dump_spec import parse_steps
 from pipeline.config.precision import resolve_level
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
@@ -37,16 +36,11 @@ from pipeline.training.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class DumpRequest:
-    """The run whose steps are dumped, the tensors to dump, and the folder for dumps."""
+    """The run whose steps are dumped; the section `dump` of its recipe has what is written."""
 
     recipe: Recipe
     run_dir: Path
     device: str
-    root: Path
-    layers: Sequence[str]
-    what: What
-    content: Content
-    limit_bytes: int
     time_text: str = field(default_factory=lambda: time.strftime("%Y%m%d%H%M%S"))
     """Name of the folder for dumps that begin now."""
 
@@ -65,6 +59,7 @@ def dump_step(
     has it.
     """
     recipe = request.recipe
+    spec = recipe.dump
     portions = portions_of(programs.config, batch, step)
     forms = programs.forms(weights, portions[0][0])
     captured = capture(programs, weights, portions)
@@ -74,7 +69,7 @@ def dump_step(
         model=recipe.model.name,
         device=request.device,
         step=step,
-        content=request.content,
+        content=spec.content,
         loss=tensors.loss,
         run=str(request.run_dir),
         run_loss=run_loss,
@@ -84,12 +79,11 @@ def dump_step(
     selected = (
         (name, array)
         for name, array in named_tensors(tensors, captured.images)
-        if is_selected(name, request.layers, request.what)
+        if is_selected(name, spec.layers, spec.what)
     )
-    folder = dump_folder(
-        request.root, request.time_text, programs.device.id, recipe.model.name, step
-    )
-    return write_dump(folder, header, selected, request.limit_bytes)
+    root = spec.path or request.run_dir / DUMP
+    folder = dump_folder(root, request.time_text, programs.device.id, recipe.model.name, step)
+    return write_dump(folder, header, selected, spec.max_mib << 20)
 
 
 def compare_losses(loss: float, run_loss: float | None) -> str:
@@ -125,19 +119,9 @@ class RunDumps(Dumps):
     _ended: bool = False
 
     def __post_init__(self) -> None:
-        run_dir = self.run.context.run_dir
-        recipe = self.run.context.recipe
-        spec = recipe.dump
-        self._request = DumpRequest(
-            recipe,
-            run_dir,
-            self.run.backend.describe()["device"],
-            spec.path or run_dir / DUMP,
-            spec.layers,
-            spec.what,
-            spec.content,
-            spec.max_mib << 20,
-        )
+        context = self.run.context
+        device = self.run.backend.describe()["device"]
+        self._request = DumpRequest(context.recipe, context.run_dir, device)
 
     @property
     def steps(self) -> tuple[int, ...]:

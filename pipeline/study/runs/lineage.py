@@ -59,10 +59,7 @@ def _list_links(
 
 
 def _name_run(path: str, folders: Mapping[str, RecordedRun]) -> str:
-    """Return the name of the run that contains a path, and the rest of the path.
-
-    Returns the path if no run contains it.
-    """
+    """Return the run that contains a path, and the rest of the path; the path if no run does."""
     absolute = Path(os.path.abspath(path))
     for folder in (absolute, *absolute.parents):
         run = folders.get(str(folder))

@@ -204,8 +204,7 @@ def _require_separate_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> No
 def _require_same_sweep(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
 ) -> None:
-    """Raise RunError if the directory has another sweeper or other jobs, or another command unless
-    the sweep grows."""
+    """Raise RunError if the directory has another sweep, unless this one only has more jobs."""
     problems = []
     recorded = read_command(sweep_dir)
     if recorded is not None:

@@ -158,10 +158,7 @@ def requeue_dead_trials(search: StudySearch) -> None:
 
 
 def _requeue_trials(study: optuna.Study, numbers: Sequence[int]) -> None:
-    """Mark the running ones of some trials as failed, and queue them again.
-
-    This doesn't count as a retry.
-    """
+    """Mark the trials that are running as failed, and queue them again, without a retry's count."""
     for number in numbers:
         trial = study.trials[number]
         if trial.state == TrialState.RUNNING:
@@ -198,10 +195,7 @@ def _run_trials(
 
 
 def _report_result(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
-    """Report a job's summary to the study.
-
-    Raises RunError if the study's metric is missing, DataError if the summary can't be read.
-    """
+    """Report a job's summary to the study. Raises RunError if the study's metric is missing."""
     summary = read_summary(job.folder)
     metric = search.settings.metric
     if summary is None:
