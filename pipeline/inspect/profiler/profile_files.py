@@ -56,7 +56,7 @@ class ProfileReport:
     traced: Traced
 
     def __str__(self) -> str:
-        return profile_table(self.profiles, self.verdict)
+        return profile_table(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of profile.json."""
@@ -71,9 +71,9 @@ def write_profile(report: ProfileReport, folder: Path) -> Path:
     """Write a profile's files into a folder, which is created if needed. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / JSON, json_text(report.to_dict(), indent=1) + "\n")
-    write_whole(folder / TABLE, profile_table(report.profiles, report.verdict, rows=None) + "\n")
+    write_whole(folder / TABLE, profile_table(report, rows=None) + "\n")
     write_trace_file(folder / TRACE, list(_trace_events(report.traced, report.profiles[0])))
-    write_whole(folder / PICTURE, profile_picture(report.traced, report.profiles, report.verdict))
+    write_whole(folder / PICTURE, profile_picture(report))
     return folder
 
 
@@ -110,17 +110,16 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
         yield event | {"args": args}
 
 
-def profile_table(
-    profiles: Sequence[StepProfile], verdict: StepVerdict, rows: int | None = ROWS
-) -> str:
+def profile_table(report: ProfileReport, rows: int | None = ROWS) -> str:
     """Return profiles and verdict as text, with at most `rows` layers and operators; None: all."""
+    profiles = report.profiles
     lines: list[str] = []
     for profile in profiles:
         lines += [*_format_head(profile), ""]
     lines += [*_format_phases(profiles), "", *_format_layers(profiles, rows), ""]
     for profile in profiles:
         lines += [*_format_operators(profile, rows), ""] if profile.operators else []
-    return "\n".join([*lines, f"Verdict: {verdict}"])
+    return "\n".join([*lines, f"Verdict: {report.verdict}"])
 
 
 def _format_head(profile: StepProfile) -> Iterator[str]:
@@ -246,18 +245,18 @@ def _format_ms(ms: float) -> str:
     return f"{ms:,.4f}" if ms < 1 else f"{ms:,.3f}" if ms < 100 else f"{ms:,.1f}"
 
 
-def profile_picture(traced: Traced, profiles: Sequence[StepProfile], verdict: StepVerdict) -> str:
+def profile_picture(report: ProfileReport) -> str:
     """Return the text of an SVG file without scripts or links to other files."""
-    first = profiles[0]
+    first = report.profiles[0]
     title = f"{first.recipe} on {first.device}, batch {first.batch_size:,}"
-    lines = wrap(f"Verdict: {verdict}", LINE_CHARACTERS)
+    lines = wrap(f"Verdict: {report.verdict}", LINE_CHARACTERS)
     drawings = [_draw_lines("head", [title]), _draw_lines("", lines)]
-    typical_pair = _find_typical_iteration(traced)
-    if typical_pair is not None:
+    pairs = sorted(pairwise(report.traced.iterations), key=lambda pair: pair[1].end - pair[0].end)
+    if pairs:
         drawings.append(_draw_lines("title", ["One iteration, ms"]))
-        before, median_iteration = typical_pair
-        drawings.append(_draw_iteration(traced, before, median_iteration))
-    for profile in profiles:
+        before, median_iteration = pairs[len(pairs) // 2]
+        drawings.append(_draw_iteration(report.traced, before, median_iteration))
+    for profile in report.profiles:
         drawings += _draw_profile(profile)
     return stack_drawings(drawings, title, gap=10).file_text()
 
@@ -268,13 +267,6 @@ def _draw_lines(kind: str, lines: Sequence[str]) -> Drawing:
     for number, label in enumerate(lines):
         drawing.add("text", kind, label, x=0, y=13 + 18 * number)
     return drawing
-
-
-def _find_typical_iteration(traced: Traced) -> tuple[Iteration, Iteration] | None:
-    """Return the iteration of median length and, as the first value, its predecessor."""
-    pairs = list(pairwise(traced.iterations))
-    pairs.sort(key=lambda pair: pair[1].end - pair[0].end)
-    return pairs[len(pairs) // 2] if pairs else None
 
 
 def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> Drawing:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.study.runs.ranking import is_larger_better
 from pipeline.study.runs.recorded_run import RecordedRun
 
 MIN_RUNS = 20
@@ -44,7 +45,7 @@ class KeyImportance:
 
 
 def importance_of_keys(
-    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
+    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[KeyImportance] | str:
     """Return the importance of keys for a metric, the largest first, or why there is none.
 
@@ -68,7 +69,7 @@ def importance_of_keys(
             f"needs {MIN_RUNS} runs that are done, have {metric} and the same keys, and differ in "
             f"a key; has {len(rated_runs)}"
         )
-    shares = _bootstrap_importances(rated_runs, compared_keys, metric, larger_is_better)
+    shares = _bootstrap_importances(rated_runs, compared_keys, metric)
     importances = []
     for key in compared_keys:
         values = [share[key] for share in shares]
@@ -78,7 +79,7 @@ def importance_of_keys(
 
 
 def _bootstrap_importances(
-    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, larger_is_better: bool
+    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[Mapping[str, float]]:
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -110,7 +111,9 @@ def _bootstrap_importances(
         )
 
     generator = random.Random(0)
-    direction: Literal["maximize", "minimize"] = "maximize" if larger_is_better else "minimize"
+    direction: Literal["maximize", "minimize"] = "minimize"
+    if is_larger_better(metric):
+        direction = "maximize"
     shares: list[Mapping[str, float]] = []
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -33,7 +33,7 @@ from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
 from pipeline.study.population.groups import FOLD
 from pipeline.study.runs.ranking import is_larger_better, main_metric
-from pipeline.study.runs.ties import find_ties
+from pipeline.study.runs.ties import print_ties
 from pipeline.study.sweep.command import read_command
 from pipeline.study.sweep.directory import (
     JobSummary,
@@ -131,10 +131,7 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     choose = max if is_larger_better(metric) else min
     value, best = choose(rated_rows, key=lambda pair: pair[0])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {changed_text(best.changed)}"))
-    runs = [(row.changed, value) for value, row in rated_rows]
-    ties = find_ties(runs, larger_is_better=is_larger_better(metric))
-    if ties is not None:
-        print(printable(str(ties)))
+    print_ties([(row.changed, value) for value, row in rated_rows], metric)
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
