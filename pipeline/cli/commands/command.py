@@ -119,6 +119,10 @@ class LazyCommand(click.Command):
         self.module = self.folder + words.replace(" ", ".").replace("-", "_")
         self.example = example
 
+    def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]
+        """Run the command with these arguments and return the exit status."""
+        return call(self, args)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Raises UsageError for an option that is typed as KEY=VALUE."""
         all_args = list(args)
@@ -247,19 +251,8 @@ class CommandGroup(click.Group):
         )
 
     def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]
-        """Run the command that the arguments name and return the exit status.
-
-        `click.Command.main` isn't used, since it catches interrupts and closed pipes, which
-        `pipeline.core.errors.report_errors` reports. Raises UsageError for invalid arguments.
-        """
-        try:
-            with self.make_context(PROGRAM, list(args)) as context:
-                status: int = self.invoke(context)
-                return status
-        except click.exceptions.Exit as end:
-            return end.exit_code
-        except click.UsageError as error:
-            raise UsageError(*_explain_error(error, args)) from error
+        """Run the command that the arguments name and return the exit status."""
+        return call(self, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Raises UsageError if they name no command."""
@@ -291,6 +284,22 @@ class CommandGroup(click.Group):
         formatter.write_paragraph()
         first = next(iter(self.commands.values()))
         formatter.write(f"example: {PROGRAM} {getattr(first, 'example', '')}\n")
+
+
+def call(command: click.Command, args: Sequence[str]) -> int:
+    """Run a command with these arguments and return the exit status.
+
+    `click.Command.main` isn't used, since it catches interrupts and closed pipes, which
+    `pipeline.core.errors.report_errors` reports. Raises UsageError for invalid arguments.
+    """
+    try:
+        with command.make_context(PROGRAM, list(args)) as context:
+            status: int = command.invoke(context)
+            return status
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        raise UsageError(*_explain_error(error, args)) from error
 
 
 def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:
