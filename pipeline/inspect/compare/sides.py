@@ -18,7 +18,6 @@ from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.error_text import nearest
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.core.reporter import Reporter
-from pipeline.data.batch import Batch
 from pipeline.inspect.compare.accuracy_columns import columns_of
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import (
@@ -29,8 +28,8 @@ from pipeline.inspect.compare.tensor_rows import (
     compare_tensors,
     require_mapped,
 )
-from pipeline.inspect.dumps.captured_step import CapturedStep, capture
-from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
+from pipeline.inspect.dumps.captured_step import CapturedStep, capture_step
+from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
     load_state,
@@ -38,7 +37,6 @@ from pipeline.inspect.dumps.opened_recipe import (
     open_recipe,
     require_checkpoints,
 )
-from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
@@ -133,12 +131,12 @@ def compare_step(
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], _capture_step(programs[0], weights, batch, step))
+    reference = ReferenceStep(programs[0], capture_step(programs[0], weights, batch, step))
     left_weights = _choose_left_weights(left, right, weights)
     notes = []
     left_step = None
     try:
-        left_step = _capture_step(programs[1], left_weights, batch, step)
+        left_step = capture_step(programs[1], left_weights, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if left_step is None else _compare_tensors(left_step, reference.step, request)
@@ -169,17 +167,11 @@ def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorS
     """Compute a step of one side; `step` is as in `CompareRequest`. Raises DataError as there."""
     state, step = _load_state(side, step, reporter)
     weights = Weights.of(state)
-    captured = _capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
+    captured = capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
     tensors = captured.merge_passes()
     arrays = dict(named_tensors(tensors, captured.images))
     about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
     return TensorSide(side.name, about, side.layer_kinds(), list(arrays), arrays.get)
-
-
-def _capture_step(
-    programs: LayerPrograms, weights: Weights, batch: Batch, step: int
-) -> CapturedStep:
-    return capture(programs, weights, portions_of(programs.config, batch, step))
 
 
 def _require_same_network(left: Side, right: Side) -> None:

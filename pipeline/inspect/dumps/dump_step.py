@@ -16,7 +16,7 @@ from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.on_failure import batch_of
-from pipeline.inspect.dumps.captured_step import capture
+from pipeline.inspect.dumps.captured_step import capture_step
 from pipeline.inspect.dumps.dump_files import (
     DumpHeader,
     DumpReport,
@@ -25,7 +25,6 @@ from pipeline.inspect.dumps.dump_files import (
     write_dump,
 )
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
-from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import is_selected, named_tensors, require_layers
 from pipeline.stages.record.run_directory import DUMP
 from pipeline.stages.runner.context import CompiledRun, Dumps
@@ -60,9 +59,7 @@ def dump_step(
     """
     recipe = request.recipe
     spec = recipe.dump
-    portions = portions_of(programs.config, batch, step)
-    forms = programs.forms(weights, portions[0][0])
-    captured = capture(programs, weights, portions)
+    captured = capture_step(programs, weights, batch, step)
     tensors = captured.merge_passes()
     header = DumpHeader(
         recipe=recipe.name,
@@ -74,7 +71,7 @@ def dump_step(
         run=str(request.run_dir),
         run_loss=run_loss,
         precision=resolve_level(recipe),
-        layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
+        layers=[(path, form.kind, form.dtype) for path, form in tensors.forms.items()],
     )
     selected = (
         (name, array)
