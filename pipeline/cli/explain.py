@@ -118,8 +118,8 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     run_schedule = built.run_schedule
     bounds = make_measured_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
-    explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
-    memory = memory_of(executable.loader)
+    explanation = partial(Explanation, run, bounds, make_calendar(recipe, run_schedule))
+    memory = measure_memory(executable.loader)
     is_terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
@@ -133,7 +133,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)
         achieved = measure_gain(trials, choice)
-    return explanation(choice, measured.costs, dispatch_of(measured), memory, achieved)
+    return explanation(choice, measured.costs, make_dispatch(measured), memory, achieved)
 
 
 def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
@@ -154,7 +154,7 @@ def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
     return Explanation(
         _describe_run(recipe, estimate.device, run_schedule),
         bounds,
-        calendar_of(recipe, run_schedule),
+        make_calendar(recipe, run_schedule),
         estimate.choice,
         costs[-1],
         modelled=True,
@@ -167,14 +167,14 @@ def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> Exp
     return ExplainedRun(recipe.name, device, recipe.train.batch_size, sink_steps)
 
 
-def dispatch_of(measured: Measurement) -> Dispatch:
+def make_dispatch(measured: Measurement) -> Dispatch:
     """Return the median and 90th percentile of a dispatch's overhead: its time less its step's."""
     step_ms = measured.costs.sinks[0].step_ms
     median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
     return Dispatch(float(median_us), float(p90_us))
 
 
-def memory_of(loader: Loader) -> Memory:
+def measure_memory(loader: Loader) -> Memory:
     """Return the device memory of the batches, in bytes, measured on the first window."""
     window = loader.window(0)
     steps = window.most_steps
@@ -185,7 +185,7 @@ def memory_of(loader: Loader) -> Memory:
     return Memory(inputs.resident, loader.device_bytes, round(copied_bytes / steps), steps)
 
 
-def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
+def make_calendar(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     """Return the events of a run, without the ends of its sinks."""
     total = run_schedule.total
     steps_by_event: dict[str, np.ndarray] = {}

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.cli.explain import calendar_of
+from pipeline.cli.explain import make_calendar
 from pipeline.config.compose import compose_and_check
 from pipeline.config.device_checks import check_processes
 from pipeline.config.files import find_recipes
@@ -197,7 +197,7 @@ def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tupl
             forecast = forecast_run(recipe, work, built.run_schedule, backend)
     except RunError as error:
         raise RunError(f"{error}; --minutes N sets a time limit without a forecast") from error
-    events = calendar_of(recipe, built.run_schedule).counts
+    events = make_calendar(recipe, built.run_schedule).counts
     evals = events["evaluate"] + 1
     steps = built.run_schedule.total + evals * dataset.eval_order.steps_per_epoch
     upper_ms = UPPER_RATIO * forecast.step_ms + UPPER_MS

@@ -56,9 +56,9 @@ from pipeline.stages.runner.resume_command import (
     make_resume_run_command,
     make_resume_sweep_command,
 )
-from pipeline.study.sweep.command import command_of, find_sweep, read_command
+from pipeline.study.sweep.command import find_sweep, make_command, read_command
 from pipeline.study.sweep.directory import find_failures, find_jobs
-from pipeline.study.sweep.table import conclude
+from pipeline.study.sweep.table import conclude_sweep
 
 RESUME_CHANGED = "train.resume_changed"
 RESUME_KEYS = (RESUME, RESUME_CHANGED)
@@ -229,7 +229,9 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         stop_status = exit_status_of(interruption)
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
-    status = max(stop_status, conclude(sweep_dir, is_shared=place is not None) if has_jobs else 0)
+    status = max(
+        stop_status, conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
+    )
     if status in (RunError.exit_status, exit_status_of("stopped")):
         how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
@@ -274,7 +276,7 @@ def _find_directory(
         parsed = OverridesParser.create().parse_overrides(saved_overrides)
         # Hydra passes these to a sweeper.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
-        return find_sweep(command_of(composed[1], [line for line in lines if line]))
+        return find_sweep(make_command(composed[1], [line for line in lines if line]))
 
 
 @contextmanager

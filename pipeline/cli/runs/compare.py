@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import nearest
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.compare.cause_hints import cause_hints, layer_lines
+from pipeline.inspect.compare.cause_hints import format_layers, list_hints
 from pipeline.inspect.compare.reference import pair_reference, read_reference
 from pipeline.inspect.compare.sides import (
     CompareRequest,
@@ -33,9 +33,9 @@ from pipeline.inspect.compare.tensor_rows import (
     TensorSide,
     Thresholds,
     compare_tensors,
+    format_rows,
     require_mapped,
     to_csv,
-    to_text,
 )
 from pipeline.inspect.dumps.dump_files import find_dump, read_dump
 from pipeline.inspect.dumps.dump_step import compare_losses
@@ -119,10 +119,10 @@ def _compare_steps(
     _show_rows(comparison.rows, request, reporter)
     if comparison.forced.errors:
         reporter.say("\nlayers by themselves, fed with what the right side's layers read:")
-        for line in layer_lines(comparison.forced):
+        for line in format_layers(comparison.forced):
             reporter.say(line)
     reporter.say("")
-    for hint in cause_hints(comparison.rows, comparison.forced):
+    for hint in list_hints(comparison.rows, comparison.forced):
         reporter.stage("hint", hint)
     findings = comparison.forced.findings
     for finding in findings[:SHOWN_FINDINGS]:
@@ -155,7 +155,7 @@ def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Rep
             raise RunError(f"{request.out}: can't be written: {error.strerror}") from error
         reporter.stage("rows", f"{len(rows)}: {request.out}")
     reporter.say("")
-    for line in to_text(rows[:SHOWN_ROWS], request.limits):
+    for line in format_rows(rows[:SHOWN_ROWS], request.limits):
         reporter.say(line)
     if len(rows) > SHOWN_ROWS:
         reporter.say(f"  ... {len(rows) - SHOWN_ROWS} more rows; --out FILE writes all")
@@ -190,7 +190,7 @@ def _compare_files(
     rows = compare_tensors(left_names, right_names, left.read, right.read, request.mapped)
     _show_rows(rows, request, reporter)
     reporter.say("")
-    for hint in cause_hints(rows, None):
+    for hint in list_hints(rows, None):
         reporter.stage("hint", hint)
     marked = [row for row in rows if request.limits.are_exceeded(row.columns)]
     text = f"{len(marked)} of {len(rows)} rows are beyond a threshold"

@@ -104,7 +104,7 @@ class _Replay:
         scoped = replace(
             self.step_config, train_ops=ops, loss=jax.named_scope(LOSS)(self.step_config.loss)
         )
-        function = partial(outcome_of, scoped)
+        function = partial(compute_outcome, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         leaves = leaves_by_path((self.state, self.batch))
         inputs = [_make_input(path, leaf) for path, leaf in leaves.items()]
@@ -255,7 +255,7 @@ class _ScopedOp(WrappedOp):
             return self.op.map(xp, values, uniforms)
 
 
-def outcome_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Outcome:
+def compute_outcome(step_config: StepConfig, state: TrainState, batch: Batch) -> Outcome:
     """Return the loss, the gradient norm and the gradients of a step, without its update."""
 
     def compute(padded: Batch) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from pipeline.core.errors import DataError, printable
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.npy import read_npy
 from pipeline.core.files.value_text import join_first
-from pipeline.inspect.compare.accuracy_columns import cosine_similarity
+from pipeline.inspect.compare.accuracy_columns import compute_cosine
 from pipeline.inspect.compare.tensor_rows import Mapped, TensorSide
 from pipeline.inspect.dumps.tensor_names import DATA, LOSS, ROLES, TensorName
 
@@ -217,7 +217,7 @@ def _align(
         for j, other in enumerate(right.values()):
             with_pair = 0.0
             if head.shape == other.shape:
-                cosine = cosine_similarity(head.sample.ravel(), other.sample.ravel())
+                cosine = compute_cosine(head.sample.ravel(), other.sample.ravel())
                 with_pair = totals[i, j] + 1 + max(0.0, cosine)
             totals[i + 1, j + 1] = max(totals[i, j + 1], totals[i + 1, j], with_pair)
     pairs = []

@@ -18,7 +18,7 @@ from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.error_text import nearest
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.compare.accuracy_columns import columns_of
+from pipeline.inspect.compare.accuracy_columns import compare_arrays
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import (
     Mapped,
@@ -143,7 +143,7 @@ def compare_step(
     if left.run_dir is not None and not left.changed:
         notes.append(_describe_weight_distance(left, left.run_dir, step, weights))
     if left_step is not None and not np.array_equal(left_step.images, reference.step.images):
-        distance = columns_of(left_step.images, reference.step.images).relative_euclidean
+        distance = compare_arrays(left_step.images, reference.step.images).relative_euclidean
         notes.append(
             f"the data differ before the network: {DATA} has a relative Euclidean distance of "
             f"{distance:.3g}"

@@ -106,7 +106,7 @@ def phase_of(scope: str) -> StepPhase:
     return "forward" if "jvp(" in scope else "other"
 
 
-def operation_of(name: str, module: str, program: HloProgram) -> Operation:
+def describe_operation(name: str, module: str, program: HloProgram) -> Operation:
     """Describe an operation of a trace; outside of `program` only its module is known."""
     if program.name and module and module != program.name:
         return Operation(name, "other", "", f"program {module}", UNKNOWN)
@@ -148,7 +148,7 @@ def split_trace(
     """
     events, evaluation_begins_ns = _select_training(events, program.name)
     operations = {
-        event.name: operation_of(event.name, event.module, program)
+        event.name: describe_operation(event.name, event.module, program)
         for event in {event.name: event for event in events}.values()
     }
     leaves = tuple(e for e in events if operations[e.name].instruction.opcode not in CONTAINERS)
@@ -263,7 +263,7 @@ def _find_points(
     )
 
 
-def iteration_times(iterations: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
+def compute_iteration_times(iterations: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
     """Return the parts of each iteration except the first.
 
     With t(n, p), the time of point p in iteration n:
@@ -283,7 +283,7 @@ def iteration_times(iterations: Sequence[Iteration]) -> tuple[IterationTimes, ..
     )
 
 
-def median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | None:
+def find_median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | None:
     """Return the parts of the iteration of median length; None without an iteration."""
     if not times:
         return None

@@ -21,8 +21,8 @@ from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
     PHASES,
     Traced,
-    iteration_times,
-    median_iteration,
+    compute_iteration_times,
+    find_median_iteration,
     split_trace,
 )
 from pipeline.inspect.profiler.peaks import TRIAD, Peaks, peaks_of
@@ -94,7 +94,7 @@ def measured_profile(
     dispatches = [dispatch for dispatch in run.dispatches if dispatch.traced]
     between_s = sum(after.begin_s - before.end_s for before, after in _list_gaps(dispatches, run))
     traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
-    host = host_time(run)
+    host = compute_host_time(run)
     # Traced times are scaled to the untraced step, since tracing lengthens short operations. A
     # trace of several dispatches includes the host's time between them.
     clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
@@ -121,7 +121,7 @@ def measured_profile(
         phases=_list_phases(traced, scale),
         layers=_list_layers(traced, operators, scale),
         operators=operators if spec.task_trace else (),
-        iteration=median_iteration(iteration_times(traced.iterations))
+        iteration=find_median_iteration(compute_iteration_times(traced.iterations))
         if spec.training_trace
         else None,
         points=traced.iterations if spec.training_trace else (),
@@ -170,7 +170,7 @@ def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
     return untraced[-1:]
 
 
-def host_time(run: ProfiledRun) -> HostTime:
+def compute_host_time(run: ProfiledRun) -> HostTime:
     """Return the parts of an untraced step in ms. `device` is the median over dispatches."""
     untraced = select_untraced(run.dispatches)
     steps = sum(dispatch.steps for dispatch in untraced)

@@ -19,7 +19,7 @@ from pipeline.inspect.dumps.dump_files import ABOUT
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.run_directory import DUMP, FUZZ, LEAKAGE, ROBUSTNESS
-from pipeline.study.runs.lineage import data_of, ops_of
+from pipeline.study.runs.lineage import join_ops, name_data
 from pipeline.study.runs.recorded_run import RecordedRun, read_run
 
 PROFILES = ("profile.json", "profile/profile.json")
@@ -69,14 +69,14 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
     def row(kind: str, name: str, time: str = "") -> dict[str, str]:
         return {"what": kind, "name": name, "when": time[:16].replace("T", " ")}
 
-    yield row("data", " ".join(filter(None, (data_of(run), run.data))))
+    yield row("data", " ".join(filter(None, (name_data(run), run.data))))
     for split in ("train", "eval"):
         if (size := run.figures.get(f"{split}_samples")) is not None:
             yield row(f"{split} samples", f"{size:,.0f}")
     for key, value in run.keys.items():
         if key.startswith(USER_FACTS):
             yield row(key.removeprefix(USER_FACTS), str(value))
-    if ops := ops_of(run):
+    if ops := join_ops(run):
         yield row("map ops", ops)
     if "restored" in run.sources:
         yield row("weights of", run.sources["restored"])

@@ -12,7 +12,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.page import Page, render_page
 from pipeline.study.runs.importance import KeyImportance, importance_of_keys
-from pipeline.study.runs.lineage import links_of, uses_of_data
+from pipeline.study.runs.lineage import list_data_uses, list_links
 from pipeline.study.runs.ranking import is_larger_better
 from pipeline.study.runs.recorded_run import RecordedRun, common_keys, differing_keys
 
@@ -47,8 +47,8 @@ def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: st
         "runs.html",
         content=page_data(runs, metric),
         importance=importance,
-        uses=uses_of_data(runs),
-        links=links_of(runs),
+        uses=list_data_uses(runs),
+        links=list_links(runs),
         shared={key: _shorten(value) for key, value in common_keys(runs).items()},
     )
     try:

@@ -65,7 +65,7 @@ class Command(BaseModel):
         return Command.model_validate({**tree, "overrides": overrides})
 
 
-def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
+def make_command(hydra_config: Any, overrides: Sequence[str]) -> Command:
     """Build the command from a recipe's overrides and the composed section `hydra`.
 
     Raises OmegaConfBaseException if a setting of the sweeper refers to a missing key, and

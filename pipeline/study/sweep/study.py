@@ -104,7 +104,7 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
     return study
 
 
-def number_of_first_try(trial: FrozenTrial) -> int:
+def find_first_number(trial: FrozenTrial) -> int:
     """Return the number of the trial that `trial` retries, or its own; jobs have this number."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first

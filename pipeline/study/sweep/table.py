@@ -37,8 +37,8 @@ from pipeline.study.runs.ties import print_ties
 from pipeline.study.sweep.command import read_command
 from pipeline.study.sweep.directory import (
     JobSummary,
-    changed_text,
     find_jobs,
+    format_changed,
     read_overrides,
     read_state,
     read_summary,
@@ -90,7 +90,7 @@ class JobRow:
         }
 
 
-def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
+def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
     """Write and print the table, and return the largest exit status of a job.
 
     It is 0 if every job is done. If processes of a launcher share the jobs, those that others still
@@ -130,7 +130,7 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     ]
     choose = max if is_larger_better(metric) else min
     value, best = choose(rated_rows, key=lambda pair: pair[0])
-    print(printable(f"best: job {best.job}, {metric} {value:.6g}: {changed_text(best.changed)}"))
+    print(printable(f"best: job {best.job}, {metric} {value:.6g}: {format_changed(best.changed)}"))
     print_ties([(row.changed, value) for value, row in rated_rows], metric)
 
 
@@ -162,7 +162,7 @@ def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
         step_ms = row.summary.modelled.step_ms
         if SINK_SIZE in row.changed and size is not None and step_ms is not None:
             fixed = {key: value for key, value in row.changed.items() if key != SINK_SIZE}
-            curves.setdefault(changed_text(fixed), {})[size] = step_ms
+            curves.setdefault(format_changed(fixed), {})[size] = step_ms
     pictures: list[Path] = []
     for text, points in curves.items():
         if len(points) > 1:

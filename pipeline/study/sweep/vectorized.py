@@ -23,19 +23,19 @@ from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from pipeline.study.population.groups import (
     ProgramKey,
+    collect_numbers,
     find_differing_keys,
     group_recipes,
-    numbers_of,
 )
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
 from pipeline.study.sweep.command import resolve_sweeper
-from pipeline.study.sweep.directory import changed_text, claim_job, is_finished, read_summary
+from pipeline.study.sweep.directory import claim_job, format_changed, is_finished, read_summary
 from pipeline.study.sweep.jobs import Job, make_resumable, with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
 from pipeline.study.sweep.table import update_table
-from pipeline.study.sweep.threads import processors
+from pipeline.study.sweep.threads import count_processors
 
 KEY = "hydra.sweeper.vectorize"
 MAX_PROGRAMS = 4
@@ -65,7 +65,7 @@ def read_places(sweeper: BasicSweeper) -> Places | None:
     if launcher != "basic":
         problem = f"must be basic with {KEY}, which trains its jobs in this process"
         raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
-    return Places(processors()) if setting is True else Places(setting, is_set_by_user=True)
+    return Places(count_processors()) if setting is True else Places(setting, is_set_by_user=True)
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class Populations:
         places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
             shared = self._find_program(
-                program, [numbers_of(recipes[name]) for name in names], places
+                program, [collect_numbers(recipes[name]) for name in names], places
             )
             runs += [
                 partial(self._run_member, jobs_by_name[name], shared, refused_jobs)
@@ -200,7 +200,7 @@ def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> 
 
 def _format_end(job: PlannedJob) -> str:
     """Return the line of a job that has ended: its changed keys, its status and its metrics."""
-    head = f"job {printable(job.folder.name):<6} {printable(changed_text(job.changed))}"
+    head = f"job {printable(job.folder.name):<6} {printable(format_changed(job.changed))}"
     summary = read_summary(job.folder)
     if summary is None:
         return f"{head}: {read_status(job.folder)}"

@@ -19,7 +19,7 @@ from pipeline import run
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import DataError, RecipeError, UsageError
-from pipeline.inspect.compare.accuracy_columns import columns_of
+from pipeline.inspect.compare.accuracy_columns import compare_arrays
 from pipeline.inspect.compare.reference import pair_reference, read_reference
 from pipeline.inspect.compare.tensor_rows import TensorSide
 from pipeline.inspect.dumps.dump_files import find_dump, read_dump
@@ -255,7 +255,7 @@ def test_divergence_is_infinite_if_scipys_is(sides: np.ndarray) -> None:
     left, right = sides
     if not (left.any() and right.any()):
         return
-    divergence = columns_of(left, right).divergence
+    divergence = compare_arrays(left, right).divergence
     assert np.isinf(divergence) == np.isinf(scipy.stats.entropy(left, right))
 
 

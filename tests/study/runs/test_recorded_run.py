@@ -16,7 +16,7 @@ import yaml
 from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import finite_number
 from pipeline.inspect.report.origin import _list_lineage
-from pipeline.study.runs.lineage import links_of, uses_of_data
+from pipeline.study.runs.lineage import list_data_uses, list_links
 from pipeline.study.runs.ranking import main_metric
 from pipeline.study.runs.recorded_run import (
     MAX_POINTS,
@@ -147,7 +147,7 @@ def test_lineage_names_the_origin_of_weights(tmp_path: Path) -> None:
     resumed = {**summary, "resumed_from": {"step": 40}}
     (tmp_path / "a" / "summary.json").write_text(json.dumps(resumed))
     runs = read_runs(tmp_path, curves=False)
-    found = links_of(runs)
+    found = list_links(runs)
     links = {(link.source, link.target) for link in found}
     assert ("a", "was resumed", "at step 40") in {(o.source, o.relation, o.target) for o in found}
     assert links == {
@@ -156,7 +156,7 @@ def test_lineage_names_the_origin_of_weights(tmp_path: Path) -> None:
         ("/elsewhere/w.safetensors", "c"),
         ("made_up", "10-00-00_made_up_reproduced"),
     }
-    (use,) = uses_of_data(runs)
+    (use,) = list_data_uses(runs)
     assert (use.dataset, use.ops, len(use.runs)) == ("digits", "resize, rescale", 4)
 
 
