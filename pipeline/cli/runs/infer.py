@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.special import softmax
 
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
@@ -244,8 +245,7 @@ def _format_prediction(
         labels = [i for i in ranked if probabilities[i] > 0.5]
     else:
         key = "top"
-        powers = np.exp(logits - logits.max())
-        probabilities = powers / powers.sum()
+        probabilities = softmax(logits)
         labels = list(np.argsort(-probabilities, kind="stable")[: arguments.top or 1])
     predictions: list[dict[str, Any]] = [
         {

@@ -19,7 +19,7 @@ from pipeline.engine.monitors.live_status import STATUS
 POLL_S = 0.05
 """Seconds between two looks at the status of the run."""
 NO_LOCAL = ("launch.processes=null", "launch.restarts=0", "launch.min_processes=null")
-"""Overrides without which a recipe must have `launch=local`."""
+"""Overrides that a recipe needs unless it has `launch=local`."""
 WITHOUT_EFFECTS = (
     "launch=none",
     *NO_LOCAL,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax import Array
+from scipy.special import softmax
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
@@ -276,8 +277,7 @@ def _predict_classes(
             valid = true != ignore_index
             rows, outputs, true = (array[valid] for array in (rows, outputs, true))
         with np.errstate(invalid="ignore"):  # the network may have diverged
-            powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-            probabilities = powers / powers.sum(axis=-1, keepdims=True)
+            probabilities = softmax(outputs, axis=-1)
         index = np.arange(len(rows))
         predicted = outputs.argmax(axis=-1)
         label_output = outputs[index, true][:, None]

@@ -307,18 +307,12 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
             for index in order.tolist():
                 if not wrong[index].any():
                     return
-                labels = list(
-                    zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
-                )
-                false_positives = [
-                    f"+{name}" for name, is_wrong, true in labels if is_wrong and not true
-                ]
-                false_negatives = [
-                    f"-{name}" for name, is_wrong, true in labels if is_wrong and true
-                ]
-                true_labels = [name for name, _, true in labels if true]
+                is_true = np.asarray(predictions.true[index], bool)
+                extra = [f"+{names[i]}" for i in np.flatnonzero(wrong[index] & ~is_true)]
+                lacking = [f"-{names[i]}" for i in np.flatnonzero(wrong[index] & is_true)]
+                true_labels = [names[i] for i in np.flatnonzero(is_true)]
                 label = f"is {', '.join(true_labels) or 'none'}"
-                yield WorstSample(index, ", ".join([*false_positives, *false_negatives]), label)
+                yield WorstSample(index, ", ".join([*extra, *lacking]), label)
 
 
 def _picture_samples(

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -111,15 +111,16 @@ def _bootstrap_importances(
         )
 
     generator = random.Random(0)
-    direction: Literal["maximize", "minimize"] = "minimize"
-    if is_larger_better(metric):
-        direction = "maximize"
     shares: list[Mapping[str, float]] = []
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         storage = optuna.storages.InMemoryStorage()
-        optuna.create_study(storage=storage, study_name=metric, direction=direction)
+        optuna.create_study(
+            storage=storage,
+            study_name=metric,
+            direction="maximize" if is_larger_better(metric) else "minimize",
+        )
         study = SampledStudy(metric, storage)
         for _ in range(BOOTSTRAP_SAMPLES):
             indices = generator.choices(range(len(runs)), k=min(len(runs), MAX_SAMPLE_RUNS))
