@@ -37,7 +37,7 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.evaluate import EvalOptions, evaluate
 from pipeline.stages.lower import lower
-from pipeline.study.sweep.history import sampler_named, suggest
+from pipeline.study.sweep.history import make_sampler, suggest_values
 
 PACKAGES = ("jax", "jaxlib", "optuna")
 SPACE: Mapping[str, BaseDistribution] = {
@@ -91,8 +91,8 @@ def loss_of(params: Params) -> float:
 
 def goal() -> float:
     """The loss that `SHARE` of random trials reach."""
-    draws = suggest(
-        [], SPACE, CALIBRATION_TRIALS, sampler=sampler_named("random", 10**6), maximizes=False
+    draws = suggest_values(
+        [], SPACE, CALIBRATION_TRIALS, sampler=make_sampler("random", 10**6), maximizes=False
     )
     return float(np.quantile([loss_of(one) for one in draws], SHARE))
 
@@ -102,8 +102,8 @@ def trials_needed(sampler: str, seed: int, wanted: float) -> int:
     known: list[optuna.trial.FrozenTrial] = []
     for number in range(1, MOST_TRIALS + 1):
         # Each command has a sampler of its own: with the seed of its first, all would be alike.
-        own = sampler_named(sampler, 1000 * seed + number)
-        (params,) = suggest(known, SPACE, 1, sampler=own, maximizes=False)
+        own = make_sampler(sampler, 1000 * seed + number)
+        (params,) = suggest_values(known, SPACE, 1, sampler=own, maximizes=False)
         loss = loss_of(params)
         if loss <= wanted:
             return number

@@ -125,7 +125,7 @@ def planning(jobs: int) -> float:
 def tables(jobs: int) -> float:
     """Write all tables of a sweep whose jobs take a second each, the one at its end included."""
     from pipeline.study.sweep.directory import write_overrides
-    from pipeline.study.sweep.table import TABLE, conclude, update_table
+    from pipeline.study.sweep.table import TABLE, conclude_sweep, update_table
 
     spent = 0.0
     with own_folder() as folder:
@@ -141,7 +141,7 @@ def tables(jobs: int) -> float:
             then = (folder / TABLE).stat().st_mtime - 1
             os.utime(folder / TABLE, (then, then))
         with redirect_stdout(io.StringIO()), processor_time() as seconds:
-            conclude(folder)
+            conclude_sweep(folder)
     return spent + seconds[0]
 
 

@@ -263,7 +263,7 @@ def _record_column(samples: int) -> tuple[Any, Any]:
 
 def shared_processors(jobs: int) -> float:
     """Processors that the jobs of submitit_local get in all, as a multiple of those there are."""
-    from pipeline.study.sweep.threads import jobs_at_once, processors, share_of
+    from pipeline.study.sweep.threads import count_jobs_at_once, count_processors, share_of
 
     launcher = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
-    return jobs * share_of(jobs_at_once(launcher, jobs)) / max(jobs, processors())
+    return jobs * share_of(count_jobs_at_once(launcher, jobs)) / max(jobs, count_processors())

@@ -30,9 +30,8 @@ from rich.console import Console
 from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
-from pipeline.inspect.dumps.captured_step import capture
+from pipeline.inspect.dumps.captured_step import capture_step
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
-from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.wide_replay import QUICK
 from pipeline.models.lowerings.conv2d_formulas import CONVOLUTIONS
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, RecordingPolicy
@@ -143,8 +142,9 @@ def reference(network: str, folder: Path, seed: int = 1) -> ReferenceStep:
     """The clean step of a network in float32."""
     found = subject(network, folder, seed)
     programs = LayerPrograms(found.step_config, jax.devices("cpu")[0])
-    portions = portions_of(found.step_config, found.batch, int(found.state.step))
-    return ReferenceStep(programs, capture(programs, Weights.of(found.state), portions))
+    weights = Weights.of(found.state)
+    step = capture_step(programs, weights, found.batch, int(found.state.step))
+    return ReferenceStep(programs, step)
 
 
 @contextmanager

@@ -225,10 +225,6 @@ COVERED = {
     "pipeline.engine.user_step": ("engine/test_sink.py", "steps of custom loops"),
     # One run looked at.
     "pipeline.inspect.autopsy.*": ("inspect/autopsy/test_on_failure.py", "autopsies of runs"),
-    "pipeline.inspect.custom_step.*": (
-        "inspect/custom_step/test_custom_step.py",
-        "custom steps that are profiled and forecast",
-    ),
     "pipeline.inspect.compare.*": ("cli/runs/test_compare.py", "the command, of runs and dumps"),
     "pipeline.inspect.report.*": ("inspect/report/test_write_report.py", "reports of runs"),
     # Models.

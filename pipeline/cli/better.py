@@ -53,9 +53,11 @@ def main(
     checked_b = compose_and_check(recipe_b)
     side_b = _register_side_b(recipe_b)
     require_comparable(compose_and_check(recipe_a), checked_b, metric)
+    # Interpolations are escaped: side B resolves them, not the sweep.
+    quoted = [quote_value(item.replace("${", r"\${")) for item in side_b]
     settings = [
         "hydra/sweeper=pairs",
-        f"hydra.sweeper.other=[{','.join(map(_quote_literally, side_b))}]",
+        f"hydra.sweeper.other=[{','.join(quoted)}]",
         f"hydra.sweeper.metric={metric or 'null'}",
         f"hydra.sweeper.pairs={pairs}",
         f"hydra.sweeper.minutes={minutes or 'null'}",
@@ -79,11 +81,6 @@ def _is_about_sweep(override: str) -> bool:
     """Return whether an override is about the sweep, not about the recipe of a side."""
     key = key_of(override)
     return key in RESUME_KEYS or key.partition(".")[0].partition("/")[0] == "hydra"
-
-
-def _quote_literally(override: str) -> str:
-    """Return an override in quotes, with interpolations that side B resolves, not the sweep."""
-    return quote_value(override.replace("${", r"\${"))
 
 
 def _register_side_b(overrides: Sequence[str]) -> list[str]:

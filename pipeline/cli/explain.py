@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.backends.base import Backend, SinkPrice
+from pipeline.backends.base import SinkPrice
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.sink_choice import SinkChoice, choose, choose_no_sink
 from pipeline.cli.commands.command import CommandResult
@@ -27,8 +27,8 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
-from pipeline.data.dataset import Dataset
 from pipeline.engine.schedule import RunSchedule
+from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
 from pipeline.stages.autosink.choose_sink import (
     explain_unmeasurable,
     list_mechanisms,
@@ -57,12 +57,9 @@ from pipeline.stages.autosink.explanation import (
     Explanation,
     Memory,
 )
-from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
-from pipeline.stages.data import load_data
 from pipeline.stages.estimate import describe_step, report_shardings
 from pipeline.stages.lower import lower
-from pipeline.stages.plan_devices import find_plan, with_plan
 
 FILE = "explain.json"
 BUDGET_S = 6.0
@@ -108,24 +105,21 @@ def _report_refusal(folder: Path) -> Iterator[None]:
 
 def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     """Build and compile a recipe and measure its steps, or use the model of an emulated device."""
-    backend = recipe.device.open(recipe.parallel)
-    dataset = load_data(recipe, reporter)
-    built = build(recipe, dataset, reporter)
-    if recipe.parallel.mode == "auto":
-        plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
-        recipe = with_plan(recipe, plan)
-        backend = recipe.device.open(recipe.parallel)
-    modelled = _explain_by_model(recipe, dataset, built, backend)
+    opened = build_recipe(recipe, reporter)
+    recipe = opened.recipe
+    dataset = opened.dataset
+    backend = opened.backend
+    modelled = _explain_by_model(opened)
     if modelled is not None:
-        report_shardings(recipe, dataset, built, reporter)
+        report_shardings(recipe, dataset, opened.built, reporter)
         return modelled
-    built = lower(recipe, dataset, built, backend, None, reporter)
+    built = lower(recipe, dataset, opened.built, backend, None, reporter)
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     run_schedule = built.run_schedule
     bounds = make_measured_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
-    explanation = partial(Explanation, run, bounds, calendar_of(recipe, run_schedule))
-    memory = memory_of(executable.loader)
+    explanation = partial(Explanation, run, bounds, make_calendar(recipe, run_schedule))
+    memory = measure_memory(executable.loader)
     is_terminal = reporter.console.is_terminal
     with (
         reporter.clock("measuring sinks"),
@@ -139,28 +133,28 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)
         achieved = measure_gain(trials, choice)
-    return explanation(choice, measured.costs, dispatch_of(measured), memory, achieved)
+    return explanation(choice, measured.costs, make_dispatch(measured), memory, achieved)
 
 
-def _explain_by_model(
-    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
-) -> Explanation | None:
+def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
     """Return the explanation by the model of an emulated device; None for another device."""
-    bounds = make_modelled_bounds(recipe, built.run_schedule)
+    recipe = opened.recipe
+    run_schedule = opened.built.run_schedule
+    bounds = make_modelled_bounds(recipe, run_schedule)
     costs = []
 
     def choose_sink(price: SinkPrice) -> SinkChoice:
         costs.append(make_modelled_costs(price))
         return choose(costs[-1], bounds)
 
-    proposal = replace(describe_step(recipe, dataset, built), choose_sink=choose_sink)
-    estimate = backend.estimate(proposal)
+    proposal = describe_step(recipe, opened.dataset, opened.built)
+    estimate = opened.backend.estimate(replace(proposal, choose_sink=choose_sink))
     if estimate is None or estimate.choice is None:
         return None
     return Explanation(
-        _describe_run(recipe, estimate.device, built.run_schedule),
+        _describe_run(recipe, estimate.device, run_schedule),
         bounds,
-        calendar_of(recipe, built.run_schedule),
+        make_calendar(recipe, run_schedule),
         estimate.choice,
         costs[-1],
         modelled=True,
@@ -173,14 +167,14 @@ def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> Exp
     return ExplainedRun(recipe.name, device, recipe.train.batch_size, sink_steps)
 
 
-def dispatch_of(measured: Measurement) -> Dispatch:
+def make_dispatch(measured: Measurement) -> Dispatch:
     """Return the median and 90th percentile of a dispatch's overhead: its time less its step's."""
     step_ms = measured.costs.sinks[0].step_ms
     median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
     return Dispatch(float(median_us), float(p90_us))
 
 
-def memory_of(loader: Loader) -> Memory:
+def measure_memory(loader: Loader) -> Memory:
     """Return the device memory of the batches, in bytes, measured on the first window."""
     window = loader.window(0)
     steps = window.most_steps
@@ -191,7 +185,7 @@ def memory_of(loader: Loader) -> Memory:
     return Memory(inputs.resident, loader.device_bytes, round(copied_bytes / steps), steps)
 
 
-def calendar_of(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
+def make_calendar(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     """Return the events of a run, without the ends of its sinks."""
     total = run_schedule.total
     steps_by_event: dict[str, np.ndarray] = {}

@@ -12,7 +12,6 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import Curve, curve_chart
-from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.core.reporter import Reporter
 from pipeline.study.rate_search import RateCurve, measure_rate_curve, suggest_rate
@@ -33,14 +32,14 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
         reporter.say(f"\n{format_table(curve)}\n\n{suggestion}")
         reporter.say(f"try train.optimizer.lr={suggestion.rate:.2g}")
         if out is not None:
-            chart = draw_curve(curve)
+            averaged = Curve("loss", np.log10(curve.rates), curve.smoothed)
+            chart = curve_chart("loss", [averaged], "learning rate, log10")
             charts = [] if chart is None else [Charts([chart])]
             about = f"{suggestion}. Losses of {steps:,} steps, and their average."
             sections = [Section("Loss by learning rate", about, charts)]
             title = f"Learning rates of {recipe.name}"
-            page = Page(
-                "find-rate", title, f"Try train.optimizer.lr={suggestion.rate:.2g}", sections
-            )
+            advice = f"Try train.optimizer.lr={suggestion.rate:.2g}"
+            page = Page("find-rate", title, advice, sections)
             write_whole(out, render_page(page))
             reporter.say(f"the curve: {out}")
     losses = {"rates": curve.rates.tolist(), "losses": curve.losses.tolist()}
@@ -54,9 +53,3 @@ def format_table(curve: RateCurve) -> str:
     lines = ["      rate       loss"]
     lines += [f"{curve.rates[place]:10.2g} {smoothed[place]:10.4g}" for place in places]
     return "\n".join(lines)
-
-
-def draw_curve(curve: RateCurve) -> Drawing | None:
-    """Draw the averaged losses over the logarithm of the rate; None for equal losses."""
-    rates = np.log10(curve.rates)
-    return curve_chart("loss", [Curve("loss", rates, curve.smoothed)], "learning rate, log10")

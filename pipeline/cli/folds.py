@@ -13,7 +13,6 @@ from pipeline.cli.train import TrainArguments, run_sweep
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.overrides import key_of, list_swept_keys, require_hydra_keys
-from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, printable
 from pipeline.inspect.report.out_of_fold import (
     OUT_OF_FOLD,
@@ -22,7 +21,7 @@ from pipeline.inspect.report.out_of_fold import (
     write_folds,
 )
 from pipeline.stages.data import read_selected
-from pipeline.study.population.groups import FOLD, require_members
+from pipeline.study.population.groups import FOLD, list_member_problems
 from pipeline.study.sweep.vectorized import KEY as VECTORIZE
 
 SECTION = "dataset.folds"
@@ -56,8 +55,10 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     if not set(STAGES) <= set(recipe.stages):
         raise RecipeError(["stages: must have train, checkpoint and eval for folds"])
     read_selected(recipe)
-    jobs = [f"{FOLD}=range(0,{k})", *_share_program(recipe, overrides)]
-    typed = [*fixed, *jobs]
+    typed = [*fixed, f"{FOLD}=range(0,{k})"]
+    if keys.isdisjoint((VECTORIZE, "hydra/launcher")) and not list_member_problems([recipe]):
+        # The folds share a program.
+        typed.append(f"{VECTORIZE}=true")
     words = ["folds", "--k", str(k), "--seed", str(seed), *overrides]
     end = run_sweep(TrainArguments(words, ["-m"], typed, resolve_recipe(typed)))
     facts = {"sweep": str(end.sweep_dir), "folds": k, "status": end.exit_status}
@@ -70,17 +71,6 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     print(printable(f"{file}: {count:,} predictions, each by the run that didn't train on it"))
     values = {m.name: {"mean": m.mean, "std": m.std, "values": m.values} for m in metrics}
     return CommandResult({**facts, "metrics": values, "predictions": str(file)})
-
-
-def _share_program(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Return the override by which folds share a program, if the recipe's runs can."""
-    if {VECTORIZE, "hydra/launcher"} & set(map(key_of, overrides)):
-        return []
-    try:
-        require_members([recipe])
-    except RecipeError:
-        return []
-    return [f"{VECTORIZE}=true"]
 
 
 def _print_metrics(metrics: Sequence[FoldMetric], k: int) -> None:

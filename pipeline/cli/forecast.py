@@ -17,14 +17,12 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.reporter import Reporter
+from pipeline.inspect.dumps.opened_recipe import build_recipe
 from pipeline.inspect.forecast.host_forecast import forecast_run, measured_line
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, time_single_step
-from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs, make_compile_inputs
-from pipeline.stages.data import load_data
 from pipeline.stages.estimate import describe_step
 from pipeline.stages.lower import lower
-from pipeline.stages.plan_devices import find_plan, with_plan
 
 CHECK_S = 3.0
 """Seconds for which `--check` runs steps."""
@@ -49,20 +47,16 @@ def forecast_recipe(
     recipe: Recipe, reporter: Reporter, *, check: bool
 ) -> tuple[str, Mapping[str, Any]]:
     """Return the report of a forecast and its figures, with measured ones if `check` is true."""
-    backend = recipe.device.open(recipe.parallel)
-    dataset = load_data(recipe, reporter)
-    built = build(recipe, dataset, reporter)
-    if recipe.parallel.mode == "auto":
-        plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
-        recipe = with_plan(recipe, plan)
-        backend = recipe.device.open(recipe.parallel)
-    proposal = describe_step(recipe, dataset, built)
-    estimate = backend.estimate(proposal)
+    opened = build_recipe(recipe, reporter)
+    recipe = opened.recipe
+    dataset = opened.dataset
+    backend = opened.backend
+    estimate = backend.estimate(describe_step(recipe, dataset, opened.built))
     if estimate is not None:
         if check:
             raise RunError("--check: an emulated device can't run steps; leave the flag out")
         return str(estimate), estimate.summary()
-    lowered = lower(recipe, dataset, built, backend, None, reporter)
+    lowered = lower(recipe, dataset, opened.built, backend, None, reporter)
     work = make_compile_inputs(recipe, dataset, lowered, backend, reporter)
     with reporter.clock("timing the parts of a step"):
         forecast = forecast_run(recipe, work, lowered.run_schedule, backend)

@@ -17,11 +17,11 @@ from datetime import timedelta
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.cli.explain import calendar_of
+from pipeline.cli.explain import make_calendar
 from pipeline.config.compose import compose_and_check
 from pipeline.config.device_checks import check_processes
 from pipeline.config.files import find_recipes
-from pipeline.config.overrides import hide_secret_values, key_of, value_of
+from pipeline.config.overrides import hide_secret_values, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.recipe_file import YAML
 from pipeline.config.references import iterate_texts
@@ -30,10 +30,10 @@ from pipeline.core.files.package_paths import RECIPES
 from pipeline.core.files.tree_diff import dotted_key
 from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
-from pipeline.core.plugins.loading import FLAG, loaded_plugins, to_flags
+from pipeline.core.plugins.loading import FLAG, loaded_plugins
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.forecast.host_forecast import forecast_run
-from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, run_trial
+from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, replace_overrides, run_trial
 from pipeline.stages.build import build
 from pipeline.stages.compile import make_compile_inputs
 from pipeline.stages.data import load_data
@@ -80,9 +80,11 @@ def main(
             for path in _list_local_files(recipe, overrides):
                 reporter.warn(f"{path}: is a file of this machine; the job needs a copy there")
         limits = _find_limits(recipe, overrides, minutes, memory_gib, reporter)
+        # A job has the launcher of its machine.
+        launch = ["launch=auto", *NO_LOCAL] if recipe.launch.name == "local" else []
         request = JobRequest(
             recipe=recipe.name,
-            arguments=_make_arguments(recipe, overrides),
+            arguments=replace_overrides(overrides, [f"{RESUME}=auto", *launch]),
             processes=processes,
             cores=max(1, int(read_limits().cores)),
             gpus=gpus,
@@ -123,16 +125,6 @@ def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, 
     ]
     if problems:
         raise RecipeError(problems)
-
-
-def _make_arguments(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Return the arguments of a job, without the launcher of this machine."""
-    launch = ["launch=auto", *NO_LOCAL] if recipe.launch.name == "local" else []
-    changes = [f"{RESUME}=auto", *launch]
-    replaced = set(map(key_of, changes))
-    unchanged = [override for override in overrides if key_of(override) not in replaced]
-    flags = to_flags([plugin.source for plugin in loaded_plugins()])
-    return [*flags, *unchanged, *changes]
 
 
 def _list_local_files(recipe: Recipe, overrides: Sequence[str]) -> Iterator[str]:
@@ -205,7 +197,7 @@ def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tupl
             forecast = forecast_run(recipe, work, built.run_schedule, backend)
     except RunError as error:
         raise RunError(f"{error}; --minutes N sets a time limit without a forecast") from error
-    events = calendar_of(recipe, built.run_schedule).counts
+    events = make_calendar(recipe, built.run_schedule).counts
     evals = events["evaluate"] + 1
     steps = built.run_schedule.total + evals * dataset.eval_order.steps_per_epoch
     upper_ms = UPPER_RATIO * forecast.step_ms + UPPER_MS

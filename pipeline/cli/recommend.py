@@ -12,7 +12,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RunError, UsageError, printable
 from pipeline.core.files.error_text import no_such
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.history import sampler_named, suggest, trials_of_runs
+from pipeline.study.sweep.history import make_sampler, read_trials, suggest_values
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
 
 
@@ -33,11 +33,11 @@ def main(
         raise UsageError([f"--metric {metric}"], no_such("metric", metric, metrics))
     space, fixed = read_space(overrides)
     recipes = [compose_and_check([*fixed, *to_overrides(point)]) for point in one_at_a_time(space)]
-    trials, runs = trials_of_runs(folder, recipes[0], space, metric)
+    trials, runs = read_trials(folder, recipes[0], space, metric)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     maximizes = metrics[metric] == "max"
-    proposed = suggest(
-        trials, space, count, sampler=sampler_named(sampler, seed), maximizes=maximizes
+    proposed = suggest_values(
+        trials, space, count, sampler=make_sampler(sampler, seed), maximizes=maximizes
     )
     summary = [f"{len(trials)} of {runs} runs in {folder} are of this recipe and search space"]
     if trials:

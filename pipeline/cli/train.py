@@ -56,9 +56,9 @@ from pipeline.stages.runner.resume_command import (
     make_resume_run_command,
     make_resume_sweep_command,
 )
-from pipeline.study.sweep.command import command_of, find_sweep, read_command
+from pipeline.study.sweep.command import find_sweep, make_command, read_command
 from pipeline.study.sweep.directory import find_failures, find_jobs
-from pipeline.study.sweep.table import conclude
+from pipeline.study.sweep.table import conclude_sweep
 
 RESUME_CHANGED = "train.resume_changed"
 RESUME_KEYS = (RESUME, RESUME_CHANGED)
@@ -229,13 +229,12 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         stop_status = exit_status_of(interruption)
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
-    status = max(stop_status, conclude(sweep_dir, is_shared=place is not None) if has_jobs else 0)
+    status = max(
+        stop_status, conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
+    )
     if status in (RunError.exit_status, exit_status_of("stopped")):
-        print(
-            printable(
-                f"{'resume':<{MARGIN}} {make_resume_sweep_command(arguments.words, sweep_dir)}"
-            )
-        )
+        how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
+        print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
     if existing is None:
         command = read_command(sweep_dir)
         earlier = command and find_sweep(command, besides=sweep_dir)
@@ -250,7 +249,7 @@ def _find_directory(
 ) -> Path | None:
     """Return the directory that the overrides name, or of the sweep to resume; None for a new one.
 
-    Raises RecipeError if several are named, or `train.resume` names a single run.
+    Raises RecipeError if several are named, or if a single run is.
     """
     folder = value_of(overrides, SWEEP_DIR)
     resume = value_of(overrides, RESUME)
@@ -269,19 +268,15 @@ def _find_directory(
     assert composed is not None, "without flags, Hydra composes"
     with _report_references():
         if folder:
-            return _require_no_run(Path(composed[1].sweep.dir))
+            sweep_dir = Path(composed[1].sweep.dir)
+            if (sweep_dir / run_directory.RECIPE).exists():
+                rule = "holds a single run; a sweep takes another directory"
+                raise RecipeError([f"{SWEEP_DIR} = {sweep_dir}: {rule}"])
+            return sweep_dir
         parsed = OverridesParser.create().parse_overrides(saved_overrides)
         # Hydra passes these to a sweeper.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
-        return find_sweep(command_of(composed[1], [line for line in lines if line]))
-
-
-def _require_no_run(sweep_dir: Path) -> Path:
-    """Return the directory of a sweep. Raises RecipeError for a single run's."""
-    if (sweep_dir / run_directory.RECIPE).exists():
-        rule = "holds a single run; a sweep takes another directory"
-        raise RecipeError([f"{SWEEP_DIR} = {sweep_dir}: {rule}"])
-    return sweep_dir
+        return find_sweep(make_command(composed[1], [line for line in lines if line]))
 
 
 @contextmanager

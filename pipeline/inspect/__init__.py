@@ -7,16 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.inspect.custom_step.forecast_step import forecast_step
-    from pipeline.inspect.custom_step.profile_step import profile_step
+    from pipeline.inspect.custom_step import forecast_step, profile_step
 
 __all__ = ["forecast_step", "profile_step"]
-
-FOLDER = "pipeline.inspect.custom_step"
 
 
 def __getattr__(name: str) -> Any:
     """Import a function at its first use: commands start without jax."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{FOLDER}.{name}"), name)
+    return getattr(import_module("pipeline.inspect.custom_step"), name)

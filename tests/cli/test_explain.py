@@ -16,7 +16,7 @@ from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.backends.sink_choice import SinkChoice
 from pipeline.cli import explain as command
-from pipeline.cli.explain import calendar_of, memory_of
+from pipeline.cli.explain import make_calendar, measure_memory
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.reporter import Reporter
@@ -216,7 +216,7 @@ def test_unwritable_output_returns_1(explained: Explain, tmp_path: Path) -> None
 def test_calendar_matches_the_segments_of_a_run(tiny: Compose) -> None:
     recipe = tiny("eval.every_steps=10", "checkpoint.every_steps=12", "checkpoint.every_passes=2")
     run_schedule = RunSchedule(45, 6, 45)
-    told = calendar_of(recipe, run_schedule)
+    told = make_calendar(recipe, run_schedule)
     segments = list(run_schedule.segments(0, list_event_periods(recipe, 6)))
     evaluated = [s.stop for s in segments if Event.EVALUATE in s.events]
     saved = [s.stop for s in segments if Event.CHECKPOINT in s.events]
@@ -228,7 +228,7 @@ def test_calendar_matches_the_segments_of_a_run(tiny: Compose) -> None:
         (20, "evaluate"),
         (24, "checkpoint"),
     )
-    without = calendar_of(tiny("checkpoint.every_steps=12", "stages=[data,build]"), run_schedule)
+    without = make_calendar(tiny("checkpoint.every_steps=12", "stages=[data,build]"), run_schedule)
     assert without.counts["checkpoint"] == 0
 
 
@@ -242,7 +242,7 @@ def test_memory_is_counted_for_a_window(
     loader = make_loader(
         LoaderSource(dataset.train, dataset.train_order, DevicePlacement((jax.devices()[0],))), kind
     )  # type: ignore[arg-type]
-    told = memory_of(loader)
+    told = measure_memory(loader)
     labels = 16 * 4 if samples else 0
     assert (told.resident, told.window_steps) == (kind == "resident", 8)
     assert told.batch_bytes == 16 * 4 + 8 + samples + labels

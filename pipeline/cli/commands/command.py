@@ -315,13 +315,12 @@ def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequen
         return [error.option_name], _describe_unknown_option(error.option_name, names)
     if not isinstance(command, LazyCommand):
         return args, sentence
+    params_text = command.describe_params(context)
     if isinstance(error, click.BadOptionUsage):
         option = next(param for param in params if error.option_name in param.opts)
         is_flag = isinstance(option, click.Option) and option.is_flag
-        params_text = command.describe_params(context)
         rule = f"takes no value; {params_text}" if is_flag else "needs a value after it"
         return [error.option_name], rule
-    params_text = command.describe_params(context)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         missing = error.param
         name = missing.make_metavar(context) if _is_argument(missing) else missing.opts[0]

@@ -182,12 +182,10 @@ def what_option(default: str, text: str) -> Option:
     return Option("--what", type=choices, default=default, was="what", help=text)
 
 
-def out_option(metavar: str, text: str, **settings: Any) -> Option:
+def out_option(metavar: str, text: str, *, was: str | None = None) -> Option:
     """Return `--out`, where a command writes."""
-    is_folder = metavar == "FOLDER"
-    return Option(
-        "--out", type=FilePath(is_folder=is_folder), metavar=metavar, help=text, **settings
-    )
+    path_type = FilePath(is_folder=metavar == "FOLDER")
+    return Option("--out", type=path_type, metavar=metavar, help=text, was=was)
 
 
 def seed_option(text: str, default: int | None = 0) -> Option:

@@ -15,12 +15,11 @@ from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import nearest
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.compare.cause_hints import cause_hints, layer_lines
-from pipeline.inspect.compare.pair_reference import pair_reference
-from pipeline.inspect.compare.reference_folder import read_reference
+from pipeline.inspect.compare.cause_hints import format_layers, list_hints
+from pipeline.inspect.compare.reference import pair_reference, read_reference
 from pipeline.inspect.compare.sides import (
     CompareRequest,
-    StepComparison,
+    Side,
     capture_tensors,
     changed_side,
     compare_step,
@@ -34,18 +33,17 @@ from pipeline.inspect.compare.tensor_rows import (
     TensorSide,
     Thresholds,
     compare_tensors,
+    format_rows,
     require_mapped,
     to_csv,
-    to_text,
 )
-from pipeline.inspect.dumps.dump_files import DumpRecord, find_dump, read_dump
+from pipeline.inspect.dumps.dump_files import find_dump, read_dump
 from pipeline.inspect.dumps.dump_step import compare_losses
 from pipeline.inspect.dumps.tensor_names import is_selected, require_layers
 from pipeline.stages.record.run_directory import RECIPE
 
 USAGE = "compare takes A B, or A or +recipe=NAME with --against CHANGES or --reference FOLDER"
 SHOWN_ROWS = 60
-SHOWN_LAYERS = 12
 SHOWN_FINDINGS = 5
 
 
@@ -70,58 +68,61 @@ def main(
         raise UsageError(["--against", "--reference"], f"exclude each other; {USAGE}")
     sides, overrides = _split_sides(tuple(map(str, words)), has_changes=bool(against or reference))
     changes = tuple(change for text in against for change in _split_shell_words(text))
-    request = CompareRequest(step, tuple(layers), what, _parse_map(mapped))
     limits = Thresholds(**{name: value for name, value in thresholds.items() if value is not None})
+    request = CompareRequest(step, tuple(layers), what, _parse_map(mapped), limits, out)
     with Reporter() as reporter:
         dump_names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
         folders = [find_dump(Path(name)) for name in dump_names]
         if reference is not None:
             operators = read_reference(reference)
             if folders and folders[0] is not None:
-                tensors = _open_dump(read_dump(folders[0]))
+                tensors = _open_dump(folders[0])
             else:
-                side = side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
-                tensors = capture_tensors(side, step, reporter)
+                tensors = capture_tensors(_open_side(sides, overrides), step, reporter)
             require_mapped(request.mapped, list(tensors.layers), list(operators.layers))
             tensors, operators, pairs = pair_reference(tensors, operators, request.mapped)
-            request = replace(request, mapped=pairs)
-            return _compare_files((tensors, operators), request, limits, out, reporter)
+            return _compare_files(tensors, operators, replace(request, mapped=pairs), reporter)
         if len(sides) == 2 and dump_names == list(sides):
             for name, folder in zip(dump_names, folders, strict=True):
                 if folder is None:
                     raise DataError(f"{name}: must be a run directory or a dump")
-            records = [read_dump(folder) for folder in folders if folder is not None]
-            _require_same_layers(records[0], records[1], request.mapped)
-            dumps = [_open_dump(record) for record in records]
-            return _compare_files(dumps, request, limits, out, reporter)
+            dumps = [_open_dump(folder) for folder in folders if folder is not None]
+            _require_same_layers(dumps[0], dumps[1], request.mapped)
+            return _compare_files(dumps[0], dumps[1], request, reporter)
         if changes:
-            right = side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
+            right = _open_side(sides, overrides)
             left = changed_side(right, overrides, changes)
         else:
             left, right = (side_of_run(Path(name)) for name in sides)
-        reporter.stage("left", f"{left.name} on {left.opened.device_name}")
-        reporter.stage("right", f"{right.name} on {right.opened.device_name}, the reference")
-        with reporter.clock("comparing"):
-            comparison = compare_step(left, right, request, reporter)
-        left_loss = "none" if comparison.left_loss is None else f"{comparison.left_loss:.8g}"
-        text = f"step {comparison.step}: left {left_loss}, right {comparison.right_loss:.8g}"
-        if comparison.run_loss is not None:
-            text += f" ({compare_losses(comparison.right_loss, comparison.run_loss)})"
-        reporter.stage("loss", text)
-        for note in comparison.notes:
-            reporter.stage("note", note)
-        _show_rows(comparison.rows, limits, out, reporter)
-        return _show_layers(comparison, reporter)
+        return _compare_steps(left, right, request, reporter)
 
 
-def _show_layers(comparison: StepComparison, reporter: Reporter) -> CommandResult:
-    """Print the layers that make the difference; the exit status is 1 if there are any."""
+def _open_side(sides: Sequence[str], overrides: Sequence[str]) -> Side:
+    return side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
+
+
+def _compare_steps(
+    left: Side, right: Side, request: CompareRequest, reporter: Reporter
+) -> CommandResult:
+    """Compute a step on two sides and compare; the exit status is 1 if a layer is named."""
+    reporter.stage("left", f"{left.name} on {left.opened.device_name}")
+    reporter.stage("right", f"{right.name} on {right.opened.device_name}, the reference")
+    with reporter.clock("comparing"):
+        comparison = compare_step(left, right, request, reporter)
+    left_loss = "none" if comparison.left_loss is None else f"{comparison.left_loss:.8g}"
+    text = f"step {comparison.step}: left {left_loss}, right {comparison.right_loss:.8g}"
+    if comparison.run_loss is not None:
+        text += f" ({compare_losses(comparison.right_loss, comparison.run_loss)})"
+    reporter.stage("loss", text)
+    for note in comparison.notes:
+        reporter.stage("note", note)
+    _show_rows(comparison.rows, request, reporter)
     if comparison.forced.errors:
         reporter.say("\nlayers by themselves, fed with what the right side's layers read:")
-        for line in layer_lines(comparison.forced, SHOWN_LAYERS):
+        for line in format_layers(comparison.forced):
             reporter.say(line)
     reporter.say("")
-    for hint in cause_hints(comparison.rows, comparison.forced):
+    for hint in list_hints(comparison.rows, comparison.forced):
         reporter.stage("hint", hint)
     findings = comparison.forced.findings
     for finding in findings[:SHOWN_FINDINGS]:
@@ -145,39 +146,33 @@ def _rows_to_dicts(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
     return [dict(zip(HEADER, row.cells, strict=True)) for row in rows]
 
 
-def _show_rows(
-    rows: Sequence[TensorRow], limits: Thresholds, out: Path | None, reporter: Reporter
-) -> None:
-    """Print the first rows, and write all as CSV into the file `out`."""
-    if out is not None:
+def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Reporter) -> None:
+    """Print the first rows, and write all as CSV if a file is named."""
+    if request.out is not None:
         try:
-            write_whole(out, to_csv(rows))
+            write_whole(request.out, to_csv(rows))
         except OSError as error:
-            raise RunError(f"{out}: can't be written: {error.strerror}") from error
-        reporter.stage("rows", f"{len(rows)}: {out}")
+            raise RunError(f"{request.out}: can't be written: {error.strerror}") from error
+        reporter.stage("rows", f"{len(rows)}: {request.out}")
     reporter.say("")
-    for line in to_text(rows[:SHOWN_ROWS], limits):
+    for line in format_rows(rows[:SHOWN_ROWS], request.limits):
         reporter.say(line)
     if len(rows) > SHOWN_ROWS:
         reporter.say(f"  ... {len(rows) - SHOWN_ROWS} more rows; --out FILE writes all")
 
 
-def _open_dump(record: DumpRecord) -> TensorSide:
-    """Return the tensors of a dump of this project."""
+def _open_dump(folder: Path) -> TensorSide:
+    """Open a dump of this project."""
+    record = read_dump(folder)
     about = f"{record.about.get('model')}, step {record.about.get('step')}"
     names = list(record.entries)
     return TensorSide(str(record.folder), about, record.layers, names, record.read, record.stopped)
 
 
 def _compare_files(
-    sides: Sequence[TensorSide],
-    request: CompareRequest,
-    limits: Thresholds,
-    out: Path | None,
-    reporter: Reporter,
+    left: TensorSide, right: TensorSide, request: CompareRequest, reporter: Reporter
 ) -> CommandResult:
     """Compare the tensors of two sides; the exit status is 1 if a row is marked."""
-    left, right = sides
     for label, side in (("left", left), ("right", right)):
         reporter.stage(label, f"{side.name}: {side.about}")
         if side.warning is not None:
@@ -193,11 +188,11 @@ def _compare_files(
         or (name.layer in counterparts and is_selected(name, (), request.what))
     ]
     rows = compare_tensors(left_names, right_names, left.read, right.read, request.mapped)
-    _show_rows(rows, limits, out, reporter)
+    _show_rows(rows, request, reporter)
     reporter.say("")
-    for hint in cause_hints(rows, None):
+    for hint in list_hints(rows, None):
         reporter.stage("hint", hint)
-    marked = [row for row in rows if limits.are_exceeded(row.columns)]
+    marked = [row for row in rows if request.limits.are_exceeded(row.columns)]
     text = f"{len(marked)} of {len(rows)} rows are beyond a threshold"
     if marked:
         text += f", the first is {marked[0].left or marked[0].right}"
@@ -206,7 +201,7 @@ def _compare_files(
     return CommandResult(facts, exit_status=1 if marked else 0)
 
 
-def _require_same_layers(left: DumpRecord, right: DumpRecord, mapped: Mapped) -> None:
+def _require_same_layers(left: TensorSide, right: TensorSide, mapped: Mapped) -> None:
     """Raise DataError if less than half of the layers of two dumps have the same names."""
     shared = sum(path in right.layers or path in mapped for path in left.layers)
     total = max(len(left.layers), len(right.layers))
@@ -215,7 +210,7 @@ def _require_same_layers(left: DumpRecord, right: DumpRecord, mapped: Mapped) ->
         guess = nearest(unmatched, right.layers)
         hint = f"; did you mean {guess}?" if guess else ""
         raise DataError(
-            f"{left.folder} and {right.folder}: of different networks, {shared} of {total} layers "
+            f"{left.name} and {right.name}: of different networks, {shared} of {total} layers "
             f"have a counterpart; --map LEFT:RIGHT names others{hint}"
         )
 

@@ -11,13 +11,7 @@ from pipeline.config.dump_spec import Content, What, parse_steps
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.dump_step import (
-    DumpedRun,
-    DumpRequest,
-    StepInputs,
-    compare_losses,
-    dump_step,
-)
+from pipeline.inspect.dumps.dump_step import DumpRequest, compare_losses, dump_step
 from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     load_state,
@@ -55,15 +49,16 @@ def main(
         require_real_trees(run_dir, (DUMP,))
     elif not out.is_dir():
         raise DataError(f"--out {out}: must be a folder that exists")
-    root = out or run_dir / DUMP
     dumps = []
     with Reporter() as reporter:
         opened = open_recipe(read_run_recipe(run_dir), run_dir)
-        began_at = DumpRequest.now()
-        request = DumpRequest(root, began_at, tuple(layers), what, content, max_mib << 20)
-        step_config = opened.built.step_config
+        dumped = {"layers": layers, "what": what, "content": content, "path": out}
+        spec = opened.recipe.dump.model_copy(update={**dumped, "max_mib": max_mib})
+        recipe = opened.recipe.model_copy(update={"dump": spec})
+        request = DumpRequest(recipe, run_dir, opened.device_name)
         opened.programs(numbers[0])  # raises RecipeError unless the network is a list of layers
-        require_layers(tuple(layers), list(layer_kinds(step_config, opened.built.seed)), "--layers")
+        kinds = layer_kinds(opened.built.step_config, opened.built.seed)
+        require_layers(layers, list(kinds), "--layers")
         for step in numbers:
             saved = load_state(opened, run_dir, step, reporter)
             if saved.replayed:
@@ -71,10 +66,9 @@ def main(
                 reporter.stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
             loss = logged_loss(run_dir, step)
             with reporter.clock(f"dumping step {step}"):
-                inputs = StepInputs(Weights.of(saved.state), opened.batch(step), step)
-                run = DumpedRun(str(run_dir), opened.device_name, loss)
-                programs = opened.programs(step)
-                report = dump_step(request, opened.recipe, programs, inputs, run)
+                weights = Weights.of(saved.state)
+                batch = opened.batch(step)
+                report = dump_step(request, opened.programs(step), weights, batch, step, loss)
             reporter.stage("dump", f"step {step}: {report}")
             reporter.stage("dump", f"step {step}: {compare_losses(report.loss, loss)}")
             facts = asdict(report)

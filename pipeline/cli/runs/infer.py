@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scipy.special import softmax
 
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.csv_file import write_csv
@@ -107,9 +108,9 @@ def main(
     for file, names, images in _read_inputs(arguments, samples):
         all_logits = _compute_in_batches(compute_logits, images)
         for index, (name, logits) in enumerate(zip(names, all_logits, strict=True)):
-            if logits.ndim != 1 and csv is not None:
-                raise UsageError([f"--csv {csv}"], "classes of pixels are written by --masks")
             if logits.ndim != 1:
+                if csv is not None:
+                    raise UsageError([f"--csv {csv}"], "classes of pixels are written by --masks")
                 path = make_mask_path(masks, file, index, len(images)) if masks else None
                 mask = logits.argmax(axis=-1)
                 if path is not None:
@@ -167,10 +168,7 @@ def _read_inputs(
 def _read_texts(
     arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield the names and samples of the command line's texts, then of each file's lines.
-
-    Raises DataError if the network doesn't classify texts, and for a file without texts.
-    """
+    """Yield the names and samples of the command line's texts, then of each file's lines."""
     text = samples.text
     if text is None:
         raise DataError(f"the network reads {samples.dtype} images; --text needs one of texts")
@@ -247,8 +245,7 @@ def _format_prediction(
         labels = [i for i in ranked if probabilities[i] > 0.5]
     else:
         key = "top"
-        powers = np.exp(logits - logits.max())
-        probabilities = powers / powers.sum()
+        probabilities = softmax(logits)
         labels = list(np.argsort(-probabilities, kind="stable")[: arguments.top or 1])
     predictions: list[dict[str, Any]] = [
         {
@@ -284,10 +281,7 @@ def _format_mask(
 def _print_continuation(
     sources: Sequence[Path], prompt: str, options: PromptOptions, *, as_json: bool
 ) -> None:
-    """Print a prompt and its continuation as it is drawn, and the speed on stderr.
-
-    Raises DataError for a network that doesn't continue texts, and a prompt that it can't read.
-    """
+    """Print a prompt and its continuation as it is drawn, and the speed on stderr."""
     temperature = options["temperature"]
     top_k = options["top_k"]
     sampling = Sampling(
@@ -330,10 +324,7 @@ def _print_continuation(
 
 
 def _load_decoder(sources: Sequence[Path]) -> tuple[Decoder, Weights, TextFormat]:
-    """Return the decoder of runs or an export, its weights, and the format of its texts.
-
-    Raises DataError unless it predicts the next token.
-    """
+    """Return the decoder of runs or an export, its weights, and the format of its texts."""
     if len(sources) > 1 or not is_export(sources[0]):
         run = _read_runs(sources)
         text = _require_text(run.samples, sources[0])
@@ -343,8 +334,9 @@ def _load_decoder(sources: Sequence[Path]) -> tuple[Decoder, Weights, TextFormat
     text = _require_text(samples, sources[0])
     context = samples.shape[0]
     if exported.next_token is not None:
-        return make_exported_decoder(exported.next_token, context), exported.arrays, text
-    decoder = make_uncached_decoder(exported.program.call, context, samples.dtype)
+        decoder = make_exported_decoder(exported.next_token, context)
+    else:
+        decoder = make_uncached_decoder(exported.program.call, context, samples.dtype)
     return decoder, exported.arrays, text
 
 

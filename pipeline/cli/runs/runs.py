@@ -17,11 +17,10 @@ from rich.table import Table
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import no_such
 from pipeline.core.files.strict_json import json_text
-from pipeline.study.runs.importance import importance_of_keys
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.runs.recorded_run import MINOR, RecordedRun, differing_keys, read_runs
-from pipeline.study.runs.ties import find_ties
+from pipeline.study.runs.ties import print_ties
 
 PAGE = "runs.html"
 MOST_KEYS = 4
@@ -58,46 +57,25 @@ def main(
         raise UsageError([f"--out {out}"], "needs --html, which writes the page")
     runs = read_runs(folder, curves=html)
     ranked_by = _choose_metric(metric, runs)
-    larger_is_better = ranked_by is not None and is_larger_better(ranked_by)
     if html:
         page = out or folder / PAGE
-        keys = differing_keys(runs)
-        importance = (
-            "no run has a metric"
-            if ranked_by is None
-            else importance_of_keys(runs, keys, ranked_by, larger_is_better=larger_is_better)
-        )
-        write_page(
-            runs,
-            page,
-            folder=folder,
-            metric=ranked_by,
-            larger_is_better=larger_is_better,
-            importance=importance,
-        )
+        write_page(runs, page, folder, ranked_by)
         text = f"{len(runs)} runs: {printable(str(page))}"
         print(json_text({"page": str(page)}) if as_json else text)
     elif as_json:
         for run in runs:
             print(json_text(_to_dict(run)))
     else:
-        _print_table(_rank_runs(runs, ranked_by, larger_is_better), ranked_by, shows_all=shows_all)
+        _print_table(_rank_runs(runs, ranked_by), ranked_by, shows_all=shows_all)
         if ranked_by is not None:
-            _print_ties(runs, ranked_by, larger_is_better)
+            varied = [key for key in differing_keys(runs) if not key.startswith(MINOR)]
+            rated = [
+                ({key: run.keys.get(key) for key in varied}, run.figures[ranked_by])
+                for run in runs
+                if ranked_by in run.figures
+            ]
+            print_ties(rated, ranked_by)
     return 0
-
-
-def _print_ties(runs: Sequence[RecordedRun], metric: str, larger_is_better: bool) -> None:
-    """Print the best settings of runs that were repeated with several seeds, if there are any."""
-    varied = [key for key in differing_keys(runs) if not key.startswith(MINOR)]
-    rated = [
-        ({key: run.keys.get(key) for key in varied}, run.figures[metric])
-        for run in runs
-        if metric in run.figures
-    ]
-    ties = find_ties(rated, larger_is_better=larger_is_better)
-    if ties is not None:
-        print(printable(str(ties)))
 
 
 def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
@@ -122,11 +100,9 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
     }
 
 
-def _rank_runs(
-    runs: Sequence[RecordedRun], metric: str | None, larger_is_better: bool
-) -> list[RecordedRun]:
+def _rank_runs(runs: Sequence[RecordedRun], metric: str | None) -> list[RecordedRun]:
     """Return the runs, the best first; those without the metric last, in their order."""
-    sign = -1 if larger_is_better else 1
+    sign = -1 if metric is not None and is_larger_better(metric) else 1
 
     def rank(run: RecordedRun) -> tuple[bool, float]:
         value = run.figures.get(metric, math.nan) if metric else math.nan

@@ -104,7 +104,7 @@ class _Replay:
         scoped = replace(
             self.step_config, train_ops=ops, loss=jax.named_scope(LOSS)(self.step_config.loss)
         )
-        function = partial(outcome_of, scoped)
+        function = partial(compute_outcome, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
         leaves = leaves_by_path((self.state, self.batch))
         inputs = [_make_input(path, leaf) for path, leaf in leaves.items()]
@@ -196,19 +196,17 @@ class _Replay:
         if phase == "backward" and (shape in shapes or shape[::-1] in shapes):
             # The gradient of a parameter has no axis of samples.
             return None
-        rows = find_non_finite(origin.array, self.microbatch_size, last=self._has_batch_last(layer))
+        size = self.microbatch_size
+        shapes_read = [v.array.shape for v in self.interpreter.layer_inputs.get(layer, ())]
+        # A layer may read images in CHWN.
+        is_batch_last = any(s and s[0] != size and s[-1] == size for s in shapes_read)
+        rows = find_non_finite(origin.array, size, last=is_batch_last)
         if rows is None:
             return None
         positions = list_batch_positions(
             rows, origin.iteration, self.batch_size, self.step_config.accumulate
         )
         return self._identify_samples(positions)
-
-    def _has_batch_last(self, layer: str) -> bool:
-        """Whether a layer reads images in CHWN."""
-        shapes = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
-        size = self.microbatch_size
-        return any(s and s[0] != size and s[-1] == size for s in shapes)
 
     def _identify_samples(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
         valid = int(self.batch.count)
@@ -257,7 +255,7 @@ class _ScopedOp(WrappedOp):
             return self.op.map(xp, values, uniforms)
 
 
-def outcome_of(step_config: StepConfig, state: TrainState, batch: Batch) -> Outcome:
+def compute_outcome(step_config: StepConfig, state: TrainState, batch: Batch) -> Outcome:
     """Return the loss, the gradient norm and the gradients of a step, without its update."""
 
     def compute(padded: Batch) -> tuple[Any, Any]:

@@ -122,10 +122,6 @@ class Autopsy:
             return f"step {self.step}: not reproduced: {self.reason}"
         return f"step {self.step}: {self.finding}"
 
-    @property
-    def headline(self) -> str:
-        return str(self).splitlines()[0]
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,

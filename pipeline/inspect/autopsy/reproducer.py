@@ -36,7 +36,7 @@ from pipeline.data.dataset_spec import MapOp
 from pipeline.data.tables.encode_table import EncodeTable
 from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs, make_joint_ops
-from pipeline.inspect.autopsy.examine import outcome_of
+from pipeline.inspect.autopsy.examine import compute_outcome
 from pipeline.inspect.autopsy.finding import Autopsy
 from pipeline.models.lowerings.tune.tuner import Tuning, choose_lowerings
 from pipeline.models.modules.standard import Network
@@ -131,7 +131,7 @@ def read_reproducer(folder: Path) -> Reproducer:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{source / STEP}: does not describe a step: {error}") from error
     try:
-        jax.eval_shape(partial(outcome_of, step_config), state, batch)
+        jax.eval_shape(partial(compute_outcome, step_config), state, batch)
     except (ValueError, TypeError, LookupError, AttributeError, FlaxError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(

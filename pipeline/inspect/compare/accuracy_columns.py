@@ -66,25 +66,25 @@ class Columns:
 COLUMNS = tuple(field.name for field in fields(Columns))
 
 
-def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
+def compare_arrays(left: np.ndarray, right: np.ndarray) -> Columns:
     """Return the columns of two arrays; NaN for different shapes and for empty arrays."""
     if left.shape != right.shape or left.size == 0:
-        return Columns(left=spread(left), right=spread(right))
+        return Columns(left=compute_spread(left), right=compute_spread(right))
     x, y = (np.asarray(side, np.float64).ravel() for side in (left, right))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return Columns(left=spread(left), right=spread(right))
+        return Columns(left=compute_spread(left), right=compute_spread(right))
     difference = np.abs(x - y)
     is_nonzero = np.abs(y) > EPSILON
     relative = np.abs(x[is_nonzero] / y[is_nonzero] - 1)
-    right_norm = norm(y)
+    right_norm = compute_norm(y)
     return Columns(
-        cosine=cosine_similarity(x, y),
+        cosine=compute_cosine(x, y),
         max_absolute=float(difference.max()),
         accumulated_relative=float(relative.sum()),
-        relative_euclidean=0.0 if right_norm <= TINY else norm(x - y) / right_norm,
-        divergence=kl_divergence(x, y),
-        left=spread(left),
-        right=spread(right),
+        relative_euclidean=0.0 if right_norm <= TINY else compute_norm(x - y) / right_norm,
+        divergence=compute_divergence(x, y),
+        left=compute_spread(left),
+        right=compute_spread(right),
         mean_absolute=float(difference.mean()),
         root_mean_square=float(np.sqrt(np.square(difference).mean())),
         max_relative=float(relative.max(initial=0.0)),
@@ -92,9 +92,9 @@ def columns_of(left: np.ndarray, right: np.ndarray) -> Columns:
     )
 
 
-def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
+def compute_cosine(x: np.ndarray, y: np.ndarray) -> float:
     """Return x.y / (|x| |y|): 1 for scalars and if both are all 0, NaN if only one is."""
-    norms = norm(x), norm(y)
+    norms = compute_norm(x), compute_norm(y)
     if x.size == 1 or max(norms) <= TINY:
         return 1.0
     if min(norms) <= TINY:
@@ -103,9 +103,9 @@ def cosine_similarity(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.clip((x / norms[0] * (y / norms[1])).sum(), -1.0, 1.0))
 
 
-def kl_divergence(x: np.ndarray, y: np.ndarray) -> float:
+def compute_divergence(x: np.ndarray, y: np.ndarray) -> float:
     """Return the divergence: NaN if only one is all 0, infinite if y alone is 0 at an element."""
-    zeros = norm(x) <= TINY, norm(y) <= TINY
+    zeros = compute_norm(x) <= TINY, compute_norm(y) <= TINY
     if all(zeros):
         return 0.0
     if any(zeros):
@@ -127,13 +127,13 @@ def _compute_distribution(x: np.ndarray) -> np.ndarray:
     return raised / raised.sum()
 
 
-def norm(x: np.ndarray) -> float:
+def compute_norm(x: np.ndarray) -> float:
     """Return the Euclidean norm of an array, summed in float64."""
     flat = np.asarray(x, np.float64).ravel()
     return float(np.sqrt(np.square(flat).sum()))
 
 
-def spread(x: np.ndarray) -> MeanAndDeviation:
+def compute_spread(x: np.ndarray) -> MeanAndDeviation:
     """Return mean and standard deviation of all elements; NaN for an empty array."""
     flat = np.asarray(x, np.float64).ravel()
     if not flat.size:

@@ -7,7 +7,7 @@ from math import isnan
 
 from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.forced_layers import ForcedComparison
-from pipeline.inspect.compare.layer_errors import worst_by_layer
+from pipeline.inspect.compare.layer_errors import find_worst_by_layer
 from pipeline.inspect.compare.tensor_rows import TensorRow
 from pipeline.inspect.dumps.tensor_names import LOSS
 
@@ -18,9 +18,10 @@ MIN_DISTANCE = 1e-6
 WEAK = 1000.0
 """Ratio of error to expected error below which a layer counts as inaccurate, not as wrong."""
 MAX_NAMED_LAYERS = 3
+MAX_LISTED_LAYERS = 12
 
 
-def cause_hints(
+def list_hints(
     rows: Sequence[TensorRow], forced: ForcedComparison | None, types: Sequence[str] = ()
 ) -> list[str]:
     """Return a line for every likely cause; `types` are the types of the stored tensors."""
@@ -33,7 +34,7 @@ def cause_hints(
         )
     if any(dtype in ("int8", "uint8") for dtype in types):
         hints.append("int8: a side is quantized, with an error of half a step of its scale")
-    gains = amplifiers(rows)
+    gains = find_amplifiers(rows)
     if gains:
         amplified = ", ".join(
             f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:MAX_NAMED_LAYERS]
@@ -46,7 +47,7 @@ def cause_hints(
     return hints
 
 
-def amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
+def find_amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
     """Return layers that amplify the error of their input and the factor, the largest first."""
     errors: Mapping[tuple[str, str], float] = {
         (row.left.layer, row.left.role): row.columns.relative_euclidean
@@ -61,11 +62,11 @@ def amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
     return sorted(gains, key=lambda gain: -gain[1])
 
 
-def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
-    """Return a table of the `limit` layers with the largest scores; `!` marks findings."""
+def format_layers(forced: ForcedComparison) -> list[str]:
+    """Return a table of the layers with the largest scores; `!` marks findings."""
     # The loss is blamed by its gradient alone.
     errors = [e for e in forced.errors if e.name.layer != LOSS or e.name.role == "input_gradient"]
-    worst = sorted(worst_by_layer(errors).values(), key=lambda error: -error.score)
+    worst = sorted(find_worst_by_layer(errors).values(), key=lambda error: -error.score)
     blamed_layers = {finding.name.layer for finding in forced.findings}
     table = [("Layer", "Kind", "Type", "Tensor", "Error", "Expected", "Ratio", "Pattern")]
     table += [
@@ -79,7 +80,7 @@ def layer_lines(forced: ForcedComparison, limit: int) -> list[str]:
             f"{error.ratio:.3g}",
             f"{error.pattern:.3g}",
         )
-        for error in worst[:limit]
+        for error in worst[:MAX_LISTED_LAYERS]
     ]
     lines = zip(table, align_columns(table, right=range(4, 8)), strict=True)
     return [f"{'!' if row[0] in blamed_layers else ' '} {line}".rstrip() for row, line in lines]

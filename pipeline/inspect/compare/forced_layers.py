@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pipeline.inspect.compare.layer_errors import LayerError, findings, layer_errors
-from pipeline.inspect.dumps.captured_step import CapturedStep, StepPass, join
+from pipeline.inspect.compare.layer_errors import LayerError, list_findings, measure_layer_errors
+from pipeline.inspect.dumps.captured_step import CapturedStep, StepPass, join_passes
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, Weights
 
 
@@ -43,14 +43,14 @@ class ReferenceStep:
         if (network.dtype, network.rules) == (base.dtype, base.rules):
             expected.append(self.step.merge_passes())
         lowerings = getattr(network.policy, "chosen", ())
-        errors = layer_errors(
+        errors = measure_layer_errors(
             forced,
             expected,
             self.compute_float64(),
             self.step.merge_passes(),
             has_winograd=any(lowering.family.startswith("winograd") for _, lowering in lowerings),
         )
-        return ForcedComparison(tuple(errors), tuple(findings(errors)))
+        return ForcedComparison(tuple(errors), tuple(list_findings(errors)))
 
     def compute_float64(self) -> LayerTensors:
         """Return the layers' results in float64; later calls return the same."""
@@ -90,4 +90,4 @@ class ReferenceStep:
             for microbatches in self.step.shards
         ]
         parts = [tensors for shard in shards for tensors in shard]
-        return join(parts, [shard[-1].statistics for shard in shards])
+        return join_passes(parts, [shard[-1].statistics for shard in shards])

@@ -16,9 +16,9 @@ from statistics import median
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.inspect.compare.accuracy_columns import norm
+from pipeline.inspect.compare.accuracy_columns import compute_norm
 from pipeline.inspect.dumps.layer_programs import LayerTensors
-from pipeline.inspect.dumps.tensor_names import Role, TensorName, named_tensors
+from pipeline.inspect.dumps.tensor_names import OUTPUT_ROLES, TensorName, named_tensors
 
 FACTOR = 2.0
 """Multiple of the expected error above which a 16-bit error is a finding. Both sides round at the
@@ -39,8 +39,6 @@ MAX_EXCUSE = 3.0
 MIN_ROUNDING = 0.25
 """Relative error, in units of rounding, that any result may have: about half of the error from
 rounding each element once."""
-OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
-"""Roles of the tensors that a layer returns."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class LayerError:
     expected: float
     """Distance that the type explains."""
     pattern: float
-    """Ratio of variances, as `pattern_of` returns it; about 1 for rounding."""
+    """Ratio of variances, as `measure_pattern` returns it; about 1 for rounding."""
     expected_pattern: float
     excused: float = 1.0
     """Median ratio of other layers of the same kind, by which the ratio is divided."""
@@ -97,7 +95,7 @@ class LayerError:
         return text
 
 
-def layer_errors(
+def measure_layer_errors(
     examined: LayerTensors,
     expected: Sequence[LayerTensors],
     wide: LayerTensors,
@@ -124,10 +122,9 @@ def layer_errors(
         array = arrays[0].get(name)
         if array is None:
             continue
-        layer_form = examined.forms.get(name.layer)
-        kind, dtype = (
-            (layer_form.kind, layer_form.dtype) if layer_form is not None else ("loss", "float32")
-        )
+        form = examined.forms.get(name.layer)
+        kind = "loss" if form is None else form.kind
+        dtype = "float32" if form is None else form.dtype
         smallest = _compute_unit(dtype) * _compute_norm_of_terms(name, exact, read)
         references = [
             by_name[name]
@@ -159,16 +156,16 @@ def _measure_error(
     if not np.isfinite(array).all():
         distance = inf if np.isfinite(exact).all() else 0.0
         return replace(error, error=distance, expected=unit, pattern=1.0, expected_pattern=1.0)
-    exact_norm = norm(exact)
-    errors = [norm(reference - exact) for reference in references]
+    exact_norm = compute_norm(exact)
+    errors = [compute_norm(reference - exact) for reference in references]
     expected_norm = max([*errors, MIN_ROUNDING * unit * exact_norm, smallest])
     relative = 1 / exact_norm if exact_norm > 0 else 1.0
-    patterns = [pattern_of(reference - exact) for reference in references]
+    patterns = [measure_pattern(reference - exact) for reference in references]
     return replace(
         error,
-        error=norm(array - exact) * relative,
+        error=compute_norm(array - exact) * relative,
         expected=expected_norm * relative,
-        pattern=pattern_of(array - exact),
+        pattern=measure_pattern(array - exact),
         expected_pattern=max(patterns, default=1.0),
     )
 
@@ -188,12 +185,12 @@ def _compute_norm_of_terms(name: TensorName, exact: np.ndarray, read: LayerTenso
     if name.role != "gradient" or cotangent is None or inputs is None:
         return 0.0
     if exact.ndim == 1:
-        return norm(cotangent)
+        return compute_norm(cotangent)
     rows = max(1, prod(inputs.shape[:-1]))
-    return norm(cotangent) * norm(inputs) * sqrt(prod(exact.shape[:-2]) / rows)
+    return compute_norm(cotangent) * compute_norm(inputs) * sqrt(prod(exact.shape[:-2]) / rows)
 
 
-def pattern_of(error: np.ndarray) -> float:
+def measure_pattern(error: np.ndarray) -> float:
     """Return the ratio of the variance between rows to the variance within rows.
 
     Rows are samples or channels, and the larger ratio is returned. It is the F ratio of a one-way
@@ -237,13 +234,13 @@ def _get_kind(error: LayerError) -> tuple[str, str, str]:
     return error.kind, error.dtype, error.name.role
 
 
-def findings(errors: Sequence[LayerError]) -> list[LayerError]:
+def list_findings(errors: Sequence[LayerError]) -> list[LayerError]:
     """Return the worst error of each layer that has a finding, the largest score first."""
-    blamed = [error for error in worst_by_layer(errors).values() if error.score > 1]
+    blamed = [error for error in find_worst_by_layer(errors).values() if error.score > 1]
     return sorted(blamed, key=lambda error: -error.score)
 
 
-def worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:
+def find_worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError]:
     """Return the error with the largest score of each layer, by path."""
     worst: dict[str, LayerError] = {}
     for error in errors:

@@ -18,18 +18,18 @@ from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.error_text import nearest
 from pipeline.core.host.tree_paths import leaves_by_path
 from pipeline.core.reporter import Reporter
-from pipeline.data.batch import Batch
-from pipeline.inspect.compare.accuracy_columns import columns_of
+from pipeline.inspect.compare.accuracy_columns import compare_arrays
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
 from pipeline.inspect.compare.tensor_rows import (
     Mapped,
     TensorRow,
     TensorSide,
+    Thresholds,
     compare_tensors,
     require_mapped,
 )
-from pipeline.inspect.dumps.captured_step import CapturedStep, capture
-from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
+from pipeline.inspect.dumps.captured_step import CapturedStep, capture_step
+from pipeline.inspect.dumps.layer_programs import Weights, layer_kinds
 from pipeline.inspect.dumps.opened_recipe import (
     OpenedRecipe,
     load_state,
@@ -37,7 +37,6 @@ from pipeline.inspect.dumps.opened_recipe import (
     open_recipe,
     require_checkpoints,
 )
-from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import DATA, is_selected, named_tensors, require_layers
 from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.record.run_directory import RECIPE
@@ -56,6 +55,10 @@ class Side:
     opened: OpenedRecipe
     run_dir: Path | None = None
     changed: tuple[str, ...] = ()
+
+    def layer_kinds(self) -> dict[str, str]:
+        """Return the kinds of all layers by path."""
+        return layer_kinds(self.opened.built.step_config, self.opened.built.seed)
 
 
 def side_of_run(run_dir: Path) -> Side:
@@ -103,7 +106,7 @@ class StepComparison:
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """The step to compare, and its tensors to list."""
+    """The step to compare, and the output of its tensors."""
 
     step: int | None
     """Steps done; None for the reference's newest checkpoint, or 0 without a run."""
@@ -111,6 +114,9 @@ class CompareRequest:
     """Glob patterns of layers; none for all."""
     what: What
     mapped: Mapped
+    limits: Thresholds
+    out: Path | None
+    """CSV file for all rows."""
 
 
 def compare_step(
@@ -118,26 +124,26 @@ def compare_step(
 ) -> StepComparison:
     """Compute and compare a step from the right side's state. Raises DataError and RecipeError."""
     _require_same_network(left, right)
-    layers = layer_kinds(right.opened.built.step_config, right.opened.built.seed)
+    layers = right.layer_kinds()
     require_layers(request.layers, list(layers), "--layers")
     require_mapped(request.mapped, list(layers), list(layers))
     state, step = _load_state(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)
     programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], _capture_step(programs[0], weights, batch, step))
+    reference = ReferenceStep(programs[0], capture_step(programs[0], weights, batch, step))
     left_weights = _choose_left_weights(left, right, weights)
     notes = []
     left_step = None
     try:
-        left_step = _capture_step(programs[1], left_weights, batch, step)
+        left_step = capture_step(programs[1], left_weights, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if left_step is None else _compare_tensors(left_step, reference.step, request)
     if left.run_dir is not None and not left.changed:
         notes.append(_describe_weight_distance(left, left.run_dir, step, weights))
     if left_step is not None and not np.array_equal(left_step.images, reference.step.images):
-        distance = columns_of(left_step.images, reference.step.images).relative_euclidean
+        distance = compare_arrays(left_step.images, reference.step.images).relative_euclidean
         notes.append(
             f"the data differ before the network: {DATA} has a relative Euclidean distance of "
             f"{distance:.3g}"
@@ -161,25 +167,17 @@ def capture_tensors(side: Side, step: int | None, reporter: Reporter) -> TensorS
     """Compute a step of one side; `step` is as in `CompareRequest`. Raises DataError as there."""
     state, step = _load_state(side, step, reporter)
     weights = Weights.of(state)
-    captured = _capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
+    captured = capture_step(side.opened.programs(step), weights, side.opened.batch(step), step)
     tensors = captured.merge_passes()
     arrays = dict(named_tensors(tensors, captured.images))
     about = f"step {step} on {side.opened.device_name}, loss {tensors.loss:.8g}"
-    layers = layer_kinds(side.opened.built.step_config, side.opened.built.seed)
-    return TensorSide(side.name, about, layers, list(arrays), arrays.get)
-
-
-def _capture_step(
-    programs: LayerPrograms, weights: Weights, batch: Batch, step: int
-) -> CapturedStep:
-    return capture(programs, weights, portions_of(programs.config, batch, step))
+    return TensorSide(side.name, about, side.layer_kinds(), list(arrays), arrays.get)
 
 
 def _require_same_network(left: Side, right: Side) -> None:
     """Raise DataError, with the first differences, if layers or parameters differ."""
-    left_kinds, right_kinds = (
-        layer_kinds(side.opened.built.step_config, side.opened.built.seed) for side in (left, right)
-    )
+    left_kinds = left.layer_kinds()
+    right_kinds = right.layer_kinds()
     problems = [
         f"{path} is only on the left side" for path in left_kinds if path not in right_kinds
     ]

@@ -13,7 +13,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.csv_file import format_line
 from pipeline.core.files.error_text import nearest, show_name
 from pipeline.core.files.value_text import align_columns
-from pipeline.inspect.compare.accuracy_columns import Columns, columns_of
+from pipeline.inspect.compare.accuracy_columns import Columns, compare_arrays
 from pipeline.inspect.dumps.tensor_names import DATA, LOSS, TensorName
 
 NO_COUNTERPART = "*"
@@ -141,7 +141,7 @@ def compare_tensors(
         if left_name is not None and right_name is not None:
             arrays = read_left(left_name), read_right(right_name)
             if arrays[0] is not None and arrays[1] is not None:
-                columns = columns_of(arrays[0], arrays[1])
+                columns = compare_arrays(arrays[0], arrays[1])
         rows.append(TensorRow(index, left_name, right_name, columns))
     return rows
 
@@ -150,7 +150,7 @@ def to_csv(rows: Sequence[TensorRow]) -> str:
     return "".join([format_line(HEADER), *(format_line(row.cells) for row in rows)])
 
 
-def to_text(rows: Sequence[TensorRow], thresholds: Thresholds) -> list[str]:
+def format_rows(rows: Sequence[TensorRow], thresholds: Thresholds) -> list[str]:
     """Return the rows as lines of a table; a row beyond a threshold is marked with `!`."""
     table = [HEADER[:10], *(row.cells[:10] for row in rows)]
     marks = [" ", *("!" if thresholds.are_exceeded(row.columns) else " " for row in rows)]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from pipeline.data.batch import Batch
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, LayerTensors, NumpyArrays, Weights
-from pipeline.inspect.dumps.portions import BatchPortions, Portion
+from pipeline.inspect.dumps.portions import Portion, split_batch
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class CapturedStep:
         """Join portions, add gradients and losses, and average the shards' statistics."""
         tensors = [step_pass.tensors for step_pass in self.passes]
         last = [microbatches[-1].tensors.statistics for microbatches in self.shards]
-        return join(tensors, last)
+        return join_passes(tensors, last)
 
 
-def join(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
+def join_passes(passes: Sequence[LayerTensors], statistics: Sequence[NumpyArrays]) -> LayerTensors:
     """Join the tensors of portions; `statistics` are the batch statistics of each shard."""
     if len(passes) == 1:
         return passes[0]
@@ -73,10 +74,12 @@ def _merge_arrays(
     return {path: combine([part[path] for part in parts]) for path in parts[0]}
 
 
-def capture(programs: LayerPrograms, weights: Weights, portions: BatchPortions) -> CapturedStep:
-    """Compute a step with the tensors of all layers."""
+def capture_step(
+    programs: LayerPrograms, weights: Weights, batch: Batch, step: int
+) -> CapturedStep:
+    """Compute the step after `step` steps with the tensors of all layers."""
     shards = []
-    for microbatches in portions:
+    for microbatches in split_batch(programs.config, batch, step):
         current = weights
         passes = list[StepPass]()
         for portion in microbatches:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from pipeline.config.dump_spec import Content, What, parse_steps
+from pipeline.config.dump_spec import parse_steps
 from pipeline.config.precision import resolve_level
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RecipeError
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.data.batch import Batch
 from pipeline.inspect.autopsy.on_failure import batch_of
-from pipeline.inspect.dumps.captured_step import capture
+from pipeline.inspect.dumps.captured_step import capture_step
 from pipeline.inspect.dumps.dump_files import (
     DumpHeader,
     DumpReport,
@@ -26,7 +25,6 @@ from pipeline.inspect.dumps.dump_files import (
     write_dump,
 )
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights, layer_kinds
-from pipeline.inspect.dumps.portions import portions_of
 from pipeline.inspect.dumps.tensor_names import is_selected, named_tensors, require_layers
 from pipeline.stages.record.run_directory import DUMP
 from pipeline.stages.runner.context import CompiledRun, Dumps
@@ -34,81 +32,55 @@ from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
-TIME = "%Y%m%d%H%M%S"
-"""Format of the name of a folder for the time of a dump."""
-
 
 @dataclass(frozen=True)
 class DumpRequest:
-    """The tensors to dump, and the folder for dumps."""
+    """The run whose steps are dumped; the section `dump` of its recipe has what is written."""
 
-    root: Path
-    time_text: str
-    layers: Sequence[str]
-    what: What
-    content: Content
-    limit_bytes: int
-
-    @staticmethod
-    def now() -> str:
-        """Return the time as the name of a folder."""
-        return time.strftime(TIME)
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """Weights after `step` steps, and the batch of the next step."""
-
-    weights: Weights
-    batch: Batch
-    step: int
-
-
-@dataclass(frozen=True)
-class DumpedRun:
-    """The run that a dumped step belongs to."""
-
-    path: str
+    recipe: Recipe
+    run_dir: Path
     device: str
-    loss: float | None = None
-    """Loss that the run logged for the step; None if unknown."""
+    time_text: str = field(default_factory=lambda: time.strftime("%Y%m%d%H%M%S"))
+    """Name of the folder for dumps that begin now."""
 
 
 def dump_step(
     request: DumpRequest,
-    recipe: Recipe,
     programs: LayerPrograms,
-    inputs: StepInputs,
-    run: DumpedRun,
+    weights: Weights,
+    batch: Batch,
+    step: int,
+    run_loss: float | None = None,
 ) -> DumpReport:
-    """Compute a step and write its tensors. Raises nothing for a full disk: the report has it."""
-    weights = inputs.weights
-    step = inputs.step
-    portions = portions_of(programs.config, inputs.batch, step)
-    forms = programs.forms(weights, portions[0][0])
-    captured = capture(programs, weights, portions)
+    """Compute the step after `step` steps and write its tensors.
+
+    `run_loss` is the loss that the run logged for it. Raises nothing for a full disk: the report
+    has it.
+    """
+    recipe = request.recipe
+    spec = recipe.dump
+    captured = capture_step(programs, weights, batch, step)
     tensors = captured.merge_passes()
     header = DumpHeader(
         recipe=recipe.name,
         model=recipe.model.name,
-        device=run.device,
+        device=request.device,
         step=step,
-        content=request.content,
+        content=spec.content,
         loss=tensors.loss,
-        run=run.path,
-        run_loss=run.loss,
+        run=str(request.run_dir),
+        run_loss=run_loss,
         precision=resolve_level(recipe),
-        layers=[(path, form.kind, form.dtype) for path, form in forms.items()],
+        layers=[(path, form.kind, form.dtype) for path, form in tensors.forms.items()],
     )
     selected = (
         (name, array)
         for name, array in named_tensors(tensors, captured.images)
-        if is_selected(name, request.layers, request.what)
+        if is_selected(name, spec.layers, spec.what)
     )
-    folder = dump_folder(
-        request.root, request.time_text, programs.device.id, recipe.model.name, step
-    )
-    return write_dump(folder, header, selected, request.limit_bytes)
+    root = spec.path or request.run_dir / DUMP
+    folder = dump_folder(root, request.time_text, programs.device.id, recipe.model.name, step)
+    return write_dump(folder, header, selected, spec.max_mib << 20)
 
 
 def compare_losses(loss: float, run_loss: float | None) -> str:
@@ -137,12 +109,16 @@ class RunDumps(Dumps):
     """
 
     run: CompiledRun
-    _time: str = field(default_factory=DumpRequest.now)
     _programs: dict[int, LayerPrograms] = field(default_factory=dict)
     """Programs by the first step of a phase, each compiled once."""
     _waiting: dict[int, DumpReport] = field(default_factory=dict)
     """Dumps of steps that the run has not done yet."""
     _ended: bool = False
+
+    def __post_init__(self) -> None:
+        context = self.run.context
+        device = self.run.backend.describe()["device"]
+        self._request = DumpRequest(context.recipe, context.run_dir, device)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -191,15 +167,11 @@ class RunDumps(Dumps):
         self.run.context.reporter.warn(f"{reason}; the run continues without later dumps")
 
     def _write_dump(self, state: TrainState, step: int) -> DumpReport:
-        context = self.run.context
-        spec = context.recipe.dump
-        root = spec.path or context.run_dir / DUMP
-        if spec.path is None:
-            require_real_trees(context.run_dir, (DUMP,))
-        elif not root.is_dir():
-            raise NotADirectoryError(f"dump.path = {root}: must be a folder that exists")
-        limit_bytes = spec.max_mib << 20
-        request = DumpRequest(root, self._time, spec.layers, spec.what, spec.content, limit_bytes)
+        path = self.run.context.recipe.dump.path
+        if path is None:
+            require_real_trees(self.run.context.run_dir, (DUMP,))
+        elif not path.is_dir():
+            raise NotADirectoryError(f"dump.path = {path}: must be a folder that exists")
         batch = jax.tree.map(np.array, batch_of(self.run.executable.loader, step + 1))
         step_config = self.run.built.step_config
         device = self.run.backend.device
@@ -207,9 +179,8 @@ class RunDumps(Dumps):
         phase_start = max(starts, default=0)
         if phase_start not in self._programs:
             self._programs[phase_start] = LayerPrograms(select_phase(step_config, step), device)
-        inputs = StepInputs(Weights.of(state), batch, step)
-        run = DumpedRun(str(context.run_dir), self.run.backend.describe()["device"])
-        return dump_step(request, context.recipe, self._programs[phase_start], inputs, run)
+        programs = self._programs[phase_start]
+        return dump_step(self._request, programs, Weights.of(state), batch, step)
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Compare the losses of the run's steps with the dumps' losses."""

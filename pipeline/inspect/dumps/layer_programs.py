@@ -26,7 +26,7 @@ from pipeline.inspect.dumps.layer_observer import (
     is_inexact,
 )
 from pipeline.inspect.dumps.portions import Portion
-from pipeline.inspect.dumps.wide_replay import QUICK, widen
+from pipeline.inspect.dumps.wide_replay import QUICK, compile_in_float64
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.modules.apply_layers import intercept_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
@@ -147,7 +147,9 @@ class LayerPrograms:
             compute = partial(function, self.config, shapes)
             options = QUICK if platform_of(self.device.platform).optimizes_slowly else None
             wide = name == "float64"
-            call = widen(compute) if wide else jax.jit(compute, compiler_options=options)
+            call = (
+                compile_in_float64(compute) if wide else jax.jit(compute, compiler_options=options)
+            )
             self._programs[key] = _Program(call, shapes.forms)
         return self._programs[key]
 

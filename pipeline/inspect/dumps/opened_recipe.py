@@ -29,6 +29,7 @@ from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
+from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState, restart_average
@@ -80,6 +81,18 @@ class OpenedRecipe:
         weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
         warm = weights.replace_weights(state)
         return replace(warm, average=restart_average(warm.average, warm.params))
+
+
+def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:
+    """Read the data of a recipe and build its step, for planned devices if they are automatic."""
+    backend = recipe.device.open(recipe.parallel)
+    dataset = load_data(recipe, reporter)
+    built = build(recipe, dataset, reporter)
+    if recipe.parallel.mode == "auto":
+        plan = find_plan(recipe, dataset, built, recipe.parallel.plan, reporter)
+        recipe = with_plan(recipe, plan)
+        backend = recipe.device.open(recipe.parallel)
+    return OpenedRecipe(recipe, dataset, built, backend)
 
 
 def open_recipe(recipe: Recipe, lowerings_dir: Path | None = None) -> OpenedRecipe:

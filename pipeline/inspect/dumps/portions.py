@@ -50,7 +50,7 @@ the state's statistics, and the statistics of the shards are averaged.
 """
 
 
-def portions_of(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
+def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
     """Return the portions of the batch after `step` steps; `config` is of that step's phase.
 
     Raises RecipeError for adversarial training.

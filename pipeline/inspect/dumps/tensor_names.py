@@ -20,11 +20,11 @@ DATA = "dataset.train.ops"
 LOSS = "train.loss"
 """Name of the loss, which is listed like a layer."""
 
-_INPUT_ROLES: tuple[Role, ...] = ("input", "output_gradient")
-_OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+OUTPUT_ROLES: tuple[Role, ...] = ("output", "input_gradient", "gradient", "statistics")
+"""Roles of the tensors that a layer returns."""
 _ROLES_BY_CHOICE: Mapping[What, tuple[Role, ...]] = {
-    "input": _INPUT_ROLES,
-    "output": _OUTPUT_ROLES,
+    "input": ("input", "output_gradient"),
+    "output": OUTPUT_ROLES,
     "all": ROLES,
 }
 
@@ -67,8 +67,10 @@ def named_tensors(
 ) -> Iterator[tuple[TensorName, np.ndarray]]:
     """Yield tensors by name, in forward order; `images` is the batch after the map ops."""
     yield TensorName(DATA, "output"), images
-    gradients = _group_by_layer(tensors.parameters, tensors.forms)
-    statistics = _group_by_layer(tensors.statistics, tensors.forms)
+    parts: Mapping[Role, Mapping[str, Mapping[str, np.ndarray]]] = {
+        "gradient": _group_by_layer(tensors.parameters, tensors.forms),
+        "statistics": _group_by_layer(tensors.statistics, tensors.forms),
+    }
     arrays: Mapping[Role, Mapping[str, np.ndarray]] = {
         "input": tensors.inputs,
         "output": tensors.outputs,
@@ -79,10 +81,9 @@ def named_tensors(
         for role, by_layer in arrays.items():
             if layer in by_layer:
                 yield TensorName(layer, role), by_layer[layer]
-        for name, array in gradients.get(layer, {}).items():
-            yield TensorName(layer, "gradient", name), array
-        for name, array in statistics.get(layer, {}).items():
-            yield TensorName(layer, "statistics", name), array
+        for role, groups in parts.items():
+            for name, array in groups.get(layer, {}).items():
+                yield TensorName(layer, role, name), array
     yield TensorName(LOSS, "input"), tensors.logits
     yield TensorName(LOSS, "output"), np.asarray(tensors.loss)
     yield TensorName(LOSS, "input_gradient"), tensors.logits_gradient

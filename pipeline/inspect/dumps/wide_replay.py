@@ -31,7 +31,7 @@ _BIT_PRIMITIVES = ("bitcast_convert_type", "nextafter")
 """Primitives that depend on the bits of a number, so that they aren't widened."""
 
 
-def widen(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that computes `function` in float64 on the CPU, compiled."""
     return lambda *arguments: run_traced(function, arguments, _run_compiled)
 

@@ -19,7 +19,7 @@ from pipeline.engine.monitors.live_status import STATUS
 POLL_S = 0.05
 """Seconds between two looks at the status of the run."""
 NO_LOCAL = ("launch.processes=null", "launch.restarts=0", "launch.min_processes=null")
-"""Overrides without which a recipe must have `launch=local`."""
+"""Overrides that a recipe needs unless it has `launch=local`."""
 WITHOUT_EFFECTS = (
     "launch=none",
     *NO_LOCAL,
@@ -43,14 +43,18 @@ class TrialRun:
     """The most memory that the process had."""
 
 
+def replace_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """Return the arguments of a run with other values of keys, and with the loaded plug-ins."""
+    replaced = set(map(key_of, changes))
+    unchanged = [override for override in overrides if key_of(override) not in replaced]
+    return [*to_flags([plugin.source for plugin in loaded_plugins()]), *unchanged, *changes]
+
+
 def run_trial(overrides: Sequence[str]) -> TrialRun:
     """Start a run in a temporary folder, and stop it after its first steps. Raises RunError."""
-    flags = to_flags([plugin.source for plugin in loaded_plugins()])
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
-        changes = [*WITHOUT_EFFECTS, f"hydra.run.dir={folder}"]
-        replaced = set(map(key_of, changes))
-        unchanged = [override for override in overrides if key_of(override) not in replaced]
-        command = [sys.executable, "-m", "pipeline", *flags, *unchanged, *changes]
+        arguments = replace_overrides(overrides, [*WITHOUT_EFFECTS, f"hydra.run.dir={folder}"])
+        command = [sys.executable, "-m", "pipeline", *arguments]
         started_at = time.monotonic()
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:

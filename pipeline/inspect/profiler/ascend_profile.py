@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from pipeline.backends.ascend.estimate import AscendEstimate
 from pipeline.backends.ascend.report.priced_step import name_layer
@@ -48,7 +48,7 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
 def _list_operators(report: Report) -> tuple[OperatorTime, ...]:
     """Return the times of tasks by type, engine, layer and phase, the longest first."""
     spent: dict[tuple[str, str, str, str], float] = defaultdict(float)
-    calls: dict[tuple[str, str, str, str], int] = defaultdict(int)
+    calls: Counter[tuple[str, str, str, str]] = Counter()
     for task in report.tasks:
         layer = name_layer(task)
         key = task.type, task.engine, "" if layer.startswith("(") else layer, task.phase

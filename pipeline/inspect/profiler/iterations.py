@@ -106,7 +106,7 @@ def phase_of(scope: str) -> StepPhase:
     return "forward" if "jvp(" in scope else "other"
 
 
-def operation_of(name: str, module: str, program: HloProgram) -> Operation:
+def describe_operation(name: str, module: str, program: HloProgram) -> Operation:
     """Describe an operation of a trace; outside of `program` only its module is known."""
     if program.name and module and module != program.name:
         return Operation(name, "other", "", f"program {module}", UNKNOWN)
@@ -148,7 +148,7 @@ def split_trace(
     """
     events, evaluation_begins_ns = _select_training(events, program.name)
     operations = {
-        event.name: operation_of(event.name, event.module, program)
+        event.name: describe_operation(event.name, event.module, program)
         for event in {event.name: event for event in events}.values()
     }
     leaves = tuple(e for e in events if operations[e.name].instruction.opcode not in CONTAINERS)
@@ -158,7 +158,9 @@ def split_trace(
     busy = {name: sum(event.ns for event in ops) for name, ops in by_name.items()}
     wall, gap, left_out = share_clock(leaves, evaluation_begins_ns)
     times = {name: OperationTime(busy[name], wall[name], len(ops)) for name, ops in by_name.items()}
-    iterations = _find_iterations(by_name, operations, steps, fp_point, bp_point)
+    groups = _group_by_iteration(by_name, steps)
+    points = (_find_points(group, operations, fp_point, bp_point) for group in groups)
+    iterations = tuple(point for point in points if point is not None)
     last = max((e.end_ns for e in leaves), default=0.0)
     span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
     return Traced(operations, times, iterations, leaves, gap, span)
@@ -218,16 +220,13 @@ def share_clock(
     return wall, gap, left_out
 
 
-def _find_iterations(
-    by_name: Mapping[str, Sequence[TracedOp]],
-    operations: Mapping[str, Operation],
-    steps: int,
-    fp_point: str | None,
-    bp_point: str | None,
-) -> tuple[Iteration, ...]:
+def _group_by_iteration(
+    by_name: Mapping[str, Sequence[TracedOp]], steps: int
+) -> list[list[TracedOp]]:
+    """Return the operations of each iteration; none if no operation ran once in every step."""
     regular = {name: ops for name, ops in by_name.items() if len(ops) == steps}
     if not regular:
-        return ()
+        return []
     ends = [max(ops[k].end_ns for ops in regular.values()) for k in range(steps)]
     groups: list[list[TracedOp]] = [[ops[k] for ops in regular.values()] for k in range(steps)]
     for name, ops in by_name.items():
@@ -237,11 +236,7 @@ def _find_iterations(
             place = bisect.bisect_right(ends, event.begin_ns)
             if place < steps:
                 groups[place].append(event)
-    return tuple(
-        points
-        for group in groups
-        if (points := _find_points(group, operations, fp_point, bp_point)) is not None
-    )
+    return groups
 
 
 def _find_points(
@@ -268,7 +263,7 @@ def _find_points(
     )
 
 
-def iteration_times(iterations: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
+def compute_iteration_times(iterations: Sequence[Iteration]) -> tuple[IterationTimes, ...]:
     """Return the parts of each iteration except the first.
 
     With t(n, p), the time of point p in iteration n:
@@ -288,7 +283,7 @@ def iteration_times(iterations: Sequence[Iteration]) -> tuple[IterationTimes, ..
     )
 
 
-def median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | None:
+def find_median_iteration(times: Sequence[IterationTimes]) -> IterationTimes | None:
     """Return the parts of the iteration of median length; None without an iteration."""
     if not times:
         return None

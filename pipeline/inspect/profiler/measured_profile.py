@@ -21,8 +21,8 @@ from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.iterations import (
     PHASES,
     Traced,
-    iteration_times,
-    median_iteration,
+    compute_iteration_times,
+    find_median_iteration,
     split_trace,
 )
 from pipeline.inspect.profiler.peaks import TRIAD, Peaks, peaks_of
@@ -92,14 +92,9 @@ def measured_profile(
     steps = run.steps
     traced = split_trace(events, run.program, steps, spec.fp_point, spec.bp_point)
     dispatches = [dispatch for dispatch in run.dispatches if dispatch.traced]
-    # The time between two dispatches doesn't count if something was evaluated in it.
-    between_s = sum(
-        after.begin_s - before.end_s
-        for before, after in pairwise(dispatches)
-        if not _has_evaluation_between(before, after, run)
-    )
+    between_s = sum(after.begin_s - before.end_s for before, after in _list_gaps(dispatches, run))
     traced_ms = 1000 * (sum(dispatch.seconds for dispatch in dispatches) + between_s) / steps
-    host = host_time(run)
+    host = compute_host_time(run)
     # Traced times are scaled to the untraced step, since tracing lengthens short operations. A
     # trace of several dispatches includes the host's time between them.
     clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
@@ -126,7 +121,7 @@ def measured_profile(
         phases=_list_phases(traced, scale),
         layers=_list_layers(traced, operators, scale),
         operators=operators if spec.task_trace else (),
-        iteration=median_iteration(iteration_times(traced.iterations))
+        iteration=find_median_iteration(compute_iteration_times(traced.iterations))
         if spec.training_trace
         else None,
         points=traced.iterations if spec.training_trace else (),
@@ -151,8 +146,16 @@ def measured_profile(
     return profile, traced
 
 
-def _has_evaluation_between(before: TimedDispatch, after: TimedDispatch, run: ProfiledRun) -> bool:
-    return any(before.end_s <= begin < after.begin_s for begin, _ in run.evaluations_s)
+def _list_gaps(
+    dispatches: Sequence[TimedDispatch], run: ProfiledRun
+) -> list[tuple[TimedDispatch, TimedDispatch]]:
+    """Return the pairs of successive dispatches between which nothing was evaluated."""
+    return [
+        (before, after)
+        for before, after in pairwise(dispatches)
+        if after.start == before.stop
+        and not any(before.end_s <= begin < after.begin_s for begin, _ in run.evaluations_s)
+    ]
 
 
 def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
@@ -167,13 +170,15 @@ def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
     return untraced[-1:]
 
 
-def host_time(run: ProfiledRun) -> HostTime:
+def compute_host_time(run: ProfiledRun) -> HostTime:
     """Return the parts of an untraced step in ms. `device` is the median over dispatches."""
     untraced = select_untraced(run.dispatches)
     steps = sum(dispatch.steps for dispatch in untraced)
     device = _compute_median_ms([(d.seconds - d.wait_s, d.steps) for d in untraced])
     wait = 1000 * sum(dispatch.wait_s for dispatch in untraced) / max(1, steps)
-    between = _compute_between_ms(untraced, run)
+    gaps = _list_gaps(untraced, run)
+    gap_s = sum(after.begin_s - before.end_s for before, after in gaps)
+    between = 1000 * gap_s / max(1, sum(after.steps for _, after in gaps))
     first = run.dispatches[0].end_s if run.dispatches else 0.0
     return HostTime(
         step=device + wait + between,
@@ -193,18 +198,6 @@ def _compute_median_ms(dispatches: Sequence[tuple[float, int]]) -> float:
         return 0.0
     times = [1000 * seconds / steps for seconds, steps in dispatches if steps]
     return float(np.quantile(times, 0.5, weights=weights, method="inverted_cdf"))
-
-
-def _compute_between_ms(untraced: Sequence[TimedDispatch], run: ProfiledRun) -> float:
-    """Return the mean ms per step between two untraced dispatches, without evaluations."""
-    # Without the gap of the traced steps. The reports of an evaluation count as its time.
-    pairs = [
-        (before, after)
-        for before, after in pairwise(untraced)
-        if after.start == before.stop and not _has_evaluation_between(before, after, run)
-    ]
-    steps = sum(after.steps for _, after in pairs)
-    return 1000 * sum(after.begin_s - before.end_s for before, after in pairs) / max(1, steps)
 
 
 def _list_operators(

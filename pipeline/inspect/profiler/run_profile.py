@@ -177,8 +177,7 @@ class RunProfiler(Profile):
         """Print the profile and write its files. Raises RecipeError and RunError."""
         dataset = self.run.dataset
         backend = self.run.backend
-        dispatches = tuple(dispatch for dispatch in self.executable.dispatches if dispatch.traced)
-        traced = sum(dispatch.steps for dispatch in dispatches)
+        traced = sum(call.steps for call in self.executable.dispatches if call.traced)
         if self.executable.traced is None or traced < self._window.steps:
             # The run was stopped, or ended early.
             raise RunError(

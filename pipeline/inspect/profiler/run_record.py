@@ -88,5 +88,4 @@ def make_report(record: ProfileRecord, evidence: Evidence, traced: Traced) -> Pr
     profiles = [evidence.profile]
     if record.modelled is not None:
         profiles.append(record.modelled)
-    dispatches = tuple(dispatch for dispatch in record.run.dispatches if dispatch.traced)
-    return ProfileReport(tuple(profiles), record.verdict, traced, dispatches)
+    return ProfileReport(tuple(profiles), record.verdict, traced)

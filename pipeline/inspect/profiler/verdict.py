@@ -8,7 +8,7 @@ don't help a step that waits for data. The thresholds were chosen on runs with a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,6 +16,7 @@ from typing import Literal
 from pipeline.backends.graph.hlo_program import CONVERSIONS
 from pipeline.backends.loading.loader_stats import LoaderReport
 from pipeline.inspect.profiler.compilations import Compilation
+from pipeline.inspect.profiler.peaks import Peaks
 from pipeline.inspect.profiler.step_profile import (
     HostTime,
     OperatorTime,
@@ -114,12 +115,8 @@ Rule = Callable[[Evidence], StepVerdict | None]
 
 
 def decide(evidence: Evidence) -> StepVerdict:
-    """Return the verdict of the first rule that applies."""
-    for rule in RULES:
-        verdict = rule(evidence)
-        if verdict is not None:
-            return verdict
-    raise AssertionError("the last rule always applies")
+    """Return the verdict of the first rule that applies; the last rule always does."""
+    return next(filter(None, (rule(evidence) for rule in RULES)))
 
 
 def _predict_saving(evidence: Evidence, ms: float, advice: str) -> PredictedChange:
@@ -260,20 +257,22 @@ def _find_converting(evidence: Evidence) -> StepVerdict | None:
 
 def _find_bound(resource: Literal["memory", "compute"], evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if operators that one resource limits take most of the time."""
-    bound = list(_find_limited(evidence, by_memory=resource == "memory"))
+    peaks = evidence.profile.peaks
+    if peaks is None:
+        return None
+    if resource == "memory":
+        name = "of_bytes"
+        roof = f"{peaks.bytes_per_s / 1e9:.0f} GB/s"
+    else:
+        name = "of_flops"
+        roof = f"{peaks.flops / 1e9:.0f} GFLOP/s"
+    bound = [op for op in evidence.profile.operators if _is_limited(op, resource, peaks)]
     share = _compute_operator_share(evidence, bound)
     if share < LIMITED_SHARE:
         return None
-    peaks = evidence.profile.peaks
-    if resource == "memory":
-        mean = _average(bound, "of_bytes")
-        roof = f" of {peaks.bytes_per_s / 1e9:.0f} GB/s" if peaks else ""
-    else:
-        mean = _average(bound, "of_flops")
-        roof = f" of {peaks.flops / 1e9:.0f} GFLOP/s" if peaks else ""
-    reason = (
-        f"{share:.0%} of the operators' time is at {mean:.0%}{roof}; largest: {_list_places(bound)}"
-    )
+    mean = sum(op.ms * getattr(op, name) for op in bound) / sum(op.ms for op in bound)
+    places = _list_places(bound)
+    reason = f"{share:.0%} of the operators' time is at {mean:.0%} of {roof}; largest: {places}"
     return StepVerdict(f"{resource}-bound", share, reason)
 
 
@@ -327,31 +326,20 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _find_limited(evidence: Evidence, *, by_memory: bool) -> Iterator[OperatorTime]:
-    """Yield the operators that memory, or computation, limits."""
-    peaks = evidence.profile.peaks
-    if peaks is None:
-        return
-    for op in evidence.profile.operators:
-        if op.of_flops is None or op.of_bytes is None:
-            continue
-        is_below_ridge = op.flops < peaks.ridge * op.nbytes
-        exceeds_cache = op.nbytes > CACHE_BYTES * op.calls
-        if by_memory and is_below_ridge and exceeds_cache and op.of_bytes > MEMORY_SHARE:
-            yield op
-        if not by_memory and op.of_flops > PEAK_SHARE:
-            yield op
+def _is_limited(op: OperatorTime, resource: Literal["memory", "compute"], peaks: Peaks) -> bool:
+    """Whether memory, or computation, limits an operator."""
+    if op.of_flops is None or op.of_bytes is None:
+        return False
+    if resource == "compute":
+        return op.of_flops > PEAK_SHARE
+    is_below_ridge = op.flops < peaks.ridge * op.nbytes
+    exceeds_cache = op.nbytes > CACHE_BYTES * op.calls
+    return is_below_ridge and exceeds_cache and op.of_bytes > MEMORY_SHARE
 
 
 def _compute_operator_share(evidence: Evidence, ops: Sequence[OperatorTime]) -> float:
     total_ms = sum(op.ms for op in evidence.profile.operators)
     return sum(op.ms for op in ops) / total_ms if total_ms else 0.0
-
-
-def _average(ops: Sequence[OperatorTime], name: str) -> float:
-    """Return the mean of an attribute, a share of a peak, weighted by time."""
-    ms = sum(op.ms for op in ops)
-    return sum(op.ms * (getattr(op, name) or 0.0) for op in ops) / ms if ms else 0.0
 
 
 def _list_places(ops: Sequence[OperatorTime]) -> str:

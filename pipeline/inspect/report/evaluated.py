@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -13,18 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax import Array
-from rich.console import Console
+from scipy.special import softmax
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
-from pipeline.core.reporter import Reporter
 from pipeline.data.batch import Batch
 from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE, sort_buckets
 from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import count_encoded_features
-from pipeline.data.targets import Targets
 from pipeline.data.transform import apply_ops
+from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.stages.build import build_network
 from pipeline.stages.data import drop_folds, load_data
 from pipeline.stages.export.ensemble import average_outputs
@@ -158,9 +156,13 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
         )
     batches = _average_members(run, dataset) if run.members else _evaluate_batches(run, dataset)
     if targets.task == "regression":
-        return _predict_numbers(batches, targets)
+        outputs, labels = _concatenate_batches(batches)
+        true = targets.to_data_units(labels.reshape(len(labels), -1).astype(np.float64))
+        return NumberPredictions(true, targets.to_data_units(outputs.astype(np.float64)))
     if targets.task == "multi_label":
-        return _predict_labels(batches)
+        outputs, labels = _concatenate_batches(batches)
+        probabilities = 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2))
+        return LabelPredictions(labels > 0.5, probabilities)
     if dataset.label_positions:
         return _predict_positions(batches, len(targets), run.recipe.dataset.ignore_index)
     return _predict_classes(batches, len(targets), run.recipe.dataset.ignore_index)
@@ -177,8 +179,8 @@ def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Da
         recipe = _share_evaluation(member.recipe, run.recipe, dataset)
         is_same = recipe.dataset == shared.dataset
         reads_alike = recipe.model.table_input == shared.model.table_input
-        silent = Reporter(console=Console(file=io.StringIO()))
-        data = dataset if is_same and reads_alike else load_data(recipe, silent)
+        reads_same = is_same and reads_alike
+        data = dataset if reads_same else load_data(recipe, make_silent_reporter())
         opened.append((replace(member, recipe=recipe), data))
     return opened
 
@@ -275,8 +277,7 @@ def _predict_classes(
             valid = true != ignore_index
             rows, outputs, true = (array[valid] for array in (rows, outputs, true))
         with np.errstate(invalid="ignore"):  # the network may have diverged
-            powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-            probabilities = powers / powers.sum(axis=-1, keepdims=True)
+            probabilities = softmax(outputs, axis=-1)
         index = np.arange(len(rows))
         predicted = outputs.argmax(axis=-1)
         label_output = outputs[index, true][:, None]
@@ -340,17 +341,6 @@ def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
         first.predicted + second.predicted,
         confusion,
     )
-
-
-def _predict_numbers(batches: Iterator[Rows], targets: Targets) -> NumberPredictions:
-    outputs, labels = _concatenate_batches(batches)
-    true = targets.to_data_units(labels.reshape(len(labels), -1).astype(np.float64))
-    return NumberPredictions(true, targets.to_data_units(outputs.astype(np.float64)))
-
-
-def _predict_labels(batches: Iterator[Rows]) -> LabelPredictions:
-    outputs, labels = _concatenate_batches(batches)
-    return LabelPredictions(labels > 0.5, 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2)))
 
 
 def _concatenate_batches(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ The files of profiles and dumps may come from a stranger, so only texts and numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ from typing import Any
 from pipeline.checkpoint.restore import FOLDER, saved_steps
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
+from pipeline.core.files.tree_diff import value_at
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
+from pipeline.inspect.dumps.dump_files import ABOUT
 from pipeline.stages.record.descendants import read_descendants
 from pipeline.stages.record.provenance import read_provenance
-from pipeline.stages.record.run_directory import FUZZ, LEAKAGE, ROBUSTNESS
-from pipeline.study.runs.lineage import data_of, ops_of
+from pipeline.stages.record.run_directory import DUMP, FUZZ, LEAKAGE, ROBUSTNESS
+from pipeline.study.runs.lineage import join_ops, name_data
 from pipeline.study.runs.recorded_run import RecordedRun, read_run
 
 PROFILES = ("profile.json", "profile/profile.json")
-DUMP = "dump"
-ABOUT = "dump.json"
 TABLES = ("phases", "layers")
 """Tables of a profile that a report has."""
 ROBUST_FACTS = ("step", "samples", "clean", "robust_accuracy")
@@ -69,14 +69,14 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
     def row(kind: str, name: str, time: str = "") -> dict[str, str]:
         return {"what": kind, "name": name, "when": time[:16].replace("T", " ")}
 
-    yield row("data", " ".join(filter(None, (data_of(run), run.data))))
+    yield row("data", " ".join(filter(None, (name_data(run), run.data))))
     for split in ("train", "eval"):
         if (size := run.figures.get(f"{split}_samples")) is not None:
             yield row(f"{split} samples", f"{size:,.0f}")
     for key, value in run.keys.items():
         if key.startswith(USER_FACTS):
             yield row(key.removeprefix(USER_FACTS), str(value))
-    if ops := ops_of(run):
+    if ops := join_ops(run):
         yield row("map ops", ops)
     if "restored" in run.sources:
         yield row("weights of", run.sources["restored"])
@@ -85,9 +85,7 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
     except DataError:
         processes = []
     for number, process in enumerate(processes):
-        code = process.get("code")
-        git = code.get("git") if isinstance(code, Mapping) else None
-        commit = str(git.get("commit", ""))[:10] if isinstance(git, Mapping) else ""
+        commit = str(value_at(process, ("code", "git", "commit"), ""))[:10]
         kind = "resumed" if number else "run"
         name = run.name if not number else run.sources.get("resumed", "")
         if number and number < len(processes) - 1:
@@ -110,17 +108,9 @@ def _show_table(path: Path, key: str) -> list[Block]:
 def _show_robustness(run_dir: Path) -> Section:
     """Return the section with the tables of attacks and corruptions, and the masked gradients."""
     tree = _read_object(run_dir / ROBUSTNESS) or {}
-    facts = [
-        f"{name.replace('_', ' ')} {_format_cell(tree[name])}"
-        for name in ROBUST_FACTS
-        if _is_plain(tree.get(name))
-    ]
     attacks = tree.get("attacks")
     rows = [
-        {
-            name.replace("_", " "): _format_cell(row[name]) if _is_plain(row.get(name)) else ""
-            for name in ATTACK_COLUMNS
-        }
+        {name.replace("_", " "): cell for name, cell in _format_cells(row, ATTACK_COLUMNS).items()}
         for row in (attacks[:MAX_ROWS] if isinstance(attacks, list) else ())
         if isinstance(row, Mapping)
     ]
@@ -129,15 +119,15 @@ def _show_robustness(run_dir: Path) -> Section:
     texts = [sign for sign in signs if isinstance(sign, str)] if isinstance(signs, list) else []
     blocks: list[Block] = [RowTable(table) for table in tables]
     blocks += [Words(f"Masked gradients: {sign}") for sign in texts[:MAX_ROWS]]
-    return Section("Robustness", f"Accuracy under attacks: {', '.join(facts)}.", blocks)
+    facts = _join_facts(tree, ROBUST_FACTS)
+    return Section("Robustness", f"Accuracy under attacks: {facts}.", blocks)
 
 
 def _show_profile(run_dir: Path) -> list[Block]:
     """Return the verdict of a profile, and its tables of phases and layers."""
     trees = filter(None, (_read_object(run_dir / name) for name in PROFILES))
     tree: Mapping[str, Any] = next(trees, {})
-    verdict = tree.get("verdict")
-    text = verdict.get("text") if isinstance(verdict, Mapping) else None
+    text = value_at(tree, ("verdict", "text"))
     profiles = tree.get("profiles")
     blocks: list[Block] = [Words(text)] if isinstance(text, str) else []
     for profile in profiles[:MAX_PROFILES] if isinstance(profiles, list) else ():
@@ -147,15 +137,11 @@ def _show_profile(run_dir: Path) -> list[Block]:
 
 
 def _list_blocks(profile: Mapping[str, Any]) -> list[Block]:
-    facts = [
-        f"{key.replace('_', ' ')} {_format_cell(profile[key])}"
-        for key in ("source", "device", "batch_size", "step_ms")
-        if _is_plain(profile.get(key))
-    ]
     tables = [RowTable(rows) for name in TABLES if (rows := _list_plain_rows(profile.get(name)))]
     if not tables:
         return []
-    return [*([Words(", ".join(facts))] if facts else []), Beside(tables)]
+    facts = _join_facts(profile, ("source", "device", "batch_size", "step_ms"))
+    return [*([Words(facts)] if facts else []), Beside(tables)]
 
 
 def _list_plain_rows(value: Any) -> list[dict[str, Any]]:
@@ -176,6 +162,16 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
+def _format_cells(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    """Return the values of these names as text; "" for lists, sections and missing values."""
+    return {name: _format_cell(tree[name]) if _is_plain(tree.get(name)) else "" for name in names}
+
+
+def _join_facts(tree: Mapping[str, Any], names: Sequence[str]) -> str:
+    cells = _format_cells(tree, names).items()
+    return ", ".join(f"{name.replace('_', ' ')} {cell}" for name, cell in cells if cell)
+
+
 def _format_cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -189,11 +185,8 @@ def _list_dumps(run_dir: Path) -> Iterator[dict[str, str]]:
     paths = () if root.is_symlink() else islice(root.glob(f"**/{ABOUT}"), MAX_DUMP_PATHS)
     files = sorted(paths, key=lambda file: (len(str(file)), str(file)))
     for file in files[:MAX_DUMPS]:
-        header = _read_object(file) or {}
         keys = ("step", "content", "precision", "loss", "run_loss", "stopped")
-        facts = {
-            key: _format_cell(header[key]) if _is_plain(header.get(key)) else "" for key in keys
-        }
+        facts = _format_cells(_read_object(file) or {}, keys)
         yield {"dump": str(file.parent.relative_to(run_dir)), **facts}
 
 

@@ -8,23 +8,18 @@ out_of_fold.csv     the prediction for each training sample, by the run that did
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.csv_file import csv_text
-from pipeline.core.reporter import Reporter
 from pipeline.data.folds import find_folds
+from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.report.evaluated import evaluate_samples
-from pipeline.inspect.report.report_files import list_predictions
+from pipeline.inspect.report.report_files import list_predictions, replace_files
 from pipeline.stages.data import drop_folds, load_data, read_selected
 from pipeline.stages.export.trained_run import read_trained_run
 from pipeline.study.sweep.directory import find_jobs
@@ -71,12 +66,8 @@ def write_folds(sweep_dir: Path, metrics: Sequence[FoldMetric]) -> int:
     written.
     """
     rows = _predict_out_of_fold(sweep_dir)
-    try:
-        write_whole(sweep_dir / FOLDS, csv_text(metric.cells() for metric in metrics))
-        write_whole(sweep_dir / OUT_OF_FOLD, csv_text(rows))
-    except OSError as error:
-        path = error.filename or sweep_dir
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
+    folds = csv_text(metric.cells() for metric in metrics)
+    replace_files(sweep_dir, (), {FOLDS: folds, OUT_OF_FOLD: csv_text(rows)})
     return len(rows)
 
 
@@ -87,7 +78,8 @@ def _predict_out_of_fold(sweep_dir: Path) -> list[dict[str, Any]]:
     numbers = np.empty(0, np.int64)
     for job in find_jobs(sweep_dir):
         run = read_trained_run(job)
-        recipe = _evaluate_all_samples(run.recipe)
+        evaluates_all = run.recipe.eval.model_copy(update={"samples": "all"})
+        recipe = run.recipe.model_copy(update={"eval": evaluates_all})
         folds = recipe.dataset.folds
         assert folds is not None, "the job of a fold"
         if assigned is None:
@@ -97,13 +89,9 @@ def _predict_out_of_fold(sweep_dir: Path) -> list[dict[str, Any]]:
             if raw.train.numbers is not None:
                 numbers = raw.train.numbers
         samples = numbers[assigned == folds.index]
-        dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
+        dataset = load_data(recipe, make_silent_reporter())
         predictions = evaluate_samples(replace(run, recipe=recipe), dataset)
         for row in list_predictions(predictions, dataset.targets.names):
             index = int(samples[row.pop("index")])
             rows.append({"index": index, "fold": folds.index, **row})
     return sorted(rows, key=lambda row: row["index"])
-
-
-def _evaluate_all_samples(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"samples": "all"})})

@@ -58,7 +58,12 @@ def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
         return {**files, LABELS: csv_text(labels)}
     files[CLASSES] = csv_text(count_rows(predictions.counts, names))
     if predictions.counts.confusion is not None:
-        files[CONFUSION] = csv_text(_list_matrix_rows(predictions.counts.confusion, names))
+        # The prefix keeps columns apart from `true`, which may be the name of a class.
+        header = [f"predicted {name}" for name in names]
+        matrix = zip(names, predictions.counts.confusion.tolist(), strict=True)
+        files[CONFUSION] = csv_text(
+            {"true": name, **dict(zip(header, counts, strict=True))} for name, counts in matrix
+        )
     return files
 
 
@@ -136,10 +141,3 @@ def _pair_columns(
     """Return two columns for each name: the true value and the predicted value."""
     columns = zip(names, true, predicted, strict=True)
     return {key: v for name, a, b in columns for key, v in ((name, a), (f"{prefix} {name}", b))}
-
-
-def _list_matrix_rows(confusion: np.ndarray, names: Sequence[str]) -> Iterable[dict[str, Any]]:
-    # The prefix keeps columns apart from `true`, which may be the name of a class.
-    header = [f"predicted {name}" for name in names]
-    for name, counts in zip(names, confusion.tolist(), strict=True):
-        yield {"true": name, **dict(zip(header, counts, strict=True))}

@@ -174,10 +174,7 @@ def _format_labels(dataset: Dataset, split: Split) -> list[str]:
 
 
 def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Yield a row for each sample that equals a training sample before it, byte for byte.
-
-    Samples in both splits come first.
-    """
+    """Yield a row for each sample with the bytes of an earlier training sample, of eval first."""
     first_rows: dict[bytes, int] = {}
     repeated = []
     for row, digest in enumerate(_hash_split(dataset.train)):

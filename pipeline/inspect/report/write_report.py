@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import csv_text
@@ -31,9 +29,9 @@ from pipeline.core.pages.page import (
     Section,
     render_page,
 )
-from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
+from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.report.evaluated import (
     ClassCounts,
     ClassPredictions,
@@ -124,7 +122,7 @@ def write_report(
     folder = run_dir / REPORT if out is None else out
     steps = read_arrays(run_dir / METRICS)
     evaluations = read_arrays(run_dir / EVALS)
-    dataset = load_data(run.recipe, Reporter(console=Console(file=io.StringIO())))
+    dataset = load_data(run.recipe, make_silent_reporter())
     predictions = evaluate_samples(run, dataset)
     charts = _draw_charts(steps, evaluations, predictions, dataset.targets.names)
     worst = _picture_samples(list(_list_worst_samples(predictions, dataset.targets.names)), dataset)
@@ -309,18 +307,12 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
             for index in order.tolist():
                 if not wrong[index].any():
                     return
-                labels = list(
-                    zip(names, wrong[index].tolist(), predictions.true[index].tolist(), strict=True)
-                )
-                false_positives = [
-                    f"+{name}" for name, is_wrong, true in labels if is_wrong and not true
-                ]
-                false_negatives = [
-                    f"-{name}" for name, is_wrong, true in labels if is_wrong and true
-                ]
-                true_labels = [name for name, _, true in labels if true]
+                is_true = np.asarray(predictions.true[index], bool)
+                extra = [f"+{names[i]}" for i in np.flatnonzero(wrong[index] & ~is_true)]
+                lacking = [f"-{names[i]}" for i in np.flatnonzero(wrong[index] & is_true)]
+                true_labels = [names[i] for i in np.flatnonzero(is_true)]
                 label = f"is {', '.join(true_labels) or 'none'}"
-                yield WorstSample(index, ", ".join([*false_positives, *false_negatives]), label)
+                yield WorstSample(index, ", ".join([*extra, *lacking]), label)
 
 
 def _picture_samples(

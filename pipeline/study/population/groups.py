@@ -37,9 +37,9 @@ ProgramKey = tuple[tuple[str, str], ...]
 """Keys that are compiled, with their values as JSON; equal for recipes that share a program."""
 
 
-def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
+def make_program_key(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     """Return the key of a recipe's program; numbers with the keys `compiled_in` are part of it."""
-    numbers = numbers_of(recipe, compiled_in)
+    numbers = collect_numbers(recipe, compiled_in)
     imported = isinstance(recipe.model, ImportedModelSpec | TorchModule | OnnxNetwork)
     entries = []
     for key, value in flatten_tree(recipe.model_dump(mode="json")):
@@ -52,7 +52,7 @@ def program_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
     return tuple(sorted(entries))
 
 
-def numbers_of(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
+def collect_numbers(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
     """Return the numbers of a recipe that may be arguments of its program, by key."""
     excluded = set(compiled_in)
     return {
@@ -68,7 +68,7 @@ def group_recipes(
     """Return the names of recipes by the program that they share."""
     groups: dict[ProgramKey, list[str]] = {}
     for name, recipe in recipes.items():
-        groups.setdefault(program_of(recipe, compiled_in), []).append(name)
+        groups.setdefault(make_program_key(recipe, compiled_in), []).append(name)
     return groups
 
 
@@ -95,18 +95,14 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
         )
 
 
-def can_be_members(recipes: Iterable[Recipe]) -> bool:
-    """Return whether runs of all recipes can be members of a population."""
-    return not _list_member_problems(recipes)
-
-
 def require_members(recipes: Iterable[Recipe]) -> None:
     """Raise RecipeError if a run of a recipe can't be a member of a population."""
-    if problems := _list_member_problems(recipes):
+    if problems := list_member_problems(recipes):
         raise RecipeError(list(dict.fromkeys(problems)))
 
 
-def _list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
+def list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
+    """Return the reasons why runs of the recipes can't be members of a population."""
     recipes = list(recipes)
     specs: Mapping[str, Any] = components("device")
     devices = tuple(name for name, device in specs.items() if device.runs_populations)

@@ -33,7 +33,7 @@ from pipeline.stages.record.guards import record_time
 from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
 from pipeline.stages.run import lower_and_compile
 from pipeline.stages.runner.context import CompiledRun, RunContext
-from pipeline.study.population.groups import flatten_tree, numbers_of
+from pipeline.study.population.groups import collect_numbers, flatten_tree
 from pipeline.study.population.shared_step import CompiledInError, SharedStep, Values, share_step
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import TrainStep
@@ -140,7 +140,7 @@ class SharedProgram:
                 compiled = self._compiled
                 lowered = _apply_group_lowerings(built, compiled)
                 step = _make_single_step(context.recipe, lowered)
-                constants = compiled.shared.arguments_of(numbers_of(context.recipe), step)
+                constants = compiled.shared.arguments_of(collect_numbers(context.recipe), step)
             except CompiledInError as error:
                 self.refused = error
                 raise
@@ -187,7 +187,7 @@ class SharedProgram:
             return _make_single_step(recipe, replace(lowered, step_config=step_config))
 
         shared = share_step(recipe, self.members, make_step, inputs)
-        constants = shared.arguments_of(numbers_of(recipe), inputs.step)
+        constants = shared.arguments_of(collect_numbers(recipe), inputs.step)
         inputs = replace(inputs, step=shared.step, constants=constants)
         executable = compile_to_executable(inputs, recipe, backend, reporter)
         assert type(executable) is XlaExecutable
@@ -248,7 +248,7 @@ def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:
     leaves = dict(flatten_tree(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
     if not shared.has_same_init:
-        all_numbers = numbers_of(recipe)
+        all_numbers = collect_numbers(recipe)
         numbers = {key: all_numbers[key] for key in shared.tracer.keys}
     return repr((sorted(leaves.items()), sorted(numbers.items())))
 

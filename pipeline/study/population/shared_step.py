@@ -20,8 +20,8 @@ from pipeline.backends.loading.window import batch_at
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.study.population.groups import FOLD, numbers_of
-from pipeline.study.population.traced_constants import bits_of, read_constants, with_arguments
+from pipeline.study.population.groups import FOLD, collect_numbers
+from pipeline.study.population.traced_constants import read_bits, read_constants, with_arguments
 from pipeline.training.step import TrainStep
 
 Values = Mapping[str, float]
@@ -111,7 +111,7 @@ class SharedStep:
             for group in self.positions:
                 for position in group:
                     expected[position] = constants[group[0]]
-            if list(map(bits_of, constants)) == list(map(bits_of, expected)):
+            if list(map(read_bits, constants)) == list(map(read_bits, expected)):
                 return tuple(constants[group[0]] for group in self.positions)
         raise CompiledInError([key for key in numbers if numbers[key] != first[key]])
 
@@ -124,7 +124,7 @@ def share_step(
     `make_step` makes the step of a recipe. `recipe` and `inputs` belong to one of the runs. Raises
     CompiledInError for numbers that decide what is compiled.
     """
-    first = numbers_of(recipe)
+    first = collect_numbers(recipe)
     step = inputs.step
     keys = {key for key in first if len({member[key] for member in members}) > 1}
     shapes = _compute_shapes(inputs)
@@ -149,7 +149,7 @@ def share_step(
         raise CompiledInError(sorted(deciding))
     by_values: dict[tuple[Any, ...], list[int]] = {}
     for position in range(len(tracer.base.constants)):
-        bits = tuple(bits_of(constants[position]) for constants in runs)
+        bits = tuple(read_bits(constants[position]) for constants in runs)
         if len(set(bits)) > 1:
             by_values.setdefault(bits, []).append(position)
     positions = tuple(map(tuple, by_values.values()))
@@ -185,7 +185,7 @@ def _trace_step(step: TrainStep, shapes: StepShapes) -> StepTrace:
 
 def _trace_init(step: TrainStep, inputs: CompileInputs) -> Any:
     traced = read_constants(jax.make_jaxpr(step.init)(inputs.seed))
-    return traced.structure, list(map(bits_of, traced.values))
+    return traced.structure, list(map(read_bits, traced.values))
 
 
 def _add_arguments(step: TrainStep, groups: Sequence[Sequence[int]], num_train: int) -> TrainStep:

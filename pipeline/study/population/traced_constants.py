@@ -75,16 +75,16 @@ class TracedConstants:
             return "jaxpr"
         if isinstance(param, tuple | list):
             return [self._to_comparable(item) for item in param]
-        return bits_of(param) if isinstance(param, np.ndarray | Array) else param
+        return read_bits(param) if isinstance(param, np.ndarray | Array) else param
 
     def _read_constant(self, atom: Any, value: Any) -> Any:
         if jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.prng_key):
             with jax.ensure_compile_time_eval():
-                return bits_of(jax.random.key_data(value))
+                return read_bits(jax.random.key_data(value))
         # A literal may be a number of Python; this rounds it as the program does.
         array = np.asarray(value, atom.aval.dtype)
         if self._is_fixed:
-            return bits_of(array)
+            return read_bits(array)
         position = self.positions.setdefault(id(atom), len(self.values))
         if position == len(self.values):
             self.values.append(array)
@@ -93,7 +93,7 @@ class TracedConstants:
         return ("constant", position, array.shape, array.dtype)
 
 
-def bits_of(array: Any) -> tuple[Any, ...]:
+def read_bits(array: Any) -> tuple[Any, ...]:
     """Return shape, type and bytes of an array, to compare arrays bit for bit."""
     array = np.asarray(array)
     return array.shape, array.dtype, array.tobytes()

@@ -10,12 +10,14 @@ import importlib.util
 import math
 import random
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from pipeline.study.runs.ranking import is_larger_better
 from pipeline.study.runs.recorded_run import RecordedRun
 
 MIN_RUNS = 20
@@ -43,7 +45,7 @@ class KeyImportance:
 
 
 def importance_of_keys(
-    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, *, larger_is_better: bool
+    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[KeyImportance] | str:
     """Return the importance of keys for a metric, the largest first, or why there is none.
 
@@ -56,9 +58,8 @@ def importance_of_keys(
         for run in runs
         if run.status == "done" and math.isfinite(run.figures.get(metric, math.nan))
     ]
-    compared_keys = [key for key in keys if sum(key in run.keys for run in rated_runs) >= MIN_RUNS][
-        :MAX_KEYS
-    ]
+    counts = Counter(key for run in rated_runs for key in run.keys)
+    compared_keys = [key for key in keys if counts[key] >= MIN_RUNS][:MAX_KEYS]
     rated_runs = [run for run in rated_runs if all(key in run.keys for key in compared_keys)]
     compared_keys = [
         key for key in compared_keys if len({repr(run.keys[key]) for run in rated_runs}) > 1
@@ -68,7 +69,7 @@ def importance_of_keys(
             f"needs {MIN_RUNS} runs that are done, have {metric} and the same keys, and differ in "
             f"a key; has {len(rated_runs)}"
         )
-    shares = _bootstrap_importances(rated_runs, compared_keys, metric, larger_is_better)
+    shares = _bootstrap_importances(rated_runs, compared_keys, metric)
     importances = []
     for key in compared_keys:
         values = [share[key] for share in shares]
@@ -78,7 +79,7 @@ def importance_of_keys(
 
 
 def _bootstrap_importances(
-    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str, larger_is_better: bool
+    runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[Mapping[str, float]]:
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
@@ -110,13 +111,16 @@ def _bootstrap_importances(
         )
 
     generator = random.Random(0)
-    direction: Literal["maximize", "minimize"] = "maximize" if larger_is_better else "minimize"
     shares: list[Mapping[str, float]] = []
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         storage = optuna.storages.InMemoryStorage()
-        optuna.create_study(storage=storage, study_name=metric, direction=direction)
+        optuna.create_study(
+            storage=storage,
+            study_name=metric,
+            direction="maximize" if is_larger_better(metric) else "minimize",
+        )
         study = SampledStudy(metric, storage)
         for _ in range(BOOTSTRAP_SAMPLES):
             indices = generator.choices(range(len(runs)), k=min(len(runs), MAX_SAMPLE_RUNS))

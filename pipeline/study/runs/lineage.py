@@ -36,7 +36,7 @@ class DataUse:
     runs: tuple[str, ...]
 
 
-def links_of(runs: Sequence[RecordedRun]) -> list[Link]:
+def list_links(runs: Sequence[RecordedRun]) -> list[Link]:
     """Return the links of runs to their sources and exports, in the order of the runs."""
     recorded_paths = {os.path.abspath(descendant.to) for run in runs for descendant in run.made}
     folders = {os.path.abspath(run.run_dir): run for run in runs}
@@ -59,10 +59,7 @@ def _list_links(
 
 
 def _name_run(path: str, folders: Mapping[str, RecordedRun]) -> str:
-    """Return the name of the run that contains a path, and the rest of the path.
-
-    Returns the path if no run contains it.
-    """
+    """Return the run that contains a path, and the rest of the path; the path if no run does."""
     absolute = Path(os.path.abspath(path))
     for folder in (absolute, *absolute.parents):
         run = folders.get(str(folder))
@@ -72,11 +69,11 @@ def _name_run(path: str, folders: Mapping[str, RecordedRun]) -> str:
     return path
 
 
-def uses_of_data(runs: Sequence[RecordedRun]) -> list[DataUse]:
+def list_data_uses(runs: Sequence[RecordedRun]) -> list[DataUse]:
     """Return the datasets and map ops of runs, the most used first."""
     runs_by_data: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
-        runs_by_data.setdefault((data_of(run), run.data, ops_of(run)), []).append(run.name)
+        runs_by_data.setdefault((name_data(run), run.data, join_ops(run)), []).append(run.name)
     uses = [
         DataUse(name, fingerprint, ops, tuple(names))
         for (name, fingerprint, ops), names in runs_by_data.items()
@@ -84,14 +81,14 @@ def uses_of_data(runs: Sequence[RecordedRun]) -> list[DataUse]:
     return sorted(uses, key=lambda use: -len(use.runs))
 
 
-def ops_of(run: RecordedRun) -> str:
+def join_ops(run: RecordedRun) -> str:
     """Return the names of the map ops of a run's training split, in their order."""
     keys = run.keys.items()
     ops = [k for k in keys if k[0].startswith("dataset.train.ops") and k[0].endswith(".name")]
     return ", ".join(str(value) for _, value in ops)
 
 
-def data_of(run: RecordedRun) -> str:
+def name_data(run: RecordedRun) -> str:
     """Return the dataset of a run, with the name of its folder or file."""
     name = str(run.keys.get("dataset.name", "?"))
     root = run.keys.get("dataset.root") or run.keys.get("dataset.path")

@@ -11,8 +11,9 @@ from typing import Any
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.page import Page, render_page
-from pipeline.study.runs.importance import KeyImportance
-from pipeline.study.runs.lineage import links_of, uses_of_data
+from pipeline.study.runs.importance import KeyImportance, importance_of_keys
+from pipeline.study.runs.lineage import list_data_uses, list_links
+from pipeline.study.runs.ranking import is_larger_better
 from pipeline.study.runs.recorded_run import RecordedRun, common_keys, differing_keys
 
 MAX_COLUMNS = 40
@@ -26,20 +27,14 @@ DRAWN_RUNS = 6
 """Number of runs whose curves are drawn when the page is opened."""
 
 
-def write_page(
-    runs: Sequence[RecordedRun],
-    path: Path,
-    *,
-    folder: Path,
-    metric: str | None,
-    larger_is_better: bool,
-    importance: Sequence[KeyImportance] | str,
-) -> None:
-    """Write the page of runs, which are ranked by `metric`.
+def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: str | None) -> None:
+    """Write the page of the runs in `folder`, which are ranked by `metric`.
 
     Raises RunError if the file can't be written.
     """
-    content = page_data(runs, metric, larger_is_better)
+    importance: Sequence[KeyImportance] | str = "no run has a metric"
+    if metric is not None:
+        importance = importance_of_keys(runs, differing_keys(runs), metric)
     title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
     states = Counter(run.status for run in runs)
     summary = ", ".join(f"{count} {state}" for state, count in states.items())
@@ -50,10 +45,10 @@ def write_page(
     text = render_page(
         Page("runs", title, summary),
         "runs.html",
-        content=content,
+        content=page_data(runs, metric),
         importance=importance,
-        uses=uses_of_data(runs),
-        links=links_of(runs),
+        uses=list_data_uses(runs),
+        links=list_links(runs),
         shared={key: _shorten(value) for key, value in common_keys(runs).items()},
     )
     try:
@@ -62,14 +57,13 @@ def write_page(
         raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
-def page_data(
-    runs: Sequence[RecordedRun], metric: str | None, larger_is_better: bool
-) -> dict[str, Any]:
+def page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]:
     """Return the input of the page's script as a tree for JSON; non-finite numbers are null."""
     keys = differing_keys(runs)[: MAX_COLUMNS - 8]
     figures = _choose_figures(runs, metric)[: MAX_COLUMNS - len(keys)]
     axes = [key for key in keys if _has_readable_axis(runs, key)][: MAX_AXES - 1]
     rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
+    larger_is_better = metric is not None and is_larger_better(metric)
     sign = -1 if larger_is_better else 1
     ranked = sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
     eval_curve = f"eval {metric}"

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from pydantic import TypeAdapter
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
-from pipeline.core.files.tree_diff import dotted_key, leaves
+from pipeline.core.files.tree_diff import dotted_key, leaves, value_at
 from pipeline.engine.monitors.live_status import STATUS, LiveStatus
-from pipeline.engine.monitors.log_lines import EVALS, METRICS, finite_number
+from pipeline.engine.monitors.log_lines import EVALS, METRICS, LogLine, finite_number, parse_line
 from pipeline.stages.record.descendants import Descendant, read_descendants
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.run_directory import FOLDERS, RECIPE, SUMMARY
-from pipeline.study.runs.live_runs import read_live_status
-from pipeline.study.runs.sampled_log import LoggedCurve, sample_log
+from pipeline.training.telemetry import PLACES
 
 MAX_DEPTH = 8
 """Number of folder levels that are searched."""
@@ -26,6 +29,20 @@ PLACE_KEYS = ("run_dir", "cache.root", "train.resume", "hydra.")
 """Prefixes of keys about where a run reads and writes files, which are left out."""
 MINOR = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
 """Prefixes of keys about what a run records and how it starts, which are listed last."""
+LIVE_S = 60.0
+"""Age of a status above which its run counts as dead: a minute, as a single step may take long."""
+MAX_POINTS = 48
+"""Most points of a curve, besides the first line."""
+MAX_LINE_BYTES = 1 << 20
+"""Longest line that is read; evaluations with very many classes may exceed it."""
+
+
+@dataclass(frozen=True)
+class LoggedCurve:
+    """A curve: values at steps."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -185,37 +202,30 @@ def _format_lists(tree: Any) -> Any:
 
 
 def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    data = summary.get("data")
-    samples = data.get("samples") if isinstance(data, Mapping) else None
-    metrics, times, sizes = (
-        section if isinstance(section, Mapping) else {}
-        for section in (summary.get("metrics"), summary.get("time"), samples)
-    )
-    values = {str(name): value for name, value in metrics.items()}
+    metrics = summary.get("metrics")
+    values = {str(name): v for name, v in metrics.items()} if isinstance(metrics, Mapping) else {}
     values |= {name: summary.get(name) for name in ("parameters", "steps")}
-    values |= {name: times.get(name) for name in ("step_ms", "train_s")}
-    values |= {f"{split}_samples": sizes.get(split) for split in ("train", "eval")}
+    values |= {name: value_at(summary, ("time", name)) for name in ("step_ms", "train_s")}
+    for split in ("train", "eval"):
+        values[f"{split}_samples"] = value_at(summary, ("data", "samples", split))
     numbers = {name: finite_number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _join_fingerprints(splits: Any) -> str:
     """Return the first digits of the fingerprint of each column of the training split."""
-    columns = splits.get("train") if isinstance(splits, Mapping) else None
+    columns = value_at(splits, ("train",))
     if not isinstance(columns, Mapping):
         return ""
-    digests = [
-        str(c["sha256"])[:8] for c in columns.values() if isinstance(c, Mapping) and c.get("sha256")
-    ]
-    return " ".join(digests)
+    digests = (value_at(column, ("sha256",)) for column in columns.values())
+    return " ".join(str(digest)[:8] for digest in digests if digest)
 
 
 def _find_commit(process: Mapping[str, Any]) -> str:
-    code = process.get("code")
-    git = code.get("git") if isinstance(code, Mapping) else None
-    if isinstance(git, Mapping) and isinstance(git.get("commit"), str):
-        return git["commit"][:10] + ("+" if git.get("dirty") else "")
-    return str(code["sha256"])[:10] if isinstance(code, Mapping) and "sha256" in code else ""
+    commit = value_at(process, ("code", "git", "commit"))
+    if isinstance(commit, str):
+        return commit[:10] + ("+" if value_at(process, ("code", "git", "dirty")) else "")
+    return str(value_at(process, ("code", "sha256"), ""))[:10]
 
 
 def _list_sources(
@@ -225,8 +235,7 @@ def _list_sources(
     resumed = summary.get("resumed_from")
     if isinstance(resumed, Mapping):
         yield "resumed", f"at step {resumed.get('step')}"
-    checkpoint = recipe.get("checkpoint")
-    restored = checkpoint.get("restore") if isinstance(checkpoint, Mapping) else None
+    restored = value_at(recipe, ("checkpoint", "restore"))
     if isinstance(restored, str):
         yield "restored", os.path.normpath(os.path.join(folder, restored))
 
@@ -252,3 +261,79 @@ def common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         for key, value in first.items()
         if all(key in run.keys and run.keys[key] == value for run in runs)
     }
+
+
+def read_live_status(run_dir: Path) -> LiveStatus | None:
+    """Read the status of a run; None if it has none, or none within `LIVE_S`.
+
+    Raises OSError and ValueError if the file can't be read or isn't valid.
+    """
+    try:
+        status = TypeAdapter(LiveStatus).validate_python(read_json(run_dir / STATUS))
+    except FileNotFoundError:
+        return None
+    if math.isnan(status.left_s):
+        raise ValueError("left_s = nan: must be a number")
+    written = datetime.fromisoformat(status.written)
+    if written.tzinfo is None:
+        raise ValueError(f"written = {status.written}: must have a time zone")
+    return status if abs((datetime.now(UTC) - written).total_seconds()) < LIVE_S else None
+
+
+def sample_log(log: Path) -> Mapping[str, LoggedCurve]:
+    """Sample metrics.jsonl or evals.jsonl, and return a curve of every metric by name.
+
+    The value of a metric by class is its macro average. Raises DataError if the log can't be read.
+    """
+    points: dict[str, dict[int, float]] = {}
+    for line in _sample_lines(log):
+        for name, value in line.fields.items():
+            number = finite_number(value)
+            if number is not None and name not in (*PLACES, "count"):
+                points.setdefault(name, {})[line.step] = float(number)
+    return {
+        name: LoggedCurve(tuple(curve), tuple(curve.values())) for name, curve in points.items()
+    }
+
+
+def _sample_lines(log: Path) -> list[LogLine]:
+    """Return the first, the last and evenly spread lines between, in the order of their steps.
+
+    Lines that can't be parsed are skipped.
+    """
+    try:
+        with log.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            texts = dict.fromkeys(_read_spread_lines(file, size))
+    except OSError as error:
+        raise DataError(f"{log}: can't be read: {error.strerror}") from error
+    lines = []
+    for text in texts:
+        try:
+            lines.append(parse_line(text, str(log)))
+        except DataError:
+            continue
+    return sorted(lines, key=lambda line: line.step)
+
+
+def _read_spread_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield whole lines: all of a short log, or those that follow evenly spread offsets."""
+    first = file.readline(MAX_LINE_BYTES)
+    if first.endswith(b"\n"):
+        yield first
+    if size <= len(first) * MAX_POINTS:
+        while (text := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+            yield text
+        return
+    for number in range(1, MAX_POINTS):
+        # The offset is inside a line, so the next one is used.
+        file.seek(min(len(first) + (size - len(first)) * number // (MAX_POINTS - 1), size - 1))
+        file.readline(MAX_LINE_BYTES)
+        text = file.readline(MAX_LINE_BYTES)
+        if text.endswith(b"\n"):
+            yield text
+    tail = min(size, max(4 * len(first), 4096))
+    file.seek(size - tail)
+    lines = file.read(tail).split(b"\n")[:-1]
+    if lines:
+        yield lines[-1] + b"\n"

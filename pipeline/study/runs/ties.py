@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.errors import printable
 from pipeline.core.files.value_text import join_first
 from pipeline.study.paired_test import MIN_PAIRS, count_pairs_to_decide
+from pipeline.study.runs.ranking import is_larger_better
 
 SEED = "seed"
 NUM_SHOWN = 5
@@ -29,6 +31,13 @@ class Ties:
         shown = join_first(self.tied, NUM_SHOWN, "; ", "; and ")
         others = f"tied with it (95 %, paired): {shown}" if self.tied else "all others are worse"
         return f"best mean over {self.seeds} seeds: {self.best}, {self.mean:.6g}; {others}"
+
+
+def print_ties(runs: Iterable[tuple[Mapping[str, Any], float]], metric: str) -> None:
+    """Print the ties of runs, each with its varied keys and its metric, if there are any."""
+    ties = find_ties(runs, larger_is_better=is_larger_better(metric))
+    if ties is not None:
+        print(printable(str(ties)))
 
 
 def find_ties(

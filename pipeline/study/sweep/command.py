@@ -65,21 +65,30 @@ class Command(BaseModel):
         return Command.model_validate({**tree, "overrides": overrides})
 
 
-def command_of(hydra_config: Any, overrides: Sequence[str]) -> Command:
+def make_command(hydra_config: Any, overrides: Sequence[str]) -> Command:
     """Build the command from a recipe's overrides and the composed section `hydra`.
 
     Raises OmegaConfBaseException if a setting of the sweeper refers to a missing key, and
     RecipeError if its `params` are invalid.
     """
-    section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
-    assert isinstance(section, dict)
-    settings = {str(key): value for key, value in section.items() if key not in VARIABLE_SETTINGS}
+    section = resolve_sweeper(hydra_config)
+    settings = {key: value for key, value in section.items() if key not in VARIABLE_SETTINGS}
     settings["name"] = hydra_config.runtime.choices["hydra/sweeper"]
     try:
         return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
     except ValidationError as error:
         problems = describe(error, settings)
         raise RecipeError([f"hydra.sweeper.{problem}" for problem in problems]) from error
+
+
+def resolve_sweeper(hydra_config: Any) -> dict[str, Any]:
+    """Return the settings of the sweeper in the section `hydra`, with their references resolved.
+
+    Raises OmegaConfBaseException if a setting refers to a missing key.
+    """
+    section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
+    assert isinstance(section, dict)
+    return {str(key): value for key, value in section.items()}
 
 
 def write_command(sweep_dir: Path, command: Command) -> None:

@@ -92,7 +92,7 @@ def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
     return written_ns != 0 and written_ns != failures.get(job_dir.name)
 
 
-def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+def read_values(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     """Return the values of keys in overrides, without passwords, parsed as YAML.
 
     Invalid YAML is returned as text.
@@ -108,7 +108,7 @@ def values_of(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def changed_text(changed: Mapping[str, Any]) -> str:
+def format_changed(changed: Mapping[str, Any]) -> str:
     """Return the keys that distinguish a job, with their values, as one line."""
     return ", ".join(f"{key}={value}" for key, value in changed.items())
 

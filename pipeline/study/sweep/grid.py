@@ -11,10 +11,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import list_swept_keys
 from pipeline.study.population.groups import group_recipes, require_population
-from pipeline.study.sweep.command import command_of
+from pipeline.study.sweep.command import make_command
 from pipeline.study.sweep.jobs import Job
-from pipeline.study.sweep.plan import PlannedJob, enter, plan_jobs
-from pipeline.study.sweep.run_pending import Launch, launch, run_all
+from pipeline.study.sweep.plan import PlannedJob, enter_jobs, plan_jobs
+from pipeline.study.sweep.run_pending import Launch, launch_jobs, run_all
 from pipeline.study.sweep.vectorized import Populations, read_places
 
 
@@ -26,15 +26,15 @@ def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> No
     """
     assert sweeper.config is not None
     assert sweeper.launcher is not None
-    command = command_of(sweeper.config.hydra, overrides)
+    command = make_command(sweeper.config.hydra, overrides)
     places = read_places(sweeper)
     jobs = plan_grid(sweeper, command.arguments, with_recipes=places is not None)
-    start: Launch = partial(launch, sweeper.launcher, sweeper.max_batch_size)
+    start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)
     if places is not None:
         recipes = {job.folder.name: job.recipe for job in jobs if job.recipe is not None}
         require_population(recipes, group_recipes(recipes))
         start = Populations(sweeper, task, places, start)
-    enter(Path(str(sweeper.config.hydra.sweep.dir)), jobs, command)
+    enter_jobs(Path(str(sweeper.config.hydra.sweep.dir)), jobs, command)
     run_all(jobs, task.failures, start)
 
 

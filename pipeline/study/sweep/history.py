@@ -35,7 +35,7 @@ _ELEMENT = re.compile(r"\.\d+(\.|$)")
 """An index of a list, in a dotted key."""
 
 
-def trials_of_runs(
+def read_trials(
     folder: Path, recipe: Recipe, space: Mapping[str, BaseDistribution], metric: str
 ) -> tuple[list[FrozenTrial], int]:
     """Return the runs below a folder as finished trials of a study, and the number of all runs.
@@ -117,7 +117,7 @@ def _normalize_value(value: Any) -> Any:
         return text
 
 
-def sampler_named(name: str, seed: int) -> BaseSampler:
+def make_sampler(name: str, seed: int) -> BaseSampler:
     """Return a Gaussian process with one of `ACQUISITIONS`, or Optuna's sampler tpe or random.
 
     With fewer than `FIRST_DRAWS` results, all draw at random.
@@ -133,7 +133,7 @@ def sampler_named(name: str, seed: int) -> BaseSampler:
     return TPESampler(seed=seed, constant_liar=True, n_startup_trials=FIRST_DRAWS)
 
 
-def suggest(
+def suggest_values(
     trials: Sequence[FrozenTrial],
     space: Mapping[str, BaseDistribution],
     count: int,

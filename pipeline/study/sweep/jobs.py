@@ -27,11 +27,11 @@ from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import Inspection, RunOptions
 from pipeline.study.sweep.directory import (
-    changed_text,
     claim_job,
+    format_changed,
     is_finished,
     read_overrides,
-    values_of,
+    read_values,
     write_overrides,
 )
 from pipeline.study.sweep.table import update_table
@@ -88,13 +88,13 @@ class Job:
         overrides = list(hydra_config.overrides.task)
         changed = read_overrides(job_dir)
         if changed is None:  # a third-party sweeper doesn't plan its jobs
-            changed = values_of(overrides, self.swept)
+            changed = read_values(overrides, self.swept)
             write_overrides(job_dir, changed)
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
         resumed = ", resumed" if (job_dir / RECIPE).exists() else ""
         print(
-            f"\n{_format_job_label(job_dir)} {printable(changed_text(changed))}{resumed}",
+            f"\n{_format_job_label(job_dir)} {printable(format_changed(changed))}{resumed}",
             flush=True,
         )
         debug = bool(config.get("debug"))

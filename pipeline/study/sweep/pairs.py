@@ -14,22 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import key_of, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import no_such
 from pipeline.study.paired_test import MIN_PAIRS
-from pipeline.study.population.groups import can_be_members, require_members
+from pipeline.study.population.groups import list_member_problems, require_members
 from pipeline.study.runs.ranking import directions
-from pipeline.study.sweep.command import command_of
+from pipeline.study.sweep.command import make_command, resolve_sweeper
 from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.jobs import Job
-from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_jobs
-from pipeline.study.sweep.run_pending import Launch, launch, run_all
-from pipeline.study.sweep.threads import jobs_at_once, processors
+from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_jobs
+from pipeline.study.sweep.run_pending import Launch, launch_jobs, run_all
+from pipeline.study.sweep.threads import count_jobs_at_once, count_processors
 from pipeline.study.sweep.vectorized import Places, Populations, read_places
 from pipeline.study.sweep.verdict import SIDES, PairedVerdict, read_verdict
 
@@ -86,10 +84,8 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
     """
     started_at = time.monotonic()
     assert sweeper.config is not None
-    section = OmegaConf.to_container(sweeper.config.hydra.sweeper, resolve=True)
-    assert isinstance(section, dict)
-    settings = read_settings({str(key): value for key, value in section.items()})
-    command = command_of(sweeper.config.hydra, overrides)
+    settings = read_settings(resolve_sweeper(sweeper.config.hydra))
+    command = make_command(sweeper.config.hydra, overrides)
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
     jobs = plan_pairs(sweeper, command.arguments, settings)
     # A job without a valid recipe fails, so that there is no verdict.
@@ -107,7 +103,7 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
             print(f"pairs      no time for another pair: {left_s:.0f} s are left", flush=True)
             return
         wave = jobs[len(SIDES) * begin : len(SIDES) * min(end, settings.pairs)]
-        enter(sweep_dir, wave, command, grows=False)
+        enter_jobs(sweep_dir, wave, command, grows=False)
         run_all(wave, task.failures, start)
         longest_s = max(longest_s, time.monotonic() - wave_started_at)
         verdict = read_verdict(sweep_dir, settings.metric)
@@ -134,7 +130,7 @@ def plan_pairs(
     """
     if swept := list_swept_keys(arguments):
         raise RecipeError([f"{key}: has several values; must have one" for key in swept])
-    first_seed = int(compose(sweeper, arguments)[SEED])
+    first_seed = int(compose_job(sweeper, arguments)[SEED])
     sides = [
         [item for item in side if key_of(item) != SEED] for side in (arguments, settings.other)
     ]
@@ -156,15 +152,16 @@ def _choose_start(
     """Return the start of jobs, by one program if they can share it, and how many run at once."""
     assert sweeper.config is not None
     assert sweeper.launcher is not None
-    start: Launch = partial(launch, sweeper.launcher, sweeper.max_batch_size)
+    start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)
     hydra_config = sweeper.config.hydra
     if hydra_config.sweeper.vectorize == "auto":
         is_basic = hydra_config.runtime.choices.get("hydra/launcher") == "basic"
-        places = Places(processors()) if is_basic and can_be_members(recipes) else None
+        can_share = is_basic and not list_member_problems(recipes)
+        places = Places(count_processors()) if can_share else None
     else:
         places = read_places(sweeper)
         if places is not None:
             require_members(recipes)
     if places is None:
-        return start, jobs_at_once(hydra_config.launcher, len(SIDES))
+        return start, count_jobs_at_once(hydra_config.launcher, len(SIDES))
     return Populations(sweeper, task, places, start), places.count

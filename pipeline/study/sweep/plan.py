@@ -30,11 +30,11 @@ from pipeline.study.sweep.directory import (
     BEATS,
     JOURNAL,
     JOURNAL_LOCK,
-    changed_text,
     find_jobs,
+    format_changed,
     hold_planning_lock,
     read_overrides,
-    values_of,
+    read_values,
     write_overrides,
 )
 
@@ -56,7 +56,7 @@ class PlannedJob:
         return [*self.overrides, f"hydra.sweep.subdir={quote_value(self.folder.name)}"]
 
 
-def compose(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
+def compose_job(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
     """Compose a sweep's configuration with overrides.
 
     Raises Hydra's errors for overrides that can't be composed.
@@ -74,10 +74,10 @@ def plan_job(
 
     Raises Hydra's errors for overrides that can't be composed.
     """
-    config = compose(sweeper, overrides)
+    config = compose_job(sweeper, overrides)
     folder = _name_folder(config, number)
     recipe = _check_recipe(config, overrides)
-    return PlannedJob(number, folder, tuple(overrides), values_of(overrides, swept), recipe)
+    return PlannedJob(number, folder, tuple(overrides), read_values(overrides, swept), recipe)
 
 
 def plan_jobs(
@@ -101,14 +101,14 @@ def plan_jobs(
         fixed = tuple(str(change.input_line) for change in parsed if change not in single_values)
         config = composed.get(fixed)
         if config is None:
-            config = composed[fixed] = compose(sweeper, overrides)
+            config = composed[fixed] = compose_job(sweeper, overrides)
         else:
             apply_overrides(single_values, config)
             _record_overrides(config, parsed)
         folder = _name_folder(config, number)
         needs_recipe = with_recipes or (folder / RECIPE).exists()
         recipe = _check_recipe(config, overrides) if needs_recipe else None
-        changed = values_of(overrides, swept)
+        changed = read_values(overrides, swept)
         jobs.append(PlannedJob(number, folder, tuple(overrides), changed, recipe))
     return jobs
 
@@ -161,7 +161,7 @@ def _check_recipe(config: DictConfig, overrides: Sequence[str]) -> Recipe | None
         OmegaConf.set_readonly(config.hydra, False)
 
 
-def enter(
+def enter_jobs(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool = True
 ) -> None:
     """Enter new jobs and the command into the sweep's directory.
@@ -204,8 +204,7 @@ def _require_separate_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> No
 def _require_same_sweep(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
 ) -> None:
-    """Raise RunError if the directory has another sweeper or other jobs, or another command unless
-    the sweep grows."""
+    """Raise RunError if the directory has another sweep, unless this one only has more jobs."""
     problems = []
     recorded = read_command(sweep_dir)
     if recorded is not None:
@@ -225,7 +224,7 @@ def _require_same_sweep(
     planned = {job.folder.name for job in jobs}
     for folder in find_jobs(sweep_dir) if grows else ():
         if folder.name not in planned:
-            keys = changed_text(read_overrides(folder) or {}) or "nothing"
+            keys = format_changed(read_overrides(folder) or {}) or "nothing"
             problems.append(f"only the directory has job {folder.name} ({keys})")
     if problems:
         first = join_first(problems, 3, "; ", "; and ")
@@ -237,7 +236,7 @@ def _list_differences(job: PlannedJob) -> list[str]:
     recorded = read_overrides(job.folder)
     if recorded is not None and recorded != job.changed:
         earlier, current = (
-            changed_text(changed) or "nothing" for changed in (recorded, job.changed)
+            format_changed(changed) or "nothing" for changed in (recorded, job.changed)
         )
         return [f"its job {job.folder.name} has {earlier}, this one's {current}"]
     if job.recipe is None or not (job.folder / RECIPE).exists():

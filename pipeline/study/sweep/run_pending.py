@@ -72,7 +72,7 @@ def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
     return "without an error"
 
 
-def launch(
+def launch_jobs(
     launcher: Launcher, max_batch_size: int | None, jobs: Sequence[PlannedJob]
 ) -> list[JobReturn]:
     """Start jobs by a launcher, at most `max_batch_size` at once, and wait for them.

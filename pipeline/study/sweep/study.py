@@ -104,7 +104,7 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
     return study
 
 
-def number_of_first_try(trial: FrozenTrial) -> int:
+def find_first_number(trial: FrozenTrial) -> int:
     """Return the number of the trial that `trial` retries, or its own; jobs have this number."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
@@ -162,14 +162,11 @@ class TrialPruner(Pruner):
         except optuna.exceptions.UpdateFinishedTrialError:
             # The trial counted as dead and is retried elsewhere, where its job will be finished.
             return
-        self._prune_reason = (
-            f"step {step}: {self._describe_value(value)} is poor" if should_prune else None
-        )
-
-    def _describe_value(self, value: float) -> str:
         if self._by_evaluations:
-            return f"{self._metric} {value:.4g}"
-        return f"mean training loss {self._sign * value:.4g}"
+            text = f"{self._metric} {value:.4g}"
+        else:
+            text = f"mean training loss {self._sign * value:.4g}"
+        self._prune_reason = f"step {step}: {text} is poor" if should_prune else None
 
 
 def open_pruner(sweeper: Mapping[str, Any], sweep_dir: Path) -> TrialPruner:

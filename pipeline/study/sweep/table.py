@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,12 +33,12 @@ from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.stages.record.run_directory import OVERRIDES, SUMMARY, read_written_at_ns
 from pipeline.study.population.groups import FOLD
 from pipeline.study.runs.ranking import is_larger_better, main_metric
-from pipeline.study.runs.ties import find_ties
+from pipeline.study.runs.ties import print_ties
 from pipeline.study.sweep.command import read_command
 from pipeline.study.sweep.directory import (
     JobSummary,
-    changed_text,
     find_jobs,
+    format_changed,
     read_overrides,
     read_state,
     read_summary,
@@ -90,7 +90,7 @@ class JobRow:
         }
 
 
-def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
+def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
     """Write and print the table, and return the largest exit status of a job.
 
     It is 0 if every job is done. If processes of a launcher share the jobs, those that others still
@@ -107,17 +107,14 @@ def conclude(sweep_dir: Path, *, is_shared: bool = False) -> int:
     command = read_command(sweep_dir)
     sweeper = None if command is None else command.sweeper
     if sweeper is not None and sweeper.name == PAIRS:
-        _print_verdict(read_verdict(sweep_dir, (sweeper.model_extra or {}).get("metric")))
+        verdict = read_verdict(sweep_dir, (sweeper.model_extra or {}).get("metric"))
+        print(f"\n{verdict}")
+        if isinstance(verdict, PairedVerdict) and (line := verdict.describe_split()):
+            print(line)
     elif sweeper is None or sweeper.name != STUDY:
         _print_best(rows)
     counted = [row for row in rows if not (is_shared and row.summary.status == "running")]
     return max((row.summary.exits_with for row in counted), default=0)
-
-
-def _print_verdict(verdict: PairedVerdict | str) -> None:
-    print(f"\n{verdict}")
-    if isinstance(verdict, PairedVerdict) and (line := verdict.describe_split()):
-        print(line)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
@@ -133,34 +130,25 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     ]
     choose = max if is_larger_better(metric) else min
     value, best = choose(rated_rows, key=lambda pair: pair[0])
-    print(printable(f"best: job {best.job}, {metric} {value:.6g}: {changed_text(best.changed)}"))
-    runs = [(row.changed, value) for value, row in rated_rows]
-    ties = find_ties(runs, larger_is_better=is_larger_better(metric))
-    if ties is not None:
-        print(printable(str(ties)))
+    print(printable(f"best: job {best.job}, {metric} {value:.6g}: {format_changed(best.changed)}"))
+    print_ties([(row.changed, value) for value, row in rated_rows], metric)
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
     """Return a row per job, in order. Raises DataError if a job's files can't be read."""
     rows = []
     for folder in find_jobs(sweep_dir):
-        changed = _read_cached_overrides(folder, read_written_at_ns(folder / OVERRIDES))
+        changed = _read_once(read_overrides, folder, read_written_at_ns(folder / OVERRIDES)) or {}
         written_ns = read_written_at_ns(folder / SUMMARY)
-        ended = _read_cached_summary(folder, written_ns) if written_ns else None
+        ended = _read_once(read_summary, folder, written_ns) if written_ns else None
         rows.append(JobRow(folder.name, changed, ended or JobSummary(status=read_state(folder))))
     return rows
 
 
-@lru_cache(CACHED_JOBS)
-def _read_cached_overrides(folder: Path, written_ns: int) -> Mapping[str, Any]:
-    """Read the overrides of a job, cached by the time of their file for later tables."""
-    return read_overrides(folder) or {}
-
-
-@lru_cache(CACHED_JOBS)
-def _read_cached_summary(folder: Path, written_ns: int) -> JobSummary | None:
-    """Read the summary of a job, cached by the time of its file for later tables."""
-    return read_summary(folder)
+@lru_cache(2 * CACHED_JOBS)
+def _read_once(read: Callable[[Path], Any], folder: Path, written_ns: int) -> Any:
+    """Read a file of a job, cached by the time of the file for later tables."""
+    return read(folder)
 
 
 def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
@@ -174,7 +162,7 @@ def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
         step_ms = row.summary.modelled.step_ms
         if SINK_SIZE in row.changed and size is not None and step_ms is not None:
             fixed = {key: value for key, value in row.changed.items() if key != SINK_SIZE}
-            curves.setdefault(changed_text(fixed), {})[size] = step_ms
+            curves.setdefault(format_changed(fixed), {})[size] = step_ms
     pictures: list[Path] = []
     for text, points in curves.items():
         if len(points) > 1:

@@ -43,7 +43,7 @@ def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
 
 
 def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
-    at_once = jobs_at_once(launcher, jobs)
+    at_once = count_jobs_at_once(launcher, jobs)
     shares = share_memory(at_once)
     if at_once > 1 and THREADS not in os.environ:
         shares[THREADS] = str(share_of(at_once))
@@ -52,10 +52,10 @@ def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
 
 def share_of(jobs: int) -> int:
     """Return the number of processors for each of several jobs; at least 1."""
-    return max(1, processors() // jobs)
+    return max(1, count_processors() // jobs)
 
 
-def jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
+def count_jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
     """Return how many of `jobs` jobs a launcher runs at once on one machine.
 
     - joblib: its `n_jobs`; a negative number -n leaves n - 1 processors unused
@@ -69,7 +69,7 @@ def jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:
     if kind.endswith(BY_PROCESSORS):
         return min(max(1, jobs), _count_ray_slots(launcher.get("ray") or {}))
     n_jobs = launcher.get("n_jobs") or 1
-    return n_jobs if n_jobs > 0 else max(1, processors() + 1 + n_jobs)
+    return n_jobs if n_jobs > 0 else max(1, count_processors() + 1 + n_jobs)
 
 
 def _count_ray_slots(ray: Mapping[str, Any]) -> int:
@@ -79,9 +79,9 @@ def _count_ray_slots(ray: Mapping[str, Any]) -> int:
     if init.get("address"):
         return 1
     cpus_per_job = float(remote.get("num_cpus") or 1)
-    return max(1, int((init.get("num_cpus") or processors()) / cpus_per_job))
+    return max(1, int((init.get("num_cpus") or count_processors()) / cpus_per_job))
 
 
-def processors() -> int:
+def count_processors() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))

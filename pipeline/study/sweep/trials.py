@@ -23,17 +23,17 @@ from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import key_of
 from pipeline.core.errors import RunError, printable
 from pipeline.study.population.groups import require_members
-from pipeline.study.sweep.command import Command, command_of
+from pipeline.study.sweep.command import Command, make_command
 from pipeline.study.sweep.directory import hold_planning_lock, read_summary
-from pipeline.study.sweep.history import EARLIER, trials_of_runs
+from pipeline.study.sweep.history import EARLIER, read_trials
 from pipeline.study.sweep.jobs import Job
-from pipeline.study.sweep.plan import PlannedJob, compose, enter, plan_job
-from pipeline.study.sweep.run_pending import POLL_S, Launch, launch, run_all
+from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_job
+from pipeline.study.sweep.run_pending import POLL_S, Launch, launch_jobs, run_all
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
 from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
     StudySettings,
-    number_of_first_try,
+    find_first_number,
     open_pruner,
     open_study,
     read_settings,
@@ -63,7 +63,7 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
     places = read_places(sweeper)
     search = _open_search(sweeper, overrides)
     assert sweeper.launcher is not None
-    start: Launch = partial(launch, sweeper.launcher, None)
+    start: Launch = partial(launch_jobs, sweeper.launcher, None)
     task = getattr(sweeper.launcher, "task_function", None)
     assert isinstance(task, Job)
     task.open_pruner = open_pruner
@@ -88,20 +88,20 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
     """
     assert sweeper.config is not None
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
-    command = command_of(sweeper.config.hydra, overrides)
+    command = make_command(sweeper.config.hydra, overrides)
     space, fixed = read_space(command.arguments)
     settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
     choices = [[*fixed, *to_overrides(values)] for values in one_at_a_time(space)]
     for overrides in choices:
-        compose(sweeper, overrides)
+        compose_job(sweeper, overrides)
     first = plan_job(sweeper, 0, choices[0], ())
-    enter(sweep_dir, (), command, grows=False)
+    enter_jobs(sweep_dir, (), command, grows=False)
     with hold_planning_lock(sweep_dir):
         study = open_study(settings, sweep_dir)
         if not study.get_trials(deepcopy=False):
             history = settings.history
             if history is not None and first.recipe is not None:
-                trials, runs = trials_of_runs(Path(history), first.recipe, space, settings.metric)
+                trials, runs = read_trials(Path(history), first.recipe, space, settings.metric)
                 print(printable(f"{len(trials)} of {runs} runs in {history} are used as trials"))
                 study.add_trials(trials)
     storage = study._storage
@@ -122,7 +122,7 @@ def _request_trials(search: StudySearch) -> list[Trial]:
             trials = search.study.get_trials(deepcopy=False)
             queued = [trial for trial in trials if trial.state == TrialState.WAITING]
             requested = [trial for trial in trials if EARLIER not in trial.user_attrs]
-            started = {number_of_first_try(trial) for trial in requested}
+            started = {find_first_number(trial) for trial in requested}
             left = len(queued) + max(0, search.settings.n_trials - len(started))
             if left > 0:
                 return [_request_trial(search) for _ in range(min(left, search.settings.n_jobs))]
@@ -130,7 +130,7 @@ def _request_trials(search: StudySearch) -> list[Trial]:
         if not running:
             return []
         if not is_waiting:
-            names = ", ".join(str(number_of_first_try(trial)) for trial in running)
+            names = ", ".join(str(find_first_number(trial)) for trial in running)
             print(f"\nwaiting for other processes, which run trials {names}", flush=True)
         is_waiting = True
         time.sleep(POLL_S)
@@ -158,10 +158,7 @@ def requeue_dead_trials(search: StudySearch) -> None:
 
 
 def _requeue_trials(study: optuna.Study, numbers: Sequence[int]) -> None:
-    """Mark the running ones of some trials as failed, and queue them again.
-
-    This doesn't count as a retry.
-    """
+    """Mark the trials that are running as failed, and queue them again, without a retry's count."""
     for number in numbers:
         trial = study.trials[number]
         if trial.state == TrialState.RUNNING:
@@ -186,10 +183,10 @@ def _run_trials(
         frozen = search.study.trials[trial.number]
         overrides = [*search.fixed, *to_overrides(trial.params)]
         keys = [key_of(name) for name in search.space]
-        job = plan_job(sweeper, number_of_first_try(frozen), overrides, keys)
+        job = plan_job(sweeper, find_first_number(frozen), overrides, keys)
         numbered = (*job.overrides, f"hydra.sweeper.trial={trial.number}")
         jobs.append(replace(job, overrides=numbered))
-    enter(search.sweep_dir, jobs, search.command, grows=False)
+    enter_jobs(search.sweep_dir, jobs, search.command, grows=False)
     if isinstance(start, Populations):
         require_members(job.recipe for job in jobs if job.recipe is not None)
     run_all(jobs, {}, start)
@@ -198,10 +195,7 @@ def _run_trials(
 
 
 def _report_result(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
-    """Report a job's summary to the study.
-
-    Raises RunError if the study's metric is missing, DataError if the summary can't be read.
-    """
+    """Report a job's summary to the study. Raises RunError if the study's metric is missing."""
     summary = read_summary(job.folder)
     metric = search.settings.metric
     if summary is None:
@@ -223,6 +217,6 @@ def _print_best(search: StudySearch) -> None:
         best = search.study.best_trial
         values = ", ".join(to_overrides(best.params))
         earlier = best.user_attrs.get(EARLIER)
-        name = f"job {number_of_first_try(best)}" if earlier is None else f"the earlier {earlier}"
+        name = f"job {find_first_number(best)}" if earlier is None else f"the earlier {earlier}"
         metric = search.settings.metric
         print(f"\nbest: {name}, {metric} {best.value:.6g}: {printable(values)}", flush=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Lock
 
 from hydra.core.utils import JobReturn
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from pipeline.config.hydra_versions import BasicSweeper
@@ -24,18 +23,19 @@ from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from pipeline.study.population.groups import (
     ProgramKey,
+    collect_numbers,
     find_differing_keys,
     group_recipes,
-    numbers_of,
 )
 from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
-from pipeline.study.sweep.directory import changed_text, claim_job, is_finished, read_summary
+from pipeline.study.sweep.command import resolve_sweeper
+from pipeline.study.sweep.directory import claim_job, format_changed, is_finished, read_summary
 from pipeline.study.sweep.jobs import Job, make_resumable, with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
 from pipeline.study.sweep.table import update_table
-from pipeline.study.sweep.threads import processors
+from pipeline.study.sweep.threads import count_processors
 
 KEY = "hydra.sweeper.vectorize"
 MAX_PROGRAMS = 4
@@ -65,7 +65,7 @@ def read_places(sweeper: BasicSweeper) -> Places | None:
     if launcher != "basic":
         problem = f"must be basic with {KEY}, which trains its jobs in this process"
         raise RecipeError([f"hydra/launcher = {launcher}: {problem}"])
-    return Places(processors()) if setting is True else Places(setting, is_set_by_user=True)
+    return Places(count_processors()) if setting is True else Places(setting, is_set_by_user=True)
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class Populations:
         places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
             shared = self._find_program(
-                program, [numbers_of(recipes[name]) for name in names], places
+                program, [collect_numbers(recipes[name]) for name in names], places
             )
             runs += [
                 partial(self._run_member, jobs_by_name[name], shared, refused_jobs)
@@ -184,12 +184,9 @@ class Populations:
             return None
         assert self.sweeper.config is not None
         assert self.task.open_pruner is not None
-        settings = OmegaConf.to_container(self.sweeper.config.hydra.sweeper, resolve=True)
-        assert isinstance(settings, dict)
-        return self.task.open_pruner(
-            {**{str(key): value for key, value in settings.items()}, "trial": int(trial)},
-            Path(str(self.sweeper.config.hydra.sweep.dir)),
-        )
+        hydra_config = self.sweeper.config.hydra
+        settings = {**resolve_sweeper(hydra_config), "trial": int(trial)}
+        return self.task.open_pruner(settings, Path(str(hydra_config.sweep.dir)))
 
 
 def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:
@@ -203,14 +200,13 @@ def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> 
 
 def _format_end(job: PlannedJob) -> str:
     """Return the line of a job that has ended: its changed keys, its status and its metrics."""
-    head = f"job {printable(job.folder.name):<6} {printable(changed_text(job.changed))}"
+    head = f"job {printable(job.folder.name):<6} {printable(format_changed(job.changed))}"
     summary = read_summary(job.folder)
     if summary is None:
         return f"{head}: {read_status(job.folder)}"
     values = {name: summary.metric(name) for name in PRINTED_METRICS}
-    reason = (
-        f" ({printable(summary.reason)})" if summary.status == "failed" and summary.reason else ""
-    )
+    has_failed = summary.status == "failed" and summary.reason
+    reason = f" ({printable(str(summary.reason))})" if has_failed else ""
     metrics = "".join(f", {name} {x:.4g}" for name, x in values.items() if x is not None)
     return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{reason}"
 

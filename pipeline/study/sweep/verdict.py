@@ -127,7 +127,7 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
             raise RunError(f"--metric {metric}: {problem}")
     if metric != TRAIN_LOSS:
         _require_equal_counts(pairs, sweep_dir)
-    verdict = judge(pairs, metric)
+    verdict = judge_pairs(pairs, metric)
     return failure if failure and not verdict.is_final else verdict
 
 
@@ -170,7 +170,7 @@ def _require_equal_counts(pairs: Sequence[tuple[JobSummary, JobSummary]], sweep_
             )
 
 
-def judge(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> PairedVerdict:
+def judge_pairs(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> PairedVerdict:
     """Return the verdict on the first pairs that decide, or on all pairs if none do."""
     sides = np.array([[summary.numbers()[metric] for summary in pair] for pair in pairs])
     differences = sides[:, 1] - sides[:, 0]

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engine.monitors import live_status
 from pipeline.engine.monitors.live_status import StatusMonitor
-from pipeline.study.runs.live_runs import read_live_status
+from pipeline.study.runs.recorded_run import read_live_status
 
 
 class Steps(SimpleNamespace):

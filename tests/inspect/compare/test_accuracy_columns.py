@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-from pipeline.inspect.compare.accuracy_columns import EPSILON, Columns, columns_of
+from pipeline.inspect.compare.accuracy_columns import EPSILON, Columns, compare_arrays
 from tests.inspect.compare import cann_formulas
 
 X, Y = np.array([1.0, 2.0, 2.0, 4.0]), np.array([1.0, 2.0, 4.0, 2.0])
 
 
 def test_columns_match_hand_computed_values() -> None:
-    found = columns_of(X, Y)
+    found = compare_arrays(X, Y)
     # x.y = 1 + 4 + 8 + 8 = 21, |x|^2 = |y|^2 = 25
     assert found.cosine == pytest.approx(21 / 25, abs=1e-6)
     assert found.max_absolute == 2
@@ -31,15 +31,15 @@ def test_columns_match_hand_computed_values() -> None:
     assert found.mean_absolute == pytest.approx(1.0)
     assert found.root_mean_square == pytest.approx(sqrt(2))
     assert (found.max_relative, found.mean_relative) == pytest.approx((1.0, 0.375))
-    assert str(columns_of(X, X).left) == "(2.25;1.08972)"
+    assert str(compare_arrays(X, X).left) == "(2.25;1.08972)"
 
 
 def test_accumulated_relative_error_skips_zeros() -> None:
     left, right = np.array([1.1, 5.0, 3.3]), np.array([1.0, 0.0, 3.0])
-    assert columns_of(left, right).accumulated_relative == pytest.approx(0.2)
-    assert columns_of(np.tile(left, 10), np.tile(right, 10)).accumulated_relative == pytest.approx(
-        2
-    )
+    assert compare_arrays(left, right).accumulated_relative == pytest.approx(0.2)
+    assert compare_arrays(
+        np.tile(left, 10), np.tile(right, 10)
+    ).accumulated_relative == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_accumulated_relative_error_skips_zeros() -> None:
 def test_columns_of_special_values(
     left: np.ndarray, right: np.ndarray, cosine: float, divergence: float, distance: float
 ) -> None:
-    found = columns_of(left, right)
+    found = compare_arrays(left, right)
     assert found.cosine == pytest.approx(cosine, nan_ok=True)
     assert found.divergence == pytest.approx(divergence, nan_ok=True)
     assert found.relative_euclidean == pytest.approx(distance)
@@ -69,7 +69,7 @@ def test_columns_of_special_values(
     ids=["shapes", "not finite", "empty"],
 )
 def test_incomparable_arrays_have_nan_columns(left: np.ndarray, right: np.ndarray) -> None:
-    found = columns_of(left, right)
+    found = compare_arrays(left, right)
     empty = Columns()
     for name in ("cosine", "max_absolute", "divergence", "relative_euclidean"):
         assert isnan(getattr(found, name))
@@ -83,7 +83,7 @@ numbers = st.floats(-1e3, 1e3, width=32).filter(lambda x: x == 0 or abs(x) > 1e-
 @settings(max_examples=150, deadline=None)
 def test_columns_match_cann_formulas(x: np.ndarray) -> None:
     y = np.float32(x * 1.01 + 0.25 * np.sin(np.arange(len(x))))
-    found, left, right = columns_of(x, y), x.tolist(), y.tolist()
+    found, left, right = compare_arrays(x, y), x.tolist(), y.tolist()
     expected = {
         "cosine": cann_formulas.cosine(left, right),
         "max_absolute": cann_formulas.max_absolute(left, right),
@@ -99,7 +99,7 @@ def test_columns_match_cann_formulas(x: np.ndarray) -> None:
 
 def test_sums_are_float64() -> None:
     many = np.full(1 << 22, 0.1, np.float32)
-    found = columns_of(many, many)
+    found = compare_arrays(many, many)
     assert found.left.mean == pytest.approx(float(np.float32(0.1)), rel=1e-12)
     assert found.cosine == pytest.approx(1.0, abs=1e-12)
     assert EPSILON == cann_formulas.EPSILON

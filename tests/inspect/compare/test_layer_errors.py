@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.inspect.compare.layer_errors import LayerError, pattern_of
+from pipeline.inspect.compare.layer_errors import LayerError, measure_pattern
 from pipeline.inspect.dumps.tensor_names import TensorName
 from tests.injected_layers import (
     CleanPair,
@@ -84,10 +84,10 @@ def test_float64_reference_is_close_but_not_equal_to_float32(cache: Path) -> Non
 
 def test_pattern_distinguishes_wrong_statistics_from_rounding() -> None:
     noise = np.random.default_rng(0).normal(size=(32, 64))
-    assert 0.5 < pattern_of(noise) < 2
+    assert 0.5 < measure_pattern(noise) < 2
     by_sample = noise + 3 * np.random.default_rng(1).normal(size=(32, 1))
-    assert pattern_of(by_sample) > 100
-    assert pattern_of(noise[:2, :4]) == 1.0
+    assert measure_pattern(by_sample) > 100
+    assert measure_pattern(noise[:2, :4]) == 1.0
 
 
 def test_winograd_error_is_not_a_finding() -> None:

@@ -7,16 +7,16 @@ import io
 
 import numpy as np
 
-from pipeline.inspect.compare.accuracy_columns import columns_of
-from pipeline.inspect.compare.cause_hints import amplifiers, cause_hints
+from pipeline.inspect.compare.accuracy_columns import compare_arrays
+from pipeline.inspect.compare.cause_hints import find_amplifiers, list_hints
 from pipeline.inspect.compare.tensor_rows import (
     HEADER,
     TensorRow,
     Thresholds,
     compare_tensors,
+    format_rows,
     pair_names,
     to_csv,
-    to_text,
 )
 from pipeline.inspect.dumps.tensor_names import TensorName
 
@@ -51,10 +51,10 @@ def test_fused_operator_pairs_with_several() -> None:
 
 
 def test_rows_beyond_a_threshold_are_marked() -> None:
-    far = columns_of(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]))
+    far = compare_arrays(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]))
     assert not Thresholds(cosine=0.9, relative_euclidean=0.3).are_exceeded(far)
     assert Thresholds(relative_euclidean=0.1).are_exceeded(far)
-    text = to_text(rows(), Thresholds())
+    text = format_rows(rows(), Thresholds())
     assert [line[0] for line in text] == [" ", "!", " ", " "]
 
 
@@ -66,14 +66,14 @@ def test_csv_has_all_rows() -> None:
 
 
 def test_hints_name_amplifiers_and_unpaired_operators() -> None:
-    read = columns_of(np.array([1.0, 1.001]), np.array([1.0, 1.0]))
-    given = columns_of(np.array([1.0, 1.1]), np.array([1.0, 1.0]))
+    read = compare_arrays(np.array([1.0, 1.001]), np.array([1.0, 1.0]))
+    given = compare_arrays(np.array([1.0, 1.1]), np.array([1.0, 1.0]))
     names = TensorName("exp", "input"), TensorName("exp", "output")
     grown = [TensorRow(0, names[0], names[0], read), TensorRow(1, names[1], names[1], given)]
-    ((layer, gain),) = amplifiers(grown)
+    ((layer, gain),) = find_amplifiers(grown)
     assert layer == "exp"
     assert abs(gain - 100) < 1
-    hints = cause_hints([*grown, TensorRow(2, names[0], None)], None, ["int8"])
+    hints = list_hints([*grown, TensorRow(2, names[0], None)], None, ["int8"])
     assert [hint.partition(":")[0] for hint in hints] == [
         "op fusion or constant folding",
         "int8",

@@ -11,10 +11,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe
-from pipeline.inspect.dumps.captured_step import CapturedStep, capture
+from pipeline.inspect.dumps.captured_step import CapturedStep, capture_step
 from pipeline.inspect.dumps.layer_programs import LayerPrograms, Weights
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, open_recipe
-from pipeline.inspect.dumps.portions import portions_of
 
 SMALL = (
     "model=layers",
@@ -33,7 +32,7 @@ def captured(opened: OpenedRecipe, step: int = 0) -> CapturedStep:
     """The tensors of a step from the fresh state."""
     programs = opened.programs(step)
     weights = Weights.of(opened.fresh_state())
-    return capture(programs, weights, portions_of(programs.config, opened.batch(step), step))
+    return capture_step(programs, weights, opened.batch(step), step)
 
 
 @pytest.mark.slow
@@ -101,7 +100,7 @@ def test_tensors_are_equal_in_any_layout(tiny: Callable[..., Recipe]) -> None:
             programs.config.__class__(**{**vars(programs.config), "network": network}),
             programs.device,
         )
-        by_layout[layout] = capture(own, weights, portions_of(own.config, batch, 0)).merge_passes()
+        by_layout[layout] = capture_step(own, weights, batch, 0).merge_passes()
     for kind in ("inputs", "outputs", "input_gradients", "output_gradients"):
         for path, array in getattr(by_layout["nhwc"], kind).items():
             other = getattr(by_layout["chwn"], kind)[path]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pipeline.backends.graph.hlo_program import parse_program
 from pipeline.inspect.profiler.iterations import (
     COPIES,
-    iteration_times,
-    operation_of,
+    compute_iteration_times,
+    describe_operation,
     phase_of,
     share_clock,
     split_trace,
@@ -52,7 +52,7 @@ def test_phases_are_read_from_the_scopes_of_a_step() -> None:
 
 
 def test_operations_have_a_layer_or_a_phase() -> None:
-    found = {name: operation_of(name, "jit_loop", PROGRAM) for name in PROGRAM.instructions}
+    found = {name: describe_operation(name, "jit_loop", PROGRAM) for name in PROGRAM.instructions}
     assert (found["dot.1"].layer, found["dot.1"].phase) == ("dense_0", "forward")
     assert (found["dot.2"].layer, found["dot.2"].phase) == ("dense_0", "backward")
     assert (found["add.1"].layer, found["add.1"].phase) == ("", "update")
@@ -67,7 +67,7 @@ def test_iterations_have_the_documented_points_and_tails() -> None:
     found = split_trace(traced(*STEP, *later), PROGRAM, 2)
     first, second = found.iterations
     assert (first.fp_begin, first.bp_end, first.end) == (12, 72, 80)
-    (times,) = iteration_times((first, second))
+    (times,) = compute_iteration_times((first, second))
     assert times.iteration == pytest.approx(100e-6)
     assert times.data_tail == pytest.approx(32e-6)
     assert times.fp_bp == pytest.approx(60e-6)
@@ -95,7 +95,7 @@ def test_branch_operations_belong_to_their_first_step() -> None:
 
 
 def test_operations_of_other_programs_have_their_module() -> None:
-    other = operation_of("dot.1", "jit_norm", PROGRAM)
+    other = describe_operation("dot.1", "jit_norm", PROGRAM)
     assert (other.kind, other.is_named) == ("program jit_norm", False)
 
 

@@ -10,7 +10,7 @@ from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.core.pages.page import Page, render_page
 from pipeline.inspect.report.origin import origin_sections
 from pipeline.stages.record.descendants import note_descendant, read_descendants
-from pipeline.study.runs.lineage import Link, links_of
+from pipeline.study.runs.lineage import Link, list_links
 from pipeline.study.runs.recorded_run import read_runs
 from tests.study.runs.made_up import make_run
 
@@ -102,7 +102,7 @@ def test_page_of_all_runs_links_descendants(tmp_path: Path) -> None:
     make_run(tmp_path / "again_reproduced")
     note_descendant(tmp_path / "run", "reproduced", tmp_path / "again_reproduced")
     note_descendant(tmp_path / "run", "converted", Path("/elsewhere/w.npz"))
-    assert links_of(read_runs(tmp_path, curves=False)) == [
+    assert list_links(read_runs(tmp_path, curves=False)) == [
         Link("run", "was reproduced as", "again_reproduced"),
         Link("run", "was converted as", "/elsewhere/w.npz"),
     ]

@@ -10,10 +10,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.study.population.groups import (
     FOLD,
+    collect_numbers,
     find_differing_keys,
     group_recipes,
-    numbers_of,
-    program_of,
+    make_program_key,
     require_population,
 )
 
@@ -36,18 +36,18 @@ Tiny = Callable[..., Recipe]
 )
 def test_numeric_and_host_settings_share_a_program(tiny: Tiny, override: str) -> None:
     base = ("train.loss.smoothing=0.1", "train.optimizer.momentum=0.9")
-    assert program_of(tiny(*base)) == program_of(tiny(*base, override))
+    assert make_program_key(tiny(*base)) == make_program_key(tiny(*base, override))
 
 
 def test_folds_share_a_program_unless_their_constants_differ(tiny: Tiny) -> None:
     folds = [tiny(f"dataset.folds.index={index}") for index in (0, 3)]
-    assert program_of(folds[0]) == program_of(folds[1])
-    assert [numbers_of(fold)[FOLD] for fold in folds] == [0, 3]
-    assert FOLD not in numbers_of(tiny())
+    assert make_program_key(folds[0]) == make_program_key(folds[1])
+    assert [collect_numbers(fold)[FOLD] for fold in folds] == [0, 3]
+    assert FOLD not in collect_numbers(tiny())
     # The step of a fold has turned out to differ.
     apart = group_recipes({"0": folds[0], "1": folds[1]}, {FOLD})
     assert find_differing_keys(apart) == [FOLD]
-    assert program_of(tiny("dataset.folds.count=4")) != program_of(folds[0])
+    assert make_program_key(tiny("dataset.folds.count=4")) != make_program_key(folds[0])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
 from pipeline.data.random import seed_words
-from pipeline.study.population.groups import numbers_of
+from pipeline.study.population.groups import collect_numbers
 from pipeline.study.population.shared_step import CompiledInError, share_step
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.parallel.devices import find_device
@@ -88,11 +88,11 @@ def test_shared_step_has_the_bits_of_a_separate_step(tiny: Tiny) -> None:
     """Bit for bit, also one whose numbers come later."""
     recipes = [recipe_of(tiny, *numbers) for numbers in ((0.9, 0.1), (0.7, 0.2), (0.35, 0.3))]
     inputs = inputs_of(make_step(recipes[0]))
-    members = list(map(numbers_of, recipes[:2]))
+    members = list(map(collect_numbers, recipes[:2]))
     shared = share_step(recipes[0], members, make_step, inputs)
     assert shared.has_same_init
     for recipe in recipes:
-        constants = shared.arguments_of(numbers_of(recipe), make_step(recipe))
+        constants = shared.arguments_of(collect_numbers(recipe), make_step(recipe))
         assert len(constants) == 4, "momentum, 1 - momentum, smoothing and 1 - smoothing"
         together = losses(replace(inputs, step=shared.step, constants=constants))
         alone = losses(replace(inputs, step=make_step(recipe)))
@@ -103,9 +103,9 @@ def test_shared_step_has_the_bits_of_a_separate_step(tiny: Tiny) -> None:
 def test_equal_members_have_no_arguments(tiny: Tiny) -> None:
     recipe = recipe_of(tiny, 0.9, 0.1)
     inputs = inputs_of(make_step(recipe))
-    shared = share_step(recipe, [numbers_of(recipe)] * 2, make_step, inputs)
+    shared = share_step(recipe, [collect_numbers(recipe)] * 2, make_step, inputs)
     assert shared.step is inputs.step
-    assert shared.arguments_of(numbers_of(recipe), inputs.step) == ()
+    assert shared.arguments_of(collect_numbers(recipe), inputs.step) == ()
 
 
 def test_number_that_changes_the_program_is_named(tiny: Tiny) -> None:
@@ -119,7 +119,7 @@ def test_number_that_changes_the_program_is_named(tiny: Tiny) -> None:
             raise ValueError("no such step")
         return make_step(recipe)
 
-    members, inputs = list(map(numbers_of, recipes)), inputs_of(make(recipes[0]))
+    members, inputs = list(map(collect_numbers, recipes)), inputs_of(make(recipes[0]))
     with pytest.raises(CompiledInError, match=r"^train\.optimizer\.momentum: decides") as error:
         share_step(recipes[0], members, make, inputs)
     assert error.value.keys == ("train.optimizer.momentum",)
@@ -133,10 +133,10 @@ def test_later_member_with_another_program_is_refused(tiny: Tiny) -> None:
     def make(recipe: Recipe) -> TrainStep:
         return make_step(recipe, threshold=0.8)
 
-    members, inputs = list(map(numbers_of, recipes[:2])), inputs_of(make(recipes[0]))
+    members, inputs = list(map(collect_numbers, recipes[:2])), inputs_of(make(recipes[0]))
     shared = share_step(recipes[0], members, make, inputs)
     with pytest.raises(CompiledInError, match=r"^train\.optimizer\.momentum: decides"):
-        shared.arguments_of(numbers_of(recipes[2]), make(recipes[2]))
+        shared.arguments_of(collect_numbers(recipes[2]), make(recipes[2]))
 
 
 def test_initial_states_that_depend_on_numbers_are_detected(tiny: Tiny) -> None:
@@ -146,4 +146,6 @@ def test_initial_states_that_depend_on_numbers_are_detected(tiny: Tiny) -> None:
         return make_step(recipe, initial=2.0)
 
     inputs = inputs_of(make(recipes[0]))
-    assert not share_step(recipes[0], list(map(numbers_of, recipes)), make, inputs).has_same_init
+    assert not share_step(
+        recipes[0], list(map(collect_numbers, recipes)), make, inputs
+    ).has_same_init

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from pipeline.study.population.traced_constants import bits_of, read_constants, with_arguments
+from pipeline.study.population.traced_constants import read_bits, read_constants, with_arguments
 
 X = np.arange(4, dtype=np.float32)
 Function = Callable[[Array], Any]
@@ -61,7 +61,7 @@ def differing(first: Function, second: Function) -> list[int]:
     one, other = read_constants(jax.make_jaxpr(first)(X)), read_constants(jax.make_jaxpr(second)(X))
     assert one.structure == other.structure
     pairs = zip(one.values, other.values, strict=True)
-    return [n for n, (a, b) in enumerate(pairs) if bits_of(a) != bits_of(b)]
+    return [n for n, (a, b) in enumerate(pairs) if read_bits(a) != read_bits(b)]
 
 
 @pytest.mark.parametrize("make", [*USES, in_half_precision])

@@ -9,10 +9,10 @@ from pipeline.stages.record.descendants import Descendant
 from pipeline.study.runs.lineage import (
     DataUse,
     Link,
-    data_of,
-    links_of,
-    ops_of,
-    uses_of_data,
+    join_ops,
+    list_data_uses,
+    list_links,
+    name_data,
 )
 from pipeline.study.runs.recorded_run import RecordedRun
 
@@ -40,7 +40,7 @@ def test_weights_are_linked_by_run_name_or_path() -> None:
         recorded("second", sources={"restored": str(ROOT / "first")}),
         recorded("third", sources={"restored": "/elsewhere/run", "resumed": "step 40"}),
     ]
-    assert links_of(runs) == [
+    assert list_links(runs) == [
         Link("first", "gave its weights to", "second"),
         Link("/elsewhere/run", "gave its weights to", "third"),
         Link("third", "was resumed", "step 40"),
@@ -49,7 +49,7 @@ def test_weights_are_linked_by_run_name_or_path() -> None:
 
 def test_descendants_of_a_run_are_linked() -> None:
     made = (Descendant("exported", "/exports/net"), Descendant("reproduced", str(ROOT / "again")))
-    assert links_of([recorded("first", made=made), recorded("again")]) == [
+    assert list_links([recorded("first", made=made), recorded("again")]) == [
         Link("first", "was exported as", "/exports/net"),
         Link("first", "was reproduced as", "again"),
     ]
@@ -57,9 +57,9 @@ def test_descendants_of_a_run_are_linked() -> None:
 
 def test_unrecorded_repetition_is_found_by_name() -> None:
     again = recorded("0102_lenet5_reproduced")
-    assert links_of([again]) == [Link("lenet5", "was repeated by", again.name)]
+    assert list_links([again]) == [Link("lenet5", "was repeated by", again.name)]
     noted = (Descendant("reproduced", str(again.run_dir)),)
-    assert Link("lenet5", "was repeated by", again.name) not in links_of(
+    assert Link("lenet5", "was repeated by", again.name) not in list_links(
         [recorded("first", made=noted), again]
     )
 
@@ -76,14 +76,14 @@ def test_runs_share_data_if_dataset_fingerprint_and_ops_are_equal() -> None:
         recorded("one", data="a", keys=keys),
         recorded("two", data="a", keys=keys),
     ]
-    assert data_of(runs[0]) == "idx of mnist"
-    assert ops_of(runs[0]) == "resize, rescale"
-    assert uses_of_data(runs) == [
+    assert name_data(runs[0]) == "idx of mnist"
+    assert join_ops(runs[0]) == "resize, rescale"
+    assert list_data_uses(runs) == [
         DataUse("idx of mnist", "a", "resize, rescale", ("one", "two")),
         DataUse("idx of mnist", "b", "resize, rescale", ("other",)),
     ]
 
 
 def test_run_without_a_readable_recipe_has_unknown_data() -> None:
-    assert data_of(recorded("broken")) == "?"
-    assert ops_of(recorded("broken")) == ""
+    assert name_data(recorded("broken")) == "?"
+    assert join_ops(recorded("broken")) == ""

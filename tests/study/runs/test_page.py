@@ -13,9 +13,7 @@ from tests.study.runs.made_up import make_run, make_study
 
 def page_of(runs: list[RecordedRun], folder: Path) -> str:
     file = folder / "runs.html"
-    write_page(
-        runs, file, folder=folder, metric="accuracy", larger_is_better=True, importance="too few"
-    )
+    write_page(runs, file, folder, "accuracy")
     return file.read_text()
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from pipeline.core.errors import DataError
+from pipeline.engine.monitors.log_lines import finite_number
 from pipeline.inspect.report.origin import _list_lineage
-from pipeline.study.runs.lineage import links_of, uses_of_data
+from pipeline.study.runs.lineage import list_data_uses, list_links
 from pipeline.study.runs.ranking import main_metric
 from pipeline.study.runs.recorded_run import (
+    MAX_POINTS,
+    LoggedCurve,
     common_keys,
     differing_keys,
     find_runs,
+    read_live_status,
     read_run,
     read_runs,
+    sample_log,
 )
 from tests.study.runs.made_up import make_run
 
@@ -138,7 +147,7 @@ def test_lineage_names_the_origin_of_weights(tmp_path: Path) -> None:
     resumed = {**summary, "resumed_from": {"step": 40}}
     (tmp_path / "a" / "summary.json").write_text(json.dumps(resumed))
     runs = read_runs(tmp_path, curves=False)
-    found = links_of(runs)
+    found = list_links(runs)
     links = {(link.source, link.target) for link in found}
     assert ("a", "was resumed", "at step 40") in {(o.source, o.relation, o.target) for o in found}
     assert links == {
@@ -147,5 +156,90 @@ def test_lineage_names_the_origin_of_weights(tmp_path: Path) -> None:
         ("/elsewhere/w.safetensors", "c"),
         ("made_up", "10-00-00_made_up_reproduced"),
     }
-    (use,) = uses_of_data(runs)
+    (use,) = list_data_uses(runs)
     assert (use.dataset, use.ops, len(use.runs)) == ("digits", "resize, rescale", 4)
+
+
+STATUS = {"step": 3, "steps": 9, "loss": None, "step_ms": 2.0, "left_s": 1.0, "evaluation": None}
+
+
+def write_status(folder: Path, written: datetime) -> None:
+    (folder / "status.json").write_text(json.dumps({**STATUS, "written": written.isoformat()}))
+
+
+def test_status_of_a_dead_run_is_ignored(tmp_path: Path) -> None:
+    assert read_live_status(tmp_path) is None
+    write_status(tmp_path, datetime.now(UTC))
+    assert read_live_status(tmp_path) is not None
+    write_status(tmp_path, datetime.now(UTC) - timedelta(seconds=61))
+    assert read_live_status(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "Expecting value"),
+        ("[]", "dictionary"),
+        ("{", "Expecting property name"),
+        ('{"step": 1e400}', "step"),
+        (
+            json.dumps({**STATUS, "left_s": math.nan, "written": "2026-11-26T09:00:00+00:00"}),
+            "left_s = nan",
+        ),
+        (json.dumps({**STATUS, "written": "today"}), "Invalid isoformat"),
+        (json.dumps({**STATUS, "written": "2026-11-26T09:00:00"}), "must have a time zone"),
+    ],
+    ids=["empty", "a list", "cut", "infinite", "not a number", "no date", "no time zone"],
+)
+def test_damaged_status_is_a_value_error(tmp_path: Path, content: str, problem: str) -> None:
+    (tmp_path / "status.json").write_text(content)
+    with pytest.raises(ValueError, match=problem):
+        read_live_status(tmp_path)
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("steps", [1, 2, 48, 1000, 50_000])
+def test_curve_has_both_ends_and_few_points(tmp_path: Path, steps: int) -> None:
+    lines = [{"step": step, "pass": 0, "loss": 1 / step} for step in range(1, steps + 1)]
+    curves = sample_log(write(tmp_path / "metrics.jsonl", lines))
+    assert set(curves) == {"loss"}
+    curve = curves["loss"]
+    assert (curve.steps[0], curve.steps[-1]) == (1, steps)
+    assert list(curve.steps) == sorted(set(curve.steps))
+    assert curve.values == tuple(1 / step for step in curve.steps)
+    assert min(steps, 2) <= len(curve.steps) <= MAX_POINTS + 1
+    gaps = [b - a for a, b in zip(curve.steps, curve.steps[1:], strict=False)]
+    assert max(gaps, default=0) <= max(1, 3 * steps // MAX_POINTS)
+
+
+def test_invalid_and_partial_lines_are_skipped(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(b'{"step": 1, "loss": 2.0}\nno json\n{"step": 3, "loss": 1.0}\n{"step": 4, "l')
+    assert sample_log(log) == {"loss": LoggedCurve((1, 3), (2.0, 1.0))}
+
+
+def test_missing_log_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"metrics\.jsonl: can't be read"):
+        sample_log(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (2, 2),
+        ({"macro": 0.5, "0": 1.0}, 0.5),
+        ({"0": 1.0}, None),
+        (True, None),
+        ("2", None),
+        (nan, None),
+        (inf, None),
+        (10**400, None),
+        (None, None),
+    ],
+)
+def test_finite_number_accepts_only_finite_numbers(value: Any, number: float | None) -> None:
+    assert finite_number(value) == number

@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.stages.record.run_directory import read_status
 from pipeline.study.sweep.command import read_command
-from pipeline.study.sweep.directory import read_overrides, read_summary, values_of
+from pipeline.study.sweep.directory import read_overrides, read_summary, read_values
 
 FILES: dict[str, Callable[[Path], Any]] = {
     "sweep.yaml": read_command,
@@ -95,4 +95,4 @@ def test_invalid_files_are_reported_with_the_key(
 def test_override_values_are_parsed_as_in_the_overrides_file() -> None:
     overrides = ["a=1e-3", "b='1e-3'", "c=[1,x]", "d=2026-11-21", "e=", "f=*x"]
     values = [0.001, "1e-3", [1, "x"], "2026-11-21", None, "*x"]
-    assert values_of(overrides, list("abcdef")) == dict(zip("abcdef", values, strict=True))
+    assert read_values(overrides, list("abcdef")) == dict(zip("abcdef", values, strict=True))

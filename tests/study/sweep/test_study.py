@@ -19,7 +19,7 @@ from pipeline.__main__ import main  # noqa: E402
 from pipeline.core.errors import RecipeError, RunError  # noqa: E402
 from pipeline.core.files.package_paths import CONF  # noqa: E402
 from pipeline.study.sweep.storage import FileLock, send_heartbeats  # noqa: E402
-from pipeline.study.sweep.study import number_of_first_try, open_study, read_settings  # noqa: E402
+from pipeline.study.sweep.study import find_first_number, open_study, read_settings  # noqa: E402
 from pipeline.study.sweep.trials import StudySearch, requeue_dead_trials  # noqa: E402
 from tests.conftest import STEPS, TINY  # noqa: E402
 
@@ -165,7 +165,7 @@ def test_trial_without_heartbeats_is_retried_a_limited_number(study: Any) -> Non
         await_states(study, {"RUNNING": 1, "FAIL": 1, "WAITING": 1})
         retry = study.ask(SPACE)
         assert retry.params == dead.params
-        assert number_of_first_try(study.trials[retry.number]) == dead.number
+        assert find_first_number(study.trials[retry.number]) == dead.number
         study._storage.record_heartbeat(retry._trial_id)
         await_states(study, {"RUNNING": 1, "FAIL": 2})
 
@@ -301,4 +301,4 @@ def test_half_requested_trial_is_not_lost(study: Any, tmp_path: Path) -> None:
         requeue_dead_trials(search)
         assert [trial.state.name for trial in study.trials][-2:] == ["FAIL", "WAITING"]
         retry = study.ask(SPACE)
-        assert number_of_first_try(study.trials[retry.number]) == 0
+        assert find_first_number(study.trials[retry.number]) == 0

@@ -24,7 +24,7 @@ from pipeline.study.population.groups import require_members
 from pipeline.study.sweep.command import Command, Sweeper, write_command
 from pipeline.study.sweep.directory import claim_job, write_overrides
 from pipeline.study.sweep.jobs import train_in_one_process
-from pipeline.study.sweep.table import conclude, read_jobs, update_table, write_table
+from pipeline.study.sweep.table import conclude_sweep, read_jobs, update_table, write_table
 from tests import outcome
 from tests.conftest import MLP, STEPS, TINY
 from tests.forked import start_forked
@@ -177,7 +177,7 @@ def test_invalid_sweep_directory_is_refused(
 
 def test_sweep_without_jobs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has no job of a sweep"):
-        conclude(tmp_path)
+        conclude_sweep(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,7 +282,7 @@ def test_exit_status_is_that_of_the_worst_job(
 ) -> None:
     for number, summary in enumerate(summaries):
         leave(tmp_path / str(number), summary, seed=number)
-    assert conclude(tmp_path) == status
+    assert conclude_sweep(tmp_path) == status
     shown = capsys.readouterr().out
     assert all((summary or {"status": "waiting"})["status"] in shown for summary in summaries)
 
@@ -291,9 +291,9 @@ def test_unfinished_jobs_of_others_do_not_fail_a_shared_sweep(tmp_path: Path) ->
     for number, summary in enumerate((DONE, None, None)):
         leave(tmp_path / str(number), summary, seed=number)
     with claim_job(tmp_path / "1"):
-        assert conclude(tmp_path, is_shared=True) == 1
+        assert conclude_sweep(tmp_path, is_shared=True) == 1
         with claim_job(tmp_path / "2"):
-            assert (conclude(tmp_path, is_shared=True), conclude(tmp_path)) == (0, 1)
+            assert (conclude_sweep(tmp_path, is_shared=True), conclude_sweep(tmp_path)) == (0, 1)
 
 
 @pytest.mark.slow
@@ -345,7 +345,7 @@ def test_printed_table_is_abbreviated(
     leave(tmp_path / "0", {**DONE, "metrics": metrics, "steps": 10}, seed=1)
     reason = "two\n  lines " + 100 * "x"
     leave(tmp_path / "1", {"status": "failed", "exit_status": 1, "reason": reason}, seed=2)
-    conclude(tmp_path)
+    conclude_sweep(tmp_path)
     shown = capsys.readouterr().out
     assert "0.1235" in shown
     assert "two lines xxx" in shown
@@ -362,7 +362,7 @@ def test_emulated_device_table_fits_80_columns(
     summary = {**DONE, "steps": 50, "metrics": metrics, "time": times, "modelled": modelled}
     for number in range(2):
         leave(tmp_path / str(number), summary, seed=number)
-    conclude(tmp_path)
+    conclude_sweep(tmp_path)
     shown = capsys.readouterr().out
     for words in ("accuracy", "modelled", "samples/s", "0.5794", "5.453", "2.336", "13,698"):
         assert words in shown
@@ -374,7 +374,7 @@ def test_grid_reports_its_best_job(tmp_path: Path, capsys: pytest.CaptureFixture
     for number, metrics in enumerate(results):
         leave(tmp_path / str(number), {**DONE, "metrics": metrics}, seed=number, **{"a.lr": 0.5})
     leave(tmp_path / "3", {"status": "stopped", "metrics": {"accuracy": 1.0}}, seed=3)
-    conclude(tmp_path)
+    conclude_sweep(tmp_path)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "best: job 2, accuracy 0.9: seed=2, a.lr=0.5"
 
@@ -384,7 +384,7 @@ def test_best_job_without_evaluations_has_the_smallest_loss(
 ) -> None:
     for number, loss in enumerate((0.3, 0.1, float("nan"))):
         leave(tmp_path / str(number), {**DONE, "metrics": {"train_loss": loss}}, seed=number)
-    conclude(tmp_path)
+    conclude_sweep(tmp_path)
     assert capsys.readouterr().out.splitlines()[-1] == "best: job 1, train_loss 0.1: seed=1"
 
 
@@ -393,7 +393,7 @@ def test_study_does_not_report_a_best_job(
 ) -> None:
     leave(tmp_path / "0", {**DONE, "metrics": {"accuracy": 0.9}}, seed=1)
     write_command(tmp_path, Command(overrides=("seed=1",), sweeper=Sweeper(name="optuna")))
-    conclude(tmp_path)
+    conclude_sweep(tmp_path)
     assert "best:" not in capsys.readouterr().out
 
 
@@ -658,7 +658,7 @@ def test_amortisation_curve_per_combination_of_other_keys(
         modelled = {"sink_size": size, "step_ms": 3.0 / size, "samples_per_s": 1.0, "bound": "cube"}
         keys = {"train.sink_size": size, "parallel.devices": devices}
         leave(tmp_path / str(job), {**DONE, "modelled": modelled}, **keys)
-    assert conclude(tmp_path) == 0
+    assert conclude_sweep(tmp_path) == 0
     curves = sorted(tmp_path.glob("*.html"))
     assert [file.name for file in curves] == ["amortisation.html", "amortisation_1.html"]
     titles = ["parallel.devices=1<", "parallel.devices=8<"]

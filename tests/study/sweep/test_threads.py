@@ -7,7 +7,7 @@ import pytest
 from pipeline.core.host.cuda import MEMORY_SHARE
 from pipeline.study.sweep.threads import (
     THREADS,
-    jobs_at_once,
+    count_jobs_at_once,
     limit_threads,
     share_processors,
 )
@@ -20,15 +20,15 @@ from pipeline.study.sweep.threads import (
 def test_jobs_at_once_of_a_launcher(
     launcher: dict[str, Any], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.study.sweep.threads.processors", lambda: 8)
-    assert jobs_at_once(launcher) == jobs
+    monkeypatch.setattr("pipeline.study.sweep.threads.count_processors", lambda: 8)
+    assert count_jobs_at_once(launcher) == jobs
 
 
 @pytest.mark.parametrize(("jobs", "threads"), [(1, None), (2, "4"), (3, "2"), (20, "1")])
 def test_processors_are_divided_among_jobs(
     jobs: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.study.sweep.threads.processors", lambda: 8)
+    monkeypatch.setattr("pipeline.study.sweep.threads.count_processors", lambda: 8)
     environment: dict[str, str] = {}
     monkeypatch.setattr("pipeline.study.sweep.threads.os.environ", environment)
     limit_threads({"n_jobs": jobs})
@@ -59,10 +59,10 @@ RAY = {"_target_": "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"}
 def test_separate_processes_share_the_processors(
     launcher: dict[str, Any], given: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.study.sweep.threads.processors", lambda: 8)
+    monkeypatch.setattr("pipeline.study.sweep.threads.count_processors", lambda: 8)
     environment: dict[str, str] = {}
     monkeypatch.setattr("pipeline.study.sweep.threads.os.environ", environment)
-    assert jobs_at_once(launcher, given) == at_once
+    assert count_jobs_at_once(launcher, given) == at_once
     with share_processors(launcher, given):
         assert environment.get(THREADS) == (str(8 // at_once) if at_once > 1 else None)
         limit_threads(launcher)

@@ -13,7 +13,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.strict_json import json_text
 from pipeline.stages.record.run_directory import SUMMARY
 from pipeline.study.sweep.directory import JobSummary, write_overrides
-from pipeline.study.sweep.verdict import PairedVerdict, judge, read_verdict
+from pipeline.study.sweep.verdict import PairedVerdict, judge_pairs, read_verdict
 
 VALUES_A = (0.90, 0.92, 0.88, 0.91, 0.89, 0.93)
 
@@ -32,7 +32,7 @@ def make_pairs(
 
 
 def test_better_side_has_its_interval_and_unpaired_cost() -> None:
-    verdict = judge(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018]), "accuracy")
+    verdict = judge_pairs(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018]), "accuracy")
     assert verdict.better == "B"
     assert verdict.is_final
     assert 0 < verdict.low < 0.02 < verdict.high
@@ -43,7 +43,7 @@ def test_better_side_has_its_interval_and_unpaired_cost() -> None:
 
 def test_smaller_loss_is_better() -> None:
     pairs = make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018], "loss")
-    verdict = judge(pairs, "loss")
+    verdict = judge_pairs(pairs, "loss")
     assert verdict.better == "A"
     assert "A is better by 0.02 in loss" in str(verdict)
     assert "after 6 pairs: keep A" in str(verdict)
@@ -52,11 +52,13 @@ def test_smaller_loss_is_better() -> None:
 
 def test_later_pairs_do_not_change_a_verdict() -> None:
     decided = make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018])
-    assert judge(decided, "accuracy") == judge(decided + make_pairs([-1.0, 1.0]), "accuracy")
+    assert judge_pairs(decided, "accuracy") == judge_pairs(
+        decided + make_pairs([-1.0, 1.0]), "accuracy"
+    )
 
 
 def test_undecided_verdict_names_the_largest_possible_difference() -> None:
-    verdict = judge(make_pairs([0.02, -0.02, 0.01, -0.01, 0.02, -0.03, 0.01]), "accuracy")
+    verdict = judge_pairs(make_pairs([0.02, -0.02, 0.01, -0.01, 0.02, -0.03, 0.01]), "accuracy")
     assert verdict.better is None
     assert not verdict.is_final
     assert str(verdict).startswith(f"no difference above {verdict.largest:.2g} in accuracy after 7")
@@ -64,14 +66,16 @@ def test_undecided_verdict_names_the_largest_possible_difference() -> None:
 
 
 def test_verdict_reports_the_split_uncertainty() -> None:
-    verdict = judge(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018], count=100), "accuracy")
+    verdict = judge_pairs(
+        make_pairs([0.02, 0.021, 0.019, 0.02, 0.022, 0.018], count=100), "accuracy"
+    )
     share = 0.915
     assert verdict.split_error == pytest.approx(1.96 * (share * (1 - share) / 100) ** 0.5)
     assert "its 100 samples leave accuracy uncertain by 0.055" in str(verdict.describe_split())
 
 
 def test_identical_metrics_have_a_difference_of_exactly_zero() -> None:
-    verdict = judge(make_pairs([0.0] * 6), "accuracy")
+    verdict = judge_pairs(make_pairs([0.0] * 6), "accuracy")
     assert verdict.is_final
     assert str(verdict) == "the difference is exactly 0 in all metrics after 6 pairs: keep A"
     facts = json.loads(json_text(verdict.to_dict()))
@@ -81,14 +85,14 @@ def test_identical_metrics_have_a_difference_of_exactly_zero() -> None:
 def test_one_equal_metric_is_not_identical_metrics() -> None:
     pairs = make_pairs([0.0] * 6)
     other = JobSummary(status="done", metrics={**pairs[0][1].metrics, "loss": 1.0})
-    verdict = judge([(pairs[0][0], other), *pairs[1:]], "accuracy")
+    verdict = judge_pairs([(pairs[0][0], other), *pairs[1:]], "accuracy")
     assert not verdict.is_final
     assert str(verdict) == "no difference above 0.0001 in accuracy after 6 pairs: keep A"
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_verdict_requires_six_pairs(count: int) -> None:
-    verdict = judge(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022][:count]), "accuracy")
+    verdict = judge_pairs(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022][:count]), "accuracy")
     assert str(verdict) == f"no verdict after {count} pair{'s' * (count > 1)}: it takes at least 6"
     assert json.loads(json_text(verdict.to_dict()))["low"] is None
 

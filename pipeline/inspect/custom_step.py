@@ -1,24 +1,57 @@
-"""Profile of a custom step: how it spends its time, and what limits it."""
+"""Profile and forecast of a custom step, as `pipeline.sink` runs it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from pipeline.backends.base import Executable
 from pipeline.backends.graph.hlo_program import parse_program
+from pipeline.backends.loading.loader import Loader
+from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.xla import XlaBackend
+from pipeline.checkpoint.host_state import HostState
 from pipeline.config.cache import cache_root
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.host.platforms import platform_of
 from pipeline.engine.batches import IteratorBatches
+from pipeline.engine.history import History
+from pipeline.engine.hooks import Hooks
+from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.monitors import convert_write_errors
-from pipeline.engine.run_sink import choose_size, compile_sink, prepare_sink
-from pipeline.engine.schedule import RunSchedule
+from pipeline.engine.non_finite_step import NonFiniteStepError
+from pipeline.engine.run_sink import (
+    PreparedSink,
+    choose_size,
+    compile_sink,
+    default_device,
+    prepare_sink,
+)
+from pipeline.engine.schedule import RunSchedule, Schedule
 from pipeline.engine.sink import SinkSettings
-from pipeline.engine.user_step import SinkProgram, Step, copy_state
-from pipeline.inspect.custom_step.open_step import OpenStep, open_step, run_steps, time_sinks
+from pipeline.engine.step_checks import LOSS
+from pipeline.engine.user_step import (
+    NO_RATES,
+    CustomState,
+    SinkProgram,
+    Step,
+    UserStep,
+    copy_state,
+    has_slow_loop,
+    lower_step,
+)
+from pipeline.inspect.forecast.host_forecast import HOST_STEPS, HostForecast, time_parts
 from pipeline.inspect.profiler.compilations import watch_compilations
 from pipeline.inspect.profiler.measured_profile import (
     bytes_of_tree,
@@ -38,9 +71,12 @@ from pipeline.inspect.profiler.step_profile import HostTime, StepProfile
 from pipeline.inspect.profiler.verdict import Evidence, SinkGain, decide
 from pipeline.stages.autosink.dispatch_costs import (
     SINKS,
+    DispatchClock,
+    Timing,
     compute_lower_quartile,
     estimate_gain_error,
 )
+from pipeline.training.parallel.placement import DevicePlacement
 
 SPEC = ProfileSpec(
     mode="only",
@@ -62,6 +98,67 @@ TRIAL_MS = 150.0
 """Least time of a trial of a sink's size."""
 FASTER_ITERATOR = "read batches faster: in several threads or processes, or from arrays"
 FASTER_ARRAYS = "transfer less: smaller types, such as uint8, which the step converts"
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A checked step, the device, and the loader of its batches."""
+
+    prepared: PreparedSink
+    placement: DevicePlacement
+    loader: Loader
+
+    @property
+    def name(self) -> str:
+        function = self.prepared.step.function
+        return str(getattr(function, "__name__", type(function).__name__))
+
+    @property
+    def device_text(self) -> str:
+        """The device, as the commands print it."""
+        return XlaBackend(self.placement).describe()["device"]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples in a batch: the length of its first array, or 1."""
+        first = jax.tree.leaves(self.prepared.source.layout.spec)[0]
+        return int(first.shape[0]) if first.shape else 1
+
+
+@contextmanager
+def open_step(prepared: PreparedSink, steps: int) -> Iterator[OpenStep]:
+    """Open the data of at most `steps` steps, on the device that jax uses by default."""
+    placement = DevicePlacement((default_device(),))
+    loader = prepared.source.open_loader(placement, 0, steps)
+    try:
+        yield OpenStep(prepared, placement, loader)
+    finally:
+        loader.close()
+
+
+def run_steps(executable: object, state: CustomState, schedule: RunSchedule) -> DispatchClock:
+    """Run the steps of a schedule from step 0 in the engine's loop, without logs.
+
+    `executable` is a `SinkProgram`, or has its methods. The state is consumed. Returns the clock
+    with the end of each dispatch. Raises RunError if a loss isn't finite.
+    """
+    watch = DispatchClock()
+    program = Program(cast(Executable, executable))
+    state_of_loop = cast(Any, state)
+    hooks = Hooks(monitors=(watch,))
+    history = History(0)
+    try:
+        exhaust(train(program, state_of_loop, Schedule(schedule), hooks, HostState(), history))
+    except NonFiniteStepError as error:
+        reason = f"{LOSS} isn't finite, so its steps can't be timed"
+        raise RunError(f"step {history.step + 1}: {reason}") from error
+    return watch
+
+
+def time_sinks(program: SinkProgram, state: CustomState, sink_steps: int, steps: int) -> Timing:
+    """Time steps in sinks, without the first sink. Raises RunError if a loss isn't finite."""
+    schedule = RunSchedule(steps, steps, sink_steps)
+    return run_steps(program, program.put(state), schedule).make_timing(sink_steps)
 
 
 def profile_step(
@@ -119,7 +216,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
             profiled.end_trace()
     if not profiled.traced:
         raise RunError(f"profile: the trace of {opened.device_text} has no operations")
-    dispatches = profiled.dispatches
+    first_s = profiled.dispatches[0].end_s
     run = record_run(
         profiled,
         name=opened.name,
@@ -127,15 +224,14 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         spec=SPEC,
         device=opened.device_text,
         state_bytes={"state": bytes_of_tree(prepared.state.state)},
-        compilations=tuple(c for c in watch.compilations if dispatches[0].end_s < c.ended_s),
+        compilations=tuple(c for c in watch.compilations if first_s < c.ended_s),
         memory=program_memory(program.program),
         program=hlo,
     )
     folder = cache_root(CacheSpec(root=None, compiled=False))
     profile, operations = profile_with_peaks(run, profiled.traced, opened.placement.device, folder)
     evidence = _collect_evidence(opened, program, profile, size)
-    traced = tuple(dispatch for dispatch in dispatches if dispatch.traced)
-    return ProfileReport((evidence.profile,), decide(evidence), operations, traced)
+    return ProfileReport((evidence.profile,), decide(evidence), operations)
 
 
 def _collect_evidence(
@@ -186,3 +282,57 @@ def _measure_sink_gain(
     return SinkGain(
         longer, compute_lower_quartile(longer_ms), compute_lower_quartile(current_ms), error
     )
+
+
+def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
+    """Forecast the time of `step(state, batch) -> (state, metrics)` here, without compiling it.
+
+    It is the sum of the times of the step's parts, as in the command `forecast`. `state` and
+    `batch` are arrays or trees of arrays, and aren't changed.
+
+    Raises ValueError for a step or a state that `pipeline.sink` refuses, and DataError for a batch
+    that it refuses.
+    """
+    prepared = prepare_sink(step, state, repeat(batch), SinkSettings(HOST_STEPS, 1))
+    with open_step(prepared, HOST_STEPS) as opened:
+        device = opened.placement.device
+        lowered, _ = lower_step(prepared.step, prepared.spec, device, None)
+        program = _trace_step(lowered, prepared.state, opened.loader.window(0).inputs)
+        looped = not has_slow_loop(prepared.step, prepared.spec, device)
+        device_time = time_parts(program, device, looped=looped)
+        dtypes = {leaf.dtype for leaf in jax.tree.leaves(prepared.spec)}
+        float_types = sorted(d.name for d in dtypes if jnp.issubdtype(d, jnp.floating))
+        return HostForecast(
+            recipe=opened.name,
+            device=opened.device_text,
+            precision=", ".join(float_types) or "no floating point",
+            host_ms=_measure_host_ms(opened),
+            **vars(device_time),
+        )
+
+
+def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJaxpr:
+    """Trace a step as in the body of the loop, with the choice of its batch."""
+
+    def compute(
+        state: CustomState, inputs: Inputs, position: Any
+    ) -> tuple[CustomState, tuple[Any, ...]]:
+        after, row = step(state, batch_at(inputs, position), jnp.asarray(NO_RATES))
+        return after, tuple(row)
+
+    return jax.make_jaxpr(compute)(state, inputs, np.int32(0))
+
+
+def _measure_host_ms(opened: OpenStep) -> float:
+    """Return the milliseconds of an empty step: the host's time for each step."""
+    user_step = opened.prepared.step
+    metrics = dict.fromkeys(user_step.traced.metrics, np.float32(0))
+
+    def do_nothing(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        return state, metrics
+
+    idle = user_step.with_function(do_nothing)
+    state = copy_state(opened.prepared.state, opened.placement)
+    program = SinkProgram(idle, state, opened.loader, opened.placement, single_steps=True)
+    steps = opened.loader.window(0).stop
+    return float(time_sinks(program, state, 1, steps).dispatch_ms.min())

@@ -1,1 +1,0 @@
-"""Profile and forecast of a custom step, as `pipeline.sink` runs it."""
