@@ -20,7 +20,7 @@ from pipeline.core.errors import DataError, RunError
 from pipeline.inspect import forecast_step, profile_step
 from tests.engine.steps import BATCH, batches, make_data, make_state, step
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 READ_MS = 5.0
 
 
