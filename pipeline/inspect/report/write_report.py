@@ -308,9 +308,9 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
                 if not wrong[index].any():
                     return
                 is_true = np.asarray(predictions.true[index], bool)
-                extra = [f"+{names[i]}" for i in np.flatnonzero(wrong[index] & ~is_true)]
-                lacking = [f"-{names[i]}" for i in np.flatnonzero(wrong[index] & is_true)]
-                true_labels = [names[i] for i in np.flatnonzero(is_true)]
+                extra = [f"+{names[i]}" for i in np.flatnonzero(wrong[index] & ~is_true).tolist()]
+                lacking = [f"-{names[i]}" for i in np.flatnonzero(wrong[index] & is_true).tolist()]
+                true_labels = [names[i] for i in np.flatnonzero(is_true).tolist()]
                 label = f"is {', '.join(true_labels) or 'none'}"
                 yield WorstSample(index, ", ".join([*extra, *lacking]), label)
 
