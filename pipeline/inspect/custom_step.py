@@ -331,7 +331,7 @@ def _measure_host_ms(opened: OpenStep) -> float:
     def do_nothing(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         return state, metrics
 
-    idle = user_step.with_function(do_nothing)
+    idle = replace(user_step, function=do_nothing)
     state = copy_state(opened.prepared.state, opened.placement)
     program = SinkProgram(idle, state, opened.loader, opened.placement, single_steps=True)
     steps = opened.loader.window(0).stop
