@@ -13,7 +13,7 @@ from pipeline.core.errors import PipelineError
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-Precision = Literal["O0", "O2", "O3"]
+Precision = Literal["O0", "O1", "O2", "O3"]
 TuneMode = Literal["exhaustive", "ga", "rl", "rl,ga"]
 MAX_DEVICES = 1024
 

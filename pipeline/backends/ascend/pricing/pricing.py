@@ -267,9 +267,10 @@ class Pricing:
     def _make_key(self, config: ExecutionConfig) -> tuple[Any, ...]:
         """Return the options that tasks and their times depend on, as a key of the caches."""
         if config.precision not in (*get_args(Precision), None):
+            names = ", ".join(get_args(Precision))
             raise OptionError(
-                f"precision = {config.precision!r}: must be one of O0, O2, O3, or None for the "
-                "traced types"
+                f"precision = {config.precision!r}: must be one of {names}, or None for the traced "
+                "types"
             )
         by_op = config.mode == "op_by_op"
         tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
