@@ -296,6 +296,7 @@ class Pricing:
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,
+            prefetches=torch,
             op_launch_us=hardware.pytorch_op_launch_us if torch else hardware.op_launch_us,
         )
 
