@@ -23,9 +23,9 @@ from pipeline.backends.graph.graph import Graph, Node
 FLOAT32_FUNCTIONS = frozenset(("gelu", "layer_norm", "log_softmax", "softmax", "_softmax"))
 """Names of jitted functions, and of layers without their numbers."""
 FLOAT32_PRIMITIVES = frozenset(
-    ("cumsum", "cumprod", "exp", "exp2", "expm1", "log", "log1p", "log2")
+    ("cumsum", "cumprod", "erf", "erfc", "exp", "exp2", "expm1", "log", "log1p", "log2")
 )
-"""Powers and roots are left out: they are parts of a normalisation."""
+"""The error function is GELU's. Powers and roots are left out, as parts of a normalisation."""
 
 
 def choose_autocast_dtypes(
