@@ -37,6 +37,9 @@ LONGEST_CHAIN = 100
 """Most operations in a chain within one kernel. The vendor's fusion passes stop far earlier; chains
 of thousands of operations don't fit a kernel."""
 
+MAX_SEARCHED_NODES = 300
+"""A value with more nodes than this between it and the ends of its kernels is always in memory."""
+
 
 class Kernels:
     """Groups of nodes that become a graph's kernels. Nodes are positions, values are indices.
@@ -139,7 +142,10 @@ class Kernels:
                     self.stored.add(out)
 
     def _store_expensive_values(self) -> None:
-        """Store large values of several kernels: results of ops, and values cheaper to read."""
+        """Store large values that several kernels need: results of ops, and values cheaper to read.
+
+        If the kernels also read a source for other values, reading it costs nothing.
+        """
         users = self._find_kernel_keys()
         sources: dict[int, frozenset[int]] = {}
         for position, node in enumerate(self.graph.nodes):
@@ -156,8 +162,7 @@ class Kernels:
                 is_shared = self._is_large(out) and len(users.get(out, ())) > 1
                 if not is_shared or out in self.stored:
                     continue
-                read_bytes = sum(map(self.nbytes, node_sources))
-                if self._ends_op(position) or read_bytes > RECOMPUTE_RATIO * self.nbytes(out):
+                if self._ends_op(position) or self._is_expensive(out, node_sources):
                     self.stored.add(out)
 
     def _ends_op(self, position: int) -> bool:
@@ -173,6 +178,52 @@ class Kernels:
         node = self.graph.nodes[position]
         users = self.dataflow.consumers.get(node.outputs[0], ())
         return any(_identify_op(self.graph.nodes[user]) != _identify_op(node) for user in users)
+
+    def _is_expensive(self, out: int, sources: set[int]) -> bool:
+        """Return whether computing a value reads many more bytes than the value has."""
+        limit = RECOMPUTE_RATIO * self.nbytes(out)
+        if sum(map(self.nbytes, sources)) <= limit:
+            return False
+        ends = self._find_ends(out)
+        if ends is None:
+            return True
+        for end in ends:
+            other_sources = self._find_other_sources(out, end)
+            if other_sources is None or sum(map(self.nbytes, sources - other_sources)) > limit:
+                return True
+        return False
+
+    def _find_ends(self, value: int) -> list[int] | None:
+        """Return the last nodes of the kernels that would compute a value; None if too many."""
+        ends: dict[int, None] = {}
+        stack = [value]
+        seen = {value}
+        while stack:
+            for user in self.dataflow.consumers.get(stack.pop(), ()):
+                outputs = self.graph.nodes[user].outputs
+                if self.kinds[user] == "reduce" or any(out in self.stored for out in outputs):
+                    ends[user] = None
+                fresh = [out for out in outputs if self._is_interior(out) and out not in seen]
+                seen.update(fresh)
+                stack += fresh
+            if len(seen) + len(ends) > MAX_SEARCHED_NODES:
+                return None
+        return list(ends)
+
+    def _find_other_sources(self, value: int, end: int) -> set[int] | None:
+        """Return what the kernel that ends in a node reads besides a value; None if too many."""
+        inputs: set[int] = set()
+        stack = [end]
+        seen = {end}
+        while stack and len(seen) <= MAX_SEARCHED_NODES:
+            node = self.graph.nodes[stack.pop()]
+            for index in {self.dataflow.alias[index] for index in node.inputs} - {value}:
+                if not self._is_interior(index):
+                    inputs.add(index)
+                elif self.dataflow.producer[index] not in seen:
+                    seen.add(self.dataflow.producer[index])
+                    stack.append(self.dataflow.producer[index])
+        return inputs if not stack else None
 
     def _compute_levels(self) -> dict[int, int]:
         """Return the number of kernels in sequence that compute each value."""
