@@ -6,6 +6,7 @@ vendor's own built-in bank has is not published.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -13,18 +14,20 @@ from pipeline.backends.ascend.chip.chip_files import load_chip
 from pipeline.backends.ascend.chip.hardware import extract_hardware
 from pipeline.backends.ascend.published.workloads import trace_image_step
 from pipeline.backends.ascend.tune.autotune import BUILT_IN, TuneSettings, check_tile_entry, tune
-from pipeline.core.files.knowledge_bank import read_bank, write_bank
+from pipeline.core.files.knowledge_bank import BANK_VERSION, read_bank
 
 
 def main() -> None:
-    """Tune and write the bank."""
+    """Tune and write the bank, a product a line."""
     graph = trace_image_step("resnet50", 32, 224, 1000).tasks("O2")
     hardware = extract_hardware(load_chip("ascend910"))
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "bank.json"
         tune(graph, hardware, TuneSettings(bank_path=found))
         entries = read_bank(found, check_tile_entry)
-    write_bank(BUILT_IN, entries)
+    lines = (f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in sorted(entries.items()))
+    head = f'{{\n "version": {BANK_VERSION},\n "entries": {{\n'
+    BUILT_IN.write_text(head + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
     print(f"{len(entries)} products in {BUILT_IN.name}")
 
 

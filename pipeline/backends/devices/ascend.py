@@ -39,8 +39,9 @@ class Ascend(Chip, DeviceSpec):
     """Stack whose launches and conversions are priced: mindspore_graph, mindspore_eager or
     pytorch_eager, or one with its version (mindspore_graph@1.8); null: MindSpore's, in the launch
     mode."""
-    precision: Literal["O0", "O2", "O3"] | None
-    """MindSpore's amp_level of the priced step; null: the step's own types."""
+    precision: Literal["O0", "O1", "O2", "O3"] | None
+    """Level of mixed precision of the priced step, O1 as in apex, others as in MindSpore; null: the
+    step's own types."""
     all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
     """Indices of parameters at which gradients are split into all-reduces; null: one for all."""
     host_workers: PositiveInt

@@ -122,6 +122,7 @@ def options(draw: st.DrawFn) -> StepOptions:
         batch_bytes=draw(st.integers(0, 1 << 30)),
         host_images_per_s=draw(st.none() | st.floats(10.0, 1e5)),
         data_sink=draw(st.booleans()),
+        prefetches=draw(st.booleans()),
         op_launch_us=draw(st.none() | st.floats(0.0, 400.0)),
         ai_cpu_streams=draw(st.integers(1, 13)),
     )

@@ -10,20 +10,19 @@ import yaml
 
 from benchmarks.ascend_fit.calibrate import (
     HUBER,
+    PRIOR_LOG_SD,
     PROBES,
     TASK_US_PRIOR,
-    TRACED_LOG_SD,
-    UNTRACED_LOG_SD,
     Parts,
     fit,
     split_by_group,
     unit_ms,
 )
-from pipeline.backends.ascend.cost.efficiency import CALIBRATION_FILE, GROUPS, TRACED
+from pipeline.backends.ascend.cost.efficiency import CALIBRATION_FILE, GROUPS
 from pipeline.backends.ascend.published.workloads import Quality, load_published_steps
 
 PRIOR = np.array([0.0] * len(GROUPS) + [TASK_US_PRIOR[0]])
-SPREADS = [TRACED_LOG_SD if group in TRACED else UNTRACED_LOG_SD for group in GROUPS]
+SPREADS = [PRIOR_LOG_SD[group] for group in GROUPS]
 
 
 @pytest.mark.slow

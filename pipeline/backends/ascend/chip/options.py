@@ -13,7 +13,7 @@ from pipeline.core.errors import PipelineError
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-Precision = Literal["O0", "O2", "O3"]
+Precision = Literal["O0", "O1", "O2", "O3"]
 TuneMode = Literal["exhaustive", "ga", "rl", "rl,ga"]
 MAX_DEVICES = 1024
 
@@ -103,6 +103,9 @@ class StepOptions:
     data_sink: bool = True
     """Whether `graph_sink` reads batches from the queue on the device. `loop_sink` always does,
     `op_by_op` never (MindSpore's `dataset_sink_mode` sets all three)."""
+    prefetches: bool = False
+    """Whether a batch is copied on a stream of its own while the step before runs, as by
+    `data_prefetcher` of apex's scripts (examples/imagenet/main_amp.py)."""
     op_launch_us: float | None = None
     """Host time of one op, instead of the chip's."""
     ai_cpu_streams: int = 1
@@ -124,6 +127,11 @@ class StepOptions:
     def uses_queue(self) -> bool:
         """Whether batches come from the queue on the device."""
         return self.mode == "loop_sink" or (self.mode == "graph_sink" and self.data_sink)
+
+    @property
+    def copies_ahead(self) -> bool:
+        """Whether a batch is copied before its step."""
+        return self.uses_queue or self.prefetches
 
     @property
     def steps_per_launch(self) -> int:

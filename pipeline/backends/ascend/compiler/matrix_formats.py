@@ -243,14 +243,14 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
             continue
         is_update = task.cost_class == "bn_update"
         for index in task.reads:
-            is_half = _is_half_map(buffers[index], task.vector)
+            is_half = is_half_map(buffers[index], task.vector)
             if is_half and index not in copies and not (is_update and task.phase == "forward"):
-                copies[index] = _add_copy(buffers, index)
-                tasks.append(_make_cast(task, index, copies[index], task.vector))
+                copies[index] = add_float32_copy(buffers, index)
+                tasks.append(make_cast(task, index, copies[index], task.vector))
         result = task.writes[0]
         casts_result = is_layer_norm or (is_update and task.phase == "backward")
-        is_widened = casts_result and _is_half_map(buffers[result], task.vector)
-        output = _add_copy(buffers, result) if is_widened else result
+        is_widened = casts_result and is_half_map(buffers[result], task.vector)
+        output = add_float32_copy(buffers, result) if is_widened else result
         places[place] = len(tasks)
         tasks.append(
             replace(
@@ -261,7 +261,7 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
             )
         )
         if is_widened:
-            tasks.append(_make_cast(task, output, result, task.vector))
+            tasks.append(make_cast(task, output, result, task.vector))
     return graph.with_tasks(tasks, places, buffers)
 
 
@@ -284,11 +284,11 @@ def _widen(buffer: Buffer) -> Buffer:
     return replace(buffer, dtype="float32", nbytes=FLOAT32_BYTES_PER_FLOAT16 * buffer.nbytes)
 
 
-def _is_half_map(buffer: Buffer, work: VectorWork) -> bool:
+def is_half_map(buffer: Buffer, work: VectorWork) -> bool:
     return buffer.dtype in ("float16", "bfloat16") and math.prod(buffer.shape) == work.elements
 
 
-def _add_copy(buffers: list[Buffer], index: int) -> int:
+def add_float32_copy(buffers: list[Buffer], index: int) -> int:
     """Add a float32 copy of a buffer, and return its index."""
     copy = _widen(buffers[index])
     place = len(buffers)
@@ -296,7 +296,7 @@ def _add_copy(buffers: list[Buffer], index: int) -> int:
     return place
 
 
-def _make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
+def make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
     return Task(
         "Cast", task.scope, "vector", task.phase, "cast", (source,), (copy,),
         vector=VectorWork(work.elements, "float32"), repeat=task.repeat,

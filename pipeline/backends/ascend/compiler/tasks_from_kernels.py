@@ -20,6 +20,7 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
     simplify_permutation,
 )
+from pipeline.backends.ascend.compiler.autocast import cast_operands, choose_autocast_dtypes
 from pipeline.backends.ascend.compiler.buffers import Buffers, InsertedOps
 from pipeline.backends.ascend.compiler.dataflow import TINY_ELEMENTS, find_gradients
 from pipeline.backends.ascend.compiler.fusion import fuse_kernels
@@ -96,6 +97,8 @@ def lower(graph: Graph, signature: Signature, options: LoweringOptions) -> TaskG
     lowered = _Lowering(graph, signature, options).run(unsupported)
     if options.keep_batchnorm_fp32:
         lowered = keep_norms_in_float32(lowered)
+    if options.precision == "O1":
+        lowered = cast_operands(lowered)
     patterns = load_patterns().select(options.core, options.without)
     fused = lowered if options.by_op else fuse_kernels(lowered, patterns)
     if options.core == "split":
@@ -111,8 +114,6 @@ class _Lowering:
         self.signature = signature
         self.options = options
         self.phases = find_phases(graph, set(signature.parameters))
-        all_inputs = {*signature.parameters, *signature.state, *signature.inputs}
-        self.dtypes = choose_dtypes(graph, self.phases, all_inputs, options.precision)
         self.kernels = Kernels(
             graph,
             self.phases,
@@ -120,6 +121,7 @@ class _Lowering:
             by_op=options.by_op,
         )
         self.dataflow = self.kernels.dataflow
+        self.dtypes = self._choose_dtypes()
         self.alias = self.dataflow.alias
         self.matrix_layout: Layout = "ND" if options.core == "split" else "FRACTAL_NZ"
         self.buffers = Buffers(
@@ -168,6 +170,13 @@ class _Lowering:
             unsupported=dict(unsupported),
             aliases=self.buffers.find_aliases(),
         )
+
+    def _choose_dtypes(self) -> tuple[str, ...]:
+        signature = self.signature
+        inputs = {*signature.parameters, *signature.state, *signature.inputs}
+        if self.options.precision == "O1":
+            return choose_autocast_dtypes(self.graph, self.phases, self.dataflow.kinds, inputs)
+        return choose_dtypes(self.graph, self.phases, inputs, self.options.precision)
 
     def _count_outcomes(self, kernels: list[Kernel]) -> dict[str, int]:
         """Count all equations by outcome, as in `TaskGraph.primitives`."""

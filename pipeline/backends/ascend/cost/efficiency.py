@@ -29,8 +29,6 @@ GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
     }
 )
 """Classes that share a multiplier. Other classes keep the rates fitted to kernels."""
-TRACED = ("products", "windows")
-"""Groups with timed kernels from more than one network."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,10 +79,10 @@ def _list_candidates(
 
 def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     """Return the changes that keep the batch size."""
-    if config.precision in ("O0", None):
+    if config.precision in ("O0", "O1", None):
         what = "float16 but for batch normalisation and the loss"
         yield "precision", what, "device.precision=O2", {"precision": "O2"}
-    if config.precision in ("O0", "O2"):
+    if config.precision in ("O0", "O1", "O2"):
         what = "float16 throughout, batch normalisation included"
         yield "precision", what, "device.precision=O3", {"precision": "O3"}
     if config.mode == "op_by_op":

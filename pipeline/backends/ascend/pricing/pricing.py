@@ -267,9 +267,10 @@ class Pricing:
     def _make_key(self, config: ExecutionConfig) -> tuple[Any, ...]:
         """Return the options that tasks and their times depend on, as a key of the caches."""
         if config.precision not in (*get_args(Precision), None):
+            names = ", ".join(get_args(Precision))
             raise OptionError(
-                f"precision = {config.precision!r}: must be one of O0, O2, O3, or None for the "
-                "traced types"
+                f"precision = {config.precision!r}: must be one of {names}, or None for the traced "
+                "types"
             )
         by_op = config.mode == "op_by_op"
         tuning = (config.auto_tune, config.tune_bank, config.repeat_tune)
@@ -295,6 +296,7 @@ class Pricing:
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,
+            prefetches=torch,
             op_launch_us=hardware.pytorch_op_launch_us if torch else hardware.op_launch_us,
         )
 

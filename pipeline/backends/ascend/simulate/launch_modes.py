@@ -163,17 +163,17 @@ def compute_boundary(
     """Return the boundary before a step that runs for `run_us`.
 
     A queue fills while the device computes and while the host runs callbacks. So the device waits
-    for data only if preparing or copying a batch takes longer than a step. Without a queue
-    the copy is a part of the step, and workers prepare the next batch during the step.
+    for data only if preparing or copying a batch takes longer than a step. Without a queue or a
+    prefetcher the copy is a part of the step, and workers prepare the next batch during the step.
     """
     host_us = hw.host_step_us
     if options.mode != "op_by_op":
         host_us = (host_us + hw.graph_launch_us) / options.steps_per_launch
     distributed = options.devices > 1
     interval_us = hw.sink_interval_distributed_us if distributed else hw.sink_interval_us
-    copy_us = 0.0 if options.uses_queue else loader.pcie_us
+    copy_us = 0.0 if options.copies_ahead else loader.pcie_us
     interval_us = max(interval_us, copy_us)
-    due_us = loader.period_us if options.uses_queue else loader.host_us
+    due_us = loader.period_us if options.copies_ahead else loader.host_us
     wait_us = max(0.0, due_us - (host_us + interval_us + run_us))
     return Boundary(host_us, wait_us, copy_us, interval_us, loader)
 

@@ -208,10 +208,10 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
         "mode = '': must be one of op_by_op, graph_sink, loop_sink",
     ),
     "no such precision": (
-        lambda: price(linear_step, WEIGHTS, BATCH, precision="O1"),  # type: ignore[arg-type]
+        lambda: price(linear_step, WEIGHTS, BATCH, precision="O4"),  # type: ignore[arg-type]
         OptionError,
         2,
-        "precision = 'O1': must be one of O0, O2, O3",
+        "precision = 'O4': must be one of O0, O1, O2, O3",
     ),
     "no such chip": (
         lambda: price(linear_step, WEIGHTS, BATCH, hardware="ascend911"),
@@ -336,7 +336,7 @@ def test_unsupported_mode_is_not_in_the_report() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": ["O2"]}, "precision = ['O2']: must be one of O0, O2, O3"),
+        ({"precision": ["O2"]}, "precision = ['O2']: must be one of O0, O1, O2, O3"),
         ({"sink_size": float("nan")}, "sink_size = nan: must be a whole number"),
         ({"sink_size": float("inf")}, "sink_size = inf: must be a whole number"),
         ({"sink_size": "10"}, "sink_size = '10': must be a whole number"),

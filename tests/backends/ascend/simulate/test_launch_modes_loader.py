@@ -73,6 +73,21 @@ def test_batch_without_data_sink_is_copied_within_the_step() -> None:
     assert line.step_us == pytest.approx(1500 + 242 + 10_000 + 100.11)
 
 
+def test_prefetched_batch_is_copied_during_the_step_before() -> None:
+    graph, times = chain(20_000.0)
+    serial, ahead = (
+        schedule(
+            graph,
+            times,
+            HW,
+            StepOptions(mode="op_by_op", batch_bytes=160_000_000, prefetches=prefetches),
+        )
+        for prefetches in (False, True)
+    )
+    assert serial.step_us - ahead.step_us == pytest.approx(10_000 - HW.sink_interval_us)
+    assert ahead.exposed_us["data"] == pytest.approx(HW.sink_interval_us)
+
+
 def test_queue_is_limited_to_100_batches_or_2_gib() -> None:
     assert count_queue_batches(StepOptions(batch_bytes=0), HW) == 100
     assert count_queue_batches(StepOptions(batch_bytes=1000), HW) == 100
