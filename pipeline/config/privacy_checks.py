@@ -10,130 +10,89 @@ from pipeline.core.files.value_text import show
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.engine.callbacks.events import TRAINED
 
+Problem = tuple[str, object, str]
+"""A key, its value, and what the value must be."""
+
 
 def check_privacy(recipe: Recipe) -> Iterator[str]:
     """In a private run only noisy gradients depend on training samples, each on its own."""
-    if recipe.privacy is None:
-        return
-    for key, (is_refused, value, rule) in {
-        **_list_mixing_keys(recipe),
-        **_list_reading_keys(recipe),
-    }.items():
-        if is_refused:
+    if recipe.privacy is not None:
+        for key, value, rule in (*_find_mixing(recipe), *_find_reading(recipe)):
             yield f"{key} = {show(value)}: {rule} with privacy"
 
 
-def _list_mixing_keys(recipe: Recipe) -> dict[str, tuple[bool, object, str]]:
-    """Return the keys that may make a gradient depend on several samples, by key: whether the value
-    is refused, the value, and what it must be."""
+def _find_mixing(recipe: Recipe) -> Iterator[Problem]:
+    """Yield the keys that may make a gradient depend on several samples."""
     train = recipe.train
     split = recipe.dataset.train
-    parallel = recipe.parallel
     scale = resolve_loss_scale(recipe)
-    loss = train.loss
-    return {
-        "train.loss.reduction": (loss.reduction != "mean", loss.reduction, "must be mean"),
-        "train.loss.hardest_share": (
-            loss.hardest_share < 1,
-            loss.hardest_share,
-            "chooses samples by the others; must be 1.0",
-        ),
-        "train.loss_scale": (
-            scale.initial != 1 or scale.skips_overflow,
-            scale.name,
-            "must be 1, as gradients are clipped in float32,",
-        ),
-        "train.on_nan": (
-            train.on_nan.name != "stop",
-            train.on_nan.name,
-            "must be stop, as gradients that aren't finite count as 0,",
-        ),
-        "train.gradients": (
-            train.gradients.name != "plain",
-            train.gradients.name,
-            "must be plain, as each sample's gradient is clipped,",
-        ),
-        "train.optimizer": (
-            train.optimizer.observes_layers,
-            train.optimizer.name,
-            "reads samples without noise; must be another optimizer",
-        ),
-        "train.remat": (train.remat != "none", train.remat, "must be none"),
-        "train.jit_layers": (bool(train.jit_layers), list(train.jit_layers), "must be []"),
-        "parallel.mode": (
-            parallel.mode not in ("none", "data"),
-            parallel.mode,
-            "must be none or data",
-        ),
-        "parallel.mirror_mean": (not parallel.mirror_mean, False, "must be true"),
-        "dataset.buckets": (bool(recipe.dataset.buckets), "set", "must be null"),
-        **{
-            f"dataset.train.ops.{position} ({op.name})": (
-                isinstance(op, BatchOp),
-                op.name,
-                "mixes samples; must be another op",
-            )
-            for position, op in enumerate(split.ops)
-        },
-        **{
-            f"dataset.train.{name}": (value != none, value, f"must be {show(none)}")
-            for name, none, value in (
-                ("balance", False, split.balance),
-                ("interleave", None, split.interleave),
-                ("num_shards", None, split.num_shards),
-                ("repeat", 1, split.repeat),
-            )
-        },
-    }
+    if train.loss.reduction != "mean":
+        yield "train.loss.reduction", train.loss.reduction, "must be mean"
+    if train.loss.hardest_share < 1:
+        rule = "chooses samples by the others; must be 1.0"
+        yield "train.loss.hardest_share", train.loss.hardest_share, rule
+    if scale.initial != 1 or scale.skips_overflow:
+        yield "train.loss_scale", scale.name, "must be 1, as gradients are clipped in float32,"
+    if train.on_nan.name != "stop":
+        rule = "must be stop, as gradients that aren't finite count as 0,"
+        yield "train.on_nan", train.on_nan.name, rule
+    if train.gradients.name != "plain":
+        rule = "must be plain, as each sample's gradient is clipped,"
+        yield "train.gradients", train.gradients.name, rule
+    if train.optimizer.observes_layers:
+        rule = "reads samples without noise; must be another optimizer"
+        yield "train.optimizer", train.optimizer.name, rule
+    if train.remat != "none":
+        yield "train.remat", train.remat, "must be none"
+    if train.jit_layers:
+        yield "train.jit_layers", list(train.jit_layers), "must be []"
+    if recipe.parallel.mode not in ("none", "data"):
+        yield "parallel.mode", recipe.parallel.mode, "must be none or data"
+    if not recipe.parallel.mirror_mean:
+        yield "parallel.mirror_mean", False, "must be true"
+    if recipe.dataset.buckets:
+        yield "dataset.buckets", "set", "must be null"
+    for position, op in enumerate(split.ops):
+        if isinstance(op, BatchOp):
+            key = f"dataset.train.ops.{position} ({op.name})"
+            yield key, op.name, "mixes samples; must be another op"
+    plain = {"balance": False, "interleave": None, "num_shards": None, "repeat": 1}
+    for name, value in plain.items():
+        if getattr(split, name) != value:
+            yield f"dataset.train.{name}", getattr(split, name), f"must be {show(value)}"
 
 
-def _list_reading_keys(recipe: Recipe) -> dict[str, tuple[bool, object, str]]:
-    """Return the keys that release something about training samples without noise."""
+def _find_reading(recipe: Recipe) -> Iterator[Problem]:
+    """Yield the keys that release something about training samples without noise."""
+    train = recipe.train
     monitor = recipe.monitor
-    loss = recipe.train.loss
-    return {
-        "train.loss": (
-            loss.counts_classes,
-            loss.name,
-            "counts training labels; must be a loss without weights of classes",
-        ),
-        "train.ledger": (recipe.train.ledger, True, "releases losses of samples; must be false"),
-        "eval.on_train": (recipe.eval.on_train, True, "releases metrics of samples; must be false"),
-        "monitor.early_stop.metric": (
-            (monitor.early_stop.metric or "").startswith(TRAINED),
-            monitor.early_stop.metric,
-            "stops by training samples; must be a metric of evaluation samples",
-        ),
-        "monitor.sample_images": (
-            monitor.tensorboard and monitor.sample_images > 0,
-            monitor.sample_images,
-            "writes training images; must be 0",
-        ),
-        "monitor.collect_every": (
-            monitor.collect_every is not None,
-            monitor.collect_every,
-            "writes gradients without noise; must be null",
-        ),
-        "checkpoint.mirror": (
-            recipe.checkpoint.mirror is not None,
-            recipe.checkpoint.mirror,
-            "copies the seed of the noise; must be null",
-        ),
-        "dump.steps": (recipe.dump.steps is not None, recipe.dump.steps, "must be null"),
-        **{
-            f"train.callbacks.{position} ({callback.name}).metric": (
-                str(getattr(callback, "metric", "")).startswith(TRAINED),
-                getattr(callback, "metric", None),
-                "decides by training samples; must be a metric of evaluation samples",
-            )
-            for position, callback in enumerate(recipe.train.callbacks)
-        },
-        **{
-            f"train.callbacks.{position}": (
-                not type(callback).__module__.startswith("pipeline."),
-                callback.name,
-                "reads losses of training samples; must be one of this package",
-            )
-            for position, callback in enumerate(recipe.train.callbacks)
-        },
-    }
+    if train.loss.counts_classes:
+        rule = "counts training labels; must be a loss without weights of classes"
+        yield "train.loss", train.loss.name, rule
+    if train.ledger:
+        yield "train.ledger", True, "releases losses of samples; must be false"
+    if recipe.eval.on_train:
+        yield "eval.on_train", True, "releases metrics of samples; must be false"
+    if (monitor.early_stop.metric or "").startswith(TRAINED):
+        rule = "stops by training samples; must be a metric of evaluation samples"
+        yield "monitor.early_stop.metric", monitor.early_stop.metric, rule
+    if monitor.tensorboard and monitor.sample_images > 0:
+        yield "monitor.sample_images", monitor.sample_images, "writes training images; must be 0"
+    if monitor.collect_every is not None:
+        rule = "writes gradients without noise; must be null"
+        yield "monitor.collect_every", monitor.collect_every, rule
+    if recipe.checkpoint.mirror is not None:
+        rule = "copies the seed of the noise; must be null"
+        yield "checkpoint.mirror", recipe.checkpoint.mirror, rule
+    if recipe.dump.steps is not None:
+        yield "dump.steps", recipe.dump.steps, "must be null"
+    for position, callback in enumerate(train.callbacks):
+        metric = getattr(callback, "metric", None)
+        if str(metric).startswith(TRAINED):
+            key = f"train.callbacks.{position} ({callback.name}).metric"
+            rule = "decides by training samples; must be a metric of evaluation samples"
+            yield key, metric, rule
+    for position, callback in enumerate(train.callbacks):
+        if not type(callback).__module__.startswith("pipeline."):
+            rule = "reads losses of training samples; must be one of this package"
+            yield f"train.callbacks.{position}", callback.name, rule
