@@ -74,10 +74,6 @@ COVERED = {
         "stages/test_measure_robustness.py",
         "the command, of small runs",
     ),
-    "pipeline.stages.robust_evaluation": (
-        "stages/test_measure_robustness.py",
-        "the evaluation that ends a run",
-    ),
     "pipeline.cli.runs.autopsy": (
         "inspect/autopsy/test_on_failure.py",
         "the command after a failure",
@@ -193,7 +189,7 @@ COVERED = {
         "the other end of the pipe",
     ),
     # Data.
-    "pipeline.data.batch": ("training/test_step.py", "types"),
+    "pipeline.data.batch": ("training/test_step.py", "types, and samples in chunks"),
     "pipeline.data.dataset": ("stages/test_data.py", "datasets of recipes"),
     "pipeline.data.mirror_transfer": (
         "data/test_download.py",

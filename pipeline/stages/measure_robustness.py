@@ -19,12 +19,16 @@ from jax.tree_util import register_dataclass
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter
-from pipeline.data.batch import Batch
+from pipeline.data.batch import read_chunks
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
 from pipeline.stages.build import make_pixel_scale
-from pipeline.training.robustness.attack_images import attack_images, count_restarts
+from pipeline.stages.record.run_directory import ROBUSTNESS
+from pipeline.stages.runner.context import CompiledRun
+from pipeline.training.parallel.placement import gather_arrays
+from pipeline.training.robustness.attack_images import attack_images
 from pipeline.training.robustness.attack_losses import AttackedNetwork
 from pipeline.training.robustness.attack_specs import (
     AnyAttack,
@@ -32,6 +36,7 @@ from pipeline.training.robustness.attack_specs import (
     BallAttack,
     CorruptionAttack,
     PgdAttack,
+    complete_attacks,
 )
 from pipeline.training.robustness.ball import compute_l2
 from pipeline.training.robustness.corruptions import CORRUPTIONS, corrupt
@@ -42,8 +47,8 @@ from pipeline.training.robustness.robustness_rows import (
     CorruptionRow,
     RobustnessReport,
 )
-from pipeline.training.state import StepConfig
-from pipeline.training.step import map_batch
+from pipeline.training.state import StepConfig, TrainState
+from pipeline.training.step import get_evaluated_weights, map_batch
 
 CHUNK_SAMPLES = 256
 
@@ -113,7 +118,7 @@ class RobustnessMeasure:
         corruptions: list[CorruptionRow] = []
         for attack in self.plan.attacks:
             if isinstance(attack, CorruptionAttack):
-                corruptions += self._corrupt(attack, chunks)
+                corruptions += self._corrupt(attack.severities, chunks)
                 continue
             rows.append(self._attack(attack, attack.attack, chunks, wrong))
             if isinstance(attack, PgdAttack):
@@ -132,22 +137,16 @@ class RobustnessMeasure:
         return report
 
     def _read_chunks(self) -> Iterator[_Chunk]:
-        """Yield the samples of the plan. The last chunk repeats samples, so that programs fit."""
+        """Yield the samples of the plan."""
         split = self.dataset.eval
         count = self.plan.samples
-        seed = jnp.asarray(seed_words(self.seed))
         map_chunk = jax.jit(partial(map_batch, self.config, self.config.eval_ops))
         rows = np.arange(count) * len(split) // count
-        for first in range(0, count, CHUNK_SAMPLES):
-            samples = rows[first : first + CHUNK_SAMPLES]
-            chunk = np.resize(samples, min(CHUNK_SAMPLES, count)).astype(np.int32)
-            columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
-            sample = jnp.asarray(chunk)
-            batch = Batch(columns, seed, jnp.int32(0), sample, jnp.int32(len(chunk)))
+        for batch, new in read_chunks(split, rows, self.seed, min(CHUNK_SAMPLES, count)):
             images, labels = map_chunk(batch)
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             pixels = self.plan.scale.to_pixels(images)
-            yield _Chunk(pixels, classes.astype(jnp.int32), sample, len(samples))
+            yield _Chunk(pixels, classes.astype(jnp.int32), batch.sample, new)
 
     def _compile(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function of the network and a chunk, with more arguments."""
@@ -201,7 +200,7 @@ class RobustnessMeasure:
         with self.reporter.clock(f"attacking by {name}"):
             for chunk, wrong_before in zip(chunks, wrong, strict=True):
                 fooled = wrong_before.copy()
-                for restart in range(count_restarts(attack)):
+                for restart in range(attack.restarts):
                     if fooled[: chunk.count].all():
                         break
                     self.check()
@@ -220,8 +219,8 @@ class RobustnessMeasure:
             attack=name,
             norm=attack.norm,
             radius=attack.radius,
-            steps=attack.num_steps,
-            restarts=count_restarts(attack),
+            steps=attack.steps,
+            restarts=attack.restarts,
             accuracy=self._compute_accuracy(chunks, results),
             confidence=means[0],
             mean_l2=means[1],
@@ -230,15 +229,13 @@ class RobustnessMeasure:
         self.reporter.stage("attack", str(row))
         return row
 
-    def _corrupt(self, attack: CorruptionAttack, chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
+    def _corrupt(self, severities: Sequence[int], chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
         """Return the rows of all corruptions."""
         rows = []
         for name in CORRUPTIONS:
-            row = CorruptionRow(
-                name, {n: self._measure_corruption(name, n, chunks) for n in attack.severities}
-            )
-            self.reporter.stage("attack", str(row))
-            rows.append(row)
+            accuracies = {n: self._measure_corruption(name, n, chunks) for n in severities}
+            rows.append(CorruptionRow(name, accuracies))
+            self.reporter.stage("attack", str(rows[-1]))
         return rows
 
     def _measure_corruption(self, name: str, severity: int, chunks: Sequence[_Chunk]) -> float:
@@ -252,3 +249,25 @@ class RobustnessMeasure:
         program = self._compile(predict)
         fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
         return self._compute_accuracy(chunks, fooled)
+
+
+def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
+    """Measure the robustness of the final state, and record it.
+
+    All processes measure, so that none waits for another; the first one writes.
+    """
+    context = run.context
+    recipe = context.recipe
+    config = run.built.step_config
+    weights = jax.tree.map(jnp.asarray, gather_arrays(get_evaluated_weights(config, state)))
+    attacks = complete_attacks(recipe.eval.robustness, recipe.train.adversarial)
+    plan = plan_attacks(recipe, run.dataset, attacks)
+    check = context.options.signals.check
+    measure = RobustnessMeasure(
+        config, weights, run.dataset, plan, recipe.seed, context.reporter, check
+    )
+    report = measure.measure(int(state.step))
+    if context.ranks.is_first:
+        write_json(context.run_dir / ROBUSTNESS, report.to_document())
+    if report.robust_accuracy is not None:
+        context.summary.metrics["robust_accuracy"] = report.robust_accuracy

@@ -174,7 +174,7 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
 
             summary.privacy["audit"] = audit(run, state)
         if evaluates and recipe.eval.robustness and history.status == "done":
-            from pipeline.stages.robust_evaluation import conclude_robustness
+            from pipeline.stages.measure_robustness import conclude_robustness
 
             conclude_robustness(run, state)
 
