@@ -189,7 +189,7 @@ COVERED = {
         "the other end of the pipe",
     ),
     # Data.
-    "pipeline.data.batch": ("training/test_step.py", "types"),
+    "pipeline.data.batch": ("training/test_step.py", "types, and samples in chunks"),
     "pipeline.data.dataset": ("stages/test_data.py", "datasets of recipes"),
     "pipeline.data.mirror_transfer": (
         "data/test_download.py",

@@ -8,7 +8,11 @@ from pipeline.config.recipe import Recipe
 from pipeline.data.sources.tabular import TableDataset
 from pipeline.data.sources.text import Text
 from pipeline.data.sources.text_csv import TextCsv
-from pipeline.training.robustness.attack_specs import complete_attacks, find_norm_problem
+from pipeline.training.robustness.attack_specs import (
+    AdversarialSpec,
+    complete_attacks,
+    find_norm_problem,
+)
 from pipeline.training.robustness.pixel_scale import find_pixel_scale
 
 ADVERSARIAL = "train.adversarial"
@@ -17,37 +21,37 @@ ADVERSARIAL = "train.adversarial"
 def check_robustness(recipe: Recipe) -> Iterator[str]:
     """Attacked samples are images of one size, whose pixels can be found in a network's inputs."""
     adversarial = recipe.train.adversarial
-    attacks = recipe.eval.robustness
-    dataset = recipe.dataset
-    splits = {ADVERSARIAL: ("train", dataset.train.ops)} if adversarial is not None else {}
-    splits |= {"eval.robustness": ("eval", dataset.eval.ops)} if attacks else {}
-    for key, (name, ops) in splits.items():
-        if isinstance(dataset, Text | TextCsv | TableDataset):
-            content = "columns" if isinstance(dataset, TableDataset) else "tokens"
-            yield (
-                f"{key}: attacks change pixels, and dataset = {dataset.name} has {content}; must "
-                f"be {'null' if key == ADVERSARIAL else '[]'}"
-            )
-            continue
-        if dataset.buckets:
-            yield f"{key}: needs images of one size; dataset.buckets must be null"
-        try:
-            find_pixel_scale(ops, 1.0)
-        except ValueError as error:
-            yield f"dataset.{name}.{error} with {key}"
-    try:
-        complete_attacks(attacks, adversarial)
-    except ValueError as error:
-        yield f"eval.robustness.{error}"
     if adversarial is not None:
-        yield from _check_training(recipe)
+        yield from _check_images(recipe, ADVERSARIAL, "train", "null")
+    if recipe.eval.robustness:
+        yield from _check_images(recipe, "eval.robustness", "eval", "[]")
+        try:
+            complete_attacks(recipe.eval.robustness, adversarial)
+        except ValueError as error:
+            yield f"eval.robustness.{error}"
+    if adversarial is not None:
+        yield from _check_training(recipe, adversarial)
 
 
-def _check_training(recipe: Recipe) -> Iterator[str]:
+def _check_images(recipe: Recipe, key: str, split: str, none: str) -> Iterator[str]:
+    """Yield the problems of the samples of a split; `none` is the value of the key without them."""
+    dataset = recipe.dataset
+    if isinstance(dataset, Text | TextCsv | TableDataset):
+        content = "columns" if isinstance(dataset, TableDataset) else "tokens"
+        problem = f"attacks change pixels, and dataset = {dataset.name} has {content}"
+        yield f"{key}: {problem}; must be {none}"
+        return
+    if dataset.buckets:
+        yield f"{key}: needs images of one size; dataset.buckets must be null"
+    try:
+        find_pixel_scale(getattr(dataset, split).ops, 1.0)
+    except ValueError as error:
+        yield f"dataset.{split}.{error} with {key}"
+
+
+def _check_training(recipe: Recipe, adversarial: AdversarialSpec) -> Iterator[str]:
     """Yield the problems of adversarial training with other keys."""
     train = recipe.train
-    adversarial = train.adversarial
-    assert adversarial is not None, "the caller has checked"
     problem = find_norm_problem(adversarial.norm, adversarial.radius)
     if problem is not None:
         yield f"{ADVERSARIAL}.{problem}"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
+
+from pipeline.data.columns import Split
+from pipeline.data.random import seed_words
 
 
 @register_dataclass
@@ -27,3 +32,18 @@ class Batch:
     samples: int | None = field(default=None, metadata={"static": True})
     """The number of samples, if an epoch may repeat samples. Then `sample` differs for each
     repetition, and modulo this number it is the sample's index."""
+
+
+def read_chunks(
+    split: Split, rows: np.ndarray, seed: int, size: int
+) -> Iterator[tuple[Batch, int]]:
+    """Yield the samples at `rows`, (n,), in batches of `size`, and the number of new samples.
+
+    The last batch repeats its samples, so that one compiled program computes all.
+    """
+    words = jnp.asarray(seed_words(seed))
+    for first in range(0, len(rows), size):
+        chunk = np.resize(rows[first : first + size], size).astype(np.int32)
+        columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
+        batch = Batch(columns, words, jnp.int32(0), jnp.asarray(chunk), jnp.int32(size))
+        yield batch, min(size, len(rows) - first)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pipeline.data.batch import Batch
+from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
 from pipeline.data.poisson_order import PoissonOrder
-from pipeline.data.random import seed_words
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.losses import sample_losses
 from pipeline.training.privacy.audit_bound import CONFIDENCE, bound_epsilon
 from pipeline.training.state import TrainState
-from pipeline.training.step import get_evaluated_weights, map_batch
+from pipeline.training.step import get_evaluated_weights, predict
 
 CHUNK_SAMPLES = 256
 
@@ -52,20 +49,10 @@ def compute_sample_losses(
     """Return the loss of each of some samples, float32 (n,), as an evaluation computes it."""
     config = replace(run.built.step_config, shards=None)
     variables = jax.tree.map(np.asarray, get_evaluated_weights(config, state))
-    apply = config.lower(partial(config.network.apply, train=False))
 
     @jax.jit
     def compute(variables: Any, batch: Batch) -> Any:
-        images, labels = map_batch(config, config.eval_ops, batch)
-        logits: Any = apply(variables, images)
-        return sample_losses(config, logits, labels)
+        return sample_losses(config, *predict(config, variables, batch))
 
-    seed = jnp.asarray(seed_words(run.context.recipe.seed))
-    losses = []
-    for first in range(0, len(rows), CHUNK_SAMPLES):
-        # The last chunk repeats its first sample, so that one program computes all.
-        chunk = np.resize(rows[first : first + CHUNK_SAMPLES], CHUNK_SAMPLES)
-        columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
-        batch = Batch(columns, seed, jnp.int32(0), jnp.asarray(chunk), jnp.int32(len(chunk)))
-        losses.append(np.asarray(compute(variables, batch)))
-    return np.concatenate(losses)[: len(rows)]
+    chunks = read_chunks(split, rows, run.context.recipe.seed, CHUNK_SAMPLES)
+    return np.concatenate([np.asarray(compute(variables, batch))[:new] for batch, new in chunks])

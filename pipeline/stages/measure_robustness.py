@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,18 +18,17 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError, RunError
-from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.errors import RecipeError
+from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter
-from pipeline.data.batch import Batch
+from pipeline.data.batch import read_chunks
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
 from pipeline.stages.build import make_pixel_scale
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.stages.runner.context import CompiledRun
 from pipeline.training.parallel.placement import gather_arrays
-from pipeline.training.robustness.attack_images import attack_images, count_restarts
+from pipeline.training.robustness.attack_images import attack_images
 from pipeline.training.robustness.attack_losses import AttackedNetwork
 from pipeline.training.robustness.attack_specs import (
     AnyAttack,
@@ -120,7 +118,7 @@ class RobustnessMeasure:
         corruptions: list[CorruptionRow] = []
         for attack in self.plan.attacks:
             if isinstance(attack, CorruptionAttack):
-                corruptions += self._corrupt(attack, chunks)
+                corruptions += self._corrupt(attack.severities, chunks)
                 continue
             rows.append(self._attack(attack, attack.attack, chunks, wrong))
             if isinstance(attack, PgdAttack):
@@ -139,22 +137,16 @@ class RobustnessMeasure:
         return report
 
     def _read_chunks(self) -> Iterator[_Chunk]:
-        """Yield the samples of the plan. The last chunk repeats samples, so that programs fit."""
+        """Yield the samples of the plan."""
         split = self.dataset.eval
         count = self.plan.samples
-        seed = jnp.asarray(seed_words(self.seed))
         map_chunk = jax.jit(partial(map_batch, self.config, self.config.eval_ops))
         rows = np.arange(count) * len(split) // count
-        for first in range(0, count, CHUNK_SAMPLES):
-            samples = rows[first : first + CHUNK_SAMPLES]
-            chunk = np.resize(samples, min(CHUNK_SAMPLES, count)).astype(np.int32)
-            columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
-            sample = jnp.asarray(chunk)
-            batch = Batch(columns, seed, jnp.int32(0), sample, jnp.int32(len(chunk)))
+        for batch, new in read_chunks(split, rows, self.seed, min(CHUNK_SAMPLES, count)):
             images, labels = map_chunk(batch)
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             pixels = self.plan.scale.to_pixels(images)
-            yield _Chunk(pixels, classes.astype(jnp.int32), sample, len(samples))
+            yield _Chunk(pixels, classes.astype(jnp.int32), batch.sample, new)
 
     def _compile(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function of the network and a chunk, with more arguments."""
@@ -177,7 +169,11 @@ class RobustnessMeasure:
         return 1 - sum(counts) / self.plan.samples
 
     def _attack(
-        self, attack: BallAttack, name: str, chunks: Sequence[_Chunk], wrong: Sequence[np.ndarray]
+        self,
+        attack: BallAttack,
+        name: str,
+        chunks: Sequence[_Chunk],
+        wrong: Sequence[np.ndarray],
     ) -> AttackRow:
         """Return the row of an attack, which restarts while predictions are right.
 
@@ -204,7 +200,7 @@ class RobustnessMeasure:
         with self.reporter.clock(f"attacking by {name}"):
             for chunk, wrong_before in zip(chunks, wrong, strict=True):
                 fooled = wrong_before.copy()
-                for restart in range(count_restarts(attack)):
+                for restart in range(attack.restarts):
                     if fooled[: chunk.count].all():
                         break
                     self.check()
@@ -223,8 +219,8 @@ class RobustnessMeasure:
             attack=name,
             norm=attack.norm,
             radius=attack.radius,
-            steps=attack.num_steps,
-            restarts=count_restarts(attack),
+            steps=attack.steps,
+            restarts=attack.restarts,
             accuracy=self._compute_accuracy(chunks, results),
             confidence=means[0],
             mean_l2=means[1],
@@ -233,25 +229,26 @@ class RobustnessMeasure:
         self.reporter.stage("attack", str(row))
         return row
 
-    def _corrupt(self, attack: CorruptionAttack, chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
+    def _corrupt(self, severities: Sequence[int], chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
         """Return the rows of all corruptions."""
-        seed = jnp.asarray(seed_words(self.seed))
-
-        def measure(name: str, severity: int) -> float:
-            def predict(attacked: AttackedNetwork, chunk: _Chunk) -> Array:
-                return attacked.is_fooled(corrupt(name, severity, chunk.pixels, seed, chunk.sample))
-
-            self.check()
-            program = self._compile(predict)
-            fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
-            return self._compute_accuracy(chunks, fooled)
-
         rows = []
         for name in CORRUPTIONS:
-            row = CorruptionRow(name, {n: measure(name, n) for n in attack.severities})
-            self.reporter.stage("attack", str(row))
-            rows.append(row)
+            accuracies = {n: self._measure_corruption(name, n, chunks) for n in severities}
+            rows.append(CorruptionRow(name, accuracies))
+            self.reporter.stage("attack", str(rows[-1]))
         return rows
+
+    def _measure_corruption(self, name: str, severity: int, chunks: Sequence[_Chunk]) -> float:
+        """Return the accuracy under a corruption of a severity."""
+        seed = jnp.asarray(seed_words(self.seed))
+
+        def predict(attacked: AttackedNetwork, chunk: _Chunk) -> Array:
+            return attacked.is_fooled(corrupt(name, severity, chunk.pixels, seed, chunk.sample))
+
+        self.check()
+        program = self._compile(predict)
+        fooled = [np.asarray(program(self.variables, chunk)) for chunk in chunks]
+        return self._compute_accuracy(chunks, fooled)
 
 
 def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
@@ -264,25 +261,13 @@ def conclude_robustness(run: CompiledRun, state: TrainState) -> None:
     config = run.built.step_config
     weights = jax.tree.map(jnp.asarray, gather_arrays(get_evaluated_weights(config, state)))
     attacks = complete_attacks(recipe.eval.robustness, recipe.train.adversarial)
+    plan = plan_attacks(recipe, run.dataset, attacks)
+    check = context.options.signals.check
     measure = RobustnessMeasure(
-        config,
-        weights,
-        run.dataset,
-        plan_attacks(recipe, run.dataset, attacks),
-        recipe.seed,
-        context.reporter,
-        check=context.options.signals.check,
+        config, weights, run.dataset, plan, recipe.seed, context.reporter, check
     )
     report = measure.measure(int(state.step))
     if context.ranks.is_first:
-        write_robustness(context.run_dir, report)
+        write_json(context.run_dir / ROBUSTNESS, report.to_document())
     if report.robust_accuracy is not None:
         context.summary.metrics["robust_accuracy"] = report.robust_accuracy
-
-
-def write_robustness(run_dir: Path, report: RobustnessReport) -> None:
-    """Write a report into a run directory. Raises RunError if it can't be written."""
-    try:
-        write_whole(run_dir / ROBUSTNESS, json_text(report.to_document(), indent=1) + "\n")
-    except OSError as error:
-        raise RunError(f"{run_dir / ROBUSTNESS}: can't be written: {error.strerror}") from error

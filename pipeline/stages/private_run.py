@@ -14,6 +14,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.poisson_order import PoissonOrder
 from pipeline.stages.runner.context import RunContext
 from pipeline.training.privacy.budget import Budget
+from pipeline.training.privacy.private_gradients import get_privacy
 from pipeline.training.state import TrainState
 
 KEY = "privacy/key"
@@ -56,15 +57,13 @@ def share_secret(dataset: Dataset, secret: np.ndarray | None) -> Dataset:
 
 def set_secret(state: TrainState, secret: np.ndarray, budget: Budget) -> TrainState:
     """Return a new run's state with the secret and the noise."""
-    assert state.privacy is not None, "the state of a private run has a secret"
     noise = jnp.float32(budget.noise)
-    return replace(state, privacy=replace(state.privacy, key=jnp.asarray(secret), noise=noise))
+    return replace(state, privacy=replace(get_privacy(state), key=jnp.asarray(secret), noise=noise))
 
 
 def require_same_noise(state: TrainState, budget: Budget) -> None:
     """Raise RecipeError if a resumed run would have other noise than before."""
-    assert state.privacy is not None, "the state of a private run has a secret"
-    before = float(state.privacy.noise)
+    before = float(get_privacy(state).noise)
     if not np.isclose(before, budget.noise, rtol=1e-6, atol=0):
         raise RecipeError(
             f"privacy.epsilon = {budget.spec.epsilon}: needs noise {budget.noise:.6f} for "

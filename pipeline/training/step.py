@@ -353,12 +353,17 @@ def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, An
     return {"params": params, "batch_stats": state.batch_stats}
 
 
+def predict(config: StepConfig, variables: Any, batch: Batch) -> tuple[Array, Array]:
+    """Return the logits and the labels of a batch, as an evaluation computes them."""
+    images, labels = map_batch(config, config.eval_ops, batch)
+    logits: Any = config.lower(partial(config.network.apply, train=False))(variables, images)
+    return logits, labels
+
+
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
     """Add a batch, cropped to its bucket, to the sums of an evaluation."""
-    images, labels = map_batch(config, config.eval_ops, batch)
-    weights = get_evaluated_weights(config, state)
-    logits: Any = config.lower(partial(config.network.apply, train=False))(weights, images)
-    mask = jnp.arange(images.shape[0]) < batch.count
+    logits, labels = predict(config, get_evaluated_weights(config, state), batch)
+    mask = jnp.arange(labels.shape[0]) < batch.count
     losses = sample_losses(config, logits, labels)
     where = make_label_mask(config, labels)
     total = add_batch(sums, logits, labels, losses, mask, where)

@@ -137,6 +137,8 @@ REFUSED = {
     "export RUN OUT --to onyx": "--to onyx: must be one of onnx, ckpt",
     "export RUN OUT int8=false": "int8=false: leave it out; the opposite is --int8",
     "report RUN --out=": "--out '': must be a path",
+    "attack RUN --attacks=": "--attacks '': must be words with commas between them",
+    "attack RUN --attacks fgsm,,pgd": "--attacks fgsm,,pgd: must be words with commas between them",
     "convert --all": "--all: there is no such option. Choose from --help",
     "convert weihgts": "convert weihgts: there is no such command; did you mean weights? Choose",
     "convert": "convert: must be followed by one of weights, records, model",

@@ -95,6 +95,7 @@ def test_noise_for_an_epsilon_depends_on_the_run_length(tiny: Compose, tmp_path:
 
 
 REFUSED = {
+    # Planted mistake: batch norm left in.
     "batch norm": (
         [
             "model=layers",

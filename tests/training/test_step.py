@@ -11,8 +11,8 @@ import optax
 import pytest
 from flax import linen as nn
 
-from pipeline.data.batch import Batch
-from pipeline.data.columns import ColumnSpec
+from pipeline.data.batch import Batch, read_chunks
+from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.ops.values import Hwc2Chw, Rescale
 from pipeline.data.random import seed_words
 from pipeline.training.loss_scales import Dynamic, Fixed, LossScaling
@@ -390,3 +390,15 @@ def test_evaluation_uses_valid_samples_and_eval_ops() -> None:
     losses = [by_hand(state.params, b, n)[0] * n for b, n in ((batch, 3), (make_batch(1), 4))]
     assert metrics["count"] == 7
     assert metrics["loss"] == pytest.approx(sum(losses) / 7, rel=1e-5)
+
+
+@pytest.mark.parametrize("samples", [1, 4, 7, 8])
+def test_chunks_have_each_sample_once(samples: int) -> None:
+    rows = np.arange(20)[::-1][:samples]
+    split = Split({"image": np.arange(40).reshape(20, 2)})
+    chunks = list(read_chunks(split, rows, seed=3, size=4))
+    assert {len(batch.sample) for batch, _ in chunks} == {4}
+    read = [np.asarray(batch.sample)[:new] for batch, new in chunks]
+    np.testing.assert_array_equal(np.concatenate(read), rows)
+    for batch, _ in chunks:
+        np.testing.assert_array_equal(batch.columns["image"], split.columns["image"][batch.sample])

@@ -96,10 +96,11 @@ class CommaList(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
-        """Return the words."""
-        if isinstance(value, tuple):
-            return value
-        return tuple(filter(None, str(value).split(",")))
+        """Return the words. Raises UsageError for none, or for an empty one."""
+        words = value if isinstance(value, tuple) else tuple(str(value).split(","))
+        if not all(words):
+            _refuse(param, value or "''", "must be words with commas between them")
+        return words
 
 
 class Override(click.ParamType):

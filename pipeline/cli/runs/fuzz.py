@@ -11,12 +11,11 @@ import jax
 import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.core.errors import DataError
 from pipeline.core.files.csv_file import csv_text
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
+from pipeline.inspect.dumps.opened_recipe import load_state, open_newest
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
 from pipeline.inspect.fuzz.fuzz_search import (
     FoolingMutant,
@@ -29,8 +28,7 @@ from pipeline.inspect.fuzz.fuzz_search import (
 from pipeline.inspect.fuzz.mutations import ChangeLimits
 from pipeline.inspect.report.pictures import picture, png, sheet
 from pipeline.inspect.report.report_files import replace_files
-from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
-from pipeline.stages.record.run_directory import FUZZ, RECIPE
+from pipeline.stages.record.run_directory import FUZZ
 from pipeline.training.step import get_evaluated_weights
 
 FACTS = "fuzz.json"
@@ -54,16 +52,12 @@ def main(
     Raises RecipeError for samples that can't be changed, DataError if the run can't be read,
     RunError if a file can't be written.
     """
-    if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
-    step = require_checkpoints(run_dir)[-1]
     folder = run_dir / FUZZ if out is None else out
     if out is None:
         require_real_trees(run_dir, (FUZZ,))
-    recipe = read_run_recipe(run_dir)
-    spare_gpus(run_dir)
     with Reporter() as reporter:
-        opened = open_recipe(recipe, run_dir)
+        opened, step = open_newest(run_dir)
+        recipe = opened.recipe
         dataset = opened.dataset
         require_fuzzable(dataset, recipe.dataset.name)
         state = load_state(opened, run_dir, step, reporter).state

@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.core.errors import DataError, RunError, UsageError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import UsageError
 from pipeline.core.files.real_files import require_real
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import load_state, open_recipe, require_checkpoints
+from pipeline.inspect.dumps.opened_recipe import load_state, open_newest
 from pipeline.inspect.leakage.membership import (
     LEAST_SHADOWS,
     PrivacyBound,
@@ -19,8 +18,7 @@ from pipeline.inspect.leakage.membership import (
     score_by_shadows,
 )
 from pipeline.inspect.leakage.shadow_networks import plan_audit
-from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
-from pipeline.stages.record.run_directory import LEAKAGE, RECIPE
+from pipeline.stages.record.run_directory import LEAKAGE
 
 
 def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
@@ -32,14 +30,9 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
     if 0 < shadows < LEAST_SHADOWS:
         rule = f"must be 0, or at least {LEAST_SHADOWS}: half of them are trained on each sample"
         raise UsageError([f"--shadows {shadows}"], rule)
-    if not (run_dir / RECIPE).is_file():
-        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
-    step = require_checkpoints(run_dir)[-1]
     require_real(run_dir, (LEAKAGE,), ())
-    recipe = read_run_recipe(run_dir)
-    spare_gpus(run_dir)
     with Reporter() as reporter:
-        opened = open_recipe(recipe, run_dir)
+        opened, step = open_newest(run_dir)
         audit = plan_audit(opened, step, samples)
         pairs = len(audit.members)
         reporter.stage(
@@ -67,8 +60,5 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
         "privacy": None if bound is None else asdict(bound),
         "attacks": [asdict(row) for row in rows],
     }
-    try:
-        write_whole(run_dir / LEAKAGE, json_text(facts, indent=1) + "\n")
-    except OSError as error:
-        raise RunError(f"{run_dir / LEAKAGE}: can't be written: {error.strerror}") from error
+    write_json(run_dir / LEAKAGE, facts)
     return CommandResult(facts)

@@ -28,9 +28,10 @@ from pipeline.inspect.dumps.layer_programs import LayerPrograms
 from pipeline.stages.build import Built, build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
+from pipeline.stages.export.trained_run import read_run_recipe, spare_gpus
 from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
-from pipeline.stages.record.run_directory import LOWERINGS, RunFolder
+from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, RunFolder
 from pipeline.training.freezing import select_phase
 from pipeline.training.state import TrainState, restart_average
 
@@ -141,6 +142,19 @@ def require_checkpoints(run_dir: Path) -> list[int]:
             "checkpoint, such as by checkpoint.every_steps=500"
         )
     return steps
+
+
+def open_newest(run_dir: Path) -> tuple[OpenedRecipe, int]:
+    """Open a run, and return the step of its newest checkpoint.
+
+    Raises DataError if it isn't a run or has no checkpoints, RecipeError if its recipe isn't valid
+    any more. JAX is kept from GPUs unless the run used one.
+    """
+    if not (run_dir / RECIPE).is_file():
+        raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
+    step = require_checkpoints(run_dir)[-1]
+    spare_gpus(run_dir)
+    return open_recipe(read_run_recipe(run_dir), run_dir), step
 
 
 def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:

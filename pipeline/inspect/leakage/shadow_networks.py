@@ -6,9 +6,9 @@ are a pure function of (seed of the run, number of the network).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax import Array
 from pipeline.backends.xla import XlaExecutable
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
-from pipeline.data.batch import Batch
+from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.order import draw_words, permute
@@ -30,7 +30,7 @@ from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, make_silent_repor
 from pipeline.stages.compile import compile_to_executable, make_compile_inputs
 from pipeline.stages.private_run import set_secret, share_secret
 from pipeline.training.state import TrainState
-from pipeline.training.step import get_evaluated_weights, map_batch
+from pipeline.training.step import get_evaluated_weights, predict
 
 STREAM = 3 << 60
 """Number of the first draw of an audit, which no epoch has."""
@@ -65,34 +65,20 @@ class Audit:
         dataset = self.opened.dataset
         return np.concatenate(
             [
-                margins
+                np.asarray(self._margins(variables, batch), np.float64)[:new]
                 for split, rows in ((dataset.train, self.members), (dataset.eval, self.held_out))
-                for margins in self._compute_split_margins(variables, split, rows)
+                for batch, new in read_chunks(split, rows, self.opened.recipe.seed, CHUNK_SAMPLES)
             ]
         )
-
-    def _compute_split_margins(
-        self, variables: Any, split: Split, rows: np.ndarray
-    ) -> Iterator[np.ndarray]:
-        seed = jnp.asarray(seed_words(self.opened.recipe.seed))
-        for first in range(0, len(rows), CHUNK_SAMPLES):
-            # The last chunk repeats samples, so that one program computes all.
-            chunk = np.resize(rows[first : first + CHUNK_SAMPLES], CHUNK_SAMPLES).astype(np.int32)
-            columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
-            batch = Batch(columns, seed, jnp.int32(0), jnp.asarray(chunk), jnp.int32(len(chunk)))
-            margins = np.asarray(self._margins(variables, batch), np.float64)
-            yield margins[: len(rows) - first]
 
     @cached_property
     def _margins(self) -> Callable[[Any, Batch], Array]:
         """The compiled function from variables and a batch to margins, float32 (B,)."""
         config = replace(self.opened.built.step_config, shards=None)
-        apply = config.lower(partial(config.network.apply, train=False))
 
         @jax.jit
         def compute(variables: Any, batch: Batch) -> Array:
-            images, labels = map_batch(config, config.eval_ops, batch)
-            logits: Any = apply(variables, images)
+            logits, labels = predict(config, variables, batch)
             logits = logits.astype(jnp.float32)
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             is_class = jax.nn.one_hot(classes, logits.shape[-1], dtype=bool)

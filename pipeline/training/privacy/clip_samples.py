@@ -64,8 +64,8 @@ def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) 
     """
     params = flatten_dict(dict(trained), sep="/")
     layers = {
-        path: _separate_samples(captures[path], _select_params(params, path))
-        for path in _list_separable(captures, params)
+        path: _separate_samples(captures[path], of_layer)
+        for path, of_layer in _group_by_layer(captures, params).items()
     }
     norms = jnp.sqrt(_add(layer.squared_norms for layer in layers.values()))
     usable = mask & jnp.isfinite(norms)
@@ -79,25 +79,25 @@ def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) 
     return ClippedSum(values, weights, jnp.sum(usable & (norms <= clip), dtype=jnp.float32))
 
 
-def _list_separable(captures: Observations, params: Params) -> list[str]:
-    """Return the paths of the layers with trained parameters.
+def _group_by_layer(captures: Observations, params: Params) -> dict[str, dict[str, Array]]:
+    """Return the trained parameters by the path of their layer and by name.
 
     Raises RecipeError for parameters outside of captured layers, or of a layer around others.
     """
-    layers = dict.fromkeys(path.rpartition("/")[0] for path in params)
-    inner = {path for path in captures for other in captures if other.startswith(f"{path}/")}
-    missing = [path for path in params if path.rpartition("/")[0] not in {*captures} - inner]
+    outer = {path for path in captures for other in captures if other.startswith(f"{path}/")}
+    layers: dict[str, dict[str, Array]] = {}
+    missing = []
+    for path, value in params.items():
+        layer, _, name = path.rpartition("/")
+        layers.setdefault(layer, {})[name] = value
+        if layer not in captures or layer in outer:
+            missing.append(path)
     if missing:
         raise RecipeError(
             f"privacy: the gradients of {', '.join(missing[:3])} can't be separated by sample; "
             "must be null for this network, or freeze these parameters"
         )
-    return list(layers)
-
-
-def _select_params(params: Params, layer: str) -> Params:
-    paths = (path.rpartition("/") for path in params)
-    return {name: params[f"{layer}/{name}"] for scope, _, name in paths if scope == layer}
+    return layers
 
 
 def _separate_samples(capture: LayerCapture, params: Params) -> _LayerGradients:

@@ -24,11 +24,6 @@ START_DRAW = 0
 """Number of the draws of random starts."""
 
 
-def count_restarts(attack: BallAttack) -> int:
-    """Return the number of random starts of an attack."""
-    return attack.restarts if isinstance(attack, PgdAttack | ApgdAttack) else 1
-
-
 def attack_images(
     attack: BallAttack,
     attacked: AttackedNetwork,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -77,26 +77,21 @@ class _BallAttack(Spec):
     radius: Radius | None = None
     """null: the radius of train.adversarial."""
 
-    @property
-    def num_steps(self) -> int:
-        """The number of steps."""
-        return 0
-
 
 class NoiseAttack(_BallAttack):
     """A random image within the radius, without gradients: what every attack must beat."""
 
     attack: Literal["noise"]
+    steps: ClassVar[int] = 0
+    restarts: ClassVar[int] = 1
 
 
 class FgsmAttack(_BallAttack):
     """One step of the radius from the image (Goodfellow et al. 2015)."""
 
     attack: Literal["fgsm"]
-
-    @property
-    def num_steps(self) -> int:
-        return 1
+    steps: ClassVar[int] = 1
+    restarts: ClassVar[int] = 1
 
 
 class PgdAttack(_BallAttack):
@@ -107,10 +102,6 @@ class PgdAttack(_BallAttack):
     step: PositiveFloat | None = None
     """Length of a step; null: 2.5 times the radius divided by the steps."""
     restarts: Annotated[PositiveInt, Field(le=1000)] = 1
-
-    @property
-    def num_steps(self) -> int:
-        return self.steps
 
 
 class ApgdAttack(_BallAttack):
@@ -123,10 +114,6 @@ class ApgdAttack(_BallAttack):
     steps: Annotated[PositiveInt, Field(le=100_000)] = 100
     restarts: Annotated[PositiveInt, Field(le=1000)] = 1
 
-    @property
-    def num_steps(self) -> int:
-        return self.steps
-
 
 class SquareAttack(_BallAttack):
     """Random squares, kept if the margin shrinks, without gradients (Andriushchenko et al. 2020,
@@ -134,10 +121,7 @@ class SquareAttack(_BallAttack):
 
     attack: Literal["square"]
     steps: Annotated[PositiveInt, Field(le=100_000)] = 1000
-
-    @property
-    def num_steps(self) -> int:
-        return self.steps
+    restarts: ClassVar[int] = 1
 
 
 class CorruptionAttack(Spec):

@@ -7,8 +7,9 @@ sample).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,77 +22,56 @@ from pipeline.training.robustness.ball import draw_uniforms, to_normals
 
 FIRST_DRAW = 3
 """Number of the draws of the first corruption."""
-NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
-"""Standard deviation."""
-SALT_AND_PEPPER = (0.03, 0.06, 0.09, 0.17, 0.27)
-"""Share of pixels that become 0 or 1."""
-BLUR = (0.4, 0.6, 0.8, 1.0, 1.3)
-"""Standard deviation in pixels of an image of 32x32; larger images have more."""
-BRIGHTNESS = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""Number that is added."""
-CONTRAST = (0.4, 0.3, 0.2, 0.1, 0.05)
-"""Factor of the difference from the image's mean."""
-PIXELATE = (0.8, 0.7, 0.6, 0.5, 0.4)
-"""Share of the side that is left."""
-ROTATE = (6, 12, 18, 24, 30)
-"""Degrees."""
-SHIFT = (0.04, 0.07, 0.1, 0.13, 0.16)
-"""Share of the side."""
-
-Corruption = Callable[[Array, Array, int], Array]
-"""(pixels, uniform numbers like the pixels, index of the severity) -> pixels."""
+Corruption = Callable[[Array, Array, Any], Array]
+"""(pixels, uniform numbers like the pixels, number of the severity) -> pixels."""
 
 
-def _add_noise(pixels: Array, draws: Array, level: int) -> Array:
-    return pixels + NOISE[level] * to_normals(draws)
+def _add_noise(pixels: Array, draws: Array, deviation: float) -> Array:
+    return pixels + deviation * to_normals(draws)
 
 
-def _set_pixels(pixels: Array, draws: Array, level: int) -> Array:
-    # All channels of a pixel have one draw.
+def _set_pixels(pixels: Array, draws: Array, share: float) -> Array:
+    """Set a share of the pixels to 0 or 1. All channels of a pixel have one draw."""
     draw = draws[..., :1]
-    share = SALT_AND_PEPPER[level]
     return jnp.where(draw < share / 2, 0.0, jnp.where(draw < share, 1.0, pixels))
 
 
-def _blur(pixels: Array, draws: Array, level: int) -> Array:
-    del draws
+def _blur(pixels: Array, _: Array, deviation: float) -> Array:
+    """Blur by a Gaussian; its deviation is in pixels of an image of 32x32."""
     for axis in (1, 2):
         size = pixels.shape[axis]
-        deviation = BLUR[level] * size / 32
         position = np.arange(size)
-        weights = np.exp(-0.5 * ((position[:, None] - position) / deviation) ** 2)
+        distance = (position[:, None] - position) / (deviation * size / 32)
+        weights = np.exp(-0.5 * distance**2)
         weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
         pixels = jnp.moveaxis(jnp.tensordot(pixels, weights, ((axis,), (1,))), -1, axis)
     return pixels
 
 
-def _brighten(pixels: Array, draws: Array, level: int) -> Array:
-    del draws
-    return pixels + BRIGHTNESS[level]
+def _brighten(pixels: Array, _: Array, increase: float) -> Array:
+    return pixels + increase
 
 
-def _reduce_contrast(pixels: Array, draws: Array, level: int) -> Array:
-    del draws
+def _reduce_contrast(pixels: Array, _: Array, factor: float) -> Array:
     mean = pixels.mean(axis=(1, 2), keepdims=True)
-    return mean + CONTRAST[level] * (pixels - mean)
+    return mean + factor * (pixels - mean)
 
 
-def _pixelate(pixels: Array, draws: Array, level: int) -> Array:
-    del draws
+def _pixelate(pixels: Array, _: Array, share: float) -> Array:
+    """Shrink the sides to a share, and enlarge them again."""
     height, width = pixels.shape[1:3]
-    small = (max(1, round(height * PIXELATE[level])), max(1, round(width * PIXELATE[level])))
+    small = (max(1, round(height * share)), max(1, round(width * share)))
     shrunk = resize_images(jnp, pixels, small, "area")
     return resize_images(jnp, shrunk, (height, width), "nearest")  # type: ignore[no-any-return]
 
 
-def _rotate(pixels: Array, draws: Array, level: int) -> Array:
-    degrees = float(ROTATE[level])
+def _rotate(pixels: Array, _: Array, degrees: float) -> Array:
     return _apply_op(RandomRotation(degrees=(degrees, degrees), interpolation="linear"), pixels)
 
 
-def _shift(pixels: Array, draws: Array, level: int) -> Array:
-    share = SHIFT[level], SHIFT[level]
-    op = RandomAffine(translate_x=share, translate_y=share, interpolation="linear")
+def _shift(pixels: Array, _: Array, share: float) -> Array:
+    shares = (share, share)
+    op = RandomAffine(translate_x=shares, translate_y=shares, interpolation="linear")
     return _apply_op(op, pixels)
 
 
@@ -102,21 +82,22 @@ def _apply_op(op: Op, pixels: Array) -> Array:
     return changed.astype(jnp.float32) / 255  # type: ignore[no-any-return]
 
 
-CORRUPTIONS: Mapping[str, Corruption] = {
-    "noise": _add_noise,
-    "salt and pepper": _set_pixels,
-    "blur": _blur,
-    "brightness": _brighten,
-    "contrast": _reduce_contrast,
-    "pixelate": _pixelate,
-    "rotate": _rotate,
-    "shift": _shift,
+CORRUPTIONS: Mapping[str, tuple[Corruption, Sequence[float]]] = {
+    "noise": (_add_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "salt and pepper": (_set_pixels, (0.03, 0.06, 0.09, 0.17, 0.27)),
+    "blur": (_blur, (0.4, 0.6, 0.8, 1.0, 1.3)),
+    "brightness": (_brighten, (0.1, 0.2, 0.3, 0.4, 0.5)),
+    "contrast": (_reduce_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
+    "pixelate": (_pixelate, (0.8, 0.7, 0.6, 0.5, 0.4)),
+    "rotate": (_rotate, (6.0, 12.0, 18.0, 24.0, 30.0)),
+    "shift": (_shift, (0.04, 0.07, 0.1, 0.13, 0.16)),
 }
+"""The corruptions by name, and the number of each severity."""
 
 
 def corrupt(name: str, severity: int, pixels: Array, seed: Array, sample: Array) -> Array:
     """Return pixels after a corruption of a severity from 1 to 5, from 0 to 1."""
+    compute, levels = CORRUPTIONS[name]
     number = FIRST_DRAW + list(CORRUPTIONS).index(name)
     draws = draw_uniforms(seed, severity, sample, number, prod(pixels.shape[1:]))
-    changed = CORRUPTIONS[name](pixels, draws.reshape(pixels.shape), severity - 1)
-    return changed.clip(0.0, 1.0)
+    return compute(pixels, draws.reshape(pixels.shape), levels[severity - 1]).clip(0.0, 1.0)

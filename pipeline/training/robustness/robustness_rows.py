@@ -12,6 +12,13 @@ UNBOUNDED = "pgd, unbounded"
 """Name of the attack whose radius reaches every image."""
 WHITE_BOX = ("pgd", "apgd")
 """Attacks by several steps along gradients."""
+WEAKER_ATTACKS = {
+    "square": "the black box beats the white box",
+    "fgsm": "a single step beats many steps",
+    "noise": "random noise beats steps along gradients",
+}
+"""Attacks that fool less than these, unless gradients mislead, and what it is called if they don't.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,41 +86,31 @@ class RobustnessReport:
         }
 
     @property
-    def masked_gradients(self) -> list[str]:
-        """The signs of masked gradients."""
-        return find_masked_gradients(self)
-
-    @property
     def robust_accuracy(self) -> float | None:
         """The least accuracy under an attack within its radius; None without one."""
         bounded = [row.accuracy for row in self.attacks if row.attack != UNBOUNDED]
         return min(bounded, default=None)
 
+    @property
+    def masked_gradients(self) -> list[str]:
+        """Signs that attacks fail by misleading gradients, not by a robust network.
 
-def find_masked_gradients(report: RobustnessReport) -> list[str]:
-    """Return the signs that attacks fail by misleading gradients, not by a robust network.
-
-    Source: Athalye et al. 2018, arXiv 1802.00420, section 3.1.
-    """
-    least: dict[str, float] = {}
-    for row in report.attacks:
-        least[row.attack] = min(row.accuracy, least.get(row.attack, 1.0))
-    white = min((least[name] for name in WHITE_BOX if name in least), default=None)
-    signs = []
-    if white is not None:
-        for name, problem in (
-            ("square", "the black box beats the white box"),
-            ("fgsm", "a single step beats many steps"),
-            ("noise", "random noise beats steps along gradients"),
-        ):
-            if name in least and least[name] < white - MARGIN:
-                signs.append(f"{problem}: {least[name]:.4f} under {name}, {white:.4f} under these")
-        if "noise" in least and white == least["noise"] < report.clean:
-            signs.append(f"random noise equals steps along gradients: {white:.4f} under both")
-    unbounded = least.get(UNBOUNDED, 0.0)
-    if unbounded > 1 / report.classes + MARGIN:
-        signs.append(
-            f"a radius that reaches every image leaves {unbounded:.4f}; chance is "
-            f"{1 / report.classes:.4f}"
-        )
-    return signs
+        Source: Athalye et al. 2018, arXiv 1802.00420, section 3.1.
+        """
+        least: dict[str, float] = {}
+        for row in self.attacks:
+            least[row.attack] = min(row.accuracy, least.get(row.attack, 1.0))
+        white = min((least[name] for name in WHITE_BOX if name in least), default=None)
+        signs = []
+        if white is not None:
+            for name, sign in WEAKER_ATTACKS.items():
+                if least.get(name, 1.0) < white - MARGIN:
+                    signs.append(f"{sign}: {least[name]:.4f} under {name}, {white:.4f} under these")
+            if "noise" in least and white == least["noise"] < self.clean:
+                signs.append(f"random noise equals steps along gradients: {white:.4f} under both")
+        unbounded = least.get(UNBOUNDED, 0.0)
+        chance = 1 / self.classes
+        if unbounded > chance + MARGIN:
+            sign = f"a radius that reaches every image leaves {unbounded:.4f}"
+            signs.append(f"{sign}; chance is {chance:.4f}")
+        return signs

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.errors import RunError
+from pipeline.core.files.strict_json import json_text, write_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -37,3 +40,10 @@ def test_json_round_trips_with_null_for_nan_and_infinities(value: Any) -> None:
 
 def test_tuples_are_lists_and_an_indent_makes_lines() -> None:
     assert json_text((1.5, math.nan), indent=1) == "[\n 1.5,\n null\n]"
+
+
+def test_file_that_can_not_be_written_is_a_run_error(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"loss": float("nan")})
+    assert (tmp_path / "a.json").read_text() == '{\n "loss": null\n}\n'
+    with pytest.raises(RunError, match=r"missing/a\.json: can't be written: No such file"):
+        write_json(tmp_path / "missing" / "a.json", {})

@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.errors import RecipeError
+from pipeline.data.order import SampleOrder
 from pipeline.training.privacy.budget import Budget
 from pipeline.training.privacy.privacy_spec import PrivacySpec
 from tests.data.test_poisson_order import make_order
 
-pytest.importorskip("dp_accounting")
+dp_accounting = pytest.importorskip("dp_accounting")
 
 
 def make_budget(steps: int = 20, **settings: object) -> Budget:
@@ -31,6 +32,26 @@ def test_noise_for_an_epsilon_suffices() -> None:
     budget = make_budget(noise=None, epsilon=2.0)
     assert budget.compute_epsilon(20) <= 2.0
     assert budget.rule.adaptive is None
+
+
+def test_fixed_batches_have_no_bonus_for_sampling() -> None:
+    """Planted mistake: a fixed order that is accounted for as Poisson sampling."""
+    order = SampleOrder(
+        seed=1,
+        samples=400,
+        batch_size=100,
+        shuffle=True,
+        buffer_size=None,
+        drop_remainder=True,
+        repeat=1,
+    )
+    settings = {"sampling": "fixed", "neighbours": "replace_one", "accountant": "rdp"}
+    spec = PrivacySpec.model_validate({"noise": 2.0, "delta": 1e-3, **settings})
+    budget = Budget(spec, order, steps=20)
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(1.0), 5)
+    expected = dp_accounting.rdp.RdpAccountant().compose(event).get_epsilon(1e-3)
+    assert budget.compute_epsilon(20) == expected
+    assert budget.rule.expected_batch_size == 100
 
 
 def test_problems_begin_with_their_key() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from pipeline.core.errors import RecipeError
 from pipeline.core.registry import make_component
@@ -133,6 +135,26 @@ def sum_by_network(case: Case, clip: float, mask: Any, labels: Any) -> tuple[Any
     return params, clipped, each
 
 
+GOLDEN = Path(__file__).parents[2] / "golden" / "clipped_sums.npz"
+GOLDEN_LAYERS = {
+    "images": (
+        layer("conv", features=4, kernel=3, padding="valid", bias=True),
+        layer("tanh"),
+        layer("conv", features=24, kernel=2, padding="valid"),
+        layer("layer_norm"),
+        layer("flatten"),
+        layer("dense", features=3),
+    ),
+    "tokens": (
+        layer("embedding", vocabulary=7, features=5),
+        layer("dense", features=6),
+        layer("tanh"),
+        layer("flatten"),
+        layer("dense", features=3),
+    ),
+}
+SAMPLE_SHAPES = {"images": (5, 5, 2), "tokens": (4, 1, 1)}
+
 MASK = np.array([True, True, False, True, True])
 LABELS = np.array([0, 2, 1, 1, 0])
 
@@ -160,15 +182,37 @@ def require_weighted_sum(clipped: ClippedSum, each: Any, weights: np.ndarray) ->
         np.testing.assert_allclose(sums[path], expected, rtol=2e-4, atol=1e-6)
 
 
-def test_clipped_sum_matches_optax() -> None:
-    mask = np.ones(SAMPLES, bool)
-    params, clipped, each = sum_by_network(CASES["conv"], 0.3, mask, LABELS)
-    aggregate = optax.contrib.differentially_private_aggregate(
-        l2_norm_clip=0.3, noise_multiplier=0.0, key=jax.random.key(0)
-    )
-    mean, _ = aggregate.update(each, aggregate.init(params))
-    for ours, theirs in zip(jax.tree.leaves(clipped.values), jax.tree.leaves(mean), strict=True):
-        np.testing.assert_allclose(ours, SAMPLES * theirs, atol=1e-6)
+@pytest.mark.parametrize("name", GOLDEN_LAYERS)
+def test_clipped_sums_match_golden_values(name: str) -> None:
+    """Within 1e-6 of jax-privacy's, and without a clip within 1e-6 of the largest value."""
+    with np.load(GOLDEN) as file:
+        arrays = {key.removeprefix(f"{name}/"): file[key] for key in file if key.startswith(name)}
+    params = unflatten_dict(select_arrays(arrays, "params/"), sep="/")
+    module = network(*GOLDEN_LAYERS[name])
+    samples = arrays["samples"].reshape(len(arrays["samples"]), *SAMPLE_SHAPES[name])
+
+    def add(params: Any) -> tuple[Any, None]:
+        logits = module.apply({"params": params}, samples.astype(np.float32), train=True)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, arrays["labels"])
+        return losses.sum(), None
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute_clipped(params: Any, clip: Any) -> Any:
+        _, _, captures = grad_observing_layers(add, all_modules=True)(params)
+        return sum_clipped(captures, params, np.ones(len(samples), bool), clip).values
+
+    for position, clip in enumerate(arrays["clips"]):
+        sums = flatten_dict(compute_clipped(params, jnp.float32(clip)), sep="/")
+        expected = select_arrays(arrays, f"sums/{position}/")
+        assert sums.keys() == expected.keys()
+        largest = max(float(np.abs(value).max()) for value in expected.values())
+        tolerance = 1e-6 * max(1.0, largest)
+        for path, value in expected.items():
+            np.testing.assert_allclose(sums[path], value, rtol=0, atol=tolerance, err_msg=path)
+
+
+def select_arrays(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)}
 
 
 def test_non_finite_sample_has_weight_zero() -> None:

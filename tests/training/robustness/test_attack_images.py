@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.robustness.attack_images import attack_images, count_restarts
+from pipeline.training.robustness.attack_images import attack_images
 from pipeline.training.robustness.attack_losses import AttackedNetwork, cross_entropy
 from pipeline.training.robustness.attack_specs import (
     ApgdAttack,
@@ -129,8 +129,8 @@ def test_images_are_within_the_radius_in_any_batch(attack: BallAttack) -> None:
 
 def test_restart_draws_another_start() -> None:
     attack = make(PgdAttack, "linf", steps=10, restarts=4)
-    assert count_restarts(attack) == 4
-    assert count_restarts(make(FgsmAttack, "linf")) == 1
+    assert attack.restarts == 4
+    assert make(FgsmAttack, "linf").restarts == 1
     first, _ = run_attack(attack, 0)
     second, _ = run_attack(attack, 1)
     assert (first != second).mean() > 0.05
