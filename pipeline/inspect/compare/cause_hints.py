@@ -20,10 +20,8 @@ WEAK = 1000.0
 MAX_NAMED_LAYERS = 3
 
 
-def cause_hints(
-    rows: Sequence[TensorRow], forced: ForcedComparison | None, types: Sequence[str] = ()
-) -> list[str]:
-    """Return a line for every likely cause; `types` are the types of the stored tensors."""
+def cause_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> list[str]:
+    """Return a line for every likely cause."""
     hints = []
     unpaired = [row for row in rows if row.left is None or row.right is None]
     if unpaired:
@@ -31,7 +29,7 @@ def cause_hints(
             f"op fusion or constant folding: {len(unpaired)} tensors have no counterpart (*); "
             "--map LEFT:RIGHT+RIGHT names those that belong together"
         )
-    if any(dtype in ("int8", "uint8") for dtype in types):
+    if any("int8" in dtype for row in rows if len(set(row.dtypes)) > 1 for dtype in row.dtypes):
         hints.append("int8: a side is quantized, with an error of half a step of its scale")
     gains = amplifiers(rows)
     if gains:
