@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -212,7 +212,10 @@ def _make_features(members: Mapping[str, bytes], labels: Mapping[str, int]) -> d
 
 def _make_label(value: Any, labels: Mapping[str, int]) -> Feature:
     """Return the numbers or the class of a value; bytes if it is something else."""
-    for parse in (labels.__getitem__, int, float) if isinstance(value, str) else (np.asarray,):
+    parsers: Sequence[Callable[[Any], Any]] = (np.asarray,)
+    if isinstance(value, str):
+        parsers = (labels.__getitem__, int, float)
+    for parse in parsers:
         with suppress(KeyError, ValueError):
             numbers = np.atleast_1d(np.asarray(parse(value)))
             if numbers.dtype.kind in "if":

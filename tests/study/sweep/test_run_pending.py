@@ -61,10 +61,15 @@ def test_error_that_stays_ends_the_sweep_at_once(
 ) -> None:
     failed = JobReturn(status=JobStatus.FAILED, overrides=["seed=0"])
     failed.return_value = RunError("sweep/0/summary.json: couldn't be written, so the sweep ends")
-    launched: list[Sequence[PlannedJob]] = []
+    started: list[int] = []
+
+    def launch(jobs: Sequence[PlannedJob]) -> list[JobReturn]:
+        started.append(len(jobs))
+        return [failed]
+
     with pytest.raises(RunError, match=r"^sweep/0/summary.json: couldn't be written"):
-        run_all(planned(tmp_path, 2), {}, lambda jobs: [launched.append(jobs) or failed])
-    assert len(launched) == 1
+        run_all(planned(tmp_path, 2), {}, launch)
+    assert started == [2]
     assert capsys.readouterr() == ("", "")
 
 
