@@ -1,7 +1,8 @@
 """Copies of remote files in the cache: made once, by fsspec, and read offline afterwards.
 
 A copy is complete once it has its list of checksums, SHA256SUMS, against which it is verified each
-time. An address of a file may end in #sha256=DIGEST, which the file must have.
+time. An address of a file may end in #sha256=DIGEST, which the file must have. Braces make a series
+of files: https://host/train-{000..009}.tar.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pipeline.core.errors import DataError, RunError, printable
 from pipeline.core.files.address import Address
 from pipeline.core.files.atomic_write import commit, write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
+from pipeline.core.files.braces import expand_braces
 from pipeline.core.files.storage import Storage, StoredFile, open_storage, retry
 from pipeline.core.files.value_text import bytes_text, show
 from pipeline.data.checksums import SUMS, checksum, format_checksums
@@ -38,6 +40,8 @@ MOST_LISTING_BYTES = 1 << 30
 
 Select = Callable[[Sequence[str]], str]
 """Names of the files of a folder -> the one to copy. Raises ValueError if none fits."""
+Sources = Mapping[str, str]
+"""Names of files at an address by their names in the copy; "" is the address itself."""
 
 
 def copy_once(address: Address, cache: Path, select: Select | None = None) -> Path:
@@ -81,21 +85,18 @@ def _verify(address: Address, folder: Path) -> None:
 def _copy(address: Address, folder: Path, select: Select | None) -> None:
     """Copy the files of an address, and list their checksums."""
     location, _, pin = str(address).partition("#")
-    storage = open_storage(location)
-    is_file = location.startswith("http") or retry(storage.is_file)
-    if select is not None and not is_file:
-        try:
-            storage = open_storage(f"{location}/{select(list(retry(storage.list_files)))}")
-        except ValueError as error:
-            raise DataError(f"{address}: {error}") from error
-        is_file = True
+    try:
+        storage, sources = _find_sources(location, select)
+    except ValueError as error:
+        raise DataError(f"{address}: {error}") from error
+    is_file = sources is not None and "" in sources.values()
     if pin and not (is_file and pin.startswith(PIN)):
         raise DataError(f"{address}: must have no #, or be a file and end in #{PIN}DIGEST")
     content = folder / (FILE if is_file else TREE)
-    listing = retry(partial(_list_remote, storage, is_file=is_file))
+    listing = retry(partial(_list_remote, storage, sources))
     _require_copyable(address, listing, folder)
-    _fetch(storage, listing, content, is_file=is_file)
-    if retry(partial(_list_remote, storage, is_file=is_file)) != listing:
+    _fetch(storage, listing, content, sources or {})
+    if retry(partial(_list_remote, storage, sources)) != listing:
         raise DataError(f"{address}: has changed while it was copied; run this again")
     names = [f"{content.name}/{name}" for name in sorted(listing)]
     if pin and (digest := checksum(folder / names[0])) != pin.removeprefix(PIN).lower():
@@ -108,12 +109,32 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
     print(printable(f"{address}: {count}, {bytes_text(size_bytes)}, copied to {folder}"))
 
 
-def _list_remote(storage: Storage, *, is_file: bool) -> Mapping[str, StoredFile]:
-    """Return the files of a folder by name, or the file under its name."""
-    if not is_file:
-        return storage.list_files()
+def _find_sources(location: str, select: Select | None) -> tuple[Storage, Sources | None]:
+    """Return the storage of an address, and its files to copy; None: a folder with all its files.
+
+    Raises ValueError for too many files, and if `select` finds none.
+    """
+    path, _, query = location.partition("?")
+    folder, _, last = path.rpartition("/")
+    names = expand_braces(last)
+    if names != [last]:
+        if query:
+            raise ValueError("must have no query, since braces make it a series of files")
+        return open_storage(folder), dict(zip(names, names, strict=True))
+    storage = open_storage(location)
+    if not (location.startswith("http") or retry(storage.is_file)):
+        if select is None:
+            return storage, None
+        storage = open_storage(f"{location}/{select(list(retry(storage.list_files)))}")
     name = PurePosixPath(unquote(urlsplit(storage.url).path)).name
-    return {name or "file": storage.describe()}
+    return storage, {name or "file": ""}
+
+
+def _list_remote(storage: Storage, sources: Sources | None) -> Mapping[str, StoredFile]:
+    """Return descriptions of the files to copy, by their names in the copy."""
+    if sources is None:
+        return storage.list_files()
+    return {name: storage.describe(source) for name, source in sources.items()}
 
 
 def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folder: Path) -> None:
@@ -132,7 +153,7 @@ def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folde
 
 
 def _fetch(
-    storage: Storage, listing: Mapping[str, StoredFile], content: Path, *, is_file: bool
+    storage: Storage, listing: Mapping[str, StoredFile], content: Path, sources: Sources
 ) -> None:
     """Copy the files of a listing that an interrupted copy of the same versions lacks."""
     record = content.with_name(LISTING)
@@ -152,7 +173,7 @@ def _fetch(
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = content.with_name(f"{content.name}.part")
-        retry(partial(storage.download, "" if is_file else name, draft))
+        retry(partial(storage.download, sources.get(name, name), draft))
         size_bytes = draft.stat().st_size
         if file.size_bytes not in (None, size_bytes):
             sizes = f"{size_bytes:,} of {file.size_bytes:,} bytes"

@@ -134,7 +134,9 @@ REFUSED = {
     "dump RUN stpe=3": "stpe=3: there is no such option; did you mean --step? Choose from --as",
     "infer RUN a.png --top 0": "--top 0: must be a whole number from 1 to 999,999,999",
     "infer RUN --prompt a --temperature nan": "--temperature nan: must be a number from 0 to 1e+06",
-    "export RUN OUT --to onyx": "--to onyx: must be one of onnx, ckpt",
+    "export RUN OUT --to onyx": "--to onyx: must be one of onnx, ckpt; did you mean onnx?",
+    "job --to slrum": "--to slrum: must be one of slurm, jobset, trainjob, ray, skypilot; did ",
+    "job --to lsf": "--to lsf: must be one of slurm, jobset, trainjob, ray, skypilot",
     "export RUN OUT int8=false": "int8=false: leave it out; the opposite is --int8",
     "report RUN --out=": "--out '': must be a path",
     "attack RUN --attacks=": "--attacks '': must be words with commas between them",
@@ -166,6 +168,20 @@ def test_json_option_prints_only_json(
     assert capfd.readouterr() == (out, "")
     assert ROOT(["--plugin=x.py", "columns", "--quiet", "a.csv"][1:]) == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_interrupted_command_prints_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(**values: object) -> None:
+        print("text")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.cli.columns.main", interrupt)
+    for words, out in ((["--json"], '{"status": "stopped"}\n'), ([], "text\n")):
+        with pytest.raises(KeyboardInterrupt):
+            ROOT(["columns", "a.csv", *words])
+        assert capsys.readouterr().out == out
 
 
 @pytest.mark.slow

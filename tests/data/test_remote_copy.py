@@ -75,6 +75,21 @@ def test_copied_file_keeps_its_name_and_is_verified(tmp_path: Path) -> None:
         copy_once(Address("s3://bucket/data/c#md5=0"), tmp_path / "cache")
 
 
+def test_series_of_files_is_copied_as_a_folder(bucket: Path, tmp_path: Path) -> None:
+    for number in range(12):
+        (bucket / f"x-{number:02}.tar").write_bytes(bytes([number]))
+    copy = copy_once(Address("s3://bucket/data/{x-{08..11}.tar,c}"), tmp_path / "cache")
+    assert read_tree(copy) == {"c": b"c", **{f"x-{n:02}.tar": bytes([n]) for n in range(8, 12)}}
+    for address, problem in {
+        "s3://bucket/data/x-{11..12}.tar": "x-12.tar: can't be read: there is no such file",
+        "s3://bucket/data/x-{0..9}.tar?token=t": "must have no query, since braces",
+        "s3://bucket/data/{0..999999}": "must stand for at most 100,000 names",
+        "s3://bucket/data/{c,c}#sha256=00": "must have no #, or be a file",
+    }.items():
+        with pytest.raises(DataError, match=problem):
+            copy_once(Address(address), tmp_path / "cache")
+
+
 def test_changed_copy_is_refused(tmp_path: Path) -> None:
     copy = copy_once(ADDRESS, tmp_path / "cache")
     (copy / "c").write_bytes(b"d")

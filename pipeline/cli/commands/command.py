@@ -20,6 +20,7 @@ import click
 
 from pipeline.core.errors import UsageError
 from pipeline.core.files.strict_json import json_text
+from pipeline.core.host.signals import interrupt_command
 
 PROGRAM = "python -m pipeline"
 HELP_WIDTH = 100
@@ -28,6 +29,10 @@ SETTINGS = {
     "show_default": True,
     "max_content_width": HELP_WIDTH,
 }
+
+
+STOPPED = '{"status": "stopped"}'
+"""The facts of a command that was interrupted before it had any."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,8 @@ class LazyCommand(click.Command):
 
     The module has the words of the command, in the package `folder`.
 
-    If `main` returns a CommandResult, `--json` prints the facts on stdout, and the text on stderr.
+    If `main` returns a CommandResult, `--json` prints the facts on stdout, and the text on stderr;
+    STOPPED if it is interrupted before.
     A command that prints JSON itself declares `--json` among its parameters.
     """
 
@@ -160,20 +166,28 @@ class LazyCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> int:
         """Import the module of the command, call its `main`, and return the exit status."""
-        main = import_module(f"pipeline.cli.{self.module}").main
         values = dict(ctx.params)
         is_quiet = values.pop("quiet")
         prints_facts = self.collects_facts and values.pop("as_json")
-        with ExitStack() as stack:
-            if is_quiet:
-                null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-                stack.enter_context(redirect_stderr(null))
-                if not values.get("as_json"):
-                    stack.enter_context(redirect_stdout(null))
-            elif prints_facts:
-                stack.enter_context(redirect_stdout(sys.stderr))
-            result = main(**values)
         if prints_facts:
+            interrupt_command(f"{STOPPED}\n")
+        main = import_module(f"pipeline.cli.{self.module}").main
+        try:
+            with ExitStack() as stack:
+                if is_quiet:
+                    null = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                    stack.enter_context(redirect_stderr(null))
+                    if not values.get("as_json"):
+                        stack.enter_context(redirect_stdout(null))
+                elif prints_facts:
+                    stack.enter_context(redirect_stdout(sys.stderr))
+                result = main(**values)
+        except KeyboardInterrupt:
+            if prints_facts:
+                print(STOPPED)
+            raise
+        if prints_facts:
+            interrupt_command()
             print(json_text(result.facts))
         return result.exit_status if isinstance(result, CommandResult) else int(result)
 

@@ -64,13 +64,15 @@ class Storage:
 
     def is_file(self) -> bool:
         """Return whether the address is of a single file."""
-        with convert_errors(self.url, "can't be read"):
-            return bool(self.system.isfile(self.root))
+        # fsspec's `isfile` returns False for any error, also of the network.
+        with convert_errors(self.url, "can't be read"), suppress(FileNotFoundError):
+            return bool(self.system.info(self.root)["type"] == "file")
+        return False
 
-    def describe(self) -> StoredFile:
-        """Return the description of the file at the address."""
-        with convert_errors(self.url, "can't be read"):
-            return _describe(self.system.info(self.root))
+    def describe(self, name: str = "") -> StoredFile:
+        """Return the description of a file; "" is the address itself."""
+        with convert_errors(self._locate(name), "can't be read"):
+            return _describe(self.system.info(self._path(name)))
 
     def read(self, name: str, at_most_bytes: int) -> bytes | None:
         """Return the content of a file, cut after `at_most_bytes`; None if it is missing."""

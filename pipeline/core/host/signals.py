@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -99,14 +100,15 @@ def find_stops() -> tuple[signal.Signals, ...]:
     return tuple(number for number in STOP if number != signal.SIGHUP or not is_ignored)
 
 
-def interrupt_command() -> None:
+def interrupt_command(output: str = "") -> None:
     """Make signals to stop act like Ctrl-C and ignore SIGUSR1, before and after a run.
 
-    Otherwise SIGUSR1 would kill a process that is importing, or has just written its summary.
+    Otherwise SIGUSR1 would kill a process that is importing, or has just written its summary. A
+    process that is interrupted while it imports ends at once, and prints `output` on stdout.
     """
     with suppress(ValueError):
         for number in find_stops():
-            signal.signal(number, _interrupt)
+            signal.signal(number, partial(_interrupt, output.encode()))
         signal.signal(SAVE, signal.SIG_IGN)
 
 
@@ -133,9 +135,11 @@ def is_importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(output: bytes, number: int, frame: FrameType | None) -> None:
     if is_importing(frame):
         # Nothing has been started yet that would need to be closed.
         os.write(sys.stderr.fileno(), b"interrupted\n")
+        with suppress(OSError):
+            os.write(1, output)
         os._exit(os.EX_TEMPFAIL)
     raise KeyboardInterrupt

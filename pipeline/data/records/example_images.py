@@ -1,4 +1,4 @@
-"""Images and labels from the features of examples in TFRecord and MindRecord files."""
+"""Images and labels from the features of examples in files of TFRecord, MindRecord or tars."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.error_text import show_name
+from pipeline.core.files.value_text import show
 from pipeline.core.registry import MAX_FLOAT, MAX_INT
 from pipeline.data.columns import read_samples
 from pipeline.data.file_errors import name_file
@@ -24,6 +25,7 @@ from pipeline.data.image_file import (
     read_upright_size,
 )
 from pipeline.data.records.mindrecord_file import MindRecordFile
+from pipeline.data.records.tar_shard import TarShard
 from pipeline.data.records.tf_example import Feature, TFRecordFile
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw", "data")
@@ -35,7 +37,7 @@ _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
 
 Shape = tuple[int, int, int]
 
-ExampleFile = MindRecordFile | TFRecordFile
+ExampleFile = MindRecordFile | TarShard | TFRecordFile
 IndexFile = Callable[[Path, Callable[[int, Mapping[str, Feature]], None]], ExampleFile]
 """Calls a function for each example of a file, and returns a reader of single examples."""
 
@@ -199,10 +201,10 @@ class _ExampleLayout:
 
     def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
         """Return the label of an example. Raises ValueError for another dtype or length."""
-        label = features.get(self.label_key)
+        label = _require_numbers(self.label_key, features.get(self.label_key))
         expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
         kind = "i" if self.num_floats is None else "f"
-        if not isinstance(label, np.ndarray) or label.dtype.kind != kind or label.ndim > 1:
+        if label.dtype.kind != kind or label.ndim > 1:
             raise ValueError(f"{show_name(self.label_key)} must hold {expected}")
         if len(label) != (self.num_floats or 1):
             raise ValueError(f"{show_name(self.label_key)} has {len(label)} values, not {expected}")
@@ -219,11 +221,19 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
     """Return the layout of the first example. Raises ValueError that names a missing feature."""
     image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
     label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
-    label = features[label_key]
-    if isinstance(label, tuple):
-        raise ValueError(f"{show_name(label_key)} has bytes; a label must be a number")
+    label = _require_numbers(label_key, features[label_key])
     num_floats = label.size if label.dtype.kind == "f" else None
     return _ExampleLayout(_find_image_layout(features, image_key, settings), label_key, num_floats)
+
+
+def _require_numbers(key: str, label: Feature | None) -> np.ndarray:
+    """Return a label. Raises ValueError if it is missing, or isn't a number."""
+    if label is None:
+        raise ValueError(f"{show_name(key)} is missing")
+    if isinstance(label, tuple):
+        value = show(b" ".join(label)[:20])
+        raise ValueError(f"{show_name(key)} has bytes, {value}; a label must be a number")
+    return label
 
 
 def _find_image_layout(

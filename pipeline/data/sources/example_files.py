@@ -1,8 +1,9 @@
-"""Samples in TFRecord files, one tf.train.Example each, and in MindRecord files of MindSpore."""
+"""Samples in files of many: TFRecord, MindRecord of MindSpore, and tars as of webdataset."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -10,6 +11,8 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.core.errors import DataError
+from pipeline.core.files.braces import expand_braces
+from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, component
 from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
@@ -22,6 +25,7 @@ from pipeline.data.records.example_images import (
     read_examples,
 )
 from pipeline.data.records.mindrecord_file import index_mindrecord
+from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tf_example import index_tfrecord
 from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_within
 from pipeline.data.targets import Targets, standardise_targets
@@ -46,7 +50,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
     root: RequiredRoot
     """The folder with the files."""
     train_files: Pattern = "train*"
-    """The names of the training files; * matches any characters."""
+    """The names of the training files; * matches any characters, {000..009} are ten numbers."""
     eval_files: Pattern | None = None
     """The names of the evaluation files; null: eval*, val* or test*, unless `split` is set."""
     split: Share | None = None
@@ -112,7 +116,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
 
     def _read_matching(self, pattern: str) -> Examples:
         """Read the examples of the files that match `pattern`, in the order of names."""
-        paths = self._list_files(pattern)
+        with name_file(self.root):
+            paths = self._list_files(pattern)
         if not paths:
             raise DataError(f"{self.root}: has no files {pattern}")
         for path in paths:
@@ -126,8 +131,15 @@ class ExampleFilesSpec(LocalDatasetSpec):
 
     def _list_files(self, pattern: str) -> list[Path]:
         """Return the files that match `pattern`, in the order of names."""
-        paths = (path for path in self.root.glob(pattern) if path.suffix != self.suffix_left_out)
-        return sorted(path for path in paths if path.is_file())
+        if self.root.is_file():
+            return [self.root]
+        names = expand_braces(pattern)
+        found = {name: [*self.root.glob(name)] for name in names}
+        missing = [name for name in names if not found[name]]
+        if missing and len(missing) < len(names):
+            raise DataError(f"{self.root}: lacks {join_first(missing, 3)} of {pattern}")
+        paths = {path for paths in found.values() for path in paths}
+        return sorted(p for p in paths if p.suffix != self.suffix_left_out and p.is_file())
 
     def _find_eval_pattern(self) -> str:
         """Return the pattern of the evaluation files. Raises DataError without any."""
@@ -210,3 +222,20 @@ class MindRecord(ExampleFilesSpec):
     @property
     def _settings(self) -> ExampleSettings:
         return replace(super()._settings, image_layout=self.image_layout)
+
+
+@component("dataset")
+class WebDataset(ExampleFilesSpec):
+    """Tars of samples, as the webdataset package writes them: members KEY.EXT, grouped by KEY.
+
+    The image is the member with an image's extension. The label is cls, the field `label` of json,
+    or txt: a number, or the name of one of `classes`.
+    """
+
+    root_must_be = "a tar with split, or a folder with tars, train* and one of eval*, val* or test*"
+    name: Literal["webdataset"] = "webdataset"
+
+    @property
+    def index_file(self) -> IndexFile:
+        labels = {name: self.first_label + n for n, name in enumerate(self.classes or ())}
+        return partial(index_tar, labels=labels)

@@ -21,10 +21,8 @@ MAX_NAMED_LAYERS = 3
 MAX_LISTED_LAYERS = 12
 
 
-def list_hints(
-    rows: Sequence[TensorRow], forced: ForcedComparison | None, types: Sequence[str] = ()
-) -> list[str]:
-    """Return a line for every likely cause; `types` are the types of the stored tensors."""
+def list_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> list[str]:
+    """Return a line for every likely cause."""
     hints = []
     unpaired = [row for row in rows if row.left is None or row.right is None]
     if unpaired:
@@ -32,7 +30,7 @@ def list_hints(
             f"op fusion or constant folding: {len(unpaired)} tensors have no counterpart (*); "
             "--map LEFT:RIGHT+RIGHT names those that belong together"
         )
-    if any(dtype in ("int8", "uint8") for dtype in types):
+    if any("int8" in dtype for row in rows if len(set(row.dtypes)) > 1 for dtype in row.dtypes):
         hints.append("int8: a side is quantized, with an error of half a step of its scale")
     gains = find_amplifiers(rows)
     if gains:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import isinf, isnan
 
@@ -71,6 +71,8 @@ class TensorRow:
     left: TensorName | None
     right: TensorName | None
     columns: Columns = field(default_factory=Columns)
+    dtypes: tuple[str, ...] = ()
+    """Types of the left and right tensor, if both were read."""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -137,12 +139,13 @@ def compare_tensors(
     """Return a row for every pair; tensors are read one pair at a time."""
     rows = []
     for index, (left_name, right_name) in enumerate(pair_names(left, right, mapped)):
-        columns = Columns()
+        row = TensorRow(index, left_name, right_name)
         if left_name is not None and right_name is not None:
             arrays = read_left(left_name), read_right(right_name)
             if arrays[0] is not None and arrays[1] is not None:
-                columns = compare_arrays(arrays[0], arrays[1])
-        rows.append(TensorRow(index, left_name, right_name, columns))
+                dtypes = (str(arrays[0].dtype), str(arrays[1].dtype))
+                row = replace(row, columns=compare_arrays(arrays[0], arrays[1]), dtypes=dtypes)
+        rows.append(row)
     return rows
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,20 @@ from omegaconf import DictConfig
 
 from pipeline.config.compose import check
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError, exit_status_of, printable, report_errors, status_after
+from pipeline.core.errors import (
+    RecipeError,
+    RunError,
+    exit_status_of,
+    printable,
+    report_errors,
+    status_after,
+)
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.events import Pruner
+from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import Inspection, RunOptions
@@ -64,7 +73,8 @@ class Job:
         """Run or resume the job in the directory that Hydra created for it.
 
         A job that is finished, or that another process runs, is skipped. Raises KeyboardInterrupt
-        if a signal to stop arrived before or after the end of the job.
+        if a signal to stop arrived before or after the end of the job, and RunError if its result
+        can't be written, as on a full disk.
         """
         signals = Signals()
         sweep_dir = Path(HydraConfig.get().sweep.dir)
@@ -80,7 +90,10 @@ class Job:
             self._run_claimed(config, job_dir, signals)
         if signals.stop is not None or read_status(job_dir) == "stopped":
             raise KeyboardInterrupt
-        update_table(sweep_dir)
+        if not (job_dir / SUMMARY).exists():
+            raise RunError(f"{job_dir / SUMMARY}: couldn't be written, so the sweep ends")
+        with convert_os_errors(sweep_dir):
+            update_table(sweep_dir)
 
     def _run_claimed(self, config: DictConfig, job_dir: Path, signals: Signals) -> None:
         """Run a job that this process has claimed, after removing the summary of an earlier try."""
@@ -158,7 +171,7 @@ def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Reci
 
 
 def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
-    """Run a job; if it fails before it writes a summary, write one and raise the error."""
+    """Run a job; if it fails before it writes a summary, write one if possible, and raise."""
     try:
         return attempt()
     except (Exception, KeyboardInterrupt) as error:
@@ -168,5 +181,6 @@ def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
                 "reason": str(error),
                 "exit_status": exit_status_of(error),
             }
-            write_whole(job_dir / SUMMARY, json_text(failure) + "\n")
+            with suppress(OSError):
+                write_whole(job_dir / SUMMARY, json_text(failure) + "\n")
         raise

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 from pipeline.config.hydra_versions import BasicLauncher
-from pipeline.core.errors import RunError, printable, printable_lines
+from pipeline.core.errors import PipelineError, RunError, printable, printable_lines
 from pipeline.study.sweep.directory import is_finished, is_held
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.threads import share_processors
@@ -28,7 +30,7 @@ def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Lau
     """Run jobs until all are finished, by this process or by others.
 
     Jobs of dead processes are started again. Raises RunError if repeated starts finish no job: the
-    launcher doesn't work.
+    launcher doesn't work. A PipelineError of a launch, such as of a full disk, ends all.
     """
     futile_starts = 0
     is_waiting = False
@@ -63,8 +65,11 @@ def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
     try:
         for job in launch(jobs):
             if job.status == JobStatus.FAILED:
-                # This raises the error that Hydra has caught.
-                job.return_value  # noqa: B018
+                # Hydra prints the job's overrides, and raises the error that it has caught.
+                with redirect_stderr(StringIO()):
+                    job.return_value  # noqa: B018
+    except PipelineError:
+        raise
     except Exception as error:
         reason = f"with {type(error).__name__}: {error}".splitlines()[0]
         print(printable_lines(f"warning: a launch ended {reason}"), file=sys.stderr)

@@ -38,6 +38,20 @@ def test_folder_can_be_listed_read_written_and_removed(tmp_path: Path) -> None:
     assert list(single.list_files()) == [""]
 
 
+def test_network_error_is_not_taken_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = open_storage(f"file://{tmp_path}/x")
+    assert not stored.is_file()
+
+    def fail(path: str) -> None:
+        raise ConnectionError("reset by peer")
+
+    monkeypatch.setattr(stored.system, "info", fail)
+    with pytest.raises(RunError, match="x: can't be read: reset by peer"):
+        stored.is_file()
+
+
 def test_version_changes_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"1")
     before = open_storage(f"file://{tmp_path}").list_files()["x"]

@@ -78,6 +78,16 @@ def test_signal_after_the_end_of_a_command_leaves_its_status(number: signal.Sign
     assert (ended.returncode, ended.stdout, ended.stderr) == (7, "", "")
 
 
+def test_signal_while_importing_ends_with_the_output(tmp_path: Path) -> None:
+    (tmp_path / "imported.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    script = (
+        "import sys; from pipeline.core.host.signals import interrupt_command;"
+        f"interrupt_command('stopped\\n'); sys.path.append({str(tmp_path)!r}); import imported"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (75, "stopped\n", "interrupted\n")
+
+
 @pytest.mark.parametrize("listens", ["a run", "a command"])
 def test_signal_ignored_by_nohup_stays_ignored(listens: str) -> None:
     calls = {"a run": "handle_signals(Signals()).__enter__()", "a command": "interrupt_command()"}

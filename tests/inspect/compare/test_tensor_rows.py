@@ -73,7 +73,14 @@ def test_hints_name_amplifiers_and_unpaired_operators() -> None:
     ((layer, gain),) = find_amplifiers(grown)
     assert layer == "exp"
     assert abs(gain - 100) < 1
-    hints = list_hints([*grown, TensorRow(2, names[0], None)], None, ["int8"])
+    (quantized,) = compare_tensors(
+        [TensorName("conv", "output")],
+        [TensorName("conv", "output")],
+        lambda name: np.ones(3, np.int8),
+        lambda name: np.ones(3, np.float32),
+        {},
+    )
+    hints = list_hints([*grown, TensorRow(2, names[0], None), quantized], None)
     assert [hint.partition(":")[0] for hint in hints] == [
         "op fusion or constant folding",
         "int8",

@@ -63,6 +63,11 @@ def test_engines_train_one_network(cache: Path, tmp_path: Path) -> None:
     expected = outcome.metrics(tmp_path / "torchrun_1")
     assert len(expected) == 20
     for engine in ENGINES:
+        if engine != "torchrun":
+            assert "rank_size" not in train(engine, 1, cache, tmp_path)[0].replace(
+                "rank_size 1", ""
+            )
+            assert outcome.metrics(tmp_path / f"{engine}_1") == expected, engine
         texts = train(engine, 2, cache, tmp_path)
         assert "rank_id 0 of rank_size 2" in texts[0], engine
         assert "rank_id 1 of rank_size 2" in texts[1], engine

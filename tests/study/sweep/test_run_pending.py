@@ -56,6 +56,23 @@ def test_launcher_without_progress_is_abandoned(
     assert capsys.readouterr().err.count("a launch ended with OSError: no space left") == 3
 
 
+def test_error_that_stays_ends_the_sweep_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = JobReturn(status=JobStatus.FAILED, overrides=["seed=0"])
+    failed.return_value = RunError("sweep/0/summary.json: couldn't be written, so the sweep ends")
+    started: list[int] = []
+
+    def launch(jobs: Sequence[PlannedJob]) -> list[JobReturn]:
+        started.append(len(jobs))
+        return [failed]
+
+    with pytest.raises(RunError, match=r"^sweep/0/summary.json: couldn't be written"):
+        run_all(planned(tmp_path, 2), {}, launch)
+    assert started == [2]
+    assert capsys.readouterr() == ("", "")
+
+
 def test_failure_in_another_process_is_not_retried(tmp_path: Path) -> None:
     """A job that had failed before the command started is retried, once."""
     old, new = planned(tmp_path, 2)

@@ -1,0 +1,223 @@
+"""Tars of samples, as the webdataset package writes them: members KEY.EXT, grouped by KEY.
+
+A key is a path up to the first dot of its last part. Nothing is extracted: members of a plain tar
+are read in place. Sources: https://webdataset.github.io/webdataset, "The WebDataset Format"; POSIX,
+pax, "ustar Interchange Format" and "pax Header Block".
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import numpy as np
+from pydantic_core import from_json
+
+from pipeline.core.files.error_text import show_name
+from pipeline.core.files.npy import parse_npy
+from pipeline.data.image_file import SUFFIXES
+from pipeline.data.records.tf_example import Feature
+
+MAX_MEMBER_BYTES = 2**26
+MAX_EXTENSIONS = 64
+_BLOCK_BYTES = tarfile.BLOCKSIZE
+_CHUNK_BYTES = 2**20
+_PROGRAMS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
+"""Programs that compress files, by their first bytes."""
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_PREFIX_TYPES = (*_PAX_TYPES, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+"""Types of headers whose content describes the next member."""
+_PAX_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
+_SAMPLE_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class TarShard:
+    """A tar whose headers were read. Samples are read one by one."""
+
+    path: Path
+    extensions: tuple[str, ...]
+    """In lower case."""
+    spans: np.ndarray
+    """Start and size of each sample's members, int64 (samples, extensions, 2); -1 if missing."""
+    labels: Mapping[str, int]
+    """Labels by the names of classes."""
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def read_example(self, record: int) -> Mapping[str, Feature]:
+        """Return the features of a sample. Raises OSError, and ValueError if it is damaged."""
+        members = {}
+        with self.path.open("rb") as file:
+            for extension, span in zip(self.extensions, self.spans[record].tolist(), strict=True):
+                start, size_bytes = span
+                if size_bytes > MAX_MEMBER_BYTES:
+                    limit = f"at most {MAX_MEMBER_BYTES:,} are read"
+                    raise ValueError(f"{show_name(extension)} has {size_bytes:,} bytes; {limit}")
+                if start >= 0:
+                    file.seek(start)
+                    members[extension] = file.read(size_bytes)
+        return _make_features(members, self.labels)
+
+
+def index_tar(
+    path: Path, visit: Callable[[int, Mapping[str, Feature]], None], labels: Mapping[str, int]
+) -> TarShard:
+    """Call `visit` for each sample, and return the opened tar. Raises OSError and ValueError.
+
+    Samples are in the order of their first members. Files without a key or an extension are left
+    out, as webdataset does.
+    """
+    rows: dict[str, int] = {}
+    columns: dict[str, int] = {}
+    members = {}
+    for member in scan_tar(path):
+        match = _SAMPLE_NAME.fullmatch(member.name)
+        if match is None:
+            continue
+        row = rows.setdefault(match[1], len(rows))
+        column = columns.setdefault(match[2].lower(), len(columns))
+        if (row, column) in members:
+            raise ValueError(f"has two members {show_name(member.name)}")
+        if len(columns) > MAX_EXTENSIONS:
+            rule = f"{show_name(match[2])}; an extension begins at the first dot of a name"
+            raise ValueError(f"has more than {MAX_EXTENSIONS} extensions, such as {rule}")
+        members[row, column] = member.offset_data, member.size
+    spans = np.full((len(rows), len(columns), 2), -1, np.int64)
+    for place, span in members.items():
+        spans[place] = span
+    shard = TarShard(path, tuple(columns), spans, labels)
+    for key, record in rows.items():
+        try:
+            visit(record, shard.read_example(record))
+        except ValueError as error:
+            raise ValueError(f"sample {show_name(key)}: {error}") from error
+    return shard
+
+
+def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of a plain tar in order, with name, offset_data and size.
+
+    Raises OSError, and ValueError for a damaged or compressed tar, links, and names that lead out.
+    """
+    file_bytes = path.stat().st_size
+    position = 0
+    described: Mapping[str, str] = {}
+    with path.open("rb") as file:
+        while (header := _read_header(file, position)) is not None:
+            is_prefix = header.type in _PREFIX_TYPES
+            if not is_prefix:
+                header.name = described.get("path", header.name).removeprefix("./")
+                header.size = int(described.get("size", header.size))
+            header.offset_data = position + _BLOCK_BYTES
+            if not 0 <= header.size <= file_bytes - header.offset_data:
+                problem = f"{show_name(header.name)} has {header.size:,} bytes"
+                raise ValueError(f"is truncated: {problem}, the file {file_bytes:,}")
+            num_blocks = -(-header.size // _BLOCK_BYTES)
+            position = header.offset_data + num_blocks * _BLOCK_BYTES
+            if is_prefix:
+                described = {**described, **_read_prefix(file, header)}
+                continue
+            described = {}
+            _require_file(header)
+            if header.isreg():
+                yield header
+        while block := file.read(_CHUNK_BYTES):
+            if any(block):
+                raise ValueError(f"goes on after its end, at byte {position:,}; it is several tars")
+
+
+def _read_header(file: BinaryIO, position: int) -> tarfile.TarInfo | None:
+    """Return the header at a position; None for the zeros at the end. Raises ValueError."""
+    file.seek(position)
+    block = file.read(_BLOCK_BYTES)
+    for mark, program in _PROGRAMS.items():
+        if position == 0 and block.startswith(mark):
+            raise ValueError(f"is compressed; decompress it with {program} -d")
+    if len(block) < _BLOCK_BYTES:
+        raise ValueError("is truncated: it lacks the zeros at the end of a tar")
+    if not any(block):
+        return None
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        problem = f"the header at byte {position:,} is damaged" if position else "isn't a tar"
+        raise ValueError(f"{problem}: {error}") from error
+
+
+def _read_prefix(file: BinaryIO, header: tarfile.TarInfo) -> Mapping[str, str]:
+    """Return the path and size of the next member, if the content of this header has them."""
+    if header.size > _CHUNK_BYTES:
+        raise ValueError(f"has a header of {header.size:,} bytes; must be at most {_CHUNK_BYTES:,}")
+    content = file.read(header.size)
+    if header.type == tarfile.GNUTYPE_LONGNAME:
+        return {"path": content.partition(b"\0")[0].decode(errors="surrogateescape")}
+    described = {}
+    while header.type in _PAX_TYPES and content:
+        match = _PAX_RECORD.match(content)
+        length = int(match[1]) if match else 0
+        if match is None or not match.end() < length <= len(content):
+            raise ValueError(f"the pax header before byte {file.tell():,} is damaged")
+        value = content[match.end() : length - 1].decode(errors="surrogateescape")
+        described[match[2].decode(errors="replace")] = value
+        content = content[length:]
+    if any(name.startswith("GNU.sparse.") for name in described):
+        raise ValueError(f"has a sparse file at byte {file.tell():,}, which can't be read")
+    if not re.fullmatch(r"[0-9]{1,18}", described.get("size", "0")):
+        raise ValueError(f"the pax header before byte {file.tell():,} is damaged")
+    return {name: described[name] for name in ("path", "size") if name in described}
+
+
+def _require_file(header: tarfile.TarInfo) -> None:
+    """Raise ValueError for what isn't a file or folder in the tar."""
+    name = show_name(header.name)
+    if header.name.startswith("/") or ".." in PurePosixPath(header.name).parts:
+        raise ValueError(f"{name} leads out of the tar")
+    if header.issym() or header.islnk():
+        advice = "tar --dereference --hard-dereference writes its content"
+        raise ValueError(f"{name} is a link to {show_name(header.linkname)}; {advice}")
+    if header.issparse() or not (header.isreg() or header.isdir()):
+        raise ValueError(f"{name} must be a plain file, not of type {header.type!r}")
+
+
+def _make_features(members: Mapping[str, bytes], labels: Mapping[str, int]) -> dict[str, Feature]:
+    """Return members by extension, and the fields of JSON.
+
+    `image` is the only member with an image's extension; `label` is cls, else the field of JSON,
+    else txt. Raises ValueError for damaged JSON and arrays.
+    """
+    texts = {
+        name: members[name].decode(errors="replace").strip()
+        for name in ("txt", "cls")
+        if name in members
+    }
+    tree = from_json(members.get("json", b"{}"))
+    fields = {"label": texts.get("txt"), **(tree if isinstance(tree, dict) else {"label": tree})}
+    values = {**fields, "label": texts.get("cls", fields["label"]), **texts}
+    features = {n: _make_label(v, labels) for n, v in values.items() if v is not None}
+    files: dict[str, Feature] = {
+        name: parse_npy(name, content) if name == "npy" else (content,)
+        for name, content in members.items()
+        if name not in texts
+    }
+    images = [files[name] for name in files if f".{name}" in SUFFIXES]
+    return {**features, **files, **({"image": images[0]} if len(images) == 1 else {})}
+
+
+def _make_label(value: Any, labels: Mapping[str, int]) -> Feature:
+    """Return the numbers or the class of a value; bytes if it is something else."""
+    parsers: Sequence[Callable[[Any], Any]] = (np.asarray,)
+    if isinstance(value, str):
+        parsers = (labels.__getitem__, int, float)
+    for parse in parsers:
+        with suppress(KeyError, ValueError):
+            numbers = np.atleast_1d(np.asarray(parse(value)))
+            if numbers.dtype.kind in "if":
+                return numbers
+    return (str(value).encode(),)
