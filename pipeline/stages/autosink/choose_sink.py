@@ -95,9 +95,10 @@ def choose_sink(
     if estimate is not None and estimate.choice is not None:
         # The size is best for the emulated device, the mechanism for the host.
         choice = estimate.choice
-        # More than one means that the recipe has auto.
-        requested = mechanisms[0] if len(mechanisms) == 1 else "auto"
-        mechanism, _ = backend.mechanism(requested, sink=choice.size is not None)
+        # Several mean that the recipe has auto.
+        mechanism, _ = backend.mechanism(
+            mechanisms[0] if len(mechanisms) == 1 else "auto", sink=choice.size is not None
+        )
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.why}")
         return _report(plan, reporter)
     bounds = make_measured_bounds(recipe, run_schedule, executable)
