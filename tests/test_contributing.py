@@ -91,7 +91,7 @@ def test_documented_changes_need_only_the_named_files(package: Path, cache: Path
         "decay_rules: []\n"
     )
     # A metric of every step.
-    record = package / "pipeline/training/step_record.py"
+    record = package / "pipeline/training/state.py"
     edit(record, "    loss_scale: Array\n", "    loss_scale: Array\n    doubled_loss: Array\n")
     edit(
         record,

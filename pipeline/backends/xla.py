@@ -57,9 +57,8 @@ from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import is_readable
 from pipeline.training.parallel.state_sharing import StateSharing
-from pipeline.training.state import TrainState
+from pipeline.training.state import FLAGS, Record, TrainState
 from pipeline.training.step import TrainStep
-from pipeline.training.step_record import FLAGS, Record
 from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14

@@ -28,8 +28,7 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.forecast.part_times import measure_us, rough_us
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns
-from pipeline.training.state import TrainState
-from pipeline.training.step_record import Record
+from pipeline.training.state import Record, TrainState
 
 MEASURED_SHARE = 0.9
 """Share of a step, by the rough count, whose parts are measured."""
