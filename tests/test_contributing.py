@@ -92,7 +92,8 @@ def test_documented_changes_need_only_the_named_files(package: Path, cache: Path
     )
     # A metric of every step.
     record = package / "pipeline/training/state.py"
-    edit(record, "    loss_scale: Array\n", "    loss_scale: Array\n    doubled_loss: Array\n")
+    skipped = "    skipped: Array | float = 0.0\n"
+    edit(record, skipped, f"    doubled_loss: Array\n{skipped}")
     edit(
         record,
         "        loss_scale=state.loss_scale,\n",
