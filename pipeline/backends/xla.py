@@ -315,12 +315,14 @@ def _make_specs(
         init_options = (
             UNOPTIMIZED if platform_of(placement.device.platform).optimizes_slowly else None
         )
+    carry_index = None if work.keeps_arguments else 0
+    sums_index = None if work.keeps_arguments else 1
     train_args = (carry, train, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
     return (
         ProgramSpec("initialisation", init, (seed,), None, result_shardings[0], init_options),
-        ProgramSpec("training step", training, train_args, 0, result_shardings[1]),
-        ProgramSpec("evaluation", evaluation, eval_args, 1, result_shardings[2]),
+        ProgramSpec("training step", training, train_args, carry_index, result_shardings[1]),
+        ProgramSpec("evaluation", evaluation, eval_args, sums_index, result_shardings[2]),
     )
 
 

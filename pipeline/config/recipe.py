@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ByteSize,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -133,6 +134,16 @@ class TrainSpec(AdapterWords):
     remat_bytes: PositiveInt | None = None
     """Bytes of temporaries up to which `remat: auto` recomputes nothing; null: the available
     memory."""
+    memory: (
+        Annotated[
+            Literal["auto"] | Annotated[ByteSize, Field(gt=0)],
+            Expected("auto or a size, as in 4GB"),
+        ]
+        | None
+    ) = None
+    """Memory that decides how many shards of a batch are computed at once, at the same bits. auto:
+    the memory at hand; a size, as in 4GB: memory of this process, or of its GPU. Shards are those
+    of `parallel.mode: data`, which replaces none. null: the memory decides nothing."""
     gradients: Annotated[GradientSpec, ComponentOf("gradients")]
     """How gradients are computed: plain, by one backward pass, or by a custom component."""
     adversarial: AdversarialSpec | None = None
@@ -359,14 +370,16 @@ class Recipe(Spec):
             train = dict(tree["train"])
             if parallel.batch_per_device is not None:
                 train["batch_size"] = parallel.batch_per_device * parallel.num_devices
+            if train.get("memory") is not None and parallel.mode == "none":
+                parallel = parallel.model_copy(update={"mode": "data"})
             # XLA divides the sums of sharded parameters among devices.
             shards_parameters = parallel.mode in ("semi_auto", "auto")
             reproducible = parallel.reproducible or ("layout" if shards_parameters else "exact")
             shards = parallel.shards
             if shards is None and parallel.mode != "none" and reproducible == "exact":
                 shards = choose_num_shards(train["batch_size"], parallel.num_devices)
-            layout = {**tree["parallel"], "reproducible": reproducible, "shards": shards}
-            return {**tree, "train": train, "parallel": layout}
+            layout = {"mode": parallel.mode, "reproducible": reproducible, "shards": shards}
+            return {**tree, "train": train, "parallel": {**tree["parallel"], **layout}}
         except (KeyError, TypeError, ValueError):
             # The check of the fields reports the wrong or missing key.
             return tree

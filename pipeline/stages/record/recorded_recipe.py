@@ -36,6 +36,7 @@ FREE_TO_CHANGE = (
     ("train", "mechanism"),
     ("train", "dispatch_seconds"),
     ("train", "feed"),
+    ("train", "memory"),
     ("train", "resume"),
     ("train", "resume_changed"),
     ("dataset", "root"),
