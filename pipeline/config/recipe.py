@@ -14,6 +14,7 @@ from pydantic import (
     PositiveInt,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
     model_serializer,
     model_validator,
 )
@@ -61,6 +62,18 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 """Levels of messages in MindSpore's order: GLOG_v is an index of it, from 0."""
 Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 """A time in seconds, at most a year."""
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as 4GB or 512MiB. Raises ValueError for other texts."""
+    return TypeAdapter(ByteSize).validate_python(text)
+
+
+def require_memory(memory: str) -> str:
+    """Return `memory`. Raises ValueError if it isn't auto or a size above 0."""
+    if memory != "auto" and parse_size(memory) == 0:
+        raise ValueError("is 0")
+    return memory
 
 
 class TrainSpec(AdapterWords):
@@ -136,8 +149,7 @@ class TrainSpec(AdapterWords):
     memory."""
     memory: (
         Annotated[
-            Literal["auto"] | Annotated[ByteSize, Field(gt=0)],
-            Expected("auto or a size, as in 4GB"),
+            Annotated[str, AfterValidator(require_memory)], Expected("auto or a size, as in 4GB")
         ]
         | None
     ) = None
@@ -184,6 +196,11 @@ class TrainSpec(AdapterWords):
         if self.minutes is not None:
             return f"minutes = {self.minutes:g}"
         return None if self.until is None else f"until = {self.until}"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of `memory`; None if it is auto or null."""
+        return None if self.memory in (None, "auto") else parse_size(str(self.memory))
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:

@@ -123,8 +123,7 @@ class FittedExecutable:
 
     def find_memory(self) -> int:
         """Return the bytes that the device, or this process on the host, can still use."""
-        memory = self._recipe.train.memory
-        limit_bytes = None if memory == "auto" else memory
+        limit_bytes = self._recipe.train.memory_bytes
         free_bytes = self._backend.placement.free_bytes
         if free_bytes is None:
             return find_memory_at_hand(limit_bytes)
