@@ -81,22 +81,27 @@ def test_resumed_run_may_have_other_memory(
 def test_run_out_of_memory_continues_with_half_as_many_at_once(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Calls fail after they have computed their results, which would be lost otherwise."""
     run(tiny(*MEMORY), tmp_path / "enough")
-    errors = iter([jax.errors.JaxRuntimeError(SHORT), MemoryError("a page")])
+    step_errors = iter([jax.errors.JaxRuntimeError(SHORT)])
+    evaluation_errors = iter([MemoryError("a page")])
     run_steps, evaluate = XlaExecutable.run, XlaExecutable.evaluate
 
-    def fail_once(self: XlaExecutable, state: Any, start: int, *rest: Any, **options: Any) -> Any:
-        """Fail after the steps have been computed, at step 8 and in the evaluation after it."""
-        is_evaluation = "on_train" in options
-        compute: Any = evaluate if is_evaluation else run_steps
-        result = compute(self, state, start, *rest, **options)
-        if (start == 7 or is_evaluation) and (error := next(errors, None)) is not None:
+    def run_steps_short_of_memory(self: XlaExecutable, *arguments: Any) -> Any:
+        result = run_steps(self, *arguments)
+        for error in step_errors:
+            raise error
+        return result
+
+    def evaluate_short_of_memory(self: XlaExecutable, *arguments: Any, **options: Any) -> Any:
+        result = evaluate(self, *arguments, **options)
+        for error in evaluation_errors:
             raise error
         return result
 
     run(tiny(*MEMORY, "train.end_step=7"), tmp_path / "short")
-    monkeypatch.setattr(XlaExecutable, "run", fail_once)
-    monkeypatch.setattr(XlaExecutable, "evaluate", fail_once)
+    monkeypatch.setattr(XlaExecutable, "run", run_steps_short_of_memory)
+    monkeypatch.setattr(XlaExecutable, "evaluate", evaluate_short_of_memory)
     run(tiny(*MEMORY, f"train.resume={tmp_path / 'short'}"), tmp_path / "short")
     for name in ("metrics.jsonl", "evals.jsonl"):
         assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "enough" / name).read_bytes()

@@ -49,7 +49,8 @@ def sum_leaves(
     starts = range(0, count, size)
     sums = [sum_subtree(partial(_shift, leaf, start), size, shapes) for start in starts]
     while len(sums) > 1:
-        sums = [_add(*pair) for pair in zip(sums[0::2], sums[1::2], strict=True)]
+        pairs = zip(sums[0::2], sums[1::2], strict=True)
+        sums = [_add(first, second) for first, second in pairs]
     return sums[0]
 
 
