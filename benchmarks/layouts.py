@@ -13,6 +13,7 @@ import os
 import shlex
 import statistics
 import time
+from dataclasses import replace
 
 import jax
 from rich.console import Console
@@ -22,8 +23,9 @@ from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
-from pipeline.stages.compile import compile_programs
+from pipeline.stages.compile import compile_programs, get_training_temporaries
 from pipeline.stages.data import load_data
+from pipeline.stages.fit_memory import count_most_at_once
 from pipeline.stages.lower import lower
 
 PACKAGES = ("jax", "jaxlib")
@@ -41,9 +43,12 @@ LAYOUTS = {
 
 
 class Contestant:
-    """A recipe, compiled for a layout and trained round by round."""
+    """A recipe, compiled for a layout and trained round by round. `at_once` is the number of
+    shards that are computed at once; None: as many as `train.memory=auto` begins with."""
 
-    def __init__(self, recipe_name: str, overrides: list[str], steps: int) -> None:
+    def __init__(
+        self, recipe_name: str, overrides: list[str], steps: int, at_once: int | None = 1
+    ) -> None:
         recipe, self._steps = load_recipe(recipe_name, overrides), steps
         with Reporter(console=Console(file=open(os.devnull, "w"))) as reporter:
             backend = recipe.device.open(recipe.parallel)
@@ -51,18 +56,22 @@ class Contestant:
             built = lower(
                 recipe, dataset, build(recipe, dataset, reporter), backend, None, reporter
             )
+            self.at_once = at_once or count_most_at_once(built, backend.device.platform)
+            built = replace(built, at_once=self.at_once)
             self._executable: Executable = compile_programs(
                 recipe, dataset, built, backend, reporter
             )
         self._state = self._executable.init()
         self._done = 0
+        self.temporary_bytes = get_training_temporaries(self._executable)
         self()
 
     def __call__(self) -> float:
         """Train some steps more, and return the milliseconds of one."""
         stop = self._done + self._steps
         begun = time.perf_counter()
-        self._state, _ = self._executable.run(self._state, self._done, stop, "loop")
+        self._state, telemetry = self._executable.run(self._state, self._done, stop, "loop")
+        self.losses = telemetry.loss.tobytes()
         self._done = stop
         return 1000 * (time.perf_counter() - begun) / self._steps
 

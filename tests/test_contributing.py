@@ -91,8 +91,9 @@ def test_documented_changes_need_only_the_named_files(package: Path, cache: Path
         "decay_rules: []\n"
     )
     # A metric of every step.
-    record = package / "pipeline/training/step_record.py"
-    edit(record, "    loss_scale: Array\n", "    loss_scale: Array\n    doubled_loss: Array\n")
+    record = package / "pipeline/training/state.py"
+    skipped = "    skipped: Array | float = 0.0\n"
+    edit(record, skipped, f"    doubled_loss: Array\n{skipped}")
     edit(
         record,
         "        loss_scale=state.loss_scale,\n",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.test_layering import modules
 
-RECORD = "step_record.py"
+RECORD = "state.py"
 CHECKPOINT = "checkpoint_folder.py"
 MICROBATCHES = "microbatches.py"
 COLUMNS = {"loss", "learning_rate", "grad_norm", "loss_scale", "skipped"}

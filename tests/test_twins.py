@@ -313,7 +313,6 @@ COVERED = {
         "stages/test_measure_robustness.py",
         "adversarial training in whole runs",
     ),
-    "pipeline.training.step_record": ("backends/test_xla.py", "records of compiled steps"),
 }
 """Modules without a test file of their name: the tests that cover them, below tests/, and why.
 

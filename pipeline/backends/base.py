@@ -86,6 +86,8 @@ class CompileInputs:
     """Whether the backward pass of the step computes activations again."""
     train_sample: Loader | None = None
     """Training samples to evaluate, the same number as evaluation samples."""
+    keeps_arguments: bool = False
+    """Whether a call leaves its arguments as they are, so that it can be repeated if it fails."""
     dispatch_steps: int | None = None
     """The most steps of a dispatch; None if the recipe leaves it open."""
     state: TrainState | None = None

@@ -15,9 +15,8 @@ from pipeline.backends.loading.window import Inputs, batch_at
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
-from pipeline.training.state import TrainState
+from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
-from pipeline.training.step_record import Record
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
 """(condition, body, first carried value) -> the carried value for which the condition is false."""

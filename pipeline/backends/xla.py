@@ -58,9 +58,8 @@ from pipeline.training.parallel.parallel_spec import DATA
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import is_readable
 from pipeline.training.parallel.state_sharing import StateSharing
-from pipeline.training.state import TrainState
+from pipeline.training.state import FLAGS, Record, TrainState
 from pipeline.training.step import TrainStep
-from pipeline.training.step_record import FLAGS, Record
 from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
@@ -314,12 +313,14 @@ def _make_specs(
         evaluation = _on_mesh(evaluation, placement, eval_parts, replicated)
         if platform_of(placement.device.platform).optimizes_slowly:
             init_options = UNOPTIMIZED
+    carry_index = None if work.keeps_arguments else 0
+    sums_index = None if work.keeps_arguments else 1
     train_args = (carry, train, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
     return (
         ProgramSpec("initialisation", init, (seed,), None, result_shardings[0], init_options),
-        ProgramSpec("training step", training, train_args, 0, result_shardings[1]),
-        ProgramSpec("evaluation", evaluation, eval_args, 1, result_shardings[2]),
+        ProgramSpec("training step", training, train_args, carry_index, result_shardings[1]),
+        ProgramSpec("evaluation", evaluation, eval_args, sums_index, result_shardings[2]),
     )
 
 

@@ -135,6 +135,30 @@ def check_features(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def check_memory(recipe: Recipe) -> Iterator[str]:
+    """The memory decides how a process uses its device, if sums over shards have a fixed order."""
+    parallel = recipe.parallel
+    if recipe.train.memory is None:
+        return
+    rule = "with train.memory"
+    if parallel.mode != "data":
+        yield (
+            f"parallel.mode = {parallel.mode}: must be none or data {rule}, which doesn't divide "
+            "the state"
+        )
+    elif parallel.reproducible != "exact":
+        yield (
+            f"parallel.reproducible = {parallel.reproducible}: must be exact {rule}, or the bits "
+            "would depend on the memory"
+        )
+    if parallel.num_devices > 1:
+        yield f"parallel.devices = {parallel.num_devices}: must be 1 {rule}"
+    if recipe.device.is_emulated:
+        yield f"device = {recipe.device.name}: must be cpu or gpu {rule}; its memory is emulated"
+    if recipe.launch.name not in ("auto", "none"):
+        yield f"launch = {recipe.launch.name}: must be none {rule}, which is of one process"
+
+
 def check_sharding(recipe: Recipe) -> Iterator[str]:
     """Modes that shard parameters by XLA can't promise equal bits."""
     parallel = recipe.parallel
@@ -228,6 +252,7 @@ RULES: tuple[Callable[[Recipe], Iterator[str]], ...] = (
     check_mesh,
     check_shards,
     check_features,
+    check_memory,
     check_sharding,
     check_launcher,
     check_target,

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ByteSize,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     SerializationInfo,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
     model_serializer,
     model_validator,
 )
@@ -60,6 +62,18 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 """Levels of messages in MindSpore's order: GLOG_v is an index of it, from 0."""
 Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 """A time in seconds, at most a year."""
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as 4GB or 512MiB. Raises ValueError for other texts."""
+    return TypeAdapter(ByteSize).validate_python(text)
+
+
+def require_memory(memory: str) -> str:
+    """Return `memory`. Raises ValueError if it isn't auto or a size above 0."""
+    if memory != "auto" and parse_size(memory) == 0:
+        raise ValueError("is 0")
+    return memory
 
 
 class TrainSpec(AdapterWords):
@@ -133,6 +147,15 @@ class TrainSpec(AdapterWords):
     remat_bytes: PositiveInt | None = None
     """Bytes of temporaries up to which `remat: auto` recomputes nothing; null: the available
     memory."""
+    memory: (
+        Annotated[
+            Annotated[str, AfterValidator(require_memory)], Expected("auto or a size, as in 4GB")
+        ]
+        | None
+    ) = None
+    """Memory that decides how many shards of a batch are computed at once, at the same bits. auto:
+    the memory at hand; a size, as in 4GB: memory of this process, or of its GPU. Shards are those
+    of `parallel.mode: data`, which replaces none. null: the memory decides nothing."""
     gradients: Annotated[GradientSpec, ComponentOf("gradients")]
     """How gradients are computed: plain, by one backward pass, or by a custom component."""
     adversarial: AdversarialSpec | None = None
@@ -173,6 +196,11 @@ class TrainSpec(AdapterWords):
         if self.minutes is not None:
             return f"minutes = {self.minutes:g}"
         return None if self.until is None else f"until = {self.until}"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of `memory`; None if it is auto or null."""
+        return None if self.memory in (None, "auto") else parse_size(str(self.memory))
 
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
@@ -359,14 +387,16 @@ class Recipe(Spec):
             train = dict(tree["train"])
             if parallel.batch_per_device is not None:
                 train["batch_size"] = parallel.batch_per_device * parallel.num_devices
+            if train.get("memory") is not None and parallel.mode == "none":
+                parallel = parallel.model_copy(update={"mode": "data"})
             # XLA divides the sums of sharded parameters among devices.
             shards_parameters = parallel.mode in ("semi_auto", "auto")
             reproducible = parallel.reproducible or ("layout" if shards_parameters else "exact")
             shards = parallel.shards
             if shards is None and parallel.mode != "none" and reproducible == "exact":
                 shards = choose_num_shards(train["batch_size"], parallel.num_devices)
-            layout = {**tree["parallel"], "reproducible": reproducible, "shards": shards}
-            return {**tree, "train": train, "parallel": layout}
+            layout = {"mode": parallel.mode, "reproducible": reproducible, "shards": shards}
+            return {**tree, "train": train, "parallel": {**tree["parallel"], **layout}}
         except (KeyError, TypeError, ValueError):
             # The check of the fields reports the wrong or missing key.
             return tree

@@ -70,6 +70,8 @@ class Built:
     """The privacy of the run; None if it isn't private."""
     single_steps: bool = False
     """Whether its programs have no loop over steps, which would slow them down."""
+    at_once: int = 1
+    """Shards of a batch that its programs compute at once."""
 
     @property
     def step(self) -> TrainStep:
@@ -81,6 +83,8 @@ class Built:
 
         Raises RecipeError if batch statistics of all devices are needed in a custom network.
         """
+        if shards is not None:
+            shards = replace(shards, at_once=self.at_once)
         step_config = replace(self.step_config, shards=shards, sharing=sharing)
         if shards is not None and shards.sync_batch_norm and shards.axis is not None:
             if not isinstance(step_config.network, Network):

@@ -71,7 +71,8 @@ def compile_programs(
 ) -> Executable:
     """Compile the programs of a run. Raises RunError if they don't fit the device."""
     inputs = make_compile_inputs(recipe, dataset, built, backend, reporter)
-    inputs = replace(inputs, key=options.key, state=built.state)
+    keeps_arguments = recipe.train.memory is not None
+    inputs = replace(inputs, key=options.key, state=built.state, keeps_arguments=keeps_arguments)
     if options.evaluates_later:
 
         def report_evaluation(program: ProgramReport) -> None:

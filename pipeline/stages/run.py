@@ -236,7 +236,13 @@ def lower_and_compile(
         key = make_program_key(asdict(context.process), recipe, built)
     evaluates_later = is_plain and "train" in recipe.stages and recipe.parallel.mode == "none"
     options = CompileOptions(key, evaluates_later)
-    executable = compile_programs(recipe, dataset, built, backend, reporter, options)
+    if recipe.train.memory is None:
+        executable = compile_programs(recipe, dataset, built, backend, reporter, options)
+    else:
+        # Imported here, since few runs need it.
+        from pipeline.stages.fit_memory import compile_in_memory
+
+        executable = compile_in_memory(context, recipe, dataset, built, backend)
     context.summary.time["compile_s"] = executable.report.compile_s
     folder.accepted.add(partial(write_figures, folder.path, executable.report))
     return CompiledRun(context, dataset, built, backend, executable)

@@ -1,4 +1,4 @@
-"""The types of a training step: configuration, state and gradients; parameters by path."""
+"""The types of a training step: configuration, state, gradients, record; parameters by path."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from pipeline.training.parallel.shards import Shards
 from pipeline.training.parallel.state_sharing import StateSharing
 from pipeline.training.privacy.add_noise import PrivacyRule, PrivacyState
 from pipeline.training.robustness.adversarial_rule import AdversarialRule
+from pipeline.training.telemetry import StepOutcome
 
 Array = jax.Array
 Lowered = TypeVar("Lowered", bound=Callable[..., Any])
@@ -197,6 +198,52 @@ class Gradients(NamedTuple):
     """Number of samples whose gradients aren't longer than the clip, in a private run."""
     readings: Readings | None = None
     """Readings of the samples for the ledger; with shards, of the whole batch."""
+
+
+class Record(NamedTuple):
+    """Record of one step, float32 scalars.
+
+    Its fields, in this order, are the columns of the telemetry, the keys of metrics.jsonl, and the
+    tags of TensorBoard and trackers. `skipped` is 1 if the update was skipped, for an overflow or
+    by `on_nan: skip`, else 0.
+    """
+
+    loss: Array
+    learning_rate: Array
+    grad_norm: Array
+    loss_scale: Array
+    skipped: Array | float = 0.0
+
+    @property
+    def should_continue(self) -> Array:
+        """Whether training continues after this step, bool ()."""
+        outcome = StepOutcome.from_columns(jnp, self.loss, self.grad_norm, self.skipped)
+        return outcome.should_continue
+
+
+FLAGS = frozenset({"skipped"})
+"""Columns that are 0 or 1. Monitors write them only for the steps that have 1."""
+
+
+def record_step(
+    state: TrainState,
+    gradients: Gradients,
+    learning_rate: Array,
+    grad_norm: Array,
+    outcome: StepOutcome,
+) -> Record:
+    """Return the record of a step.
+
+    `state` is the state before the step, `gradients` are of the scaled loss, and `grad_norm` is the
+    norm of the unscaled gradients.
+    """
+    return Record(
+        loss=gradients.loss,
+        learning_rate=learning_rate,
+        grad_norm=grad_norm,
+        loss_scale=state.loss_scale,
+        skipped=outcome.skipped.astype(jnp.float32),
+    )
 
 
 def split_params(params: Any, frozen: Sequence[str]) -> tuple[Any, Any]:

@@ -51,13 +51,14 @@ from pipeline.training.state import (
     MappedBatch,
     NonFiniteStepCounts,
     OverflowCounts,
+    Record,
     StepConfig,
     TrainState,
     merge_params,
+    record_step,
     reinitialize,
     split_params,
 )
-from pipeline.training.step_record import Record, record_step
 from pipeline.training.telemetry import StepOutcome, count_updates
 from pipeline.training.update import (
     apply_if_finite,

@@ -29,9 +29,8 @@ from pipeline.data.sources.synthetic import Synthetic
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.parallel.devices import find_device
 from pipeline.training.parallel.placement import DevicePlacement
-from pipeline.training.state import TrainState
+from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
-from pipeline.training.step_record import Record
 from tests import outcome
 from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run

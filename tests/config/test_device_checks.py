@@ -9,7 +9,33 @@ from pipeline.config.checks import fit_to_processes
 from pipeline.core.errors import RecipeError
 
 DATA = "parallel.mode=data"
+MEMORY = "train.memory=auto"
 REFUSED = {
+    "memory of a shared state": (
+        [MEMORY, "parallel.mode=fsdp"],
+        "parallel.mode = fsdp: must be none or data with train.memory, which doesn't divide the",
+    ),
+    "memory of a plan": ([MEMORY, "parallel.mode=auto"], "parallel.mode = auto: must be none or"),
+    "memory of a layout": (
+        [MEMORY, DATA, "parallel.reproducible=layout"],
+        "parallel.reproducible = layout: must be exact with train.memory, or the bits would",
+    ),
+    "memory of devices": (
+        [MEMORY, DATA, "parallel.devices=2"],
+        "parallel.devices = 2: must be 1 with train.memory",
+    ),
+    "emulated memory": (
+        [MEMORY, "device=ascend910"],
+        "device = ascend: must be cpu or gpu with train.memory; its memory is emulated",
+    ),
+    "memory of processes": (
+        [MEMORY, "launch=local"],
+        "launch = local: must be none with train.memory, which is of one process",
+    ),
+    "memory in eager mode": (
+        [MEMORY, "train.mode=eager"],
+        "train.mode = eager: must be graph with",
+    ),
     "no mode": (["parallel.devices=2"], "parallel.devices = 2: needs parallel.mode=data; it is"),
     "mesh": (
         [DATA, "parallel.devices=4", "parallel.mesh={data: 2}"],

@@ -13,9 +13,9 @@ from pipeline.training.non_finite_steps import STOP, NonFinitePolicy, Rollback, 
 from pipeline.training.state import (
     NonFiniteStepCounts,
     OverflowCounts,
+    Record,
     TrainState,
 )
-from pipeline.training.step_record import Record
 from pipeline.training.telemetry import StepOutcome, count_updates
 from pipeline.training.update import count_non_finite_step, decide_outcome
 from tests.step_rows import telemetry_of

@@ -141,7 +141,12 @@ class GpuBackend(XlaBackend):
         )
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
-        if len(self.placement.devices) > 1 or work.eager or work.sharding_rules is not None:
+        if (
+            len(self.placement.devices) > 1
+            or work.eager
+            or work.keeps_arguments
+            or work.sharding_rules is not None
+        ):
             return super().compile(work, watch)
         chip = Chip(self.device, _find_host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)

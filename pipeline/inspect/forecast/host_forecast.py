@@ -32,8 +32,7 @@ from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
 from pipeline.models.lowerings.tune.timing import Timer, make_random_operand
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns
-from pipeline.training.state import TrainState
-from pipeline.training.step_record import Record
+from pipeline.training.state import Record, TrainState
 
 ROUND_S = 0.01
 ROUNDS = 3

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict_ms
 from pipeline.core.files.value_text import bytes_text
-from pipeline.training.step_record import Record
+from pipeline.training.state import Record
 
 TELEMETRY_BYTES = 4 * len(Record._fields)
 """Bytes of telemetry per step: a float32 for each field of `Record`."""

@@ -35,6 +35,7 @@ FREE_TO_CHANGE = (
     ("train", "mechanism"),
     ("train", "dispatch_seconds"),
     ("train", "feed"),
+    ("train", "memory"),
     ("train", "resume"),
     ("train", "resume_changed"),
     ("dataset", "root"),

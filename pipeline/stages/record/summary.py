@@ -41,6 +41,8 @@ class Summary:
     sinks: int = 0
     sink: dict[str, Any] = field(default_factory=dict)
     feed: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    """With `train.memory`: samples computed at once, their bytes, and the steps that halved it."""
     data: dict[str, Any] = field(default_factory=dict)
     """`image`: shape and dtype of an image before map ops; `classes`: names in label order;
     `samples`: sizes of splits; `targets`: task, means, deviations; `table`: columns; `text`."""

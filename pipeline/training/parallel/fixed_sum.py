@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -27,19 +28,35 @@ STACKED_BYTES = 1 << 30
 """Terms of at most this size are all computed before they are added, which is faster."""
 
 
-def sum_leaves(leaf: Callable[[Array], T], count: int, *, total_count: int | None = None) -> T:
+def sum_leaves(
+    leaf: Callable[[Array], T], count: int, *, total_count: int | None = None, at_once: int = 1
+) -> T:
     """Add the pytrees `leaf(0)` .. `leaf(count - 1)`, in order.
 
     The index is int32 (). `total_count` is the number of terms on all devices; their size decides
     whether all terms are stored at once. Fused operations may round once instead of twice. So a
     leaf is compiled once, in a loop with a number of iterations that XLA can't see, even for one
-    leaf. The additions are outside of that computation.
+    leaf. The additions are outside of that computation. With `at_once`, a power of two, subtrees of
+    equal size are independent, so that XLA may compute their leaves at the same time.
     """
     shapes = jax.eval_shape(leaf, jnp.int32(0))
     nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    if nbytes * (total_count or count) <= STACKED_BYTES:
-        return _sum_stacked(leaf, count, shapes)
-    return _sum_nested(leaf, count, shapes)
+    is_small = nbytes * (total_count or count) <= STACKED_BYTES
+    sum_subtree = _sum_stacked if is_small else _sum_nested
+    if at_once == 1:
+        return sum_subtree(leaf, count, shapes)
+    size = count // at_once
+    starts = range(0, count, size)
+    sums = [sum_subtree(partial(_shift, leaf, start), size, shapes) for start in starts]
+    while len(sums) > 1:
+        pairs = zip(sums[0::2], sums[1::2], strict=True)
+        sums = [_add(first, second) for first, second in pairs]
+    return sums[0]
+
+
+def _shift(leaf: Callable[[Array], T], start: int, i: Array) -> T:
+    """Return the i-th leaf of the subtree that begins at a leaf."""
+    return leaf(start + i)
 
 
 def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
@@ -163,7 +180,7 @@ def sum_local_shards(shards: Shards, batch: Batch, compute: Callable[[Batch, Arr
         shard = jax.lax.optimization_barrier(_slice_shard(shards, batch, i, first + i))
         return compute(shard, first + i)
 
-    return sum_leaves(leaf, shards.per_device, total_count=shards.count)
+    return sum_leaves(leaf, shards.per_device, total_count=shards.count, at_once=shards.at_once)
 
 
 def sum_devices(shards: Shards, local: T) -> T:

@@ -29,6 +29,8 @@ class Shards:
     """Factor of the gradients: the number of devices if gradients are added, 1 if averaged."""
     sync_batch_norm: bool = False
     """Whether batch norm uses the statistics of all devices together."""
+    at_once: int = 1
+    """Shards that a device computes at once; it must divide `per_device`, and decides no bits."""
 
     @property
     def per_device(self) -> int:

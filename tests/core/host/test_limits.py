@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.host.limits import read_limits
+from pipeline.core.host import limits
+from pipeline.core.host.limits import Limits, find_memory_at_hand, read_limits
 
 
 def test_limits_match_this_process() -> None:
@@ -106,3 +107,20 @@ def test_file_size_limit_of_the_shell_is_read() -> None:
         assert read_limits().file_bytes == 10**9
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_memory_at_hand_is_the_least_of_all_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit(memory_bytes: int, address_bytes: int | None) -> None:
+        found = Limits(None, None, address_bytes, memory_bytes, 1.0, 1, 0.0)
+        monkeypatch.setattr(limits, "read_limits", lambda: found)
+
+    terabyte = 10**12
+    limit(5000, None)
+    assert find_memory_at_hand() == find_memory_at_hand(terabyte) == 5000
+    limit(terabyte, 1)
+    assert find_memory_at_hand() == 0
+    limit(terabyte, terabyte // 2)
+    assert 0 < find_memory_at_hand() < terabyte // 2
+    resident_bytes = terabyte - find_memory_at_hand(terabyte // 4) - 3 * terabyte // 4
+    assert 10**6 < resident_bytes < 10**11
+    assert find_memory_at_hand(1) == 0

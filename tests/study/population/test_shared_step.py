@@ -25,9 +25,8 @@ from pipeline.study.population.shared_step import CompiledInError, share_step
 from pipeline.training.metrics import EvalSums, zero_sums
 from pipeline.training.parallel.devices import find_device
 from pipeline.training.parallel.placement import DevicePlacement
-from pipeline.training.state import TrainState
+from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
-from pipeline.training.step_record import Record
 
 Tiny = Callable[..., Recipe]
 STEPS = 8

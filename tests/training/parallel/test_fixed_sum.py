@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import gcd
 from typing import Any
 
 import jax
@@ -38,13 +39,21 @@ def add_by_hand(terms: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(count=st.integers(1, 24), seed=st.integers(0, 2**16), stacked=st.booleans())
-def test_leaves_are_added_in_tree_order(count: int, seed: int, stacked: bool) -> None:
+@given(
+    count=st.integers(1, 24),
+    seed=st.integers(0, 2**16),
+    stacked=st.booleans(),
+    most_at_once=st.sampled_from([1, 2, 4, 8]),
+)
+def test_leaves_are_added_in_tree_order(
+    count: int, seed: int, stacked: bool, most_at_once: int
+) -> None:
     """Where terms are kept side by side, and where there is no room for that."""
     terms = jnp.asarray(terms_of(count, seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fixed_sum, "STACKED_BYTES", 1 << 30 if stacked else 0)
-        total = jax.jit(lambda: sum_leaves(lambda i: terms[i], count))()
+        at_once = gcd(most_at_once, count)
+        total = jax.jit(lambda: sum_leaves(lambda i: terms[i], count, at_once=at_once))()
     assert np.asarray(total).tobytes() == add_by_hand(list(terms_of(count, seed))).tobytes()
 
 

@@ -1,0 +1,224 @@
+"""Memory: how many shards of a batch are computed at once, by `train.memory`.
+
+Shards are added in a fixed tree, whichever are computed at the same time. So the memory decides the
+speed, and no bit of the results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import jax
+import numpy as np
+
+from pipeline.backends.base import Backend, Executable, Mechanism
+from pipeline.backends.loading.loader import Loader
+from pipeline.backends.xla import XlaExecutable
+from pipeline.config.recipe import Recipe
+from pipeline.core.errors import RecipeError, RunError, first_line
+from pipeline.core.host.limits import find_memory_at_hand, read_limits
+from pipeline.core.host.platforms import platform_of
+from pipeline.data.dataset import Dataset
+from pipeline.stages.build import Built
+from pipeline.stages.compile import compile_programs, compile_to_executable, recompute_blocks
+from pipeline.stages.runner.context import RunContext
+from pipeline.training.metrics import EvalSums
+from pipeline.training.state import TrainState
+from pipeline.training.telemetry import Telemetry
+
+T = TypeVar("T")
+
+RESERVED_BYTES = 64_000_000
+"""Memory that is left free: of less, half as many shards are computed at once."""
+LOOK_S = 1.0
+"""Seconds between two looks at the memory at hand."""
+
+
+def compile_in_memory(
+    context: RunContext, recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
+) -> FittedExecutable:
+    """Compile the programs of the most shards at once that fit into the memory.
+
+    Raises RecipeError in several processes, and RunError if a single shard doesn't fit.
+    """
+    if context.ranks.size > 1:
+        raise RecipeError(
+            f"train.memory = {recipe.train.memory}: must be null with {context.ranks.size} "
+            "processes, each of which would choose for itself"
+        )
+    built = replace(built, at_once=count_most_at_once(built, backend.device.platform))
+    executable = compile_programs(recipe, dataset, built, backend, context.reporter)
+    fitted = FittedExecutable(context, recipe, built, backend, executable)
+    while True:
+        needed_bytes = fitted.needed_bytes
+        at_hand_bytes = fitted.find_memory()
+        if needed_bytes + RESERVED_BYTES <= at_hand_bytes:
+            break
+        fitted.halve(f"{_format(needed_bytes)} are needed, {_format(at_hand_bytes)} are at hand")
+    context.summary.memory |= {
+        "memory": recipe.train.memory,
+        "samples_at_once": fitted.samples_at_once,
+        "needed_bytes": needed_bytes,
+        "at_hand_bytes": at_hand_bytes,
+    }
+    context.reporter.stage(
+        "memory",
+        f"{fitted.samples_at_once:,} samples at once: {_format(needed_bytes)} of the "
+        f"{_format(at_hand_bytes)} at hand",
+    )
+    return fitted
+
+
+def count_most_at_once(built: Built, platform: str) -> int:
+    """Return the most shards that are worth computing at once: one for each core of the host, or
+    one on another device, which is busy with a single shard."""
+    shards = built.step_config.shards
+    if shards is None or not platform_of(platform).is_host:
+        return 1
+    most = min(shards.count, int(read_limits().cores))
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+class FittedExecutable:
+    """An executable that computes half as many shards at once when memory runs out.
+
+    A call that has failed is repeated. Programs don't reuse the memory of their arguments, so the
+    state before the call is still there.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        recipe: Recipe,
+        built: Built,
+        backend: Backend,
+        executable: Executable,
+    ) -> None:
+        assert isinstance(executable, XlaExecutable), "eager mode has no shards"
+        self.report = executable.report
+        self._context = context
+        self._recipe = recipe
+        self._built = built
+        self._backend = backend
+        self._executable = executable
+        self._rates: np.ndarray | None = None
+        self._looked_at = time.monotonic()
+
+    @property
+    def samples_at_once(self) -> int:
+        """Samples that are computed at once."""
+        shards = self._built.step_config.shards
+        count = 1 if shards is None else shards.count
+        return self._built.at_once * (self._recipe.train.batch_size // count)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of the programs' temporaries, and of the state before and after a step."""
+        leaves = jax.tree.leaves(self._built.state)
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return 2 * state_bytes + max(p.temporary_bytes for p in self.report.programs)
+
+    def find_memory(self) -> int:
+        """Return the bytes that the device, or this process on the host, can still use."""
+        limit_bytes = self._recipe.train.memory_bytes
+        free_bytes = self._backend.placement.free_bytes
+        if free_bytes is None:
+            return find_memory_at_hand(limit_bytes)
+        return free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
+
+    def halve(self, reason: str) -> None:
+        """Compile the programs for half as many shards at once. Raises RunError for a single
+        one."""
+        before = self.samples_at_once
+        if self._built.at_once == 1:
+            raise RunError(
+                f"train.memory = {self._recipe.train.memory}: {reason}, for {before:,} samples at "
+                f"once, a shard of a batch; give more memory, or start a new run with more "
+                f"parallel.shards than {self._recipe.parallel.shards}"
+            )
+        self._built = replace(self._built, at_once=self._built.at_once // 2)
+        work = self._executable.work
+        built = recompute_blocks(self._built) if work.recomputes else self._built
+        step = built.step_on(built.step_config.shards, work.sharing)
+        executable = compile_to_executable(
+            replace(work, step=step), self._recipe, self._backend, self._context.reporter
+        )
+        assert isinstance(executable, XlaExecutable)
+        self._executable = executable
+        self.report = executable.report
+        if self._rates is not None:
+            executable.set_learning_rates(self._rates)
+        line = f"{before:,} -> {self.samples_at_once:,} samples at once: {reason}"
+        self._context.summary.memory.setdefault("halved", []).append(line)
+        self._context.summary.memory["samples_at_once"] = self.samples_at_once
+        self._context.reporter.stage("memory", line)
+
+    @property
+    def program_text(self) -> str:
+        return self._executable.program_text
+
+    @property
+    def loader(self) -> Loader:
+        return self._executable.loader
+
+    def init(self) -> TrainState:
+        return self._attempt("step 0", lambda executable: executable.init())
+
+    def put(self, state: TrainState) -> TrainState:
+        return self._attempt("the state", lambda executable: executable.put(state))
+
+    def set_learning_rates(self, rates: np.ndarray) -> None:
+        self._rates = rates
+        self._executable.set_learning_rates(rates)
+
+    def run(
+        self, state: TrainState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[TrainState, Telemetry]:
+        """Run steps as `Executable.run`, with fewer shards at once if memory is short."""
+        if self._built.at_once > 1 and time.monotonic() - self._looked_at > LOOK_S:
+            self._looked_at = time.monotonic()
+            at_hand_bytes = self.find_memory()
+            if at_hand_bytes < RESERVED_BYTES:
+                self.halve(f"step {start + 1}: {_format(at_hand_bytes)} are at hand")
+        return self._attempt(
+            f"step {start + 1}",
+            lambda executable: executable.run(state, start, stop, mechanism),
+        )
+
+    def evaluate(
+        self,
+        state: TrainState,
+        start: int,
+        stop: int,
+        before: EvalSums | None = None,
+        *,
+        on_train: bool = False,
+    ) -> EvalSums:
+        """Evaluate as `Executable.evaluate`, with fewer shards at once if memory is short."""
+        return self._attempt(
+            "evaluation",
+            lambda executable: executable.evaluate(state, start, stop, before, on_train=on_train),
+        )
+
+    def _attempt(self, name: str, call: Callable[[XlaExecutable], T]) -> T:
+        """Call until memory suffices. Raises RunError if it doesn't for a single shard."""
+        while True:
+            try:
+                return call(self._executable)
+            except (MemoryError, jax.errors.JaxRuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = first_line(error)
+            self.halve(f"{name}: {reason}")
+
+
+def is_out_of_memory(error: MemoryError | jax.errors.JaxRuntimeError) -> bool:
+    """Return whether memory has run out, by a status of XLA or by Python."""
+    return isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED")
+
+
+def _format(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"
