@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,8 +44,6 @@ class ExampleFilesSpec(LocalDatasetSpec):
     before training, to collect labels and find damage. Images are read again on demand.
     """
 
-    index_file: ClassVar[IndexFile]
-    """The reader of a file."""
     suffix_left_out: ClassVar[str | None] = None
     """Suffix of files without examples, such as the index of another file."""
     root: RequiredRoot
@@ -123,7 +122,12 @@ class ExampleFilesSpec(LocalDatasetSpec):
         for path in paths:
             for suffix in {"", self.suffix_left_out or ""}:
                 require_within(path.with_name(f"{path.name}{suffix}"), self.root.resolve())
-        return read_examples(paths, type(self).index_file, self._settings)
+        return read_examples(paths, self.index_file, self._settings)
+
+    @property
+    @abstractmethod
+    def index_file(self) -> IndexFile:
+        """The reader of a file."""
 
     @property
     def _settings(self) -> ExampleSettings:
@@ -200,8 +204,11 @@ class TFRecord(ExampleFilesSpec):
     lists of tokens."""
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
-    index_file: ClassVar[IndexFile] = index_tfrecord
     name: Literal["tfrecord"] = "tfrecord"
+
+    @property
+    def index_file(self) -> IndexFile:
+        return index_tfrecord
 
 
 @component("dataset")
@@ -213,11 +220,14 @@ class MindRecord(ExampleFilesSpec):
     """
 
     root_must_be = "a folder with MindRecord files, train* and one of eval*, val* or test*"
-    index_file: ClassVar[IndexFile] = index_mindrecord
     suffix_left_out: ClassVar[str | None] = ".db"
     name: Literal["mindrecord"] = "mindrecord"
     image_layout: Literal["hwc", "chw"] = "hwc"
     """The order of axes of images that are arrays."""
+
+    @property
+    def index_file(self) -> IndexFile:
+        return index_mindrecord
 
     @property
     def _settings(self) -> ExampleSettings:
