@@ -131,7 +131,7 @@ class SampleUnit:
 
     samples: str = "images"
     """Plural of a sample: images, rows, windows, texts."""
-    counted: str = "images"
+    plural: str = "images"
     """Plural of the unit of speed, as in tokens/s."""
     per_sample: int = 1
     """The number of units in a sample."""

@@ -100,7 +100,7 @@ def read_target(name_or_path: str) -> ChipTarget:
     shipped = list_targets()
     if name_or_path not in shipped and not name_or_path.endswith((".yaml", ".yml")):
         problem = no_such("target", name_or_path, shipped)
-        raise ValueError(f"{problem}; or name a YAML file of that form")
+        raise ValueError(f"{problem}; or name a YAML file like h200.yaml")
     try:
         is_shipped = name_or_path in shipped
         file = FOLDER / f"{name_or_path}.yaml" if is_shipped else Path(name_or_path).expanduser()

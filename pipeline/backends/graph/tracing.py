@@ -93,7 +93,9 @@ class _Tracer:
         callee = per_device_jaxpr(eqn)
         if not inside.in_library:
             inside = replace(inside, call=self._count_call(eqn))
-        if callee is not None and not (called in OPAQUE_CALLS and _is_own_pooling(callee.jaxpr)):
+        if callee is not None and not (
+            called in OPAQUE_CALLS and _is_package_pooling(callee.jaxpr)
+        ):
             if isinstance(called, str) and not place.in_library:
                 in_library = is_library_call(eqn)
                 inside = replace(inside, calls=(*place.calls, called), in_library=in_library)
@@ -106,7 +108,7 @@ class _Tracer:
         return outputs
 
     def _count_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
-        """Return the call in custom code that made an equation, and which execution of it this is.
+        """Return the call in custom code that made an equation, and the number of its execution.
 
         When a call makes its first equation again, as in a loop of Python, an execution begins. The
         gradients of all executions have number 0, as nothing in them marks an execution.
@@ -216,7 +218,7 @@ class _Tracer:
         return self.inline(branch, inputs[1:], place)
 
 
-def _is_own_pooling(jaxpr: Any) -> bool:
+def _is_package_pooling(jaxpr: Any) -> bool:
     """Whether a `max_pool` is this package's: it has no products and no window reductions."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")

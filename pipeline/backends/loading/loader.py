@@ -119,7 +119,7 @@ class Loader:
         self._handed_at = 0.0
 
     def window(self, step: int) -> Window:
-        """Return the window that has the step after `step`, in use or new. Raises DataError."""
+        """Return the window with step `step` + 1. Raises DataError."""
         last = self._window
         if last is not None and last.start <= step < last.stop:
             return last
@@ -170,11 +170,11 @@ def make_loader(
         # Lazy columns are decoded into the host's memory first, so the smaller limit holds.
         is_lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
         limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
-        is_drawn = any(
+        draws_randomly = any(
             isinstance(column, HostMappedColumn) and column.draws
             for column in split.columns.values()
         )
-        kind = "stream" if is_drawn or split_bytes(split) > limit else "resident"
+        kind = "stream" if draws_randomly or split_bytes(split) > limit else "resident"
     if kind == "resident":
         return Loader(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)

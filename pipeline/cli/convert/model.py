@@ -33,7 +33,7 @@ from pipeline.models.torch_graph.computation.graph_file import (
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module, make_module
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
-from pipeline.models.torch_graph.conversion.layer_list import list_layers, open_to_classes
+from pipeline.models.torch_graph.conversion.layer_list import list_layers, set_class_features
 from pipeline.models.torch_graph.graph import TorchGraph
 from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx, onnx_image
 from pipeline.models.torch_graph.onnx.onnx_file import SUFFIX as ONNX
@@ -133,7 +133,7 @@ def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
 
 def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     converted = list_layers(graph)
-    opened = open_to_classes(converted.layers)
+    opened = set_class_features(converted.layers)
     init = InitSpec.model_validate(INIT)
     network = Network(converted.layers, initializers=init, dtype="float32")
     _require_equal(network, unflatten_dict(dict(converted.arrays), sep="/"), reference)

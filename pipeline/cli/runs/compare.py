@@ -21,10 +21,10 @@ from pipeline.inspect.compare.sides import (
     CompareRequest,
     Side,
     capture_tensors,
-    changed_side,
     compare_step,
-    side_of_recipe,
-    side_of_run,
+    open_changed_side,
+    open_recipe_side,
+    open_run_side,
 )
 from pipeline.inspect.compare.tensor_rows import (
     HEADER,
@@ -91,14 +91,14 @@ def main(
             return _compare_files(dumps[0], dumps[1], request, reporter)
         if changes:
             right = _open_side(sides, overrides)
-            left = changed_side(right, overrides, changes)
+            left = open_changed_side(right, overrides, changes)
         else:
-            left, right = (side_of_run(Path(name)) for name in sides)
+            left, right = (open_run_side(Path(name)) for name in sides)
         return _compare_steps(left, right, request, reporter)
 
 
 def _open_side(sides: Sequence[str], overrides: Sequence[str]) -> Side:
-    return side_of_run(Path(sides[0])) if sides else side_of_recipe(overrides)
+    return open_run_side(Path(sides[0])) if sides else open_recipe_side(overrides)
 
 
 def _compare_steps(

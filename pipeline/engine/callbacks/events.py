@@ -43,7 +43,7 @@ class Evaluation:
     """Metrics by name, as `summarize` returns them."""
     confusion: np.ndarray | None
     """Samples by true and predicted class, int (C, C); None for too many classes."""
-    counted: str = "samples"
+    unit: str = "samples"
     """Plural of the units that `count` counts: samples, or tokens with a label each."""
 
     def scalars(self) -> dict[str, float]:
@@ -56,10 +56,10 @@ class Evaluation:
 
     def __str__(self) -> str:
         scalars = self.scalars()
-        hidden = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
-        hidden += [f"{TRAINED}{name}" for name in ("top5", *hidden)]
-        texts = [f"{name} {scalars[name]:.4f}" for name in scalars if name not in hidden]
-        return f"{', '.join(texts)} over {self.metrics['count']:,} {self.counted}"
+        unnamed = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
+        unnamed += [f"{TRAINED}{name}" for name in ("top5", *unnamed)]
+        texts = [f"{name} {scalars[name]:.4f}" for name in scalars if name not in unnamed]
+        return f"{', '.join(texts)} over {self.metrics['count']:,} {self.unit}"
 
 
 class Monitor:

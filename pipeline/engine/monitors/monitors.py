@@ -105,14 +105,14 @@ class TimeMonitor(Monitor):
         if estimate is not None:
             modelled = (
                 f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
-                f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.counted}/s"
+                f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.plural}/s"
             )
         self.reporter.say(
             f"epoch time: {1000 * self.seconds:5.3f} ms, "
             f"per step time: {1000 * self.seconds / self.steps:5.3f} ms | {sink}"
             f"step {report.step}/{schedule.total}, pass {position.epoch} | "
             f"{self.batch_size * unit.per_sample * self.steps / self.seconds:,.0f} "
-            f"{unit.counted}/s, "
+            f"{unit.plural}/s, "
             f"lr {report.learning_rate:.6g}{remaining if remaining_s >= SHOWN_FROM_S else ''}"
             f"{modelled}"
         )
@@ -244,7 +244,7 @@ def format_class_table(evaluation: Evaluation) -> list[str]:
     ]
     width = max(map(len, ("class", *titles)))
     columns = [evaluation.metrics[key]["per_class"] for key in ("precision", "recall", "f1")]
-    lines = [f"{'class':<{width}}  precision  recall      f1  {evaluation.counted:>9}"]
+    lines = [f"{'class':<{width}}  precision  recall      f1  {evaluation.unit:>9}"]
     for label, name in enumerate(names):
         precision, recall, f1 = (column[name] for column in columns)
         count = int(confusion[label].sum())
@@ -263,7 +263,7 @@ def describe_never_predicted(evaluation: Evaluation) -> str | None:
     actual = confusion.sum(axis=1).tolist()
     predicted = confusion.sum(axis=0).tolist()
     missed = [
-        f"{name} ({count:,} {evaluation.counted})"
+        f"{name} ({count:,} {evaluation.unit})"
         for name, count, num_predicted in zip(names, actual, predicted, strict=True)
         if count and not num_predicted
     ]

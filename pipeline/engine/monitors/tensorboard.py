@@ -100,7 +100,7 @@ class TensorBoard(Monitor):
         self._per_step = batch_size * unit.per_sample
         self._estimate = estimate
         self._is_unfinished = is_unfinished
-        self._speed_tags = (f"train/{unit.counted}_per_s",)
+        self._speed_tags = (f"train/{unit.plural}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
         self._rollbacks: list[tuple[float, int, int]] = []

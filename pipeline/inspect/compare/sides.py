@@ -61,20 +61,20 @@ class Side:
         return layer_kinds(self.opened.built.step_config, self.opened.built.seed)
 
 
-def side_of_run(run_dir: Path) -> Side:
+def open_run_side(run_dir: Path) -> Side:
     """Open a run. Raises DataError if it isn't one."""
     if not (run_dir / RECIPE).is_file():
         raise DataError(f"{run_dir}: isn't a run directory; it has no {RECIPE}")
     return Side(str(run_dir), open_recipe(read_run_recipe(run_dir), run_dir), run_dir)
 
 
-def side_of_recipe(overrides: Sequence[str]) -> Side:
+def open_recipe_side(overrides: Sequence[str]) -> Side:
     """Open the recipe that overrides compose, as on the command line. Raises RecipeError."""
     recipe = compose_and_check(overrides)
     return Side(recipe.name, open_recipe(recipe))
 
 
-def changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -> Side:
+def open_changed_side(side: Side, overrides: Sequence[str], changes: Sequence[str]) -> Side:
     """Open a side with changes, with the run's lowerings unless they depend on a changed key."""
     if side.run_dir is not None:
         recipe = read_run_recipe(side.run_dir, changes)

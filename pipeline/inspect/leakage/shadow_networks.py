@@ -82,9 +82,9 @@ class Audit:
             logits = logits.astype(jnp.float32)
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             is_class = jax.nn.one_hot(classes, logits.shape[-1], dtype=bool)
-            of_class = jnp.where(is_class, logits, 0).sum(axis=-1)
-            of_others = jax.nn.logsumexp(jnp.where(is_class, -jnp.inf, logits), axis=-1)
-            return of_class - of_others
+            class_logit = jnp.where(is_class, logits, 0).sum(axis=-1)
+            other_logsumexp = jax.nn.logsumexp(jnp.where(is_class, -jnp.inf, logits), axis=-1)
+            return class_logit - other_logsumexp
 
         return compute
 
@@ -103,7 +103,8 @@ class Audit:
     def _train_shadow(
         self, number: int, keep: np.ndarray, compiled: XlaExecutable | None
     ) -> tuple[TrainState, XlaExecutable]:
-        """Return the state of a trained shadow network, and the programs, compiled at the first."""
+        """Return the state of a trained shadow network, and the executable, which the first
+        call compiles."""
         opened = self.opened
         words = draw_words(opened.recipe.seed, STREAM + 1 + number, 5)
         seed = int(words[0] >> np.uint64(33))

@@ -52,7 +52,7 @@ from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-RULED = ("custom_jvp_call", "custom_vjp_call")
+CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
 """Primitives with a custom rule for derivatives."""
 CHECKPOINTS = ("checkpoint", "remat2")
 """Primitives of `jax.checkpoint`."""
@@ -133,7 +133,7 @@ def _find_unreplaced(
         name = equation.primitive.name
         if name not in (CONVOLUTION, MAXIMA):
             continue
-        has_rule = any(call.primitive.name in RULED for call in outer)
+        has_rule = any(call.primitive.name in CUSTOM_RULES for call in outer)
         if has_rule or not _is_replaced(equation, gradients):
             why = "has its own derivative" if has_rule else explain_no_lowering(equation)
             nested = [*outer, equation]
@@ -209,7 +209,7 @@ def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> b
 def _is_entered(equation: core.JaxprEqn) -> bool:
     """Whether an equation is entered: it is a call without a custom rule, a loop or branches."""
     name = equation.primitive.name
-    return name not in RULED and (name in FLOW or called_jaxpr(equation) is not None)
+    return name not in CUSTOM_RULES and (name in FLOW or called_jaxpr(equation) is not None)
 
 
 def _replace_root(equation: Any, root: str, replacement: str) -> str:

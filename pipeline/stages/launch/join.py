@@ -82,7 +82,7 @@ def list_shared_facts(recipe: Recipe) -> dict[str, str]:
 
 
 def _find_connection(recipe: Recipe) -> Ranks | None:
-    """Return the place of this process if an earlier run or its program has connected it."""
+    """Return the connection of this process if an earlier run or the program has made it."""
     if "jax" not in sys.modules:
         return None
     from pipeline.core.host.jax_private import coordination_client, read_joined_process

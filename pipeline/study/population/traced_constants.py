@@ -26,7 +26,7 @@ from pipeline.core.host.jaxpr import (
     run_traced,
     walk,
 )
-from pipeline.models.imported.with_lowerings import CHECKPOINTS, RULED
+from pipeline.models.imported.with_lowerings import CHECKPOINTS, CUSTOM_RULES
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class TracedConstants:
         params = equation.params
         is_call = called_jaxpr(equation) is not None
         self.structure.append((equation.primitive, operands))
-        if equation.primitive.name in RULED:
+        if equation.primitive.name in CUSTOM_RULES:
             # The rules for derivatives are left out: they are new objects in every trace.
             params = {"called": called_jaxpr(equation)}
         self._enclosing = (*self._enclosing, id(equation))

@@ -48,7 +48,7 @@ class PairedVerdict:
     is_identical: bool
     """Whether all metrics of both sides are equal in all pairs."""
     unpaired_runs: int | None
-    """Runs of a comparison with separate seeds that is as precise; None for equal differences."""
+    """Runs with separate seeds for the same precision; None for equal differences."""
     samples: int | None
     """Predictions of the evaluation split; None if the metric isn't a share of them."""
     split_error: float | None
@@ -60,26 +60,28 @@ class PairedVerdict:
         return self.better is not None or (self.is_identical and self.pairs >= MIN_PAIRS)
 
     @property
-    def largest(self) -> float:
+    def largest_plausible(self) -> float:
         """The largest difference that isn't excluded; of a share, at least one sample."""
         return max(abs(self.low), abs(self.high), 1 / self.samples if self.samples else 0.0)
 
     @property
     def is_limited_by_split(self) -> bool:
         """Whether the evaluation split is too small for a difference of this size."""
-        size = self.largest if self.better is None else abs(self.difference)
+        size = self.largest_plausible if self.better is None else abs(self.difference)
         return self.split_error is not None and size < self.split_error
 
     def __str__(self) -> str:
         pairs = f"{self.pairs} pair{'s' * (self.pairs != 1)}"
         if self.is_identical and self.pairs:
             return f"the difference is exactly 0 in all metrics after {pairs}: keep A"
-        if math.isinf(self.largest):
+        if math.isinf(self.largest_plausible):
             return f"no verdict after {pairs}: it takes at least {MIN_PAIRS}"
         unpaired = f"; unpaired it would have taken {self.unpaired_runs} runs"
         unpaired = "" if self.unpaired_runs is None else unpaired
         if self.better is None:
-            head = f"no difference above {self.largest:.2g} in {self.metric} after {pairs}"
+            head = (
+                f"no difference above {self.largest_plausible:.2g} in {self.metric} after {pairs}"
+            )
             return f"{head}: keep A{unpaired}"
         ends = sorted((abs(self.low), abs(self.high)))
         head = f"{self.better} is better by {abs(self.difference):.2g} in {self.metric}"

@@ -69,7 +69,7 @@ def test_unknown_key_of_a_target_is_refused(tmp_path: Path) -> None:
         (
             ["device.target=h300", COMPILING],
             "device.target = h300: there is no such target; did you mean h200? Choose from h200; "
-            "or name a YAML file of that form",
+            "or name a YAML file like h200.yaml",
         ),
         (
             ["device.target=h200", COMPILING, "parallel.mode=data"],

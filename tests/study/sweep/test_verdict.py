@@ -61,7 +61,9 @@ def test_undecided_verdict_names_the_largest_possible_difference() -> None:
     verdict = judge_pairs(make_pairs([0.02, -0.02, 0.01, -0.01, 0.02, -0.03, 0.01]), "accuracy")
     assert verdict.better is None
     assert not verdict.is_final
-    assert str(verdict).startswith(f"no difference above {verdict.largest:.2g} in accuracy after 7")
+    assert str(verdict).startswith(
+        f"no difference above {verdict.largest_plausible:.2g} in accuracy after 7"
+    )
     assert "pairs: keep A" in str(verdict)
 
 

@@ -273,7 +273,7 @@ def explain_out_of_memory(
     limit = plan.tightest
     failing = _find_first_excess(plan, limit)
     lines = [
-        f"Device(id:0) memory isn't enough: kernel name: {_name_maker(graph, failing)}, "
+        f"Device(id:0) memory isn't enough: kernel name: {_name_writer(graph, failing)}, "
         f"alloc size: {failing.nbytes}B.",
         f"The step takes {_format_gib(limit.used_bytes)} of {_format_gib(limit.limit_bytes)} "
         f"({limit.pool}). "
@@ -360,7 +360,7 @@ def _find_first_excess(plan: MemoryPlan, limit: PoolUse) -> Placement:
     return max(new_buffers or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
-def _name_maker(graph: TaskGraph, placed: Placement) -> str:
+def _name_writer(graph: TaskGraph, placed: Placement) -> str:
     """Return the name `scope/Type-op3` of the task that writes a buffer, or an input's name."""
     owner = find_owners(graph)
     for position, task in enumerate(graph.tasks):

@@ -50,7 +50,7 @@ def list_layers(graph: TorchGraph) -> LayerList:
     return LayerList(_list_specs(named), dict(_name_arrays(named, "")))
 
 
-def open_to_classes(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
+def set_class_features(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Return the layers with `$classes` as the features of the last convolution or dense layer.
 
     Raises UnknownLayerError if that layer is inside of another layer.

@@ -12,7 +12,7 @@ from flax.traverse_util import unflatten_dict
 from pipeline.models.layers import standard
 from pipeline.models.modules.standard import Network
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
-from pipeline.models.torch_graph.conversion.layer_list import list_layers, open_to_classes
+from pipeline.models.torch_graph.conversion.layer_list import list_layers, set_class_features
 from tests.models.build import network
 from tests.models.torch_graph.golden_graphs import golden_graph, golden_results
 
@@ -70,11 +70,11 @@ def test_unknown_module_is_reported(name: str, module: str) -> None:
 
 
 def test_last_layer_is_generalised_to_the_classes() -> None:
-    opened = open_to_classes(list_layers(golden_graph("residual")).layers)
+    opened = set_class_features(list_layers(golden_graph("residual")).layers)
     assert isinstance(opened[-1], standard.Dense)
     assert opened[-1].features == "$classes"
     with pytest.raises(UnknownLayerError, match="must come from a convolution or a dense layer"):
-        open_to_classes((standard.Relu(),))
+        set_class_features((standard.Relu(),))
 
 
 def test_node_with_two_unjoined_uses_is_refused() -> None:
