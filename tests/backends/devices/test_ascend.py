@@ -38,7 +38,7 @@ CASES = {
         "device.mode=eager",
         "device.mode = eager: must be 'auto', 'op_by_op', 'graph_sink' or 'loop_sink'",
     ),
-    "precision": ("device.precision=O1", "device.precision = O1: must be 'O0', 'O2' or 'O3'"),
+    "precision": ("device.precision=O4", "device.precision = O4: must be 'O0', 'O1', 'O2' or 'O3'"),
     "split points": (
         "device.all_reduce_fusion=[160,85]",
         "device.all_reduce_fusion: [160, 85] must ascend, as in [85, 160]",
