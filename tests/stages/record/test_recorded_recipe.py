@@ -140,6 +140,8 @@ FREE = {
     "train.mechanism": "train.mechanism=soft",
     "train.dispatch_seconds": "train.dispatch_seconds=3.0",
     "train.feed": "train.feed=stream",
+    # From one size to another: tests/stages/test_fit_memory.py.
+    "train.memory": None,
     "train.resume": None,
     "train.resume_changed": "train.resume_changed=allow",
     "dataset.root": "dataset.root=elsewhere",
