@@ -51,7 +51,7 @@ def planned(
     grid_plan = grid.plan_grid
     monkeypatch.setattr(grid, "plan_grid", plan_both)
     monkeypatch.setattr(grid, "run_all", lambda *_: None)
-    monkeypatch.setattr(train, "conclude", lambda *_, **__: 0)
+    monkeypatch.setattr(train, "conclude_sweep", lambda *_, **__: 0)
     assert train.main(["-m", "+recipe=lenet5_digits", *overrides, "hydra.sweep.dir=mine"]) == 0
     return found[0], found[1], counts[0]
 
