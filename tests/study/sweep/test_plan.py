@@ -33,14 +33,14 @@ def planned(
     def plan_both(
         sweeper: Any, arguments: Sequence[str], *, with_recipes: bool
     ) -> list[PlannedJob]:
-        before, calls = plan.compose, []
+        before, calls = plan.compose_job, []
 
         def counted(*given: Any) -> Any:
             calls.append(given)
             return before(*given)
 
         with monkeypatch.context() as patched:
-            patched.setattr(plan, "compose", counted)
+            patched.setattr(plan, "compose_job", counted)
             jobs = grid_plan(sweeper, arguments, with_recipes=with_recipes)
         counts.append(len(calls))
         swept = list(jobs[0].changed)
