@@ -203,9 +203,10 @@ class _ExampleLayout:
         """Return the label of an example. Raises ValueError for another dtype or length."""
         label = _require_numbers(self.label_key, features.get(self.label_key))
         expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
-        kind = "i" if self.num_floats is None else "f"
-        if label.dtype.kind != kind or label.ndim > 1:
-            raise ValueError(f"{show_name(self.label_key)} must hold {expected}")
+        kinds = "i" if self.num_floats is None else "if"
+        if label.dtype.kind not in kinds or label.ndim > 1:
+            problem = f"{show_name(self.label_key)} must hold {expected}"
+            raise ValueError(f"{problem}, as in the first example")
         if len(label) != (self.num_floats or 1):
             raise ValueError(f"{show_name(self.label_key)} has {len(label)} values, not {expected}")
         if self.num_floats is None:

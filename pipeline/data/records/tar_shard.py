@@ -52,18 +52,45 @@ class TarShard:
         return len(self.spans)
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the features of a sample. Raises OSError, and ValueError if it is damaged."""
-        members = {}
-        with self.path.open("rb") as file:
-            for extension, span in zip(self.extensions, self.spans[record].tolist(), strict=True):
-                start, size_bytes = span
-                if size_bytes > MAX_MEMBER_BYTES:
-                    limit = f"at most {MAX_MEMBER_BYTES:,} are read"
-                    raise ValueError(f"{show_name(extension)} has {size_bytes:,} bytes; {limit}")
-                if start >= 0:
-                    file.seek(start)
-                    members[extension] = file.read(size_bytes)
-        return _make_features(members, self.labels)
+        """Return the features of a sample, whose files are read when they are used.
+
+        Raises OSError, and ValueError if it is damaged.
+        """
+        spans = {
+            extension: (start, size_bytes)
+            for extension, (start, size_bytes) in zip(
+                self.extensions, self.spans[record].tolist(), strict=True
+            )
+            if start >= 0
+        }
+        return _make_features(self.path, spans, self.labels)
+
+
+@dataclass(frozen=True)
+class _Features(Mapping[str, Feature]):
+    """The features of a sample."""
+
+    path: Path
+    fields: Mapping[str, Feature]
+    """Labels, and the fields of JSON."""
+    spans: Mapping[str, tuple[int, int]]
+    """Start and size of files by feature."""
+
+    def __getitem__(self, name: str) -> Feature:
+        """Return a feature. Raises KeyError, OSError, and ValueError if it is damaged."""
+        if name not in self.spans:
+            return self.fields[name]
+        content = _read_member(self.path, name, self.spans[name])
+        return parse_npy(name, content) if name == "npy" else (content,)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.spans or name in self.fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.fields, **self.spans})
+
+    def __len__(self) -> int:
+        return len({**self.fields, **self.spans})
 
 
 def index_tar(
@@ -114,7 +141,9 @@ def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
             is_prefix = header.type in _PREFIX_TYPES
             if not is_prefix:
                 header.name = described.get("path", header.name).removeprefix("./")
-                header.size = int(described.get("size", header.size))
+                size_text = described.get("size", header.size)
+                # The size of a folder, which some programs write, isn't of bytes in the tar.
+                header.size = 0 if header.isdir() else int(size_text)
             header.offset_data = position + _BLOCK_BYTES
             if not 0 <= header.size <= file_bytes - header.offset_data:
                 problem = f"{show_name(header.name)} has {header.size:,} bytes"
@@ -186,28 +215,39 @@ def _require_file(header: tarfile.TarInfo) -> None:
         raise ValueError(f"{name} must be a plain file, not of type {header.type!r}")
 
 
-def _make_features(members: Mapping[str, bytes], labels: Mapping[str, int]) -> dict[str, Feature]:
+def _read_member(path: Path, extension: str, span: tuple[int, int]) -> bytes:
+    """Return the content of a member. Raises OSError, and ValueError if it is too large."""
+    start, size_bytes = span
+    if size_bytes > MAX_MEMBER_BYTES:
+        limit = f"at most {MAX_MEMBER_BYTES:,} are read"
+        raise ValueError(f"{show_name(extension)} has {size_bytes:,} bytes; {limit}")
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(size_bytes)
+
+
+def _make_features(
+    path: Path, spans: Mapping[str, tuple[int, int]], labels: Mapping[str, int]
+) -> _Features:
     """Return members by extension, and the fields of JSON.
 
     `image` is the only member with an image's extension; `label` is cls, else the field of JSON,
-    else txt. Raises ValueError for damaged JSON and arrays.
+    else txt. Raises OSError, and ValueError for damaged JSON.
     """
     texts = {
-        name: members[name].decode(errors="replace").strip()
+        name: _read_member(path, name, spans[name]).decode(errors="replace").strip()
         for name in ("txt", "cls")
-        if name in members
+        if name in spans
     }
-    tree = from_json(members.get("json", b"{}"))
+    tree = from_json(_read_member(path, "json", spans["json"]) if "json" in spans else b"{}")
     fields = {"label": texts.get("txt"), **(tree if isinstance(tree, dict) else {"label": tree})}
     values = {**fields, "label": texts.get("cls", fields["label"]), **texts}
     features = {n: _make_label(v, labels) for n, v in values.items() if v is not None}
-    files: dict[str, Feature] = {
-        name: parse_npy(name, content) if name == "npy" else (content,)
-        for name, content in members.items()
-        if name not in texts
-    }
+    files = {name: span for name, span in spans.items() if name not in texts}
     images = [files[name] for name in files if f".{name}" in SUFFIXES]
-    return {**features, **files, **({"image": images[0]} if len(images) == 1 else {})}
+    if len(images) == 1:
+        files["image"] = images[0]
+    return _Features(path, features, files)
 
 
 def _make_label(value: Any, labels: Mapping[str, int]) -> Feature:

@@ -47,7 +47,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
     suffix_left_out: ClassVar[str | None] = None
     """Suffix of files without examples, such as the index of another file."""
     root: RequiredRoot
-    """The folder with the files."""
+    """The folder with the files, or a file."""
     train_files: Pattern = "train*"
     """The names of the training files; * matches any characters, {000..009} are ten numbers."""
     eval_files: Pattern | None = None
@@ -115,13 +115,15 @@ class ExampleFilesSpec(LocalDatasetSpec):
 
     def _read_matching(self, pattern: str) -> Examples:
         """Read the examples of the files that match `pattern`, in the order of names."""
-        with name_file(self.root):
+        # Python 3.11's glob raises IndexError for the pattern ".".
+        with name_file(self.root, (ValueError, IndexError)):
             paths = self._list_files(pattern)
         if not paths:
             raise DataError(f"{self.root}: has no files {pattern}")
+        folder = self.root.parent if self.root.is_file() else self.root
         for path in paths:
             for suffix in {"", self.suffix_left_out or ""}:
-                require_within(path.with_name(f"{path.name}{suffix}"), self.root.resolve())
+                require_within(path.with_name(f"{path.name}{suffix}"), folder.resolve())
         return read_examples(paths, self.index_file, self._settings)
 
     @property
@@ -149,6 +151,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
         """Return the pattern of the evaluation files. Raises DataError without any."""
         if self.eval_files is not None:
             return self.eval_files
+        if self.root.is_file():
+            raise DataError(f"{self.root}: is a single file; must be with dataset.split=0.2")
         for name in EVAL_FOLDERS:
             if self._list_files(f"{name}*"):
                 return f"{name}*"

@@ -74,8 +74,26 @@ def test_samples_are_in_the_order_of_the_shards(folder: Path) -> None:
 def test_single_tar_is_split(folder: Path) -> None:
     raw = read(folder / "train-000.tar", split=0.25)
     assert (len(raw.train), len(raw.eval)) == (5, 3)
-    with pytest.raises(DataError, match=r"train-000.tar: is both trained on and evaluated"):
+    with pytest.raises(
+        DataError, match=r"train-000.tar: is a single file; must be with dataset.split"
+    ):
         read(folder / "train-000.tar")
+
+
+def test_numbers_may_be_written_without_a_point(folder: Path) -> None:
+    numbers = ["2.5", "3", "-1.5", "4"]
+    files = {f"{n}.cls": text.encode() for n, text in enumerate(numbers)}
+    write_tar(folder / "train-000.tar", files | {f"{n}.png": png(n) for n in range(4)})
+    raw = read(folder / "train-000.tar", split=0.25)
+    labels = np.sort(np.concatenate([raw.train.columns["label"], raw.eval.columns["label"]])[:, 0])
+    # Labels are standardized.
+    shares = (labels - labels[0]) / (labels[-1] - labels[0])
+    np.testing.assert_allclose(shares, [0, 4 / 5.5, 4.5 / 5.5, 1], rtol=1e-5)
+
+
+def test_wrong_pattern_is_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"data: "):
+        read(folder, train_files=".")
 
 
 def test_series_of_shards_must_be_complete(folder: Path) -> None:
