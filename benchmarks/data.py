@@ -4,7 +4,7 @@
 
 CIFAR-10 from memory, in random order: crop with a padding of 4, flip, normalise to float32. Every
 pipeline has a process of its own and its rounds in turn. Ours runs as it does inside a training
-step, either from the split on the device or streamed through grain; the DataLoader maps sample by
+step, either from the split on the device or streamed in windows; the DataLoader maps sample by
 sample in worker processes. The pixels of all must have the same mean and deviation.
 """
 

@@ -49,7 +49,9 @@ def main() -> None:
         for name, median in medians.items()
     ]
     same = len({contestant.losses for contestant in contestants.values()}) == 1
-    what = f"--recipe {args.recipe} --steps {args.steps} {shlex.join(args.overrides)}".rstrip()
+    counts = " ".join(map(str, args.at_once))
+    what = f"--recipe {args.recipe} --steps {args.steps} --rounds {args.rounds} --at-once {counts}"
+    what += f" -- {shlex.join(args.overrides)}" if args.overrides else ""
     header = ("shards at once", "ms/step, median", "against the best", "temporaries, MB")
     title = heading("Memory", f"python -m benchmarks.memory {what}", PACKAGES)
     bits = "the same bits" if same else "DIFFERENT BITS"

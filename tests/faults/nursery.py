@@ -28,8 +28,7 @@ PARTING_S = 1.0
 
 def main() -> int:
     """Answer each line, a JSON object, with one: the exit status, and whether it took too long."""
-    # Loaded when they are first needed, by nearly every run.
-    import grain  # noqa: F401
+    # Loaded when it is first needed, by nearly every run.
     import tensorboardX.record_writer  # noqa: F401
 
     import pipeline.stages.run

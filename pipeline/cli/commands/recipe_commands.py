@@ -83,7 +83,7 @@ RECIPE_COMMANDS = (
                 "[+recipe=NAME] [KEY=VALUE ...] -- KEY=VALUE ...",
                 "Recipe (default: lenet5_digits) and its keys; after -- the keys of side B.",
             ),
-            metric_option("Metric to compare (default: accuracy)."),
+            metric_option("Metric to compare (default: accuracy, else the main one)."),
             Option(
                 "--pairs",
                 type=WholeNumber(6, 1000),

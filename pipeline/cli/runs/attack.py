@@ -14,10 +14,17 @@ from pipeline.core.files.error_text import no_such
 from pipeline.core.files.real_files import require_real
 from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, load_state, open_newest
+from pipeline.inspect.dumps.opened_recipe import (
+    OpenedRecipe,
+    find_newest_step,
+    load_state,
+    open_run_recipe,
+)
+from pipeline.stages.export.trained_run import read_run_recipe
 from pipeline.stages.measure_robustness import RobustnessMeasure, plan_attacks
 from pipeline.stages.record.run_directory import ROBUSTNESS
 from pipeline.training.robustness.attack_specs import (
+    AdversarialSpec,
     AnyAttack,
     AttackSpec,
     Norm,
@@ -50,9 +57,11 @@ def main(
     for an unknown attack or a radius that is missing or too large, RecipeError if the data aren't
     images, DataError if the run can't be read, RunError if the file can't be written.
     """
+    step = find_newest_step(run_dir)
     require_real(run_dir, (ROBUSTNESS,), ())
+    _require_valid(norm, radius, attacks, read_run_recipe(run_dir).train.adversarial)
     with Reporter() as reporter:
-        opened, step = open_newest(run_dir)
+        opened = open_run_recipe(run_dir)
         recipe = opened.recipe
         numbers = {"steps": steps, "restarts": restarts}
         settings = {name: value for name, value in numbers.items() if value is not None}
@@ -67,6 +76,22 @@ def main(
     return CommandResult(report.to_document())
 
 
+def _require_valid(
+    norm: Norm, radius: float | None, names: Sequence[str], adversarial: AdversarialSpec | None
+) -> None:
+    """Raise UsageError for a wrong name or radius."""
+    for name in names:
+        if name not in NAMES:
+            raise UsageError([f"--attacks {name}"], no_such("attack", name, NAMES))
+    if norm != "linf" and LINF_ONLY in names:
+        raise UsageError([f"--attacks {LINF_ONLY}"], "needs --norm linf")
+    if radius is None and adversarial is None:
+        raise UsageError(["--radius"], "missing; the run has no radius of train.adversarial")
+    problem = None if radius is None else find_norm_problem(norm, radius)
+    if problem is not None:
+        raise UsageError([f"--radius {radius}"], problem.partition(": ")[2])
+
+
 def _list_attacks(
     opened: OpenedRecipe,
     norm: Norm,
@@ -74,21 +99,7 @@ def _list_attacks(
     names: Sequence[str],
     settings: Mapping[str, int],
 ) -> Sequence[AnyAttack]:
-    """Return the attacks of these names, or all; pgd and apgd have `settings`.
-
-    Raises UsageError for a wrong name or radius.
-    """
-    for name in names:
-        if name not in NAMES:
-            raise UsageError([f"--attacks {name}"], no_such("attack", name, NAMES))
-    if norm != "linf" and LINF_ONLY in names:
-        raise UsageError([f"--attacks {LINF_ONLY}"], "needs --norm linf")
-    adversarial = opened.recipe.train.adversarial
-    if radius is None and adversarial is None:
-        raise UsageError(["--radius"], "missing; the run has no radius of train.adversarial")
-    problem = None if radius is None else find_norm_problem(norm, radius)
-    if problem is not None:
-        raise UsageError([f"--radius {radius}"], problem.partition(": ")[2])
+    """Return the attacks of these names, or all; pgd and apgd have `settings`."""
     fitting = names or [name for name in NAMES if norm == "linf" or name != LINF_ONLY]
     adapter: TypeAdapter[AnyAttack] = TypeAdapter(AttackSpec)
     specs = []
@@ -102,4 +113,4 @@ def _list_attacks(
             # The loss dlr needs three classes.
             fields["losses"] = ["ce"]
         specs.append(adapter.validate_python(fields))
-    return complete_attacks(specs, adversarial)
+    return complete_attacks(specs, opened.recipe.train.adversarial)

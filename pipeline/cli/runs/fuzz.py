@@ -15,7 +15,7 @@ from pipeline.core.files.csv_file import csv_text
 from pipeline.core.files.real_files import require_real_trees
 from pipeline.core.files.strict_json import json_text
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import load_state, open_newest
+from pipeline.inspect.dumps.opened_recipe import find_newest_step, load_state, open_run_recipe
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
 from pipeline.inspect.fuzz.fuzz_search import (
     FoolingMutant,
@@ -52,11 +52,12 @@ def main(
     Raises RecipeError for samples that can't be changed, DataError if the run can't be read,
     RunError if a file can't be written.
     """
+    step = find_newest_step(run_dir)
     folder = run_dir / FUZZ if out is None else out
     if out is None:
         require_real_trees(run_dir, (FUZZ,))
     with Reporter() as reporter:
-        opened, step = open_newest(run_dir)
+        opened = open_run_recipe(run_dir)
         recipe = opened.recipe
         dataset = opened.dataset
         require_fuzzable(dataset, recipe.dataset.name)

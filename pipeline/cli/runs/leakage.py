@@ -10,7 +10,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.files.real_files import require_real
 from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter
-from pipeline.inspect.dumps.opened_recipe import load_state, open_newest
+from pipeline.inspect.dumps.opened_recipe import find_newest_step, load_state, open_run_recipe
 from pipeline.inspect.leakage.membership import (
     LEAST_SHADOWS,
     PrivacyBound,
@@ -30,9 +30,10 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
     if 0 < shadows < LEAST_SHADOWS:
         rule = f"must be 0, or at least {LEAST_SHADOWS}: half of them are trained on each sample"
         raise UsageError([f"--shadows {shadows}"], rule)
+    step = find_newest_step(run_dir)
     require_real(run_dir, (LEAKAGE,), ())
     with Reporter() as reporter:
-        opened, step = open_newest(run_dir)
+        opened = open_run_recipe(run_dir)
         audit = plan_audit(opened, step, samples)
         pairs = len(audit.members)
         reporter.stage(

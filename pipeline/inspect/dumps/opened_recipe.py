@@ -144,17 +144,23 @@ def require_checkpoints(run_dir: Path) -> list[int]:
     return steps
 
 
-def open_newest(run_dir: Path) -> tuple[OpenedRecipe, int]:
-    """Open a run, and return the step of its newest checkpoint.
+def find_newest_step(run_dir: Path) -> int:
+    """Return the step of a run's newest checkpoint.
 
-    Raises DataError if it isn't a run or has no checkpoints, RecipeError if its recipe isn't valid
-    any more. JAX is kept from GPUs unless the run used one.
+    Raises DataError if it isn't a run or has no checkpoints.
     """
     if not (run_dir / RECIPE).is_file():
         raise DataError(f"{run_dir}: isn't a run directory: it has no {RECIPE}")
-    step = require_checkpoints(run_dir)[-1]
+    return require_checkpoints(run_dir)[-1]
+
+
+def open_run_recipe(run_dir: Path) -> OpenedRecipe:
+    """Open the recipe of a run. JAX is kept from GPUs unless the run used one.
+
+    Raises DataError if the data can't be read, RecipeError if the recipe isn't valid any more.
+    """
     spare_gpus(run_dir)
-    return open_recipe(read_run_recipe(run_dir), run_dir), step
+    return open_recipe(read_run_recipe(run_dir), run_dir)
 
 
 def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:

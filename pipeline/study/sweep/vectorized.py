@@ -18,6 +18,7 @@ from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
 from pipeline.core.host.signals import Signals, handle_signals
 from pipeline.engine.callbacks.events import Pruner
+from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
@@ -174,7 +175,7 @@ class Populations:
             if job not in refused_jobs:
                 # One write, since other threads print too.
                 print(f"{_format_end(job)}{resumed}\n", end="", flush=True)
-                with self._table_lock:
+                with self._table_lock, convert_os_errors(job.folder.parent):
                     update_table(job.folder.parent)
 
     def _open_pruner(self, job: PlannedJob) -> Pruner | None:
