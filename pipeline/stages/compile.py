@@ -89,6 +89,8 @@ def compile_programs(
             problem = "must be set with several processes, so that all decide the same"
             raise RecipeError(f"train.remat_bytes = null: {problem}")
         allowed_bytes = find_device_memory(backend.device)
+        if recipe.train.memory_bytes is not None:
+            allowed_bytes = min(allowed_bytes, recipe.train.memory_bytes)
     line = f"temporaries of {before_bytes / 1e6:,.1f} MB, {allowed_bytes / 1e6:,.1f} MB allowed"
     if before_bytes <= allowed_bytes:
         reporter.stage("remat", f"none: {line}")

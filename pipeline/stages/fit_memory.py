@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.backends.base import Backend, Executable, Mechanism
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.xla import XlaExecutable
+from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.limits import find_memory_at_hand, read_limits
@@ -26,6 +26,7 @@ from pipeline.stages.build import Built
 from pipeline.stages.compile import compile_programs, compile_to_executable, recompute_blocks
 from pipeline.stages.runner.context import RunContext
 from pipeline.training.metrics import EvalSums
+from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
 
@@ -52,11 +53,9 @@ def compile_in_memory(
     built = replace(built, at_once=count_most_at_once(built, backend.device.platform))
     executable = compile_programs(recipe, dataset, built, backend, context.reporter)
     fitted = FittedExecutable(context, recipe, built, backend, executable)
-    while True:
-        needed_bytes = fitted.needed_bytes
-        at_hand_bytes = fitted.find_memory()
-        if needed_bytes + RESERVED_BYTES <= at_hand_bytes:
-            break
+    # Not measured again: compiling takes memory of this process, which later compilations reuse.
+    at_hand_bytes = fitted.find_memory()
+    while (needed_bytes := fitted.needed_bytes) + RESERVED_BYTES > at_hand_bytes:
         fitted.halve(f"{_format(needed_bytes)} are needed, {_format(at_hand_bytes)} are at hand")
     context.summary.memory |= {
         "memory": recipe.train.memory,
@@ -110,9 +109,11 @@ class FittedExecutable:
     @property
     def samples_at_once(self) -> int:
         """Samples that are computed at once."""
+        train = self._recipe.train
         shards = self._built.step_config.shards
         count = 1 if shards is None else shards.count
-        return self._built.at_once * (self._recipe.train.batch_size // count)
+        shard_size = compute_microbatch_size(train.batch_size, train.accumulate_steps, count)
+        return self._built.at_once * shard_size
 
     @property
     def needed_bytes(self) -> int:
@@ -124,10 +125,13 @@ class FittedExecutable:
     def find_memory(self) -> int:
         """Return the bytes that the device, or this process on the host, can still use."""
         limit_bytes = self._recipe.train.memory_bytes
-        free_bytes = self._backend.placement.free_bytes
+        placement = self._backend.placement
+        free_bytes = placement.free_bytes
         if free_bytes is None:
             return find_memory_at_hand(limit_bytes)
-        return free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
+        if limit_bytes is None:
+            return free_bytes
+        return max(0, min(free_bytes, limit_bytes - placement.used_bytes))
 
     def halve(self, reason: str) -> None:
         """Compile the programs for half as many shards at once. Raises RunError for a single
@@ -155,6 +159,10 @@ class FittedExecutable:
         self._context.summary.memory.setdefault("halved", []).append(line)
         self._context.summary.memory["samples_at_once"] = self.samples_at_once
         self._context.reporter.stage("memory", line)
+
+    @property
+    def programs(self) -> Programs:
+        return self._executable.programs
 
     @property
     def program_text(self) -> str:

@@ -58,14 +58,20 @@ class DevicePlacement:
     def free_bytes(self) -> int | None:
         """Bytes that JAX can still allocate on the fullest GPU of this process; None for devices
         that don't report them."""
+        stats = self._memory_stats()
+        free = (gpu.get("bytes_limit", 0) - gpu.get("bytes_in_use", 0) for gpu in stats)
+        return max(0, min(free)) if stats else None
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that JAX has allocated on the fullest GPU of this process; 0 for devices that don't
+        report them."""
+        return max((gpu.get("bytes_in_use", 0) for gpu in self._memory_stats()), default=0)
+
+    def _memory_stats(self) -> list[dict[str, int]]:
         local = (d for d in self.devices if d.process_index == jax.process_index())
         gpus = [device for device in local if platform_of(device.platform).reports_free_memory]
-        stats = [statistics for device in gpus if (statistics := device.memory_stats())]
-        free = (
-            statistics.get("bytes_limit", 0) - statistics.get("bytes_in_use", 0)
-            for statistics in stats
-        )
-        return max(0, min(free)) if stats else None
+        return [stats for device in gpus if (stats := device.memory_stats())]
 
     @property
     def replicated(self) -> Sharding:
