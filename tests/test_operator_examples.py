@@ -56,7 +56,7 @@ def test_values_and_gradients_match_the_plain_formula(name: str, shape: tuple[in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", OPERATORS)
-def test_custom_layer_trains_like_the_built_in_one(
+def test_custom_layer_trains_like_the_built_in_layer(
     layer: str, forked: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """12 steps in sinks of 7."""

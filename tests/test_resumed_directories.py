@@ -141,7 +141,7 @@ def test_checkpoint_without_marks_can_be_resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("removed", [["run.log"], [".lock"], ["run.log", ".lock"]])
-def test_running_run_stays_locked_if_its_files_are_removed(
+def test_running_run_remains_locked_if_its_files_are_removed(
     removed: list[str], unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"

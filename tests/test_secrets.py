@@ -44,7 +44,7 @@ def test_passwords_are_hidden_in_texts(text: str, shown: str) -> None:
         "12:30:01 epoch: 1 step: 20, loss is 2.2474456",
     ],
 )
-def test_other_texts_are_unchanged(text: str) -> None:
+def test_texts_without_secrets_are_unchanged(text: str) -> None:
     assert hide_secrets(text) == text
 
 

@@ -47,7 +47,7 @@ def test_epoch_has_every_sample_once(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_batches_equal_those_of_training(
+def test_batches_equal_training_batches(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In eager mode, where the values of a step can be looked at; over two epochs."""

@@ -60,7 +60,7 @@ def compile_again(key: str | None, length: int = 3) -> tuple[Any, str, int]:
     return compiled, facts.cache, len(traced)
 
 
-def test_program_with_a_key_is_found_without_tracing(folder: Path) -> None:
+def test_program_with_a_key_is_loaded_without_tracing(folder: Path) -> None:
     assert compile_again("one")[1:] == ("miss", 1)
     assert compile_again("one")[1:] == ("hit", 0)
 

@@ -172,7 +172,7 @@ MS = st.floats(0.001, 1e4)
     window_steps=st.integers(1, 1024),
     dispatch_s=st.floats(0.001, 10),
 )
-def test_choice_is_never_slower_than_no_sink_and_within_bounds(
+def test_selected_sink_is_within_bounds_and_at_most_as_slow_as_none(
     off_ms: float,
     single_ms: float,
     step_ms: float,

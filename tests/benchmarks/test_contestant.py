@@ -31,7 +31,7 @@ def test_rounds_continue_after_the_warm_up(digits: Callable[..., Task]) -> None:
 
 
 @pytest.mark.slow
-def test_failure_is_reported_in_one_line(digits: Callable[..., Task]) -> None:
+def test_failure_message_has_one_line(digits: Callable[..., Task]) -> None:
     with (
         started(MODULE, replace(digits(), name="raising"), 0.02) as contestant,
         pytest.raises(ContestantError, match=r"^ValueError: no room for 1 steps$"),

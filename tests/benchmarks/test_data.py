@@ -69,7 +69,7 @@ def test_failed_pipeline_is_reported(work: Work) -> None:
         compare(OURS, broken, rounds=1, round_s=0.01)
 
 
-def test_data_table_compares_the_first_row_with_the_others(work: Work) -> None:
+def test_data_table_compares_the_first_row_with_other_rows(work: Work) -> None:
     text = report({"a": [300.0, 100.0, 200.0], "b": [50.0, 40.0, 60.0]}, {"c": "absent"}, work, 3)
     assert "| a | 200 | 100 to 300 | 5000.00 | 1.0x |" in text
     assert "| b | 50 | 40 to 60 | 20000.00 | 4.0x |" in text

@@ -24,7 +24,7 @@ def test_quickstart_table_has_a_row_per_framework_and_initialiser() -> None:
     ]
 
 
-def test_parity_finds_the_first_step_above_the_tolerance() -> None:
+def test_parity_returns_the_first_step_above_the_tolerance() -> None:
     judged = np.array([2.0, 2.0, -4.0])
     off = judged + np.array([0, 0.1, 0.3])
     assert parity._first_above(off, judged, 0.04) == 2

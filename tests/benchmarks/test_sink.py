@@ -9,7 +9,7 @@ import pytest
 from benchmarks import sink
 
 
-def test_sink_rows_are_medians_relative_to_no_sink(
+def test_sink_rows_are_medians_relative_to_single_steps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, list[str], str]] = []

@@ -68,7 +68,7 @@ def test_run_streams_and_is_described_by_its_summary(
     assert f" | {cost.wait_share:.3%} | " in said
 
 
-def test_wrong_root_is_reported_in_one_message(
+def test_wrong_root_error_has_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["streamed_batches", "--root=/nowhere"])

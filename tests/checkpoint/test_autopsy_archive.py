@@ -13,7 +13,7 @@ def leave(run_dir: Path, text: str) -> None:
     (run_dir / "reproducer" / "step.json").write_text(text)
 
 
-def test_set_aside_without_autopsy_does_nothing(tmp_path: Path) -> None:
+def test_set_aside_without_autopsy_has_no_effect(tmp_path: Path) -> None:
     assert set_aside_autopsy(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 

@@ -88,7 +88,9 @@ def test_resume_without_checkpoint_starts_over(
 
 
 @pytest.mark.slow
-def test_sink_size_may_change_on_resume(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
+def test_resumed_run_accepts_another_sink_size(
+    unbroken: Path, tiny: Compose, tmp_path: Path
+) -> None:
     run_dir = broken(unbroken, tmp_path / "run", 10)
     events = ["eval.every_steps=10", "checkpoint.every_steps=5"]
     run(tiny(*events, "train.sink=false", f"train.resume={run_dir}"))
@@ -97,7 +99,7 @@ def test_sink_size_may_change_on_resume(unbroken: Path, tiny: Compose, tmp_path:
 
 
 @pytest.mark.slow
-def test_done_run_may_continue(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
+def test_done_run_can_be_continued(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
     """Stopped inside a sink and between checkpoints: the end is saved, whatever the period."""
     run(tiny(*COURSE, "train.steps=18"), tmp_path)
     summary = run(tiny(*COURSE, f"train.resume={tmp_path}"))
@@ -119,7 +121,7 @@ def test_final_evaluation_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_newest_checkpoints_are_kept(tiny: Compose, tmp_path: Path) -> None:
+def test_newest_checkpoints_are_retained(tiny: Compose, tmp_path: Path) -> None:
     """K-01."""
     run(tiny("checkpoint.every_steps=10", "checkpoint.keep=2"), tmp_path)
     assert outcome.checkpoints(tmp_path) == [40, 45]
@@ -127,7 +129,7 @@ def test_newest_checkpoints_are_kept(tiny: Compose, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("metric", "best"), [("loss", min), ("accuracy", max)])
-def test_best_checkpoint_is_kept_besides_the_newest(
+def test_best_checkpoint_is_retained_besides_the_newest(
     metric: str, best: Callable[..., float], tmp_path: Path
 ) -> None:
     """E-02; saved by hand, so that the best is neither the first nor the last."""
@@ -456,7 +458,7 @@ def nobody_may_write(folder: Path) -> Iterator[None]:
         folder.chmod(0o700)
 
 
-def test_checkpoint_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_uncreatable_checkpoint_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(RunError, match=r"checkpoints: can't make it: .*"):
         Checkpoints(tmp_path, kept(5, None))
@@ -558,7 +560,7 @@ def test_removed_checkpoint_folder_is_recreated(tmp_path: Path) -> None:
     assert outcome.checkpoints(tmp_path) == [2]
 
 
-def test_metrics_may_be_added_to_saved_step(tmp_path: Path) -> None:
+def test_metrics_are_added_to_saved_step(tmp_path: Path) -> None:
     """Its evaluation had been given up: the checkpoint stays sound, and is the best now."""
     with Checkpoints(tmp_path, kept(1, "loss")) as checkpoints:
         checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
@@ -583,7 +585,7 @@ def test_checkpoint_with_non_numeric_metric_is_not_best(value: str, tmp_path: Pa
     assert outcome.checkpoints(tmp_path) == [3]
 
 
-def test_any_orbax_reads_what_is_saved(tmp_path: Path) -> None:
+def test_saved_checkpoint_is_readable_by_orbax(tmp_path: Path) -> None:
     """Its own manager takes a run's folder for its own."""
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         for step in (1, 2):

@@ -52,7 +52,7 @@ def test_unlistable_folder_is_an_error_in_write_manifest(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_sealed_checkpoint_that_cannot_be_listed_is_not_damaged(
+def test_unlistable_sealed_checkpoint_is_not_damaged(
     number: int, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_manifest(draft, "digest")

@@ -199,7 +199,7 @@ def test_record_with_outside_path_is_ignored(name: str, tmp_path: Path, run_dir:
     assert sorted(read(tmp_path).records) == [10]
 
 
-def test_folder_that_is_not_a_mirror_is_refused(tmp_path: Path) -> None:
+def test_foreign_folder_is_refused_as_mirror(tmp_path: Path) -> None:
     assert read_mirror(store_of(tmp_path)) is None
     store_of(tmp_path).write("thesis.pdf", b"x")
     with pytest.raises(DataError, match=r"isn't a mirror, and holds thesis\.pdf"):

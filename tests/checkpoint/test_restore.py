@@ -230,7 +230,7 @@ def test_strangers_are_skipped_on_read_and_set_aside_on_resume(copy: Path) -> No
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
 @pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "host/metadata"])
-def test_unreadable_checkpoint_is_an_error_and_stays(
+def test_unreadable_checkpoint_is_an_error_and_remains(
     name: str, number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before it is not taken either: hours would be done again."""

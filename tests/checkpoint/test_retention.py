@@ -25,7 +25,7 @@ def saved_at(root: Path, minutes: list[float]) -> list[int]:
     return list(range(1, len(minutes) + 1))
 
 
-def test_one_checkpoint_per_interval_is_kept_besides_newest(tmp_path: Path) -> None:
+def test_one_checkpoint_per_interval_is_retained_besides_newest(tmp_path: Path) -> None:
     steps = saved_at(tmp_path, [100, 103, 109, 110, 112, 121, 122, 123])
     assert Retention(2, minutes=10).list_removable(tmp_path, steps) == [2, 3, 5]
 

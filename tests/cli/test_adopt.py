@@ -75,7 +75,7 @@ def test_unrecognised_yaml_is_refused(text: str, problem: str) -> None:
     assert not Path("recipes").exists()
 
 
-def test_files_that_cannot_be_read_are_refused() -> None:
+def test_unreadable_files_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"nowhere\.yaml: can't be read"):
         adopt(["nowhere.yaml"])
     os.mkfifo("pipe.py")
@@ -92,6 +92,6 @@ def test_existing_file_is_not_replaced() -> None:
         adopt(["args.yaml", "--out", "mine.txt"])
 
 
-def test_folder_that_cannot_be_made_is_an_error() -> None:
+def test_uncreatable_folder_is_an_error() -> None:
     with pytest.raises(RunError, match=r"args\.yaml/mine\.yaml: can't be written"):
         adopt(["train.py", "--out", "args.yaml/mine.yaml"])

@@ -44,7 +44,7 @@ def summaries(sweep: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_learning_side_beats_side_that_does_not_learn(
+def test_learning_side_beats_side_without_learning(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -192,7 +192,7 @@ def test_wrong_arguments_are_refused(words: list[str], rule: str) -> None:
     assert rule in str(error.value)
 
 
-def test_keys_between_options_are_those_of_side_b(
+def test_keys_between_options_belong_to_side_b(
     better: Better, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (

@@ -280,9 +280,7 @@ BAD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
-def test_error_is_one_message_without_traceback(
-    arguments: list[str], message: str, say: Say
-) -> None:
+def test_error_message_has_no_traceback(arguments: list[str], message: str, say: Say) -> None:
     said = say(*arguments)
     assert said.status == 2
     assert message in said.err

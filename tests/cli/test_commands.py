@@ -248,26 +248,30 @@ def test_completion_scripts_exist_for_other_shells(
     assert f"_PIPELINE_COMPLETE={shell}_complete" in capsys.readouterr().out
 
 
-def drop_common_options(text: str) -> str:
-    """Return the help of a command without the options of every command."""
-    common = re.compile(r" +(--json +Print the facts as|--quiet +Print nothing but|-h, --help) ")
-    lines = [line for line in text.splitlines() if not common.match(line)]
-    return "\n".join(lines).replace("\n\nOptions:\n\n", "\n\n").removesuffix("\n\nOptions:")
+def drop_common_parameters(text: str) -> str:
+    """Return the help of a command without the arguments and options that many commands have."""
+    common = re.compile(
+        r" +(--json +Print the facts as .*|--quiet +Print nothing but .*|-h, --help .*"
+        r"|\[\+recipe=NAME\] \[KEY=VALUE \.\.\.\] +Recipe \(default: lenet5_digits\) and .*)"
+    )
+    text = "\n".join(line for line in text.splitlines() if not common.fullmatch(line))
+    return re.sub(r"\n\n(Arguments|Options):(?=\n\n|$)", "", text)
 
 
 def reference() -> str:
     """Return the page of all commands, as `--help` prints them."""
     parts = [
         "# Commands",
-        "The text of `python -m pipeline COMMAND --help` for every command, written by "
+        "What `python -m pipeline COMMAND --help` prints, written by "
         "`pytest tests/cli/test_commands.py --update-golden`. Options may stand before or after "
         "arguments, and `--name=VALUE` is the same as `--name VALUE`. `KEY=VALUE` is always a key "
         "of the recipe. Without a command the arguments are a recipe, which is trained "
-        "([recipes.md](recipes.md)). Every command has `--help`, most have `--json` (the facts as "
-        "one JSON object, the text on stderr) and `--quiet` (nothing but errors), left out below.",
+        "([recipes.md](recipes.md)). Left out below are `[+recipe=NAME] [KEY=VALUE ...]` (a "
+        "recipe, by default lenet5_digits, and its keys), and the options `--help`, `--json` (the "
+        "facts as one JSON object, the text on stderr) and `--quiet` (nothing but errors).",
     ]
     for words, command in COMMANDS.items():
-        parts.append(f"## {words}\n\n```text\n{drop_common_options(help_of(command))}\n```")
+        parts.append(f"## {words}\n\n```text\n{drop_common_parameters(help_of(command))}\n```")
     return "\n\n".join(parts) + "\n"
 
 

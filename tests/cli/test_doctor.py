@@ -47,7 +47,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_healthy_machine_is_reported_and_nothing_stays(say: Say, tmp_path: Path) -> None:
+def test_healthy_machine_is_reported_without_leftovers(say: Say, tmp_path: Path) -> None:
     said = say()
     assert (said.status, said.err) == (0, "")
     assert set(said.lines) >= {
@@ -166,7 +166,7 @@ def test_untested_versions_are_reported(
     assert said.status == 1
 
 
-def test_missing_requirements_of_an_extra_are_found_transitively(
+def test_missing_requirements_of_an_extra_are_listed_transitively(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     required = {

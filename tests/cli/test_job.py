@@ -35,7 +35,7 @@ def job_file(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nothing_is_measured_if_time_and_memory_are_set(
+def test_measurement_is_skipped_if_time_and_memory_are_set(
     engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "run_trial", None)
@@ -99,7 +99,7 @@ def test_train_minutes_set_the_time_limit(
         ROOT(["job", "--to", "slurm", *LIMITS, *TINY, "train.until=18:00"])
 
 
-def test_step_that_cannot_be_forecast_needs_a_time_limit(
+def test_step_without_forecast_requires_a_time_limit(
     measured: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

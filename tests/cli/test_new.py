@@ -80,7 +80,7 @@ def test_existing_path_is_not_overwritten(kind: str, tmp_path: Path) -> None:
     assert there.is_dir() == (kind == "folder")
 
 
-def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="can't be made: File name too long"):
         main(["a" * 300])
 

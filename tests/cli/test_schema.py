@@ -61,6 +61,6 @@ def test_schema_is_checked_for_every_shipped_file() -> None:
         {"dataset": {"train": {"ops": ["resise"]}}},
     ],
 )
-def test_schema_refuses_what_the_command_line_refuses(tree: dict[str, Any]) -> None:
+def test_schema_refuses_wrong_recipes(tree: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(tree, whole_schema())

@@ -285,7 +285,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "message"), CASES.values(), ids=CASES.keys())
-def test_problem_is_one_clear_line(overrides: list[str], message: str) -> None:
+def test_error_has_one_line(overrides: list[str], message: str) -> None:
     found = problems(*overrides)
     assert len(found) == 1
     assert message in found[0]
@@ -419,7 +419,7 @@ def test_command_line_size_is_bounded(overrides: list[str], message: str) -> Non
 
 
 @pytest.mark.slow
-def test_problems_of_all_kinds_are_found_together() -> None:
+def test_error_lists_problems_of_all_kinds() -> None:
     found = problems(
         "train.k=1", "+seed=1", "~zzz", "seed", "stages=[data", "model=no", "loss=cros"
     )
@@ -427,7 +427,7 @@ def test_problems_of_all_kinds_are_found_together() -> None:
 
 
 @pytest.mark.slow
-def test_problem_is_one_line_for_any_key(tmp_path: Path) -> None:
+def test_error_has_one_line_for_any_key(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text('"a\\n  error: b\\e[31m": 1\n' + "x" * 900 + ": 1\n" + "lo\u0455s: 1\n")
     with pytest.raises(RecipeError) as caught:

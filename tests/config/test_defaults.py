@@ -58,7 +58,7 @@ def test_missing_key_takes_its_default(key: str, whole: dict[str, Any]) -> None:
     assert check_tree(fill_missing(stripped)) == check_tree(whole)
 
 
-def test_missing_keys_are_filled_and_others_unchanged(whole: dict[str, Any]) -> None:
+def test_missing_keys_are_filled_and_present_keys_unchanged(whole: dict[str, Any]) -> None:
     changed = without(whole, *KEYS)
     changed["train"]["optimizer"]["lr"] = 0.123
     changed["dataset"]["train"]["shuffle"] = False
@@ -84,7 +84,7 @@ def test_missing_device_key_takes_default_of_base_file() -> None:
     assert normalise_recipe(without(tree, "device.strict", "device.hbm_gib")) == tree
 
 
-def test_key_without_default_stays_missing(whole: dict[str, Any]) -> None:
+def test_key_without_default_remains_missing(whole: dict[str, Any]) -> None:
     filled = fill_missing(without(whole, "train.optimizer", "train.loss.name"))
     assert "optimizer" not in filled["train"]
     assert "name" not in filled["train"]["loss"]

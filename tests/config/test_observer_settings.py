@@ -16,7 +16,7 @@ def test_observer_settings_match_the_recipe(tiny: Callable[..., Recipe]) -> None
     assert settings.board is None
 
 
-def test_tensorboard_settings_have_the_whole_recipe(tiny: Callable[..., Recipe]) -> None:
+def test_tensorboard_settings_have_the_complete_recipe(tiny: Callable[..., Recipe]) -> None:
     recipe = tiny("monitor.tensorboard=true", "train.loss_scale=dynamic", "stages=[data,build]")
     settings = make_observer_settings(recipe)
     assert settings.board == recipe.model_dump(mode="json")

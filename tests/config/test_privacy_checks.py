@@ -27,7 +27,7 @@ KEYS = {
 }
 
 
-def test_all_problems_are_in_one_message(tiny: Compose) -> None:
+def test_error_lists_all_problems(tiny: Compose) -> None:
     with pytest.raises(RecipeError) as error:
         tiny(PRIVACY, *KEYS, "monitor.early_stop.metric=train_accuracy", "eval.every_steps=5")
     message = str(error.value)

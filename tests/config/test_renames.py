@@ -27,7 +27,7 @@ def test_rule_renames_matching_name(rename: RenameSpec, name: str, result: str |
     assert rename.apply(name) == result
 
 
-def test_rule_matches_whole_names() -> None:
+def test_rule_matches_complete_names() -> None:
     assert not rule("fc", "x").pattern.fullmatch("fc1")
     assert not rule("f.c", "x", "glob").pattern.fullmatch("fxc")
 

@@ -54,7 +54,7 @@ def test_excessive_length_is_refused() -> None:
         total_steps(Length(steps=100_000_001), 10)
 
 
-def test_sinks_continue_where_the_last_one_stopped() -> None:
+def test_next_sink_continues_at_the_next_batch() -> None:
     """S-06: epoch offsets at the boundaries of sinks of 1000 over 1875 batches."""
     run = schedule_run(Length(epochs=10, sink_size=1000), 1875)
     offsets = [run.place(1000 * (sink + 1)).epoch_step for sink in range(10)]

@@ -45,7 +45,7 @@ def test_component_name_without_its_keys_is_refused(override: str, message: str)
 
 
 @pytest.mark.slow
-def test_component_selected_whole_is_not_suggested_again() -> None:
+def test_selected_component_is_not_suggested_again() -> None:
     assert problem("model=lenet5", "model.hidden=[8]") == (
         "model.hidden = [8]: there is no such key"
     )

@@ -40,7 +40,7 @@ def test_error_becomes_a_message_and_a_status(
     assert capsys.readouterr() == ("", message)
 
 
-def test_status_without_an_error_is_that_of_the_action(
+def test_action_without_an_error_returns_its_status(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert report_errors(lambda: 7, debug=False) == 7

@@ -41,7 +41,7 @@ class Drawing(Spec):
     scale: Annotated[int | str, Expected("a whole number or a word")] = 1
 
 
-def test_components_are_found_by_kind_and_by_name() -> None:
+def test_components_are_selected_by_kind_and_by_name() -> None:
     assert dict(components(KIND)) == {
         "circle_of_this_test": Circle,
         "polygon_of_this_test": Polygon,

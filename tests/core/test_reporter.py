@@ -112,7 +112,7 @@ def test_terminal_shows_a_bar_over_steps() -> None:
     assert "loss 1.2500" in file.getvalue()
 
 
-def test_lines_stay_above_the_bar() -> None:
+def test_lines_are_printed_above_the_bar() -> None:
     console, file = screen()
     reporter = Reporter(console=console)
     bar = reporter.bar(total=10, done=0)
@@ -146,7 +146,7 @@ def test_console_error_without_a_log_is_raised() -> None:
         Reporter(console=Console(file=Gone())).say("one")
 
 
-def test_log_that_cannot_be_written_is_reported_on_the_console(
+def test_unwritable_log_is_reported_on_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with files_end_at(20), Reporter(tmp_path) as reporter:

@@ -24,7 +24,7 @@ SLOWEST_S = 300.0
 
 
 @pytest.mark.slow
-def test_killed_private_runs_equal_uninterrupted_ones(cache: Path, tmp_path: Path) -> None:
+def test_killed_private_runs_equal_uninterrupted_private_runs(cache: Path, tmp_path: Path) -> None:
     """Bits of weights, the adaptive clip and the epsilon of each evaluation."""
     pytest.importorskip("dp_accounting")
     privacy = f"+privacy={{{BUDGET}, seed: 5, clip: {{quantile: 0.5}}}}"

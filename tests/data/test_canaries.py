@@ -13,7 +13,7 @@ def make_data(labels: np.ndarray) -> RawData:
     return RawData(split, split, Targets(("a", "b", "c")))
 
 
-def test_canaries_have_wrong_labels_and_others_keep_theirs() -> None:
+def test_canaries_alone_have_wrong_labels() -> None:
     labels = np.arange(60, dtype=np.int32) % 3
     canaries = choose_canaries(60, 30, seed=4)
     assert len(set(canaries.tolist())) == 30

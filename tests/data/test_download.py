@@ -356,7 +356,7 @@ def test_file_system_without_locks_is_supported(
     assert fetch(FILE, [server.mirror("good")], tmp_path).read_bytes() == CONTENT
 
 
-def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "cache"
 

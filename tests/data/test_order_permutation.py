@@ -20,7 +20,7 @@ def test_permutation_has_every_number_once(size: int, seed: int, number: int) ->
 
 @settings(deadline=None)
 @given(size=st.integers(1, 2**32), seed=SEEDS, place=st.integers(0, 2**32 - 1))
-def test_position_does_not_depend_on_others_of_the_query(size: int, seed: int, place: int) -> None:
+def test_position_does_not_depend_on_queried_neighbours(size: int, seed: int, place: int) -> None:
     places = np.array([place % size, 0, size - 1])
     together = permute(places, size, seed, 3)
     assert ((together >= 0) & (together < size)).all()

@@ -141,7 +141,7 @@ def test_labels_without_position_are_unchanged(label: ColumnSpec) -> None:
     assert make_joint_ops(ops, {**SPECS, "label": label}, None) == ops
 
 
-def test_ops_that_move_no_pixel_leave_labels_unchanged() -> None:
+def test_ops_without_shifts_leave_labels_unchanged() -> None:
     ops = (Cutout(size=2), Rescale(factor=1.0, shift=0.0), Hwc2Chw())
     assert make_joint_ops(ops, SPECS, None) == ops
 

@@ -83,7 +83,7 @@ def test_canary_non_members_are_never_drawn() -> None:
     assert drawn & {*canaries.tolist()} == {*canaries[members].tolist()}
 
 
-def test_expected_batch_is_the_largest_that_fits() -> None:
+def test_expected_batch_is_the_largest_fitting_batch() -> None:
     expected = find_expected_batch_size(60_000, 256, 1e-17)
     assert 130 < expected < 160
     assert compute_overflow(60_000, 256, expected) <= 1e-17
@@ -93,7 +93,7 @@ def test_expected_batch_is_the_largest_that_fits() -> None:
         find_expected_batch_size(60_000, 2, 1e-17)
 
 
-def test_step_may_draw_no_sample() -> None:
+def test_step_can_draw_zero_samples() -> None:
     batches = make_order(samples=50, expected=1).batches(0, 40)
     assert 0 in batches.counts
     assert (batches.indices[batches.counts == 0] == 0).all()

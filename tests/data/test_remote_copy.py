@@ -165,7 +165,7 @@ def test_unsafe_file_names_are_refused(
         copy_once(ADDRESS, tmp_path / "cache")
 
 
-def test_empty_address_is_one_message(tmp_path: Path) -> None:
+def test_empty_address_error_has_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file or folder, or it is empty"):
         copy_once(Address("s3://bucket/none"), tmp_path / "cache")
 

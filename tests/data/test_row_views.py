@@ -97,7 +97,7 @@ def test_ragged_columns_are_selected_and_joined() -> None:
     assert joined.sample_name(1) == "sample 1"
 
 
-def test_samples_per_file_are_counted_if_the_order_is_kept() -> None:
+def test_samples_per_file_are_counted_if_files_are_read_in_order() -> None:
     split = Split({"x": VALUES}, files=(2, 0, 5))
     assert select_samples(split, np.array([1, 2, 6])).files == (1, 0, 2)
     assert select_samples(split, np.array([2, 1])).files == ()

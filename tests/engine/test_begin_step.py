@@ -74,7 +74,7 @@ def test_update_is_computed_from_the_second_state() -> None:
     np.testing.assert_array_equal(compute_state(jnp.full(2, 3.0)), [2.5, 2.5])
 
 
-def test_matmuls_stay_outside_the_update_branch() -> None:
+def test_matmuls_are_outside_the_update_branch() -> None:
     """A branch would compute them without XLA's library."""
 
     def step(state: Any, batch: Any) -> Any:

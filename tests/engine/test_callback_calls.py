@@ -777,7 +777,7 @@ def test_rate_changes_are_combined_into_one_rate_and_one_factor(changes: list[Ra
     assert change_rates(SCHEDULE, combined).dtype == np.float32
 
 
-def test_combined_factor_stays_finite() -> None:
+def test_combined_factor_is_finite() -> None:
     combined = combine_changes(100 * [RateChange(factor=1e38)])
     assert parse_host_state({"callbacks": {"granted": {"rates": [asdict(combined[0])]}}})
 

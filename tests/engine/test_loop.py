@@ -204,7 +204,7 @@ def test_events_inside_a_sink_happen_at_their_step(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_chunked_sink_is_reported_as_a_whole(play: Play) -> None:
+def test_chunked_sink_is_reported_once(play: Play) -> None:
     script = Script(step_s=0.25)
     play(script, "checkpoint.every_steps=5")
     first, second, last = script.reports

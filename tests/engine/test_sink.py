@@ -70,7 +70,7 @@ def test_sink_sizes_have_the_same_bits(expected: Any) -> None:
     assert jax.dtypes.issubdtype(expected[1]["key"].dtype, jax.dtypes.prng_key)
 
 
-def test_losses_equal_those_of_a_jitted_loop(expected: Any) -> None:
+def test_losses_equal_a_jitted_loop(expected: Any) -> None:
     from pipeline.data.order import SampleOrder
 
     order = SampleOrder(

@@ -55,7 +55,7 @@ def images(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Compos
 
 
 @pytest.mark.slow
-def test_streamed_image_files_have_the_bits_of_resident_ones(
+def test_streamed_and_resident_image_files_have_the_same_bits(
     images: Compose, tmp_path: Path
 ) -> None:
     """Bit for bit what training on images that were all decoded beforehand gives."""

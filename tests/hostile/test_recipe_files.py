@@ -307,7 +307,7 @@ def test_only_the_command_line_sets_where_to_write(text: str, key: str) -> None:
     assert said in problem
 
 
-def test_component_file_may_contain_no_more_than_a_recipe() -> None:
+def test_component_file_is_checked_like_a_recipe() -> None:
     Path("chip.yaml").write_text("defaults: [ascend910, _self_]\ntune_bank: /etc/passwd\n")
     with pytest.raises(RecipeError, match=r"chip.yaml: device.tune_bank = /etc/passwd: must not"):
         load_recipe("lenet5_digits", ["device=chip.yaml"])

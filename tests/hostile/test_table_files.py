@@ -21,7 +21,7 @@ def table(root: Path, **fields: Any) -> CsvTable:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "nothing"])
-def test_path_that_is_not_a_file_is_refused(kind: str, tmp_path: Path) -> None:
+def test_special_file_path_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     if kind == "folder":
         path.mkdir()

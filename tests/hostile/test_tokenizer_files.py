@@ -78,7 +78,7 @@ def test_megabyte_replacement_is_limited(capfd: pytest.CaptureFixture[str]) -> N
     assert "GB of memory for a text of 6,400 bytes" in message
 
 
-def test_backtracking_expression_fails_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_backtracking_expression_error_has_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     tokenizer = parse_tokenizer(tokenizer_json(pre_tokenizer=splitting("(a+)+b")))
     assert "the tokenizer fails on a text: Onig: " in refusal(tokenizer, TEXT, capfd)
     # The process survives an error, and answers the next request.

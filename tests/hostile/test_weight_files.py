@@ -165,7 +165,7 @@ def test_sparse_file_is_not_read_into_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "nothing", "link to itself"])
 @pytest.mark.parametrize("suffix", [".npz", ".pth", ".ckpt", ".safetensors"])
-def test_path_that_is_not_a_file_is_refused(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_special_file_path_is_refused(kind: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"w{suffix}"
     make = {"pipe": os.mkfifo, "folder": os.mkdir, "link to itself": lambda p: p.symlink_to(p)}
     if kind in make:

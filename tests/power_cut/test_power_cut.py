@@ -16,7 +16,7 @@ from tests.power_cut.recording import Call
 
 
 @pytest.mark.slow
-def test_runs_after_power_cuts_equal_uninterrupted_ones(tmp_path: Path) -> None:
+def test_runs_after_power_cuts_equal_uninterrupted_runs(tmp_path: Path) -> None:
     if reason := reason_to_skip():
         pytest.skip(reason)
     with RecordedCuts(tmp_path.resolve(), 7) as cuts:

@@ -40,7 +40,7 @@ def problem(recipe: Recipe) -> str:
 
 
 @pytest.mark.slow
-def test_build_is_reported_in_one_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     for overrides in (["train.steps=45"], ["train.steps=3", "train.sink=false"]):
         recipe = tiny("train.sink_size=7", *overrides)
         build(recipe, load_data(recipe, Reporter()), Reporter())
@@ -104,9 +104,7 @@ def test_padding_in_batch_statistics_is_refused(tiny: Compose) -> None:
     ],
     ids=["no batch is short", "no statistics"],
 )
-def test_last_partial_batch_is_kept_if_harmless(
-    overrides: list[str], steps: int, tiny: Compose
-) -> None:
+def test_harmless_partial_batch_is_used(overrides: list[str], steps: int, tiny: Compose) -> None:
     made = built(tiny("dataset.train.drop_remainder=false", *overrides))
     assert made.run_schedule.steps_per_epoch == steps
 
@@ -119,7 +117,7 @@ def test_decay_rule_without_a_match_is_refused(tiny: Compose) -> None:
 
 
 @pytest.mark.slow
-def test_labels_that_do_not_fit_the_loss_are_refused(tiny: Compose) -> None:
+def test_labels_of_another_loss_are_refused(tiny: Compose) -> None:
     label = "{name: type_cast, column: label, dtype: float32}"
     recipe = tiny(f"dataset.train.ops={OPS[:-1]},{label}]")
     assert "labels of shape (16,) and dtype float32 do not fit" in problem(recipe)
@@ -200,7 +198,7 @@ def test_invalid_gradient_rule_is_refused_before_compiling(
     ("override", "key"),
     [("train.gradients=sam", "train.gradients = sam"), ("loss=mse", "train.loss = mse")],
 )
-def test_component_that_can_not_be_built_is_named(
+def test_unbuildable_component_is_named(
     override: str, key: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny("model=mlp", override)

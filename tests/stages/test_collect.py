@@ -59,7 +59,7 @@ def test_collecting_does_not_change_the_losses(collected: tuple[Path, Path]) -> 
 
 
 @pytest.mark.slow
-def test_weight_histograms_are_those_of_the_state(collected: tuple[Path, Path]) -> None:
+def test_weight_histograms_match_the_state(collected: tuple[Path, Path]) -> None:
     full, kept = events(collected[1]), load_run(collected[1]).parameters
     tags = [tag for tag in full.Tags()["histograms"] if tag.startswith("weights/")]
     assert len(tags) == len(kept)
@@ -71,7 +71,7 @@ def test_weight_histograms_are_those_of_the_state(collected: tuple[Path, Path]) 
 
 
 @pytest.mark.slow
-def test_gradient_histograms_are_those_of_the_next_step(collected: tuple[Path, Path]) -> None:
+def test_gradient_histograms_match_the_next_step(collected: tuple[Path, Path]) -> None:
     full, steps = events(collected[1]), numbers(collected[1])
     tags = [tag for tag in full.Tags()["histograms"] if tag.startswith("gradients/")]
     squares: dict[int, float] = dict.fromkeys((0, 20, 40), 0.0)

@@ -35,7 +35,7 @@ def key(recipe: Recipe, *path: str, value: Any = None, policy: str = "") -> str 
     return make_program_key(process, recipe, built)
 
 
-def test_key_ignores_settings_that_are_not_compiled(tiny: Callable[..., Recipe]) -> None:
+def test_key_ignores_uncompiled_settings(tiny: Callable[..., Recipe]) -> None:
     first = key(tiny())
     assert first is not None
     assert first == key(tiny("name=other", "checkpoint.keep=2"))

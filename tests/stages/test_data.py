@@ -52,7 +52,7 @@ def npz(tmp_path: Path) -> Callable[..., list[str]]:
     return make
 
 
-def test_data_are_reported_in_one_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_report_has_one_line(tiny: Compose, capsys: pytest.CaptureFixture[str]) -> None:
     load_data(tiny(), Reporter())
     assert capsys.readouterr().out == (
         "data       synthetic: 96 training and 40 evaluation images 8x8x1, 10 classes, 0.0 MB; "
@@ -60,7 +60,7 @@ def test_data_are_reported_in_one_line(tiny: Compose, capsys: pytest.CaptureFixt
     )
 
 
-def test_skipped_files_are_reported_in_one_line(
+def test_skipped_files_report_has_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = save_images(tmp_path, {"train": 2, "eval": 1})
@@ -158,9 +158,7 @@ NO_OPS = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
 
 
 @pytest.mark.slow
-def test_ops_that_do_not_fit_the_data_are_refused(
-    tiny: Compose, npz: Callable[..., list[str]]
-) -> None:
+def test_unsuitable_ops_are_refused(tiny: Compose, npz: Callable[..., list[str]]) -> None:
     crop = "dataset.train.ops=[{name: random_crop, size: [9, 9]}]"
     recipe = tiny(*npz(), crop, "dataset.eval.ops=[]")
     with pytest.raises(RecipeError, match=r"dataset\.train\.ops\.0 \(random_crop\): .*9"):
@@ -191,7 +189,7 @@ def test_batch_larger_than_the_data_is_refused(
 
 
 @pytest.mark.slow
-def test_sample_images_are_mixed_within_their_whole_batch(tiny: Compose) -> None:
+def test_sample_images_are_mixed_within_their_batch(tiny: Compose) -> None:
     ops = "{name: one_hot, classes: 10}, {name: mix_up}, {name: rescale, factor: 1.0, shift: 0.0}"
     given = (f"dataset.train.ops=[{ops}]", "dataset.eval.ops=[]")
     recipe = tiny(*given, "monitor.sample_images=2", "train.batch_size=8")
@@ -223,7 +221,7 @@ def known_set(name: str, cache: Path, *overrides: str) -> Recipe:
         ("cifar100", 50_000, (32, 32, 3), 100),
     ],
 )
-def test_known_dataset_that_no_stage_reads_is_not_downloaded(
+def test_published_dataset_is_downloaded_only_for_stages_that_read_it(
     name: str,
     samples: int,
     image: tuple[int, ...],
@@ -284,7 +282,7 @@ def test_cached_files_are_read(name: str, files: list[str], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_known_dataset_is_priced_and_compiled_offline_without_files(
+def test_published_dataset_is_priced_and_compiled_offline_without_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

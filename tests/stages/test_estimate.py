@@ -275,7 +275,7 @@ ODD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
-def test_step_that_can_not_be_priced_fails_the_run(
+def test_unpriceable_step_fails_the_run(
     kind: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides, message = ODD[kind]

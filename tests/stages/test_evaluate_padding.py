@@ -47,7 +47,7 @@ def test_evaluation_has_every_sample_once_at_any_batch_size(samples: int, batch_
 @pytest.mark.slow
 @pytest.mark.parametrize("feed", ["resident", "stream"])
 @pytest.mark.parametrize("batch_size", [3, 7, 39, 41, 1000])
-def test_sums_match_those_of_single_samples(
+def test_sums_match_sums_of_single_samples(
     batch_size: int, feed: str, tiny: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D-17, E-01: with a short batch, one short by one, one sample over, and hardly a sample."""

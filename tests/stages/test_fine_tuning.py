@@ -232,7 +232,7 @@ NOT_BUILT = {
 
 
 @pytest.mark.parametrize("case", NOT_BUILT)
-def test_patterns_that_do_not_fit_the_network_are_refused(case: str, tiny: Compose) -> None:
+def test_unmatched_patterns_are_refused(case: str, tiny: Compose) -> None:
     overrides, message = NOT_BUILT[case]
     with pytest.raises(RecipeError) as refused:
         built(tiny(*overrides))

@@ -45,7 +45,7 @@ def read_memory(run_dir: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_bits_are_those_of_shards_at_any_memory_and_sink(
+def test_losses_have_the_bits_of_shards_at_any_memory_and_sink(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(tiny("parallel.mode=data", *MEMORY[1:]), tmp_path / "data")
@@ -142,7 +142,7 @@ def test_other_errors_of_the_device_are_raised(
         run(tiny(*MEMORY, "train.sink_size=7"), tmp_path)
 
 
-def test_memory_that_no_shard_fits_in_ends_the_run_before_its_first_step(
+def test_too_little_memory_for_a_shard_ends_the_run_before_its_first_step(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once(monkeypatch, 1)

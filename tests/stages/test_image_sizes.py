@@ -277,7 +277,7 @@ def test_evaluation_counts_every_sample_once(ragged: Compose, tmp_path: Path) ->
     ],
     ids=["no buckets", "skipped", "empty", "no batch", "dimensions", "mask", "crop", "dense"],
 )
-def test_buckets_that_do_not_fit_are_refused_before_compiling(
+def test_unsuitable_buckets_are_refused_before_compiling(
     overrides: list[str], problem: str | None, ragged: Compose
 ) -> None:
     with pytest.raises(RecipeError) as caught:

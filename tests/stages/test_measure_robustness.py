@@ -125,7 +125,7 @@ def test_attack_command_and_report(attacked_run: Path, tmp_path: Path) -> None:
     ],
     ids=["text", "ids", "table", "labels", "positions"],
 )
-def test_data_that_can_not_be_attacked_are_refused(
+def test_unattackable_data_are_refused(
     changed: dict[str, Any], problem: str, tiny: Compose
 ) -> None:
     facts = {"text": None, "table": None, "targets": Targets(("a", "b")), "label_positions": ()}

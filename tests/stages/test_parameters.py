@@ -39,7 +39,7 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_frozen_weights_stay_and_the_average_is_saved(whole: Path) -> None:
+def test_frozen_weights_are_unchanged_and_the_average_is_saved(whole: Path) -> None:
     first, last = outcome.arrays(whole, 5), outcome.arrays(whole, 45)
     still = [path for path in first if path.startswith("params/conv_")]
     assert len(still) == 2

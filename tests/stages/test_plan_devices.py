@@ -72,7 +72,7 @@ def test_edited_plan_is_used(
     )
 
 
-def test_plan_that_does_not_fit_is_refused(tiny: Compose, tmp_path: Path) -> None:
+def test_unsuitable_plan_is_refused(tiny: Compose, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("mesh: {data: 3, model: 1}\nbatch: [data]\nspecs: []\nconstraints: []\n")
     with pytest.raises(RecipeError, match="mesh"):

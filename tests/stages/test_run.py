@@ -196,7 +196,7 @@ def test_run_is_done_until_its_first_new_step(
     assert outcome.read_summary(done)["steps"] == 48
 
 
-def test_resume_without_a_new_step_keeps_the_metrics(
+def test_resume_without_a_new_step_leaves_the_metrics_unchanged(
     done: Path, compose: Callable[..., Recipe]
 ) -> None:
     before = outcome.read_summary(done)

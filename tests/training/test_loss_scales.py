@@ -73,7 +73,7 @@ def test_fixed_scale_is_constant() -> None:
     assert scales(Fixed(scale=128.0), [True, False, True]) == [128.0] * 3
 
 
-def test_defaults_are_those_of_mindspore() -> None:
+def test_defaults_equal_mindspore_defaults() -> None:
     assert (Dynamic().init, Dynamic().factor, Dynamic().window) == (16777216, 2, 2000)
     assert (Fixed().scale, Fixed().drop_overflow_update) == (128, True)
 

@@ -153,7 +153,7 @@ def test_l1_and_mse_match_hand_computed_values():
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", [np.zeros(3, np.int32), np.zeros((2, 3), np.int32)])
 @pytest.mark.parametrize("loss", [cross_entropy(), L1(reduction="mean").build()])
-def test_labels_that_do_not_fit_are_refused(labels, loss):
+def test_unsuitable_labels_are_refused(labels, loss):
     with pytest.raises(
         ValueError, match=r"do not fit logits of shape \(2, 3\); must be integers of"
     ):
@@ -254,7 +254,7 @@ def test_class_weights_skip_ignored_pixels():
         ("balanced", Targets(("a", "b")), "balanced: what is predicted has no training label"),
     ],
 )
-def test_class_weights_that_do_not_fit_are_refused(weights, targets, message):
+def test_unsuitable_class_weights_are_refused(weights, targets, message):
     with pytest.raises(ValueError, match=message):
         weighted(weights).fit_to_targets(targets)
 

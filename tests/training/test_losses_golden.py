@@ -56,7 +56,7 @@ def test_golden_hardest_share() -> None:
 
 
 @pytest.mark.slow
-def test_ignored_labels_equal_removed_ones() -> None:
+def test_ignored_labels_equal_removed_labels() -> None:
     """One label a sample: the loss of the others alone, the hardest of them too."""
     logits, labels = cases()["image"]
     labels = labels.astype(np.int32)

@@ -173,7 +173,7 @@ def test_summary_of_no_samples_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", "b", "b")])
-def test_names_that_do_not_fit_the_classes_are_refused(names):
+def test_wrong_class_names_are_refused(names):
     ones = jnp.ones(1)
     sums = add_batch(zero_sums(2), jnp.eye(2)[:1], jnp.zeros(1, jnp.int32), ones, ones > 0)
     with pytest.raises(ValueError, match="2 classes need 2 different names, not "):

@@ -42,7 +42,7 @@ def test_golden_trajectories_are_all_tested() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
-def test_twelve_steps_match_golden_ones(name: str) -> None:
+def test_twelve_steps_match_golden_steps(name: str) -> None:
     optimizer = SPECS[name].build()
     params = {"p": jnp.linspace(-1.5, 1.7, 9)}
     state, step = optimizer.init(params), jax.jit(optimizer.update)

@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("name", "write", "message"), WRONG.values(), ids=WRONG.keys())
-def test_problem_of_a_file_is_reported_in_one_line(
+def test_rate_file_error_has_one_line(
     name: str, write: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / name

@@ -61,7 +61,7 @@ def test_patterns_freezing_nothing_or_everything_are_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["Dense_0", "Dense_1"])
-def test_frozen_parameters_stay_and_others_are_updated(frozen: str) -> None:
+def test_frozen_parameters_are_unchanged_and_trained_parameters_updated(frozen: str) -> None:
     step = make_step(frozen=(frozen,))
     before = start(step)
     after, record = step.step(before, make_batch(), RATES)
@@ -119,7 +119,7 @@ def test_rates_by_pattern_are_shares_of_the_schedule() -> None:
 
 
 @pytest.mark.slow
-def test_initialisers_by_pattern_leave_others_unchanged() -> None:
+def test_initialisers_by_pattern_change_only_matched_parameters() -> None:
     rules = (InitRule(pattern="Dense_1/kernel", init=Constant(value=0.25)),)
     fresh, ruled = start(plain()), start(make_step(init_rules=rules))
     assert (np.asarray(ruled.params["Dense_1"]["kernel"]) == 0.25).all()

@@ -144,7 +144,7 @@ def by_hand(params: Any, batch: Batch, samples: int) -> tuple[float, Any]:
     return -np.log(p[y == 1]).mean(), gradients
 
 
-def test_two_steps_match_hand_computed_ones() -> None:
+def test_two_steps_match_hand_computed_steps() -> None:
     """Loss, rate, gradient norm, and p <- p - lr * v with v <- 0.9 v + g."""
     step = plain()
     state = start(step)
@@ -167,7 +167,7 @@ def test_records_are_float32_scalars() -> None:
     assert {(x.dtype, x.shape) for x in record} == {(np.dtype(np.float32), ())}
 
 
-def test_learning_rate_stays_at_the_end_of_its_table() -> None:
+def test_learning_rate_repeats_the_end_of_its_table() -> None:
     step = plain()
     state = replace(start(step), step=np.int32(9))
     _, record = step.step(state, make_batch(), RATES)
@@ -339,7 +339,7 @@ def test_chw_images_reach_the_network_as_nhwc() -> None:
     assert_same(*outcomes)
 
 
-def test_initial_weights_depend_on_the_whole_seed() -> None:
+def test_initial_weights_depend_on_all_bits_of_the_seed() -> None:
     step = plain()
     again, other, high = (step.init(seed_words(seed)) for seed in (7, 8, 7 + 2**32))
     assert_same(start(step), again)

@@ -19,8 +19,7 @@ AUDIT_COMMANDS = (
         "attack",
         "the accuracy under attacks and corruptions",
         """Attack the newest checkpoint of a run on its evaluation samples, print the accuracy under
-        each attack, and signs of masked gradients, and write robustness.json into the run, which
-        `report` shows.""",
+        each attack, and signs of masked gradients, and write robustness.json into the run.""",
         [
             run_dir(text="A run on images, with checkpoints."),
             Option(
@@ -33,8 +32,7 @@ AUDIT_COMMANDS = (
                 "--radius",
                 type=Number(1e-6, 1000),
                 metavar="R",
-                help="Largest change, with pixels from 0 to 1 (default: the radius of "
-                "train.adversarial).",
+                help="Largest change, with pixels from 0 to 1 (default: train.adversarial.radius).",
             ),
             Option(
                 "--attacks",
@@ -89,8 +87,7 @@ AUDIT_COMMANDS = (
         "fuzz",
         "changed samples, and changed weights, that fool it",
         """Change evaluation samples by turns, brightness, contrast, blur and noise, guided by the
-        coverage of the network's layers. Write the images with a wrong prediction: a contact sheet,
-        a CSV file and fuzz.json.""",
+        coverage of the network's layers. Write the images with a wrong prediction.""",
         [
             run_dir(text="A run on images, with checkpoints."),
             Option(
@@ -104,7 +101,7 @@ AUDIT_COMMANDS = (
                 "--samples",
                 type=WholeNumber(1, MAX_COUNT),
                 default=200,
-                help="Evaluation samples to begin with, evenly spread, except wrong ones.",
+                help="Evaluation samples to change, evenly spread.",
             ),
             Option(
                 "--mutants",
@@ -115,8 +112,7 @@ AUDIT_COMMANDS = (
             flag(
                 "--faults",
                 "with_faults",
-                text="Also flip bits, zero weights and change signs, and write the accuracy by "
-                "number of faults to faults.csv.",
+                text="Also flip bits, zero weights and change signs; write faults.csv.",
             ),
             out_option("FOLDER", "Folder (default: RUN_DIR/fuzz)."),
         ],

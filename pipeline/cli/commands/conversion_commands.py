@@ -88,8 +88,7 @@ CONVERT = CommandGroup(
             "convert model",
             "a network of PyTorch or ONNX as a recipe",
             """Write a torch.nn.Module, or the network of an ONNX file, as a recipe with weights,
-            which lists layers if all modules are known, else names a graph file. Its logits are
-            compared with the source's.""",
+            which lists layers if all modules are known, else names a graph file.""",
             [
                 Argument(
                     "module",

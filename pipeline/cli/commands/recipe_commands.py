@@ -28,11 +28,11 @@ RECIPE_COMMANDS = (
         "profile",
         "where the time of a step goes, and a verdict",
         """Trace 20 to 200 training steps, and print their time by phase, layer and operator, with a
-        verdict: what limits the step, and the change that would help. Files are written to profile/
-        in the run directory, from the trace in profile/raw/ if a run is named.
+        verdict: what limits the step, and the change that would help. Write profile/ in the run
+        directory.
 
-        Keys: profile.start=N traces after N steps, profile.steps=N that many, profile.output=DIR is
-        another folder. profile.mode=on profiles a whole run.""",
+        Keys: profile.start, profile.steps, profile.output; profile.mode=on profiles a whole
+        run.""",
         [
             overrides(
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
@@ -46,7 +46,7 @@ RECIPE_COMMANDS = (
         "forecast",
         "predict the time of a step; --check compares it with a measurement",
         """Predict the time of a step of a recipe on its device before it is compiled: the sum of
-        its parts, the slowest of which are timed. Emulated devices have a model.""",
+        its parts, the slowest of which are timed.""",
         [
             overrides(),
             flag(
@@ -102,10 +102,8 @@ RECIPE_COMMANDS = (
         "folds",
         "cross-validation: mean and spread of every metric",
         """Train a recipe once for each fold of its training data, as the jobs of a sweep. Print
-        mean and spread of every metric, also into folds.csv, and write the prediction for each
-        training sample into out_of_fold.csv.
-
-        Exit status: as for a sweep; 2 for more folds than samples of a class.""",
+        mean and spread of every metric. Write folds.csv, and out_of_fold.csv with a prediction for
+        each training sample.""",
         [
             overrides(),
             Option("--k", type=WholeNumber(2, MAX_COUNT), default=5, help="Number of folds."),
@@ -116,9 +114,8 @@ RECIPE_COMMANDS = (
     LazyCommand(
         "job",
         "a file for Slurm, Kubernetes, Ray or SkyPilot",
-        """Print a scheduler's file for a recipe: with a time limit from the forecast, memory and
-        time to stop as measured here, and a retry after exit status 75 alone. Everything else is
-        printed on stderr.""",
+        """Print a scheduler's file for a recipe, with the time limit, memory and time to stop that
+        are measured here, and a retry after exit status 75 alone.""",
         [
             overrides(),
             Option(
@@ -130,8 +127,7 @@ RECIPE_COMMANDS = (
             Option(
                 "--processes",
                 type=WholeNumber(1, MAX_COUNT),
-                help="Tasks, pods, workers or nodes, which share the devices (default: "
-                "launch.processes, or 1).",
+                help="Tasks, pods, workers or nodes (default: launch.processes, or 1).",
             ),
             Option("--image", metavar="NAME", help="Image; with slurm for `apptainer exec`."),
             Option("--gpu", metavar="KIND", help="Kind of GPU, for slurm and skypilot."),
@@ -177,7 +173,7 @@ RECIPE_COMMANDS = (
         "recommend",
         "what to try next, by what runs have shown",
         """Print which values to try next after earlier runs, as commands, and the command of a
-        study that begins with their results.""",
+        study that continues them.""",
         [
             path_argument(
                 "folder",

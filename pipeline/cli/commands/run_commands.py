@@ -35,8 +35,7 @@ RUN_COMMANDS = (
         "report",
         "what it gets right and wrong, as one page",
         """Evaluate a checkpoint on the evaluation split, and write a page (index.html) and files:
-        predictions, classes, the confusion matrix, the worst mistakes, curves of training, and the
-        lineage of the run.""",
+        predictions, classes, the confusion matrix, mistakes, curves and lineage.""",
         [
             RUN_DIRS,
             out_option(
@@ -104,7 +103,7 @@ RUN_COMMANDS = (
                 type=FilePath(),
                 metavar="[FILE ...]",
                 text="Images, folders of images, or .npy arrays; files with a text on each line; "
-                "CSV or Parquet files with the columns of the training, without targets.",
+                "CSV or Parquet files with the columns of the training.",
             ),
             Option(
                 "--text",
@@ -127,8 +126,7 @@ RUN_COMMANDS = (
             Option(
                 "--masks",
                 type=FilePath(is_folder=True),
-                help="Write a mask for each image, a PNG whose values are the classes of its "
-                "pixels.",
+                help="Write a mask for each image: a PNG of the pixels' classes.",
             ),
             Option(
                 "--prompt",
@@ -190,7 +188,8 @@ RUN_COMMANDS = (
         CANN's accuracy comparison, and name layers of the left side with more error than their type
         explains. The right side is the reference.
 
-        Exit status: 0 no layer is named, and of dumps no row is marked; 1 one is; 2 bad input.""",
+        Exit status: 0 no layer is named (of dumps: no row is marked), 1 otherwise, 2 bad
+        input.""",
         [
             Argument(
                 "words",
@@ -205,8 +204,7 @@ RUN_COMMANDS = (
                 multiple=True,
                 metavar="CHANGES",
                 was="against",
-                help="The left side is A with these overrides, such as train.precision=bf16; A "
-                "is the reference.",
+                help="The left side is A with these overrides, such as train.precision=bf16.",
             ),
             Option(
                 "--reference",
@@ -257,8 +255,8 @@ RUN_COMMANDS = (
     RunCommand(
         "dump",
         "the tensors of every layer in one step",
-        """Compute a step of a run again from its saved state, and write inputs and outputs of every
-        layer, forward and backward. The loss is compared with the run's.
+        """Compute a step of a run again, and write inputs and outputs of every layer, forward and
+        backward. The loss is compared with the run's.
 
         Exit status: 0 written, 1 stopped early, as on a full disk, 2 the run or an argument is
         wrong.""",
@@ -308,8 +306,7 @@ RUN_COMMANDS = (
             ),
             flag(
                 "--html",
-                text="Write a page: table with filter, curves, parallel coordinates, importance "
-                "of keys, scatter, lineage.",
+                text="Write a page: table, curves, importance of keys, lineage.",
             ),
             out_option("FILE", "The page of --html (default: FOLDER/runs.html)."),
             metric_option(
@@ -324,8 +321,8 @@ RUN_COMMANDS = (
     RunCommand(
         "autopsy",
         "the non-finite step that ended a run, looked into",
-        """Compute the non-finite step that ended a run again, and print where the loss or a
-        gradient ceased to be finite: layer, tensor, ranges of its operands, samples of the batch.
+        """Compute the non-finite step that ended a run again, and print where a value ceased to be
+        finite: layer, tensor, ranges of its operands, samples of the batch.
 
         Exit status: 0 the run's result, 1 another result, 2 no such step.""",
         [run_dir(text="A run that ended at a non-finite step, or its folder reproducer.")],

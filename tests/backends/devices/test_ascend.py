@@ -58,7 +58,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("override", "message"), CASES.values(), ids=CASES.keys())
-def test_device_problem_is_one_clear_line(override: str, message: str) -> None:
+def test_device_error_has_one_line(override: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         device(override)
     (found,) = caught.value.problems

@@ -26,7 +26,7 @@ def test_shipped_target_is_written_in_the_compiler_format() -> None:
     assert "memory_bandwidth: 4814000000000" in text
 
 
-def test_target_may_be_a_custom_file(tmp_path: Path) -> None:
+def test_target_is_read_from_a_custom_file(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text((FOLDER / "h200.yaml").read_text().replace("NVIDIA H200", "NVIDIA H100 SXM"))
     assert read_target(str(own)).chip == "NVIDIA H100 SXM"

@@ -78,7 +78,7 @@ def test_nested_scans_multiply_repeats() -> None:
     assert next(node.repeat for node in graph.nodes if node.primitive == "sin") == 21
 
 
-def test_values_used_only_by_the_next_iteration_are_kept() -> None:
+def test_values_used_only_by_the_next_iteration_are_stored() -> None:
     """The gradient of a recurrent state: the first iteration's is dropped, the others' are not."""
 
     def loss(weight: Array, xs: Array) -> Array:

@@ -81,7 +81,7 @@ def test_report_totals_add_up(times: list[tuple[float, float]]) -> None:
     assert report.starved == any(w > 1e-3 and w / (w + b) > 0.05 for w, b in times)
 
 
-def test_one_window_has_no_finding() -> None:
+def test_single_window_reports_nothing() -> None:
     report = LoaderStats(None).report("resident")
     assert (report.wait_share, report.wait_ms_per_step, report.queue_depth) == (None, None, None)
     assert (report.kind, report.starved, report.slowest_sample) == ("resident", False, None)

@@ -80,7 +80,7 @@ def test_ready_steps_of_the_last_window_are_counted() -> None:
     wait_until(lambda: loader._source.count_ready_steps(2) == 1)
 
 
-def test_jump_reads_no_samples_in_between() -> None:
+def test_jump_skips_samples_in_between() -> None:
     column = CountedColumn(NUMBERS)
     loader = make_stream(column, stop=2)
     loader.window(0)

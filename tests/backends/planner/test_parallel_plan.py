@@ -102,7 +102,7 @@ def test_invalid_plan_is_refused_with_key_and_value(change: dict[str, Any], prob
     assert problem in found
 
 
-def test_all_problems_of_a_plan_are_in_one_message() -> None:
+def test_plan_error_lists_all_problems() -> None:
     change = {"mesch": 1, "specs": [{"pattern": "hed/bias", "axes": [None]}]}
     tree = yaml.safe_load(format_plan(ParallelPlan(Mesh(2, 4), ("data",)))) | change
     with pytest.raises(RecipeError) as error:

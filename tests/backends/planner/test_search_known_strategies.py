@@ -186,7 +186,7 @@ def test_wide_and_deep_is_data_parallel_unless_its_table_is_too_big() -> None:
 
 
 @pytest.mark.parametrize("bound_gib", [12.0, 6.0, 3.0, 2.3])
-def test_plan_beyond_the_memory_bound_is_not_chosen(bound_gib: float) -> None:
+def test_plan_beyond_the_memory_bound_is_rejected(bound_gib: float) -> None:
     step = embedding(128_000, 39, 20_000_000, 80)
     found = search(step, 8, ASCEND, bound_gib * GIB)
     for plan in (found.best, *found.runners_up):

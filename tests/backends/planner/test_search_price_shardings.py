@@ -22,7 +22,7 @@ ASCEND = AscendRates(chipset("ascend910").hardware)
     [mlp(64, 32, 4096, 16), embedding(64, 4, 100_000, 16), gpt(8, 64, 256, 8)],
     ids=["mlp", "embedding", "gpt"],
 )
-def test_found_plan_is_repriced_equally(step: LossToPlan, rates: Rates) -> None:
+def test_searched_plan_is_repriced_equally(step: LossToPlan, rates: Rates) -> None:
     found = search(step, 8, rates)
     for plan in (found.best, *found.runners_up):
         priced = price_shardings(step, plan.mesh, plan.batch, plan.specs, plan.constraints, rates)

@@ -195,7 +195,7 @@ def test_wrong_arguments_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_that_cannot_be_made_is_one_message() -> None:
+def test_uncreatable_folder_error_has_one_line() -> None:
     folder = "/proc/absent/out"
     with pytest.raises(RunError, match=f"^{folder}: can't be written: No such file or directory$"):
         convert_records([folder, "dataset=digits"])

@@ -130,7 +130,7 @@ def test_dumps_are_compared_by_file(
         (["A", "B", "--step=99"], DataError, "must be from 0 to 12"),
     ],
 )
-def test_bad_input_is_refused_in_one_message(
+def test_bad_input_error_has_one_line(
     args: list[str], error: type[Exception], problem: str, runs: dict[str, Path]
 ) -> None:
     with pytest.raises(error, match=problem) as caught:

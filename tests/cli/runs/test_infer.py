@@ -160,7 +160,7 @@ def test_images_are_decoded_as_in_the_dataset(
 
 
 @pytest.mark.slow
-def test_prediction_is_one_line(
+def test_prediction_has_one_line(
     trained: Path, samples: tuple[np.ndarray, np.ndarray], tmp_path: Path, capsys: Any
 ) -> None:
     np.save(tmp_path / "one.npy", samples[0][0])
@@ -248,7 +248,7 @@ def test_network_with_logits_per_row_is_refused(
     assert "returns logits of shape (8, 3) for an image" in refused(trained, tmp_path / "a.npy")
 
 
-def test_csv_path_that_is_an_input_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_csv_path_equal_to_an_input_is_refused(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.npy"
     np.save(file, np.zeros((8, 8, 1), np.uint8))
     before = file.read_bytes()
@@ -323,7 +323,7 @@ def test_killed_run_is_listed_with_its_dataset(trained: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["export", "infer"])
-def test_command_error_is_one_message(
+def test_command_error_has_one_line(
     name: str, command: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     said = command([name, "nowhere", "x.png"])

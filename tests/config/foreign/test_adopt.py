@@ -61,7 +61,7 @@ def test_file_without_a_length_trains_one_epoch() -> None:
     assert (row.setting, row.keys) == ("length of training", {"train.passes": 1})
 
 
-def test_all_problems_are_in_one_message() -> None:
+def test_error_lists_all_problems() -> None:
     values = {**SMALL, "model": "cait_s24", "opt": "adan", "dataset": "voc"}
     with pytest.raises(RecipeError) as caught:
         adopt("mindcv", "a file", values, RULES)

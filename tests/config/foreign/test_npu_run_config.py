@@ -73,7 +73,7 @@ def test_eager_mode_and_closed_sessions_are_accepted(tmp_path: Path) -> None:
     assert (recipe.train.mode, recipe.train.sink_size) == ("eager", 1)
 
 
-def test_adapter_problems_are_in_one_message(tmp_path: Path) -> None:
+def test_adapter_error_lists_all_problems(tmp_path: Path) -> None:
     """G-01 and G-02: five parameters, and six rules."""
     problems = find_problems(tmp_path, REFUSED_RUN)
     assert problems == [

@@ -8,7 +8,7 @@ from pipeline.core.files.bounded_read import MAX_DEPTH, read_bytes, read_json
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100])
-def test_file_within_the_limit_is_read_whole(size: int, tmp_path: Path) -> None:
+def test_file_within_the_limit_is_read_completely(size: int, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(range(100))[:size])
     assert read_bytes(file, 100) == bytes(range(100))[:size]
@@ -21,7 +21,7 @@ def test_larger_file_is_refused(tmp_path: Path) -> None:
         read_bytes(file, 100)
 
 
-def test_proc_file_without_size_is_read_whole() -> None:
+def test_proc_file_without_size_is_read_completely() -> None:
     assert Path("/proc/self/status").stat().st_size == 0
     assert read_bytes(Path("/proc/self/status")).startswith(b"Name:")
 

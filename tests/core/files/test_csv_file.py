@@ -27,7 +27,7 @@ def test_text_without_rows_is_empty() -> None:
     assert csv_text([]) == ""
 
 
-def test_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"missing/rows\.csv: can't be written: No such file"):
         write_csv(tmp_path / "missing" / "rows.csv", [{"a": 1}])
 

@@ -22,7 +22,7 @@ def test_lock_has_one_holder(tmp_path: Path) -> None:
         assert third is not None
 
 
-def test_owned_folder_stays_owned_without_its_lock_file(tmp_path: Path) -> None:
+def test_owned_folder_remains_owned_without_its_lock_file(tmp_path: Path) -> None:
     """The lock was on a file; who removed it could write the same run."""
     with owned_folder(tmp_path) as first:
         assert first is not None

@@ -85,7 +85,7 @@ def test_io_error_is_not_reported_as_wrong_file(
     assert str(caught.value) == f"{bank}: the knowledge bank can't be read: Input/output error"
 
 
-def test_concurrent_additions_are_all_kept(tmp_path: Path) -> None:
+def test_concurrent_additions_are_all_stored(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     entries: list[dict[str, Entry]] = [{str(i): {"us": i + 1}} for i in range(40)]
     with ThreadPoolExecutor(8) as threads:
@@ -94,7 +94,7 @@ def test_concurrent_additions_are_all_kept(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {".lock", "bank.json"}
 
 
-def test_folder_that_can_not_be_locked_is_reported(tmp_path: Path) -> None:
+def test_unlockable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"bank\.json: the knowledge bank can't be written: "):
         add_to_bank(tmp_path / "file" / "bank.json", ENTRIES, dict)
@@ -123,7 +123,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
-def test_file_that_is_not_a_bank_is_named_and_unchanged(content: bytes, tmp_path: Path) -> None:
+def test_foreign_file_in_place_of_a_bank_is_named_and_unchanged(
+    content: bytes, tmp_path: Path
+) -> None:
     bank = tmp_path / "bank.json"
     bank.write_bytes(content)
     with pytest.raises(RunError) as caught:

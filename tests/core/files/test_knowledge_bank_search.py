@@ -69,7 +69,7 @@ def test_addition_without_user_bank_writes_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_file_that_is_not_a_bank_is_named(tmp_path: Path) -> None:
+def test_foreign_file_in_place_of_a_bank_is_named(tmp_path: Path) -> None:
     (tmp_path / "custom.json").write_text("[]")
     with pytest.raises(RunError, match=r"custom\.json: not a knowledge bank"):
         Banks(tmp_path / "custom.json", None, checked).read()

@@ -65,7 +65,7 @@ def test_object_arrays_are_refused(tmp_path: Path) -> None:
         read_npy(path)
 
 
-def test_file_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
+def test_foreign_file_in_place_of_an_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "arrays.npz"
     for message in ("there is no such file", "must be an .npz file"):
         with pytest.raises(ValueError, match=message), open_archive(path):

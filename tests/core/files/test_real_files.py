@@ -40,7 +40,7 @@ UNREAL: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", UNREAL)
-def test_entry_that_is_not_a_file_is_named_and_not_opened(
+def test_links_and_special_files_are_named_and_not_opened(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's name may not be long
@@ -78,7 +78,7 @@ def test_hard_linked_file_is_refused_if_changed_in_place(tmp_path: Path) -> None
         open_unshared(tmp_path / "file", os.O_WRONLY)
 
 
-def test_links_are_found_at_any_depth_and_never_followed(tmp_path: Path) -> None:
+def test_links_are_listed_at_any_depth_and_never_followed(tmp_path: Path) -> None:
     deep = tmp_path / "tree" / "a" / "b"
     deep.mkdir(parents=True)
     (deep / "file").touch()

@@ -72,7 +72,7 @@ OF_YAML_1_1 = ["1:30", "1:30.5", "0x10", "0b11", "017", "-017", "00", "0_0", "1_
 
 
 @pytest.mark.parametrize("text", [*OF_YAML_1_1, "yes", "No", "on", "OFF"])
-def test_values_that_are_text_on_the_command_line_are_refused(text: str) -> None:
+def test_values_read_as_text_by_the_command_line_are_refused(text: str) -> None:
     for parse in (parse_yaml, parse_written_yaml):
         with pytest.raises(ValueError, match=r"line 2: seed = .*: a text on the command") as caught:
             parse(f"a: 1\nseed: {text}\n")
@@ -86,7 +86,7 @@ NUMBERS = ["0", "-0", "+5", "1_000", "1.", ".5", "1e3", "1E-5", "1.5e+3", "1_0.5
 
 
 @pytest.mark.parametrize("text", NUMBERS)
-def test_other_values_match_the_command_line(text: str) -> None:
+def test_unquoted_values_match_the_command_line(text: str) -> None:
     expected = OverridesParser.create().parse_override(f"k={text}").value()
     for parse in (parse_yaml, parse_written_yaml):
         value = parse(f"k: {text}")["k"]

@@ -85,7 +85,7 @@ class NoCredentialsError(Exception):
         (TimeoutError(), RunError, "can't be read: TimeoutError"),
     ],
 )
-def test_errors_are_one_line_without_secrets(error: Exception, kind: Any, text: str) -> None:
+def test_errors_have_one_line_without_secrets(error: Exception, kind: Any, text: str) -> None:
     with pytest.raises(kind) as raised, convert_errors("s3://b/x", "can't be read"):
         raise error
     assert text in str(raised.value)

@@ -42,7 +42,7 @@ def test_tuples_are_lists_and_an_indent_makes_lines() -> None:
     assert json_text((1.5, math.nan), indent=1) == "[\n 1.5,\n null\n]"
 
 
-def test_file_that_can_not_be_written_is_a_run_error(tmp_path: Path) -> None:
+def test_unwritable_file_is_a_run_error(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"loss": float("nan")})
     assert (tmp_path / "a.json").read_text() == '{\n "loss": null\n}\n'
     with pytest.raises(RunError, match=r"missing/a\.json: can't be written: No such file"):

@@ -16,7 +16,7 @@ def test_processes_share_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
     assert share_memory(3) == {}
 
 
-def test_missing_gpu_reason_is_the_first_that_applies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_reason_is_the_first_applicable_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "plugin", lambda: None)
     assert why_no_gpu("CUDA failed") == INSTALL
     monkeypatch.setattr(cuda, "plugin", lambda: "jax-cuda13-pjrt 0.10.0")

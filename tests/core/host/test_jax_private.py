@@ -105,7 +105,7 @@ def test_pickler_output_matches_jax_serialization() -> None:
     assert (str(args_info), no_kwargs) == (str(compiled.args_info), compiled._no_kwargs)
 
 
-def test_plugin_logger_is_that_of_xla_bridge() -> None:
+def test_plugin_logger_equals_xla_bridge_logger() -> None:
     assert jax_private.xla_bridge.logger.name == jax_private.PLUGIN_LOGGER
 
 
@@ -125,7 +125,7 @@ def test_compile_logger_names_the_function() -> None:
     assert any(line.startswith("Compiling jit(sine)") for line in lines)
 
 
-def test_devices_stay_closed_until_they_are_used() -> None:
+def test_devices_are_opened_at_first_use() -> None:
     script = (
         "import jax; from pipeline.core.host import jax_private as p;"
         "print(p.has_open_devices(), p.num_joined_processes(), p.coordination_client());"

@@ -133,7 +133,7 @@ def test_loops_and_branches_match_jax(
 @pytest.mark.parametrize(
     "function", [jax.jit(jnp.cos), jax.checkpoint(jnp.cos), with_jvp, with_vjp]
 )
-def test_called_jaxpr_is_found(function: Callable[..., Any]) -> None:
+def test_called_jaxpr_is_returned(function: Callable[..., Any]) -> None:
     (equation,) = jax.make_jaxpr(function)(X).jaxpr.eqns
     called = called_jaxpr(equation)
     assert called is not None
@@ -194,7 +194,7 @@ def test_operand_and_result_counts_must_match_the_jaxpr() -> None:
         walk(closed, [0], lambda *_: [0, 0], lambda *_: 0)
 
 
-def test_inner_equations_are_listed_with_enclosing_ones() -> None:
+def test_inner_equations_are_listed_with_enclosing_equations() -> None:
     def function(x: Any) -> Any:
         with jax.named_scope("outer"):
             return lax.scan(lambda c, _: (branching(c, c), None), x, None, length=2)[0]

@@ -54,13 +54,13 @@ SKYPILOT = {
     ],
     ids=["torchrun", "kubeflow", "skypilot", "slurm"],
 )
-def test_place_is_found_for_each_launcher(variables: dict[str, str], place: RankPlace) -> None:
+def test_place_is_read_for_each_launcher(variables: dict[str, str], place: RankPlace) -> None:
     assert find_place("auto", variables) == place
     (name,) = {row.name for row in LAUNCHERS if row.title == place.launcher}
     assert find_place(name, variables) == place
 
 
-def test_place_is_found_for_mindspore() -> None:
+def test_place_is_read_for_mindspore() -> None:
     """X-01, X-06: RANK_ID, RANK_SIZE and DEVICE_ID, if torchrun's names aren't set."""
     variables = {**TORCHRUN, "RANK_ID": "1", "RANK_SIZE": "4", "DEVICE_ID": "5"}
     del variables["RANK"], variables["WORLD_SIZE"]

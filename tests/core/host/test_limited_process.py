@@ -24,7 +24,7 @@ def test_limited_process_returns_library_answers(process: LimitedProcess) -> Non
         assert process.ask(b"e", content, LIMITS) == content
 
 
-def test_error_is_one_line_and_the_process_continues(process: LimitedProcess) -> None:
+def test_error_has_one_line_and_the_process_continues(process: LimitedProcess) -> None:
     with pytest.raises(LibraryError, match=r"\Abad file\Z"):
         process.ask(b"f", b"bad file", LIMITS)
     with pytest.raises(ImportError, match="no module named parser"):

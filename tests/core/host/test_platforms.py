@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3] / "pipeline"
 NAMES = re.compile(r'''[=!]= ?"(cpu|gpu|ascend)"|"(cpu|gpu|ascend)" ?[=!]=|in \("(cpu|gpu)"''')
 
 
-def test_platforms_are_found_by_their_jax_name() -> None:
+def test_platforms_are_selected_by_their_jax_name() -> None:
     assert platform_of("cpu") is CPU
     assert platform_of("gpu") is GPU
     assert len({platform.name for platform in PLATFORMS}) == len(PLATFORMS)

@@ -46,7 +46,7 @@ def test_user_settings_are_not_overridden(tmp_path: Path) -> None:
     assert lines == ["begun", f"{pid} glibc.malloc.check=0 a b train.steps=3"]
 
 
-def test_process_that_can_not_restart_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrestartable_process_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[object] = []
 
     def refuse(*args: object) -> None:
@@ -62,7 +62,7 @@ def test_process_that_can_not_restart_continues(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's C library")
-def test_freed_large_array_stays_with_the_process(tmp_path: Path) -> None:
+def test_freed_large_array_remains_with_the_process(tmp_path: Path) -> None:
     """64 MB allocated and freed ten times: their pages are not requested again."""
     program = tmp_path / "arrays.py"
     program.write_text(

@@ -89,7 +89,7 @@ def test_signal_while_importing_ends_with_the_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listens", ["a run", "a command"])
-def test_signal_ignored_by_nohup_stays_ignored(listens: str) -> None:
+def test_signal_ignored_by_nohup_remains_ignored(listens: str) -> None:
     calls = {"a run": "handle_signals(Signals()).__enter__()", "a command": "interrupt_command()"}
     script = (
         "import signal; from pipeline.core.host.signals import *; "

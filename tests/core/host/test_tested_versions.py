@@ -119,6 +119,6 @@ def test_damaged_lock_is_named(text: str, tmp_path: Path) -> None:
         compare_with_lock(tmp_path / "pylock.toml")
 
 
-def test_package_that_is_not_installed_has_no_version() -> None:
+def test_missing_package_has_no_version() -> None:
     assert installed_version("no-such-package") is None
     assert installed_version("numpy") == version("numpy")

@@ -161,7 +161,7 @@ def test_missing_file_is_refused(name: str, write: Write, tmp_path: Path) -> Non
     assert refused(tmp_path / name) == "there is no such file"
 
 
-def test_module_that_is_not_installed_is_refused(write: Write) -> None:
+def test_missing_module_is_refused(write: Write) -> None:
     hint = "a file is named with its ending: no_such.mod.py"
     assert refused("no_such.mod") == f"no module no_such.mod is installed; {hint}"
 
@@ -207,7 +207,7 @@ def test_file_already_imported_is_not_imported_again(write: Write) -> None:
     assert plugin.module is module
 
 
-def test_module_beside_a_file_can_be_imported_and_replaces_none(write: Write) -> None:
+def test_module_beside_a_file_is_imported_without_replacing_modules(write: Write) -> None:
     write("x = 1\n", "own_beside.py")
     write("raise RuntimeError\n", "hypothesis.py")
     file = write("import own_beside, hypothesis\n")

@@ -88,7 +88,7 @@ def test_kills_change_nothing_and_callbacks_get_each_event_once(
         }
 
 
-def test_plugin_is_compared_with_that_of_the_resumed_run(start: Start, tmp_path: Path) -> None:
+def test_plugin_is_compared_with_the_resumed_run(start: Start, tmp_path: Path) -> None:
     assert start("hydra.run.dir=run", kill="steps:40").returncode == -signal.SIGKILL
     missing = start("train.resume=run", flags=())
     assert missing.returncode == 2

@@ -36,7 +36,7 @@ def test_random_crop_cuts_each_padded_image_at_its_uniforms():
         np.testing.assert_array_equal(got, padded[top : top + 6, left : left + 5])
 
 
-def test_random_crop_reaches_every_place():
+def test_random_crop_reaches_every_offset():
     op = RandomCrop(size=(2, 2), padding=(1, 0, 0, 1))
     values = np.arange(1, 10, dtype=np.uint8).reshape(1, 3, 3, 1).repeat(400, axis=0)
     corners = {tuple(crop.ravel()) for crop in on_host(op, values)}

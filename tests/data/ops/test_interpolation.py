@@ -52,7 +52,7 @@ def test_widening_by_a_whole_factor_repeats_pixels(source: int, grown: int) -> N
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("level", [0, 1, 127, 255])
-def test_constant_image_stays_constant(dtype: str, level: int) -> None:
+def test_constant_image_is_unchanged(dtype: str, level: int) -> None:
     image = np.full((1, 6, 5, 3), level, dtype)
     is_fixed = dtype == "uint8"
     across = make_opencv_taps("linear", 5, 9, 2, fixed=is_fixed)

@@ -39,7 +39,7 @@ def test_host_and_compiled_device_agree(op, images):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_mixed_labels_stay_distributions(op):
+def test_mixed_labels_are_distributions(op):
     _, labels = op.map(np, (BYTES, LABELS), drawn(op))
     np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
     assert (labels >= 0).all()

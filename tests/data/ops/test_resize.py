@@ -92,7 +92,7 @@ def test_pillow_kernels_accept_only_bytes():
         Resize(size=(4, 4), interpolation="antialias").output(spec_of(FLOATS))
 
 
-def test_area_refuses_sums_that_leave_int32():
+def test_area_refuses_sums_beyond_int32():
     with pytest.raises(ValueError, match="average over images as large as 3000x3000; crop first"):
         Resize(size=4, interpolation="area").output(ColumnSpec((3000, 3000, 3), "uint8"))
 

@@ -146,7 +146,7 @@ def test_position_labels_are_padded_with_ignore_index() -> None:
         (np.zeros((2, 3, 4), np.uint8), -1, r"labels are uint8, which can't hold .* be 0 to 255$"),
     ],
 )
-def test_labels_that_cannot_be_padded_are_refused(
+def test_unpaddable_labels_are_refused(
     label: np.ndarray, ignore_index: int | None, message: str
 ) -> None:
     images = Split({"image": np.zeros((2, 3, 4, 1)), "label": label})

@@ -159,7 +159,7 @@ ENDLESS = (
         (change_byte(PAGE + (1 << 15) + 8, 0x94), "record 0 is damaged"),
     ],
 )
-def test_damaged_file_is_refused_in_one_message(
+def test_damaged_file_error_has_one_line(
     golden: Path, tmp_path: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     path = copy(golden, tmp_path)

@@ -132,9 +132,7 @@ def test_description_is_parsed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_description_is_refused_in_one_message(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_wrong_description_error_has_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / DESCRIPTION).write_text(text)
     with pytest.raises(DataError, match=rf"records\.json: .*{message}") as caught:
         read_description(tmp_path)

@@ -163,7 +163,7 @@ def test_damaged_tars_are_refused(tmp_path: Path) -> None:
         ("a.png", {"pax_headers": {"comment": "x" * 2**21}}, "has a header of 2,097,"),
     ],
 )
-def test_members_that_are_no_files_are_refused(
+def test_special_members_are_refused(
     name: str, fields: Mapping[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.tar"

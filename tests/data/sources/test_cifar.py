@@ -253,7 +253,7 @@ def without_checksum(zipped: bytes) -> bytes:
         (".tar.xz", lambda content: content[:400] + b"\xff\xff" + content[402:], "[Cc]orrupt"),
     ],
 )
-def test_damaged_archive_is_named_and_leaves_nothing(
+def test_damaged_archive_is_named_and_its_draft_removed(
     tmp_path: Path, suffix: str, damage, message: str
 ) -> None:
     path = write_archive(tmp_path / f"a{suffix}", small_files())
@@ -288,7 +288,7 @@ def test_missing_file_is_named(tmp_path: Path, inner: str) -> None:
         SmallCifar(**section(root=tmp_path)).read(tmp_path / "cache")
 
 
-def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a.bin: can't be read: No such file"):
         read_records(tmp_path / "a.bin", 1, SMALL)
     with pytest.raises(DataError, match=r"a.tar: can't be read: No such file"):

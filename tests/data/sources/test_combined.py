@@ -51,7 +51,7 @@ def test_concat_reads_sources_in_sequence(folder: Path) -> None:
     assert len(raw.eval) == 4
 
 
-def test_source_may_be_only_a_name() -> None:
+def test_source_is_accepted_as_a_name() -> None:
     raw = read("dataset=concat", "dataset.sources=[digits,digits]")
     assert len(raw.train) == 2 * 1438
 

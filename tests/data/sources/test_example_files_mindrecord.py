@@ -70,7 +70,7 @@ def test_index_outside_the_folder_is_refused(folder: Path, tmp_path_factory: Any
         read(folder)
 
 
-def test_numbers_that_float32_or_int32_cannot_hold_are_refused() -> None:
+def test_numbers_beyond_float32_and_int32_are_refused() -> None:
     lowest = {"data": np.array([-(2**63), 3]), "label": np.array([1])}
     with pytest.raises(ValueError, match="data has values that int32 can't hold"):
         _find_layout(lowest, ExampleSettings())

@@ -80,7 +80,7 @@ def test_single_tar_is_split(folder: Path) -> None:
         read(folder / "train-000.tar")
 
 
-def test_numbers_may_be_written_without_a_point(folder: Path) -> None:
+def test_numbers_without_a_point_are_read(folder: Path) -> None:
     numbers = ["2.5", "3", "-1.5", "4"]
     files = {f"{n}.cls": text.encode() for n, text in enumerate(numbers)}
     write_tar(folder / "train-000.tar", files | {f"{n}.png": png(n) for n in range(4)})

@@ -134,7 +134,7 @@ def test_failed_download_names_the_files_and_the_twin(tmp_path: Path) -> None:
 
 
 @needs_real_files
-def test_downloaded_file_that_was_changed_in_place_is_named(tmp_path: Path) -> None:
+def test_changed_downloaded_file_is_named(tmp_path: Path) -> None:
     """A whole file of the right shape, which would be trained on; the user's own may be any."""
     folder = tmp_path / "mnist"
     shutil.copytree(REAL, folder)

@@ -82,7 +82,7 @@ def test_masks_are_scaled_to_the_nearest_pixels(tmp_path: Path) -> None:
     assert {mask.tobytes() for mask in data.train.columns["label"][:]} <= doubled
 
 
-def test_images_of_several_sizes_stay_ragged(tmp_path: Path) -> None:
+def test_images_of_several_sizes_are_ragged(tmp_path: Path) -> None:
     write(tmp_path)
     save(tmp_path / "images" / "big.png", np.zeros((9, 8, 3), np.uint8))
     save(tmp_path / "masks" / "big.png", np.ones((9, 8), np.uint8))

@@ -133,7 +133,7 @@ def test_ambiguous_date_format_is_reported(tmp_path: Path) -> None:
         read(tmp_path, text, dates=["day"])
 
 
-def test_split_depends_on_its_seed_alone(tmp_path: Path) -> None:
+def test_split_depends_only_on_its_seed(tmp_path: Path) -> None:
     splits = [labels(read(tmp_path, split_seed=seed).eval) for seed in (0, 0, 1)]
     assert splits[0] == splits[1] != splits[2]
 

@@ -70,7 +70,7 @@ def test_encoding_matches_scikit_learn_golden(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_rows(path, again), rows)
 
 
-def test_missing_value_is_a_category_and_an_unknown_value_is_none(
+def test_missing_value_is_a_category_and_unknown_value_is_zeros(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path, [["b", 1], ["", 2], ["a", 3], ["c", 2], ["", 2]], "x", "n")

@@ -33,7 +33,9 @@ def test_byte_tokens_are_utf8(text: str) -> None:
 
 
 @given(TEXTS.filter(bool), TEXTS)
-def test_known_characters_round_trip_and_others_are_unknown(known: str, text: str) -> None:
+def test_vocabulary_characters_round_trip_and_new_characters_are_unknown(
+    known: str, text: str
+) -> None:
     tokenizer = make_character_tokenizer([known])
     assert tokenizer.decode(tokenizer.encode(known)) == known
     expected = [tokenizer.names.index(c) if c in known else UNKNOWN for c in text]

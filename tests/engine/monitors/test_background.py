@@ -173,7 +173,7 @@ def test_failure_is_raised_at_the_next_call() -> None:
     monitor.close()
 
 
-def test_failure_to_close_does_not_keep_other_monitors_open() -> None:
+def test_monitors_are_closed_after_another_fails_to_close() -> None:
     entries: list[str] = []
     monitor = BackgroundMonitor([Diary(entries, fails_at="close"), Diary(entries)])
     with pytest.raises(OSError, match="No space left"):

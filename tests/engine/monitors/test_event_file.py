@@ -41,7 +41,7 @@ float32 = st.floats(width=32, allow_nan=False)
     steps=st.lists(st.integers(1, 2**62), min_size=1, max_size=9),
     data=st.data(),
 )
-def test_records_equal_protobuf_ones(
+def test_records_equal_protobuf_records(
     tags: list[str], steps: list[int], data: st.DataObject
 ) -> None:
     """Byte for byte, for tags and steps of all lengths, in any order."""

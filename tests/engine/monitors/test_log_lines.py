@@ -78,7 +78,7 @@ def test_non_regular_file_is_refused(tmp_path: Path) -> None:
                 read(tmp_path / name)
 
 
-def test_last_step_is_that_of_the_last_complete_line(tmp_path: Path) -> None:
+def test_last_step_is_read_from_the_last_complete_line(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     assert last_step(log) is None
     for text, step in (("", None), ('{"step": 1', None), ('{"step": 1}\n{"st', 1)):

@@ -299,7 +299,7 @@ def test_repeated_boundary_is_written_once_after_a_kill(tmp_path: Path) -> None:
     assert foreign.exists()
 
 
-def test_completed_boundary_stays_after_a_resume(tmp_path: Path) -> None:
+def test_completed_boundary_remains_after_a_resume(tmp_path: Path) -> None:
     for first in (0, 8, 8):
         with board(tmp_path, first) as writer:
             writer.on_eval(8, EVALUATION)

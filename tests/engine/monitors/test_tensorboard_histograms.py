@@ -32,7 +32,7 @@ def test_finite_values_are_counted_once(values: np.ndarray) -> None:
     assert np.isclose(found.squares, (finite**2).sum())
 
 
-def test_histogram_counts_match_hand_computed_ones() -> None:
+def test_histogram_counts_match_hand_computed_counts() -> None:
     found = histogram_of(np.array([[0.0, 0.1], [6.35, 6.4]]))
     assert found is not None
     assert found.counts[0] == 1

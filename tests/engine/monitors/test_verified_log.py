@@ -32,7 +32,7 @@ def of(text: bytes, tail: bytes) -> Mark:
 
 
 @pytest.mark.parametrize("block", [1, 3, 10, 100])
-def test_mark_covers_the_whole_file_and_has_its_last_lines(
+def test_mark_covers_the_file_and_has_its_last_lines(
     block: int, log: VerifiedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the lines came, and however often one was asked for."""

@@ -37,7 +37,7 @@ def captured(opened: OpenedRecipe, step: int = 0) -> CapturedStep:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPLITS)
-def test_loss_statistics_and_gradients_equal_those_of_the_step(
+def test_loss_statistics_and_gradients_equal_the_step(
     name: str, tiny: Callable[..., Recipe]
 ) -> None:
     opened = open_recipe(tiny(*SMALL, *SPLITS[name]))
@@ -57,7 +57,7 @@ def test_loss_statistics_and_gradients_equal_those_of_the_step(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-def test_tensors_equal_those_of_separate_layers(tiny: Callable[..., Recipe]) -> None:
+def test_tensors_equal_separately_computed_layers(tiny: Callable[..., Recipe]) -> None:
     opened = open_recipe(tiny(*SMALL))
     step = captured(opened)
     found = step.merge_passes()

@@ -54,7 +54,7 @@ def test_calls_are_inlined() -> None:
     np.testing.assert_allclose(evaluate(program, X)[0], jax.grad(loss)(X), rtol=1e-6)
 
 
-def test_constant_values_stay_constant() -> None:
+def test_constant_values_remain_constants() -> None:
     table = jnp.arange(4.0)
     program = flat(lambda x: x * table, X)
     (value,) = program.constants.values()
@@ -78,7 +78,7 @@ def test_platform_branch_is_selected() -> None:
     assert "cos" in names(flat(choose, X, platform="cuda"))
 
 
-def test_call_that_is_not_inlined_is_a_separate_function() -> None:
+def test_call_without_inlining_is_a_separate_function() -> None:
     def step(x: Array) -> Array:
         with set_xla_metadata(inlineable="false"):
             apart = jax.jit(jnp.sin)(x)

@@ -74,7 +74,7 @@ def test_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
     assert str(found).startswith("FORECAST, not measured: lenet5_digits on ")
 
 
-def test_untimed_parts_are_scaled_like_timed_ones(
+def test_untimed_parts_are_scaled_like_timed_parts(
     timed: list[StepPart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = forecast()

@@ -72,7 +72,7 @@ def test_unused_operations_are_in_no_part() -> None:
     assert operations(split_program(step, X)) == Counter(sin=1)
 
 
-def test_operations_join_the_part_that_needs_them() -> None:
+def test_operations_join_the_part_of_their_consumer() -> None:
     def step(x: Array, w: Array) -> Array:
         mask = x > 0
         return jnp.where(mask, (x @ w) @ w, x)

@@ -13,7 +13,7 @@ from pipeline.inspect.fuzz.coverage import SECTIONS, apply_with_neurons, make_co
 from pipeline.training.step import get_evaluated_weights
 
 
-def test_sections_are_those_of_the_definition() -> None:
+def test_sections_match_the_definition() -> None:
     generator = np.random.default_rng(1)
     train = generator.normal(size=(50, 6)).astype(np.float32)
     train[:, 5] = 2.0

@@ -24,7 +24,7 @@ PARAMS = {
 
 @pytest.mark.parametrize("fault", KINDS)
 @given(count=st.integers(1, 100), seed=st.integers(0, 2**31), trial=st.integers(0, 4))
-def test_there_are_so_many_faults(fault: str, count: int, seed: int, trial: int) -> None:
+def test_faults_have_the_requested_number(fault: str, count: int, seed: int, trial: int) -> None:
     before = np.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(PARAMS)])
     injected = inject_faults(PARAMS, fault, count, seed, trial)
     after = np.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(injected)])
@@ -45,7 +45,7 @@ def test_there_are_so_many_faults(fault: str, count: int, seed: int, trial: int)
         assert (larger[is_faulty].tobytes()) == after[is_faulty].tobytes()
 
 
-def test_logits_that_are_not_finite_are_wrong() -> None:
+def test_non_finite_logits_are_wrong() -> None:
     logits = np.array([[0.0, 1.0], [np.nan, 2.0], [np.inf, 1.0], [3.0, -1.0]])
     assert count_right(logits, [1, 1, 0, 1]) == 1
 

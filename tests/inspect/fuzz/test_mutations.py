@@ -16,7 +16,7 @@ from pipeline.inspect.fuzz.mutations import KINDS, ChangeLimits, _blur, mutate
 @pytest.mark.parametrize(
     ("radius", "white", "channels"), [(0.0, 255, 1), (0.3, 16, 1), (0.11, 255, 3)]
 )
-def test_changes_stay_within_the_limits(radius: float, white: int, channels: int) -> None:
+def test_changes_are_within_the_limits(radius: float, white: int, channels: int) -> None:
     seed = 5
     generator = np.random.default_rng(seed)
     images = generator.integers(0, white + 1, (40, 8, 8, channels), dtype=np.uint8)

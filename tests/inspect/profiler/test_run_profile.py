@@ -136,7 +136,7 @@ def test_stages_without_steps_to_trace_are_refused(
 
 
 @pytest.mark.slow
-def test_whole_run_can_be_traced(tiny: Compose, tmp_path: Path) -> None:
+def test_complete_run_can_be_traced(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(SHORT, "profile.mode=on", "profile.start=0", "profile.steps=90")
     assert run(recipe, tmp_path / "run").status == "done"
     (profile,) = json.loads((tmp_path / "run/profile/profile.json").read_text())["profiles"]

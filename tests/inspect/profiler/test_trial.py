@@ -56,7 +56,7 @@ def test_step_is_timed_without_the_named_layer(tiny: Compose) -> None:
 
 
 @pytest.mark.parametrize("layer", ["dense_0", "no_such_layer"])
-def test_layer_that_changes_the_shape_is_not_removed(tiny: Compose, layer: str) -> None:
+def test_shape_changing_layer_is_not_removed(tiny: Compose, layer: str) -> None:
     assert tried(tiny(*NETWORK), verdict_on(layer)) == verdict_on(layer)
 
 

@@ -147,7 +147,9 @@ def test_numbers_are_of_the_split_as_it_was_read(folder: Path, cache: Path, tmp_
     ],
     ids=["table of a spreadsheet", "lines", "labels with ends of lines"],
 )
-def test_lists_by_other_programs(folder: Path, cache: Path, tmp_path: Path, content: str) -> None:
+def test_exclusions_written_by_other_programs_are_read(
+    folder: Path, cache: Path, tmp_path: Path, content: str
+) -> None:
     (tmp_path / "list.csv").write_bytes(content.encode())
     (tmp_path / "link.csv").symlink_to("list.csv")
     exclude = f"dataset.exclude={tmp_path / 'link.csv'}"

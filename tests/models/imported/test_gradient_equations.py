@@ -299,7 +299,7 @@ def test_gradients_in_calls_and_loops_match_jax(name: str) -> None:
     assert_agrees(gradients, weights, x)
 
 
-def test_gradient_problems_are_those_of_a_lowered_forward_pass() -> None:
+def test_gradient_problems_match_the_lowered_forward_pass() -> None:
     weights, x = net_operands()
     before, after = RecordingPolicy(), RecordingPolicy()
     jax.eval_shape(jax.grad(weighed(with_lowerings(net, before)), argnums=(0, 1)), weights, x)

@@ -97,7 +97,7 @@ def test_operations_left_to_xla_are_reported_and_end_loops_over_steps(tiny: Comp
     assert not single
 
 
-def test_nothing_is_reported_if_all_is_lowered(tiny: Compose) -> None:
+def test_completely_lowered_network_reports_nothing(tiny: Compose) -> None:
     text, single = reported(tiny(*CONV))
     assert "left to XLA" not in text
     assert not single

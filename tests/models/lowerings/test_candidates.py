@@ -143,7 +143,7 @@ def test_bfloat16_candidates_equal_jax(kernel: int, stride: int, groups: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (3, 1), (3, 2)])
-def test_float16_candidates_equal_jax_and_those_of_float32(kernel: int, stride: int) -> None:
+def test_float16_candidates_equal_jax_and_float32_candidates(kernel: int, stride: int) -> None:
     window = _window(kernel, stride, "SAME", 1, 1)
     assert_all_equal(window, "float16", engines_here("float16"))
     float32 = problem("forward", window, "float32")
@@ -289,7 +289,7 @@ def test_computable_lowerings_include_more_than_candidates(lowering: str, able: 
     assert not can_compute(asked, Lowering("im2col", "onednn"), frozenset(("xla",)))
 
 
-def test_lowering_that_can_not_compute_the_problem_is_refused() -> None:
+def test_unsuitable_lowering_is_refused() -> None:
     asked = problem("forward", _window(3, 1, "SAME", 1, 1), "float32")
     images, kernel = operands("float32", 1, 3)
     with pytest.raises(ValueError, match=r"pixels/xla can't compute conv2d forward 4x11x9x4"):

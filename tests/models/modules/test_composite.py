@@ -32,7 +32,7 @@ def out(layer: LayerSpec, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarr
 
 
 @pytest.mark.slow
-def test_branches_are_concatenated_and_empty_ones_are_identity() -> None:
+def test_branches_are_concatenated_and_empty_branches_are_identity() -> None:
     layer = Branches(branches=((Relu(),), (), (Dense(features=2, bias=False),)))
     y, p = out(layer, ROWS)
     kernel = p["branches_0/branch_2/dense_0/kernel"]
@@ -61,7 +61,7 @@ def test_gate_may_scale_every_value() -> None:
 
 
 @pytest.mark.slow
-def test_dual_path_adds_the_first_channels_and_appends_the_rest() -> None:
+def test_dual_path_adds_the_first_channels_and_appends_new_channels() -> None:
     layer = DualPath(body=(Dense(features=5, bias=False),), added=3)
     y, p = out(layer, ROWS)
     body = ROWS @ p["dual_path_0/dense_0/kernel"]

@@ -107,7 +107,7 @@ def test_non_image_input_is_refused_in_chwn() -> None:
         initialise(module, random(6, 4))
 
 
-def test_shapes_in_errors_are_those_of_the_images() -> None:
+def test_errors_have_image_shapes() -> None:
     module = network(MaxPool(kernel=20, padding="valid"), Flatten()).clone(layout="chwn")
     with pytest.raises(ValueError, match=r"20x20 does not fit into shape \(4, 12, 11, 2\)"):
         initialise(module, IMAGES)

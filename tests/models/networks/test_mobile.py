@@ -23,7 +23,7 @@ def test_wide_shufflenet_parameter_counts_match_torchvision(
 
 
 @pytest.mark.slow
-def test_shufflenet_first_units_halve_and_others_split() -> None:
+def test_shufflenet_first_units_halve_and_later_units_split() -> None:
     model = conf_model("shufflenet_v2_x1_0")
     units = [layer for layer in model.layers_for(10) if layer.name == "branches"]
     assert [unit.split for unit in units] == [i not in (0, 4, 12) for i in range(16)]

@@ -48,7 +48,7 @@ def test_regression_outputs_are_averaged() -> None:
     assert np.asarray(average_outputs(outputs, "regression")).tolist() == [[3], [3]]
 
 
-def test_impossible_class_stays_finite() -> None:
+def test_impossible_class_has_finite_logits() -> None:
     outputs = [np.array([[0.0, -1e4]], np.float32), np.array([[0.0, -2e4]], np.float32)]
     assert np.isfinite(average_outputs(outputs, "classification")).all()
 

@@ -296,7 +296,7 @@ def test_foreign_layer_does_not_shift_later_layers(at: int) -> None:
     np.testing.assert_array_equal(kernel, theirs["conv2.weight"].transpose(2, 3, 1, 0))
 
 
-def test_misshapen_layer_keeps_its_position() -> None:
+def test_misshapen_layer_retains_its_position() -> None:
     theirs = dense_layers("a", "b", "c", "d")
     theirs["b.weight"] = rand(9, 9)
     theirs["b.bias"] = rand(9)

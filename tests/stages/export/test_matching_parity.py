@@ -78,7 +78,7 @@ def apply(model: ModelSpec, matching: Matching, images: np.ndarray) -> np.ndarra
     ("name", "changes"),
     [("resnet18", {"widths": [16, 32, 64, 128], "stem": "cifar"}), ("lenet5", {})],
 )
-def test_logits_match_golden_ones(framework: str, name: str, changes: dict[str, Any]) -> None:
+def test_logits_match_golden_logits(framework: str, name: str, changes: dict[str, Any]) -> None:
     golden = json.loads((GOLDEN / f"{framework}_{name}.json").read_text())
     images = np.random.default_rng(golden["seed"] + 1).random((3, *golden["image"]), np.float32)
     found = logits(conf_model(name, **changes), framework, state_dict(golden), images)

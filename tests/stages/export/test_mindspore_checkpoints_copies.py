@@ -139,7 +139,7 @@ def test_moved_run_continues_with_its_names(tmp_path: Path) -> None:
     assert names(tmp_path / "two" / "ckpt") == ["net-1_10.ckpt", "net-1_5.ckpt"]
 
 
-def test_list_with_foreign_files_removes_none(tmp_path: Path) -> None:
+def test_list_with_foreign_files_removes_nothing(tmp_path: Path) -> None:
     mine = tmp_path / "ckpt" / "mine.ckpt"
     mine.parent.mkdir()
     mine.touch()
@@ -157,7 +157,7 @@ def test_invalid_list_is_reported(text: str, tmp_path: Path) -> None:
         copies_in(tmp_path, None)
 
 
-def test_folder_that_can_not_be_created_is_reported(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"checkpoint\.directory = .*file/in: can't be written: Not"):
         copies_in(tmp_path, tmp_path / "file" / "in")

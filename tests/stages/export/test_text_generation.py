@@ -70,9 +70,7 @@ def by_full_passes(run_: TrainedRun, prompt: str, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["t", PROMPT, "the dog ran to the hat. the cat"])
-def test_greedy_tokens_equal_those_of_full_passes(
-    prompt: str, trained: TrainedRun, cached: Decoder
-) -> None:
+def test_greedy_tokens_equal_full_passes(prompt: str, trained: TrainedRun, cached: Decoder) -> None:
     """Past the end of the context too, and from a prompt that is longer than it."""
     greedy = Sampling(temperature=0.0)
     found = sampled(trained, cached, prompt, 70, greedy)
@@ -82,7 +80,7 @@ def test_greedy_tokens_equal_those_of_full_passes(
 
 
 @pytest.mark.slow
-def test_cached_logits_equal_uncached_ones(trained: TrainedRun, cached: Decoder) -> None:
+def test_cached_logits_equal_uncached_logits(trained: TrainedRun, cached: Decoder) -> None:
     tokens = np.arange(LENGTH, dtype=np.uint8) % 7
     predict = jax.jit(make_predict(trained))
     expected = np.asarray(predict(trained.arrays, tokens.reshape(1, -1, 1, 1)))[0]

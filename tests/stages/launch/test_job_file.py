@@ -60,9 +60,7 @@ def documents(name: str, request: JobRequest) -> list[Any]:
 
 @pytest.mark.parametrize("size", REQUESTS)
 @pytest.mark.parametrize("name", ENGINES)
-def test_job_file_matches_the_golden_one(
-    name: str, size: str, request: pytest.FixtureRequest
-) -> None:
+def test_job_file_matches_golden_file(name: str, size: str, request: pytest.FixtureRequest) -> None:
     """The recorded files are those that the engines' parsers have accepted."""
     file = GOLDEN / f"{name}_{size}.{EXTENSIONS.get(name, 'yaml')}"
     text = render(name, REQUESTS[size])

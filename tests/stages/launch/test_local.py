@@ -114,7 +114,7 @@ def test_processes_ignore_the_rank_of_another_launcher(engine: str, size: int) -
 
 
 @pytest.mark.usefixtures("optimized_programs")
-def test_two_processes_have_the_bits_of_one(
+def test_two_processes_and_one_have_the_same_bits(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """From Python; tests/core/plugins/test_runs.py does it by the command."""

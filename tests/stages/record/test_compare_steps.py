@@ -55,7 +55,7 @@ def test_first_and_largest_difference_are_reported(pair: Any) -> None:
     assert (found.largest_loss.step, found.largest_loss.distance) == (4, 0.25)
 
 
-def test_differences_of_any_number_are_found(pair: Any) -> None:
+def test_differences_of_any_number_are_listed(pair: Any) -> None:
     for name, value in (("learning_rate", 0.2), ("grad_norm", 1.0), ("loss_scale", 2.0)):
         found = pair(STEPS, [*STEPS[:4], line(5, **{name: value})])
         assert (found.first.step, found.first.name, found.first_loss) == (5, name, None)

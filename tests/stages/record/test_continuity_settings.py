@@ -36,7 +36,7 @@ def test_equal_settings_are_not_a_change() -> None:
     assert compare(settings, now) == ChangedSettings([], [])
 
 
-def test_decisive_settings_are_distinguished_from_others() -> None:
+def test_decisive_settings_are_distinguished_from_harmless_settings() -> None:
     before = {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2", "JAX_PLATFORMS": "cpu"}
     flags = "--xla_dump_to=x --xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math"
     now = process(

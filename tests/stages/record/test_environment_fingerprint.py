@@ -15,7 +15,7 @@ from tests.backends.loading.small_loader import CountedColumn, make_split
 IMAGES = np.arange(300 * 4, dtype=np.float32).reshape(300, 2, 2, 1)
 
 
-def test_column_in_memory_is_hashed_as_a_whole() -> None:
+def test_column_in_memory_is_hashed_completely() -> None:
     found = fingerprint_columns(make_split())
     images = make_split().columns["image"][:]
     assert found["image"].sha256 == hashlib.sha256(images.tobytes()).hexdigest()
@@ -63,7 +63,7 @@ def test_lazy_column_is_hashed_at_evenly_spread_samples() -> None:
     assert found.sha256 == hashlib.sha256(IMAGES[column.reads].tobytes()).hexdigest()
 
 
-def test_column_of_few_samples_is_read_whole() -> None:
+def test_column_of_few_samples_is_read_completely() -> None:
     column = CountedColumn(IMAGES[:5])
     assert fingerprint_columns(Split({"image": column}))["image"].of == "5 of 5"
     assert column.reads == [0, 1, 2, 3, 4]
@@ -88,7 +88,7 @@ def _ragged(changed: int | None = None, *, reordered: bool = False) -> Column:
 
 
 @pytest.mark.parametrize("pad", [lambda column: column, _padded], ids=["ragged", "padded"])
-def test_values_of_several_sizes_in_memory_are_hashed_as_a_whole(
+def test_values_of_several_sizes_in_memory_are_hashed_completely(
     pad: Callable[[Column], Column],
 ) -> None:
     found = _fingerprint_of(pad(_ragged()))

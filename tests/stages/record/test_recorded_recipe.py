@@ -30,7 +30,7 @@ def test_run_is_new_unless_it_resumes(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_recorded_recipe_is_the_resolved_one(tiny: Compose, tmp_path: Path) -> None:
+def test_recorded_recipe_is_resolved(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny("train.steps=7")
     leave(tmp_path / "run", recipe)
     kept = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
@@ -83,7 +83,7 @@ def test_auto_does_not_parse_recipes_of_finished_runs(
     assert parsed == [done]
 
 
-def test_auto_without_an_unfinished_run_starts_a_new_one(tiny: Compose, tmp_path: Path) -> None:
+def test_auto_without_an_unfinished_run_starts_a_new_run(tiny: Compose, tmp_path: Path) -> None:
     leave(tmp_path / "day" / "done", tiny(), "done")
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) is None
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path / "nowhere") is None
@@ -107,9 +107,7 @@ def test_named_finished_run_can_be_resumed(tiny: Compose, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_keys_that_change_the_losses_are_listed_with_both_values(
-    tiny: Compose, tmp_path: Path
-) -> None:
+def test_loss_changing_keys_are_listed_with_both_values(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
     changed = ["seed=2", "train.batch_size=8", "train.clip.norm=1.0", "dataset.eval.ops=[hwc2chw]"]
     ops = "dataset.train.ops=[hwc2chw]"
@@ -231,7 +229,7 @@ def test_run_continues_without_locks_and_never_joins_killed_runs(
     assert find_run_to_resume(tiny("train.resume=auto"), tmp_path) == ended
 
 
-def test_auto_skips_runs_that_can_not_be_locked(tiny: Compose, tmp_path: Path) -> None:
+def test_auto_skips_unlockable_runs(tiny: Compose, tmp_path: Path) -> None:
     wanted = leave(tmp_path / "day" / "run", tiny(), None, age_s=10)
     others = leave(tmp_path / "day" / "others", tiny())
     (others / ".lock").mkdir()

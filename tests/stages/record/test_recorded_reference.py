@@ -57,7 +57,7 @@ def test_recipe_without_a_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_reference("lenet5_digits") is None
 
 
-def test_component_file_is_found_beside_the_recipe_file(
+def test_component_file_is_read_beside_the_recipe_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

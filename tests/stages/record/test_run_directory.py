@@ -154,7 +154,7 @@ def test_directory_named_by_two_new_runs_is_used_by_one(tiny: Compose, tmp_path:
         pass
 
 
-def test_run_directory_of_a_path_is_found(tiny: Compose, tmp_path: Path) -> None:
+def test_run_directory_is_derived_from_a_path(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
     for path in (run_dir, run_dir / "checkpoints", checkpoint_path(run_dir / "checkpoints", 40)):
         assert find_run_dir(path) == run_dir

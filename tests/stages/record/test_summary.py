@@ -15,7 +15,7 @@ from tests.whole_run import run
 Compose = Callable[..., Recipe]
 
 
-def test_summary_repr_is_one_line() -> None:
+def test_summary_repr_has_one_line() -> None:
     summary = Summary("mlp_mnist", "cpu", 1, ("data",), "outputs/one", steps=1200)
     assert repr(summary) == "<mlp_mnist: done, 1,200 steps; outputs/one>"
     by_class = {"macro": 0.5, "by_class": [0.5] * 100}
@@ -107,7 +107,7 @@ def test_time_to_first_step_counts_from_the_command_start(tiny: Compose, tmp_pat
     assert line.partition(" time       ")[2] == describe_start_up(times)
 
 
-def test_start_up_line_has_its_parts_and_the_rest() -> None:
+def test_start_up_line_has_its_parts_and_the_remainder() -> None:
     """Time that has no part of its own is named too: the parts add up."""
     times = {"start_s": 1.5, "data_s": 0.25, "compile_s": 0.75, "first_dispatch_s": 0.125}
     assert describe_start_up({**times, "first_step_s": 3.0}) == (
@@ -132,7 +132,7 @@ def test_non_finite_metric_is_valid_json(tmp_path: Path) -> None:
     assert json.loads(text)["metrics"] == {"loss": None}
 
 
-def test_summary_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_summary_file_is_replaced_atomically(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("something else, and longer than what comes\n" * 100)
     Summary("mine", "cpu", 1, ("data",), None).write(tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["recipe"] == "mine"

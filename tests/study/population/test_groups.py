@@ -69,7 +69,7 @@ def test_compiled_settings_separate_groups(tiny: Tiny, override: str, keys: list
     require_population(recipes, groups)
 
 
-def test_number_found_to_be_compiled_separates_groups(tiny: Tiny) -> None:
+def test_compiled_number_separates_groups(tiny: Tiny) -> None:
     key = "train.optimizer.momentum"
     recipes = {str(m): tiny(f"{key}={m}") for m in (0.9, 0.8)}
     assert len(group_recipes(recipes)) == 1
@@ -87,7 +87,7 @@ def test_sweep_without_shared_programs_is_refused(tiny: Tiny) -> None:
     require_population(one, group_recipes(one))
 
 
-def test_recipe_that_can_not_be_a_member_is_refused(tiny: Tiny) -> None:
+def test_unsuitable_member_recipe_is_refused(tiny: Tiny) -> None:
     recipes = {str(seed): tiny(f"seed={seed}", "train.mode=eager") for seed in (1, 2)}
     with pytest.raises(RecipeError, match=r"train.mode = eager: must be graph with hydra.sweeper"):
         require_population(recipes, group_recipes(recipes))

@@ -107,7 +107,7 @@ def test_equal_members_have_no_arguments(tiny: Tiny) -> None:
     assert shared.arguments_of(collect_numbers(recipe), inputs.step) == ()
 
 
-def test_number_that_changes_the_program_is_named(tiny: Tiny) -> None:
+def test_program_changing_number_is_named(tiny: Tiny) -> None:
     recipes = [recipe_of(tiny, 0.9, 0.1), recipe_of(tiny, 0.5, 0.2)]
 
     def make(recipe: Recipe) -> TrainStep:

@@ -55,7 +55,7 @@ def test_descendants_of_a_run_are_linked() -> None:
     ]
 
 
-def test_unrecorded_repetition_is_found_by_name() -> None:
+def test_unrecorded_repetition_is_recognised_by_name() -> None:
     again = recorded("0102_lenet5_reproduced")
     assert list_links([again]) == [Link("lenet5", "was repeated by", again.name)]
     noted = (Descendant("reproduced", str(again.run_dir)),)

@@ -32,7 +32,7 @@ from pipeline.study.runs.recorded_run import (
 from tests.study.runs.made_up import make_run
 
 
-def test_runs_are_found_at_any_depth_but_not_through_links(tmp_path: Path) -> None:
+def test_runs_are_listed_at_any_depth_but_not_through_links(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "outputs", tmp_path / "elsewhere"
     runs = [make_run(root / where) for where in ("a", "2026-11-22/b", "sweep/0/c")]
     make_run(elsewhere / "d")
@@ -82,7 +82,7 @@ def test_killed_run_is_unfinished(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["recipe.yaml", "summary.json", "provenance.json"])
 @pytest.mark.parametrize("content", [b"[1, 2", b"\x00\xff\xfe", b"", b"[]", b"7"])
-def test_damaged_file_is_reported_and_others_are_read(
+def test_damaged_file_is_reported_and_sound_files_are_read(
     file: str, content: bytes, tmp_path: Path
 ) -> None:
     folder = make_run(tmp_path / "a")

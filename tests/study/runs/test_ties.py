@@ -26,7 +26,7 @@ def test_settings_within_the_noise_are_tied() -> None:
     assert str(ties).endswith(f"; tied with it (95 %, paired): {ties.tied[0]}")
 
 
-def test_smallest_loss_can_be_better_than_all_others() -> None:
+def test_smallest_loss_can_be_best_without_ties() -> None:
     ties = find_ties(make_runs({0.1: 1.0, 0.2: 1.2, 0.3: 0.8}, 6), larger_is_better=False)
     assert ties is not None
     assert ties.best == "lr=0.3"

@@ -30,7 +30,7 @@ def command(*overrides: str, **sweeper: Any) -> Command:
     return Command(overrides=overrides, sweeper=Sweeper(**sweeper))
 
 
-def test_newest_sweep_of_the_command_is_found(tmp_path: Path) -> None:
+def test_newest_sweep_of_the_command_is_returned(tmp_path: Path) -> None:
     """Whatever is wrong with the others."""
     grid, study = command("seed=1,2", name="grid"), command("seed=1,2", name="optuna")
     params = command(name="grid", params={"seed": "1,2"})
@@ -48,7 +48,7 @@ def test_newest_sweep_of_the_command_is_found(tmp_path: Path) -> None:
     assert find_sweep(command("seed=1,2", name="optuna", metric="loss"), tmp_path) is None
 
 
-def test_extended_sweep_is_found_by_its_new_command(tmp_path: Path) -> None:
+def test_extended_sweep_is_recognised_by_its_new_command(tmp_path: Path) -> None:
     folder = tmp_path / "day" / "sweep"
     folder.mkdir(parents=True)
     for seeds in ("seed=1,2", "seed=1,2,3"):

@@ -26,7 +26,7 @@ def test_changes_of_the_measurement_are_refused(tiny: Tiny, override: str, rule:
     assert rule in str(error.value)
 
 
-def test_problems_are_in_one_message(tiny: Tiny) -> None:
+def test_comparison_error_lists_all_problems(tiny: Tiny) -> None:
     with pytest.raises(RecipeError) as error:
         require_comparable(tiny(), tiny("seed=2", "eval.samples=10"), None)
     assert len(error.value.problems) == 2

@@ -25,7 +25,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / request.param
 
 
-def test_missing_file_is_read_as_none(file: Path) -> None:
+def test_missing_file_returns_none(file: Path) -> None:
     assert FILES[file.name](file.parent) is None
 
 
@@ -39,7 +39,7 @@ def test_missing_file_is_read_as_none(file: Path) -> None:
         (b"{", "can't be read: "),
     ],
 )
-def test_hostile_files_are_reported_in_one_line(content: bytes, told: str, file: Path) -> None:
+def test_hostile_file_error_has_one_line(content: bytes, told: str, file: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(DataError) as caught:
         FILES[file.name](file.parent)

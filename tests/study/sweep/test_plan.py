@@ -76,7 +76,7 @@ def test_planned_grid_equals_separately_planned_jobs(
 
 
 @pytest.mark.slow
-def test_recipes_of_earlier_jobs_equal_composed_ones(
+def test_recipes_of_earlier_jobs_equal_composed_recipes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

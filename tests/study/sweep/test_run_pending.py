@@ -56,7 +56,7 @@ def test_launcher_without_progress_is_abandoned(
     assert capsys.readouterr().err.count("a launch ended with OSError: no space left") == 3
 
 
-def test_error_that_stays_ends_the_sweep_at_once(
+def test_permanent_error_ends_the_sweep_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = JobReturn(status=JobStatus.FAILED, overrides=["seed=0"])

@@ -55,7 +55,7 @@ def read_table(sweep_dir: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_invalid_job_does_not_affect_the_others(
+def test_invalid_job_does_not_affect_valid_jobs(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Four jobs, one of which can't be: three are done, the table has all, the status is 2."""
@@ -274,7 +274,7 @@ def test_large_table_is_updated_less_often(tmp_path: Path, monkeypatch: pytest.M
         ([DONE, None], 1),
     ],
 )
-def test_exit_status_is_that_of_the_worst_job(
+def test_exit_status_is_set_by_the_worst_job(
     summaries: list[dict[str, Any] | None],
     status: int,
     tmp_path: Path,
@@ -558,7 +558,7 @@ def test_sweep_continues_with_other_data_only_if_allowed(
 
 
 @pytest.mark.slow
-def test_repeated_sweep_reports_the_existing_one(
+def test_repeated_sweep_names_the_existing_sweep(
     pipeline: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = []
@@ -595,7 +595,7 @@ def test_sweep_never_continues_a_single_run(
 
 
 @pytest.mark.slow
-def test_signal_stops_the_whole_sweep(
+def test_signal_stops_all_jobs(
     pipeline: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.engine.monitors.background.BackgroundMonitor.on_sink", terminate)

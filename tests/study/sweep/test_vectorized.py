@@ -89,7 +89,7 @@ def test_diverging_member_frees_its_slot(swept: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_member_continues_and_finished_members_stay(
+def test_interrupted_member_continues_and_finished_members_are_unchanged(
     swept: Path, command: tuple[Path, Callable[..., int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As by a sweep that is not vectorized, which the same directory could go on with."""
@@ -118,7 +118,7 @@ def test_invalid_vectorize_settings_are_refused(
     )
 
 
-def test_too_little_memory_is_refused_with_the_number_that_fits(
+def test_too_little_memory_error_names_the_fitting_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_program, "available_bytes", lambda: 7 * 10**9)

@@ -107,7 +107,7 @@ def write_job(sweep: Path, number: int, summary: dict[str, Any] | None) -> None:
         (folder / SUMMARY).write_text(json.dumps(summary))
 
 
-def test_pairs_count_up_to_the_first_unfinished_one(tmp_path: Path) -> None:
+def test_pairs_count_up_to_the_first_unfinished_pair(tmp_path: Path) -> None:
     done = {"status": "done", "metrics": {"accuracy": 0.5}}
     assert read_verdict(tmp_path, None) == "no verdict: no pair is done"
     for number in range(7):

@@ -105,7 +105,7 @@ def test_curvature_has_the_same_bits(tiny: Compose, tmp_path: Path, groups: str)
 
 
 @pytest.mark.slow
-def test_sharded_curvature_matches_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+def test_sharded_curvature_matches_the_complete_batch(tiny: Compose, tmp_path: Path) -> None:
     """Inverses after a refresh at step 1, and losses of the steps that use them."""
     fixed = (*SHORT[:-1], "optimizer=thor", "train.steps=3", "checkpoint.every_steps=3")
     whole = train(tiny, tmp_path / "whole", fixed)
@@ -140,7 +140,7 @@ def test_run_continues_on_other_devices(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ignored_labels_are_counted_over_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+def test_ignored_labels_are_counted_over_the_complete_batch(tiny: Compose, tmp_path: Path) -> None:
     """The mean is over the valid labels of all shards, not of each."""
     fixed = (*MLP, *SHORT, "dataset.ignore_index=3")
     sharded = train(tiny, tmp_path / "shards", [*fixed, "parallel.devices=2"])
@@ -160,7 +160,7 @@ def test_added_gradients_are_larger_by_the_number_of_devices(tiny: Compose, tmp_
 
 
 @pytest.mark.slow
-def test_layout_sums_are_close_to_exact_ones(tiny: Compose, tmp_path: Path) -> None:
+def test_layout_sums_are_close_to_exact_sums(tiny: Compose, tmp_path: Path) -> None:
     fixed = (*MLP, *SHORT, "parallel.devices=4")
     exact = train(tiny, tmp_path / "exact", fixed)[0][0]
     layout = train(tiny, tmp_path / "layout", [*fixed, "parallel.reproducible=layout"])[0][0]
@@ -175,7 +175,7 @@ def test_missing_devices_are_refused(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_synchronised_batch_norm_matches_the_whole_batch(tiny: Compose, tmp_path: Path) -> None:
+def test_synchronised_batch_norm_matches_the_complete_batch(tiny: Compose, tmp_path: Path) -> None:
     """Statistics, losses and gradients of four devices are those of one that has the batch."""
     layers = (
         "model=layers",

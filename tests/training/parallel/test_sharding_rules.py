@@ -34,7 +34,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("specs", REFUSED)
-def test_shardings_that_do_not_fit_are_refused(tiny: Callable[..., Recipe], specs: str) -> None:
+def test_unsuitable_shardings_are_refused(tiny: Callable[..., Recipe], specs: str) -> None:
     recipe, reporter = tiny(*SHARED, f"parallel.specs={specs}"), Reporter()
     with pytest.raises(RecipeError) as refused:
         build(recipe, load_data(recipe, reporter), reporter)

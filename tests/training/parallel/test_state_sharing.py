@@ -112,7 +112,7 @@ OPTIMIZERS = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs_of_module")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sharded_update_has_the_bits_of_the_whole(name: str) -> None:
+def test_sharded_and_unsharded_updates_have_the_same_bits(name: str) -> None:
     """For updates on parts, and for others, which read whole arrays."""
     whole, _ = run_updates(OPTIMIZERS[name], shares=False)
     parts, text = run_updates(OPTIMIZERS[name], shares=True)

@@ -249,7 +249,7 @@ def test_frozen_parameters_are_excluded_from_the_norm() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), clipped.values, expected)
 
 
-def test_layer_around_others_is_refused() -> None:
+def test_nesting_layer_is_refused() -> None:
     tied = layer("tied_embedding", vocabulary=7, features=4, body=(layer("layer_norm"),))
     module, variables, images = Case((tied,), (3, 1, 1), tokens=True).build()
 

@@ -50,7 +50,7 @@ def test_conflicting_keys_are_refused(fields: dict[str, Any], problem: str) -> N
         AdversarialSpec(radius=0.1, **fields)
 
 
-def test_norm_and_radius_default_to_those_of_training() -> None:
+def test_norm_and_radius_default_to_training_values() -> None:
     attacks = [parse(attack="pgd"), parse(attack="fgsm", norm="l2", radius=2.0)]
     attacks.append(parse(attack="corruptions"))
     completed = complete_attacks(attacks, TRAINED)

@@ -111,7 +111,7 @@ def test_order_of_defaults_decides_the_value(
     assert load_chip(str(file)).l2_mib.value == value
 
 
-def test_chip_file_may_have_the_name_of_its_base(tmp_path: Path) -> None:
+def test_chip_file_named_like_its_base_is_read(tmp_path: Path) -> None:
     assert load_chip(write(tmp_path, "ascend910", l2_mib=FIGURE)).l2_mib.value == 2
 
 
@@ -176,7 +176,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("keys", "message"), CASES.values(), ids=CASES.keys())
-def test_chip_problem_is_one_clear_line(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_chip_error_has_one_line(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     (found,) = problems(write(tmp_path, **keys))
     assert message in found
 
@@ -209,7 +209,7 @@ def test_problems_are_all_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ascend911", "cpu"])
-def test_unknown_chip_is_reported_with_the_available_ones(name: str) -> None:
+def test_unknown_chip_error_lists_available_chips(name: str) -> None:
     (found,) = problems(name)
     assert "there is no such chip" in found
     assert f"Choose from {', '.join(SHIPPED)}; or name a YAML file" in found

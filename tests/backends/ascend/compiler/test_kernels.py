@@ -40,7 +40,7 @@ def test_layer_norm_is_one_kernel_forward_and_two_backward() -> None:
     assert reads_of(graph, "rows", "backward") == [2]
 
 
-def test_batch_norm_is_two_kernels_each_way() -> None:
+def test_batch_norm_has_two_kernels_per_pass() -> None:
     def forward(p: Any, x: Array) -> Array:
         normal = normalised(x @ p["w"], p["g"], p["b"], (0,))
         return jax.nn.relu(normal) @ p["w"]
@@ -66,7 +66,7 @@ def test_batch_norm_scale_gradient_is_available_to_all_reduce() -> None:
     assert not types(graph)["ApplyAdam"]
 
 
-def test_softmax_is_one_kernel_each_way() -> None:
+def test_softmax_has_one_kernel_per_pass() -> None:
     def forward(p: Array, x: Array) -> Array:
         return jax.nn.softmax(x @ p) @ p
 
@@ -100,7 +100,7 @@ def test_shared_normalised_map_is_written_once() -> None:
     assert not means
 
 
-def test_cross_entropy_reads_its_logits_once_each_way() -> None:
+def test_cross_entropy_reads_its_logits_once_per_pass() -> None:
     def step(weight: Array, batch: Any) -> tuple[Array, Array]:
         def loss(weight: Array) -> Array:
             logits = batch[0] @ weight
@@ -162,7 +162,7 @@ def test_optimizer_update_reads_and_writes_each_moment_once(
         optax.rmsprop(0.1, momentum=0.9),
     ],
 )
-def test_gradients_are_found_under_every_optimizer(transformation: Any) -> None:
+def test_gradients_are_recognised_with_every_optimizer(transformation: Any) -> None:
     graph = optimised(transformation).tasks("O2")
     assert sorted(name for name, _, _ in graph.gradients) == ["0/a", "0/b"]
     assert all(size == 4 * ELEMENTS for _, size, _ in graph.gradients)

@@ -112,7 +112,7 @@ def test_transpose_of_outer_axes_keeps_channel_rows(order: list[int], first: int
 
 
 @pytest.mark.parametrize(("part", "conversions"), [(32, 0), (24, 4)])
-def test_splits_of_volumes_are_converted_like_those_of_images(part: int, conversions: int) -> None:
+def test_volume_splits_are_converted_like_image_splits(part: int, conversions: int) -> None:
     def convolved_volume(x: Array, kernel: Array) -> Array:
         numbers = ("NDHWC", "DHWIO", "NDHWC")
         return jax.lax.conv_general_dilated(x, kernel, (1,) * 3, "SAME", dimension_numbers=numbers)

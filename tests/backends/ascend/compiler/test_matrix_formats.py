@@ -58,7 +58,7 @@ def test_eager_frameworks_convert_every_product() -> None:
 
 @pytest.mark.parametrize("by_op", [False, True])
 @pytest.mark.parametrize("tokens", [48, 50])
-def test_no_layout_is_converted_twice_in_a_row(tokens: int, by_op: bool) -> None:
+def test_layouts_are_converted_once_in_a_row(tokens: int, by_op: bool) -> None:
     graph = lowered(tokens, by_op=by_op)
     assert not find_round_trips(graph)
 

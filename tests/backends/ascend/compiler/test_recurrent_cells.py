@@ -105,7 +105,7 @@ def test_fused_cell_is_never_slower_than_its_scan(
     assert fused.price_step(ExecutionConfig()).device_ms <= scan_ms
 
 
-def test_unrecognised_cell_stays_a_scan() -> None:
+def test_unrecognised_cell_remains_a_scan() -> None:
     def forward(weights: Any, x: Array) -> Array:
         def read(state: Array, token: Array) -> tuple[Array, Array]:
             state = jnp.tanh(token + state @ weights)

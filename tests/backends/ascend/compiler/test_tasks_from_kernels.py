@@ -33,7 +33,7 @@ def test_perceptron_has_three_products_per_layer_but_the_first() -> None:
 
 
 @pytest.mark.parametrize("precision", ["O0", "O2", None])
-def test_every_equation_is_accounted_for(precision: Any) -> None:
+def test_equations_are_all_counted(precision: Any) -> None:
     traced = perceptron()
     graph = traced.tasks(precision)
     assert sum(graph.primitives.values()) == traced.graph.equations
@@ -89,14 +89,14 @@ def test_loop_invariant_values_are_prepared_once() -> None:
     assert [task.repeat for task in shared] == [1]
 
 
-def test_tasks_of_a_loop_stay_together() -> None:
+def test_loop_tasks_are_adjacent() -> None:
     """Memory lives as long as a loop does: tasks of one iteration are side by side."""
     repeats = [task.repeat for task in recurrent(12).tasks("O2").tasks]
     runs = sum(a != b for a, b in pairwise(repeats) if 12 in (a, b))
     assert runs == 4
 
 
-def test_recomputation_adds_what_it_recomputes() -> None:
+def test_recomputation_adds_recomputed_tasks() -> None:
     plain, again = recurrent(4), recurrent(4, recomputed=True)
     assert macs(again.tasks("O2")) - macs(plain.tasks("O2")) == 4 * 2 * PRODUCT
     assert [name for name, _, _ in again.tasks("O2").gradients] == [""]

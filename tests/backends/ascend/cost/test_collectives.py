@@ -104,7 +104,7 @@ PRICES_US = {
 
 
 @pytest.mark.parametrize("devices", PRICES_US)
-def test_all_reduce_of_a_whole_cluster_keeps_its_price(devices: int) -> None:
+def test_all_reduce_over_a_cluster_matches_recorded_price(devices: int) -> None:
     sizes = (0, 4096, 1_000_000, 102_000_000)
     assert tuple(all_reduce_us(size, devices, HW) for size in sizes) == PRICES_US[devices]
     of_group = [collective_us("all_reduce", size, form_cluster(devices, HW), HW) for size in sizes]
@@ -198,7 +198,7 @@ def test_all_to_all_sends_to_one_partner_at_a_time() -> None:
     assert collective_us("all_to_all", 8e6, Group(2, 2), HW) == pytest.approx(pair_us)
 
 
-def test_send_time_is_that_of_the_slowest_link() -> None:
+def test_send_time_equals_slowest_link_time() -> None:
     near_us, far_us = 2.2 + 1e6 / 22e3, 20 + 1e6 / 12.5e3
     assert collective_us("send", 1e6, Group(8, 8), HW) == pytest.approx(near_us)
     assert collective_us("send", 1e6, Group(16, 8), HW) == pytest.approx(far_us)

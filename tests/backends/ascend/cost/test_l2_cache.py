@@ -51,7 +51,7 @@ def test_gather_reads_as_many_bytes_as_it_writes() -> None:
 
 
 @pytest.mark.parametrize(("row", "read"), [(512, 1024), (32, 4096)])
-def test_slice_of_short_rows_reads_the_whole_buffer(row: int, read: int) -> None:
+def test_short_row_slice_reads_the_complete_buffer(row: int, read: int) -> None:
     wide = buffer(0, 4096, shape=(2, 2048) if row == 512 else (32, 128))
     part = buffer(1, 1024, shape=(2, 512) if row == 512 else (32, 32))
     assert read_bytes(task([0], [1], cost_class="copy"), (wide, part), 0) == read

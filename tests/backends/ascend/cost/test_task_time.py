@@ -148,7 +148,7 @@ def test_bias_gradient_of_matrix_is_faster_than_of_feature_map() -> None:
     assert us(feature_map_task("bias_grad", 32, 13, 256)) > 5 * us(flat)
 
 
-def test_transpose_that_keeps_rows_is_faster() -> None:
+def test_row_preserving_transpose_is_faster() -> None:
     rows, elements = ((100, 64, 128), "float16"), ((100, 128, 64), "float16")
     kept = graph_of("transpose", [rows], ((64, 100, 128), "float16"))
     torn = graph_of("transpose", [rows], elements)

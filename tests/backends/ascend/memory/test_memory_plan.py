@@ -191,7 +191,7 @@ def test_memory_of_a_network_matches_hand_calculation(hw: Hardware) -> None:
     assert plan.used_bytes < 1.02 * plan.lower_bound_bytes
 
 
-def test_loop_inputs_and_outputs_live_through_the_whole_loop() -> None:
+def test_loop_inputs_and_outputs_live_until_the_loop_ends() -> None:
     repeated = [task([0, 1], [2], repeat=5), task([2], [3], repeat=5), task([3], [4], repeat=5)]
     graph = TaskGraph(
         buffers=tuple(buffer(i, 512) for i in range(6)),
@@ -236,7 +236,7 @@ def test_cyclic_buffer_nesting_is_refused(hw: Hardware) -> None:
         plan_memory(TaskGraph(circle, (task([0], [1]),)), hw)
 
 
-def test_gradients_that_are_reduced_together_are_adjacent(hw: Hardware) -> None:
+def test_jointly_reduced_gradients_are_adjacent(hw: Hardware) -> None:
     graph = chain(batch=4, layers=6, width=1000)
     places = {placed.buffer: placed for placed in plan_memory(graph, hw, 8).placements}
     gradients = [places[5 + 5 * layer] for layer in reversed(range(6))]

@@ -52,7 +52,7 @@ def test_empty_packing_takes_no_memory() -> None:
     ("offsets", "pair"),
     [((0, 10, 0), None), ((0, 9, 0), (0, 1)), ((0, 10, 5), (1, 2)), ((5, 0, 10), (0, 1))],
 )
-def test_overlaps_are_found_only_between_live_blocks(
+def test_overlaps_are_detected_only_between_live_blocks(
     offsets: tuple[int, ...], pair: tuple[int, int] | None
 ) -> None:
     """The first is gone when the third comes; the second meets both."""

@@ -103,7 +103,7 @@ def test_flax_model_is_priced() -> None:
     assert same.step_ms == report.step_ms
 
 
-def test_arrays_may_replace_shapes() -> None:
+def test_arrays_are_accepted_for_shapes() -> None:
     def real(shape: Any) -> Any:
         return jnp.zeros(shape.shape, shape.dtype)
 
@@ -112,7 +112,7 @@ def test_arrays_may_replace_shapes() -> None:
     assert by_array.step_ms == by_shape.step_ms
 
 
-def test_chip_may_be_a_file(tmp_path: Path) -> None:
+def test_chip_is_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "slow.yaml"
     file.write_text(
         "defaults: [ascend910, _self_]\nchip: Slow\n"
@@ -282,7 +282,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[PipelineError], int, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_pricing_error_is_one_line(what: str) -> None:
+def test_pricing_error_has_one_line(what: str) -> None:
     action, kind, status, message = BAD[what]
     with pytest.raises(PipelineError) as caught:
         action()
@@ -308,7 +308,7 @@ def test_task_times_are_shared_across_launch_modes() -> None:
     )
 
 
-def test_default_config_is_that_of_execution_config() -> None:
+def test_default_config_equals_execution_config() -> None:
     assert price(linear_step, WEIGHTS, BATCH).config == ExecutionConfig()
 
 

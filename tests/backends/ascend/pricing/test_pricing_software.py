@@ -51,7 +51,7 @@ def test_eager_products_are_converted_more_than_in_a_graph() -> None:
     assert converted[1] > 2.5 * converted[0]
 
 
-def test_unaligned_tokens_cost_more_than_more_aligned_ones() -> None:
+def test_unaligned_tokens_cost_more_than_more_aligned_tokens() -> None:
     odd, whole = (price(step, WEIGHTS, batch).device_ms for batch in (BATCH, ALIGNED))
     assert odd > 1.2 * whole
 
@@ -91,7 +91,7 @@ def test_framework_activation_is_one_launch_in_each_pass(activation: Function) -
     assert count_launches(activation, 1024) == by_itself + 2
 
 
-def test_gelu_formula_takes_more_launches_than_the_framework_one() -> None:
+def test_gelu_formula_takes_more_launches_than_framework_gelu() -> None:
     def written_out(x: jax.Array) -> jax.Array:
         return 0.5 * x * (1.0 + jnp.tanh(0.8 * (x + 0.0447 * x**3)))
 

@@ -129,7 +129,7 @@ def test_inference_step_has_no_parameters() -> None:
 @pytest.mark.parametrize(
     "key", [jax.eval_shape(lambda: jax.random.key(0)), of(2, dtype=jnp.uint32)]
 )
-def test_random_keys_of_either_style_may_be_state(key: Any) -> None:
+def test_random_keys_of_both_styles_are_accepted_in_state(key: Any) -> None:
     def step(state: Any, batch: Array) -> Any:
         key, mine = jax.random.split(state["key"])
         noise = jax.random.normal(mine, batch.shape)

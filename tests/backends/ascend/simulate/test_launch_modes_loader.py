@@ -37,7 +37,7 @@ def test_zero_workers_pixels_or_devices_are_errors(given_: tuple[int, int, int])
         compute_images_per_s(*given_, HW)
 
 
-def test_starved_step_takes_the_time_to_prepare_its_batch() -> None:
+def test_starved_step_time_is_batch_preparation_time() -> None:
     """MindSpore r1.5, case 1: ResNet-50 at batch 32 is 18 ms, and 90.7 with one worker."""
     graph, times = chain(17_810.0)
     starved, fed = (

@@ -206,7 +206,7 @@ def test_custom_bank_has_precedence_over_the_built_in_one(tmp_path: Path) -> Non
     assert own.tasks[0].after_us == own.tasks[0].before_us
 
 
-def test_repeated_tuning_keeps_the_better_tiling(tmp_path: Path) -> None:
+def test_repeated_tuning_stores_the_better_tiling(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     best = tuned(bank_path=bank)
     assert tuned(bank_path=bank, repeat=True).tasks[0].status == "bank_reserved"
@@ -246,7 +246,7 @@ def test_equal_products_are_searched_once(tmp_path: Path) -> None:
         '{"version": 1, "entries": {"a": {"tiling": [1, 1, 1, 1, 8, 1%s], "us": 1}}}' % ("0" * 400),
     ],
 )
-def test_corrupted_bank_is_one_clear_error(tmp_path: Path, text: str) -> None:
+def test_corrupted_bank_error_names_the_file(tmp_path: Path, text: str) -> None:
     bank = tmp_path / "bank.json"
     bank.write_text(text)
     with pytest.raises(RunError, match=r"bank\.json: not a knowledge bank .* delete it"):

@@ -11,7 +11,7 @@ from pipeline.backends.ascend.tune.decision_network import DecisionNetwork, make
 LIMITS = (1, 288, 98, 32)
 
 
-def test_gradients_match_those_of_the_cross_entropy() -> None:
+def test_gradients_match_cross_entropy_gradients() -> None:
     generator = np.random.default_rng(1)
     network = DecisionNetwork(generator)
     network.output = generator.normal(size=network.output.shape)

@@ -81,7 +81,7 @@ def test_control_flow_matches_compiled_results(
 
 
 @pytest.mark.slow
-def test_gradients_of_control_flow_match_compiled_ones() -> None:
+def test_control_flow_gradients_match_compiled_gradients() -> None:
     def gradient(x: Array) -> Array:
         return jax.grad(lambda y: scanned(called(y))[1].sum() + branched(y).sum())(x)
 

@@ -18,7 +18,7 @@ from pipeline.backends.graph.replay.ranges import (
 SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
 
 
-def test_range_covers_finite_values_and_counts_others() -> None:
+def test_range_covers_finite_values_and_counts_non_finite_values() -> None:
     found = find_range(SPOILT)
     assert found == Range("float32", (2, 3), -2.0, 3.0, pytest.approx(2 / 3), 1, 2)
     assert str(found) == "float32 2x3 with 1 NaN and 2 Inf, else -2 to 3, mean 0.6667"
@@ -56,7 +56,7 @@ def test_keys_and_integers_are_not_floats() -> None:
     assert is_float(jnp.zeros(3, jnp.bfloat16))
 
 
-def test_non_finite_rows_are_found_along_the_batch_axis() -> None:
+def test_non_finite_rows_are_detected_along_the_batch_axis() -> None:
     images = np.zeros((4, 2, 2, 3), np.float32)
     images[2, 1, 0, 1] = np.nan
     assert find_non_finite(images, 4) == (2,)

@@ -110,7 +110,7 @@ def test_family_names_in_files_are_unchanged(family: str, name: str) -> None:
     assert Lowering.parse(f"{name}/onednn/8") == Lowering(family, "onednn", 8)
 
 
-def test_lowering_is_found_by_problem_or_is_the_default() -> None:
+def test_lowering_is_selected_by_problem_or_the_default() -> None:
     lowering = Lowering("im2col", "onednn", 8)
     chosen = Lowerings(((str(problem()), lowering),))
     assert chosen.choose(problem()) == lowering

@@ -243,7 +243,7 @@ def test_lowerings_differ_only_in_rounding(
         np.testing.assert_allclose(array, others[path], rtol=1e-3, atol=1e-5, err_msg=path)
 
 
-def test_resumed_run_keeps_its_choice_and_is_bit_equal(reference: Path, resumed: Path) -> None:
+def test_resumed_run_has_its_lowerings_and_is_bit_equal(reference: Path, resumed: Path) -> None:
     """The bank, which has none of this, is not asked again."""
     outcome.assert_same_run(reference, resumed)
     chosen = resumed / "lowerings.json"

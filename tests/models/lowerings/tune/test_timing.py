@@ -45,7 +45,7 @@ def operands(problem: ConvolutionProblem) -> list[jax.Array]:
 @pytest.mark.parametrize(
     ("role", "dtype"), [*((role, "float32") for role in ROLES), ("weight_grad", "bfloat16")]
 )
-def test_timing_loop_computes_the_whole_result(role: Role, dtype: str) -> None:
+def test_timing_loop_computes_the_complete_result(role: Role, dtype: str) -> None:
     """All of every result: what nobody reads, a compiler leaves out."""
     problem = small(role, dtype)
     made = operands(problem)

@@ -182,9 +182,7 @@ def test_time_of_a_lesser_instruction_set_is_preferred_to_a_default(
     assert taken(bench.choose("bank", THREE[:1]))[0] == "patches/xla"
 
 
-def test_default_that_can_not_be_stored_is_used(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unstorable_default_is_used(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RunError("disk full")
 
@@ -334,7 +332,7 @@ def test_user_bank_has_precedence_over_the_built_in_one(bench: Bench) -> None:
     ],
     ids=["an engine that is gone", "a family that is gone", "a chunk", "without oneDNN"],
 )
-def test_entry_that_can_not_be_computed_is_not_used(after: str, plain: str, bench: Bench) -> None:
+def test_uncomputable_entry_is_not_used(after: str, plain: str, bench: Bench) -> None:
     """As when another version of jaxlib has left oneDNN out."""
     bench.have(XLA)
     write(bench.bank, THREE[0], after, 10.0, plain, 20.0)
@@ -488,7 +486,7 @@ def test_result_has_times_before_and_after_and_bank_status(bench: Bench) -> None
     }
 
 
-def test_result_of_repeated_tuning_has_the_kept_entry(bench: Bench) -> None:
+def test_repeated_tuning_result_has_the_stored_entry(bench: Bench) -> None:
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     bench.time_by(by_engine(1500.0, 2000.0))
@@ -555,7 +553,7 @@ def test_engines_are_not_probed_if_nothing_can_use_them(
     assert taken(bench.choose("bank")) == ["patches/xla"] + ["default/xla"] * (len(THREE) - 1)
 
 
-def test_initial_choices_of_a_run_stay_whatever_the_bank_has(bench: Bench) -> None:
+def test_initial_lowerings_of_a_run_are_independent_of_the_bank(bench: Bench) -> None:
     kept = Lowerings(((str(LARGE), Lowering("convolution", "onednn")),))
     tuning = Tuning("repeat", "exhaustive", bench.folder, kept)
     assert choose_lowerings((LARGE,), DEVICE, tuning, Watched()).lowerings == kept
@@ -564,7 +562,7 @@ def test_initial_choices_of_a_run_stay_whatever_the_bank_has(bench: Bench) -> No
 @pytest.mark.parametrize(
     "lowering", ["nonsense/xla", "convolution/xla/7", "pixels/xla", "phases/xla"]
 )
-def test_resumed_lowering_that_can_not_be_computed_is_refused(lowering: str, bench: Bench) -> None:
+def test_uncomputable_resumed_lowering_is_refused(lowering: str, bench: Bench) -> None:
     kept = Lowerings(((str(LARGE), Lowering.parse(lowering)),))
     with pytest.raises(
         RunError, match=f"{lowering} can't compute conv2d forward .* as this run did"

@@ -42,7 +42,7 @@ def train_logits(name: str, key: int = 0, **fields: Any) -> Any:
     return logits
 
 
-def test_initial_weights_are_those_of_the_module() -> None:
+def test_initial_weights_equal_module_weights() -> None:
     graph = golden_graph("mobile")
     network = network_of(graph)
     drawn = jax.jit(lambda key: network.init(key, IMAGES[:1], train=False))(jax.random.key(0))

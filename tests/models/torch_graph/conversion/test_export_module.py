@@ -156,7 +156,7 @@ def test_float_buffer_is_updated_in_training() -> None:
         variables = {**variables, **changed}
 
 
-def test_integer_buffer_that_changes_is_refused() -> None:
+def test_changing_integer_buffer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"buffer seen of torch\.int64 changes in training"):
         export_module(Counts(torch.int64), (2, 6, 6))
 
@@ -337,7 +337,7 @@ def test_unknown_operator_is_reported_with_its_line() -> None:
     assert "else self.change(self, y)) isn't supported" in message
 
 
-def test_control_flow_that_depends_on_data_is_refused() -> None:
+def test_data_dependent_control_flow_is_refused() -> None:
     message = refused(lambda _, y: y if y.sum() > 0 else -y)
     assert message.startswith("my_nets:Net: torch.export for samples of shape (2, 6, 6) fails in t")
     assert message.endswith("; its control flow must not depend on values of tensors")

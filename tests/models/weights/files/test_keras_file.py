@@ -97,7 +97,7 @@ def test_malicious_file_is_refused(
         read_weights(tmp_path / "net.h5")
 
 
-def test_layer_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
+def test_non_text_layer_name_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "net.h5", "w") as file:
         file.create_group(b"layer\xff")
     with pytest.raises(DataError, match="can't read these weights: it is damaged"):

@@ -297,7 +297,7 @@ def test_invalid_torch_archives_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".pth"])
 @pytest.mark.parametrize("content", [b"", b"\0" * 64, b"\xff" * 64, b"hello, I am no weights"])
-def test_garbage_is_refused_in_one_line(suffix: str, content: bytes, tmp_path: Path) -> None:
+def test_garbage_error_has_one_line(suffix: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"w{suffix}"
     path.write_bytes(content)
     assert "can't read these weights: " in rejected(path)

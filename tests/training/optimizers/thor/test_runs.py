@@ -81,7 +81,7 @@ def test_planned_shardings_have_the_same_bits_in_every_sink(tiny: Compose, tmp_p
     require_same_bits(tiny, tmp_path, auto, SINKS)
 
 
-def test_sharded_kernels_have_the_curvature_of_unsharded_ones(
+def test_sharded_and_unsharded_kernels_have_the_same_curvature(
     tiny: Compose, tmp_path: Path
 ) -> None:
     """Losses within rounding: sums over devices have another order."""

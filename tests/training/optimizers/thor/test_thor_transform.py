@@ -160,7 +160,7 @@ def expected_run(spec: Thor, start: Any, batches: list[Batch]) -> Iterator[dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frequency", [1, 2, 3])
-def test_five_steps_match_hand_computed_ones(frequency: int) -> None:
+def test_five_steps_match_hand_computed_steps(frequency: int) -> None:
     """L-06: inverses of the first batch and of every `frequency`-th after it, stale between."""
     spec = SPEC.model_copy(update={"frequency": frequency})
     step, batches = make_step(spec), [make_batch(number) for number in range(STEPS)]
