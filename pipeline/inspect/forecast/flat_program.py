@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from pipeline.core.host.jaxpr import per_device_jaxpr, read_scan, walk
@@ -17,6 +20,8 @@ Atom = Any
 
 IDENTITIES = ("sharding_constraint",)
 """Names of primitives that return their operand."""
+PRODUCTS = ("dot_general", "conv_general_dilated")
+"""Names of primitives that XLA:CPU computes in float32 if their operands are bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,9 @@ class FlatProgram:
 
 def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
     """Return the equations of a program for a platform, such as "cpu" or "cuda".
+
+    On a CPU, products of bfloat16 are products of float32 between conversions, as XLA compiles them
+    (its pass float-normalization). So a conversion belongs to the work that it is fused with.
 
     Calls are replaced by the called functions. Of several branches, the branch that computes the
     most values is used, or the platform's branch if the platform decides.
@@ -57,6 +65,8 @@ class _Flattening:
         """Numbers of the platform's branches, by the variable that chooses the branch."""
         self._function = 0
         self._last_function = 0
+        self._float32: dict[Atom, Atom] = {}
+        """Variables in float32, by the same in bfloat16."""
         self.equations: list[JaxprEqn] = []
         self.functions: list[int] = []
         self.constants: dict[Var, Any] = {}
@@ -88,6 +98,9 @@ class _Flattening:
             outputs = self.add(called, inputs)
             self._function = outer
             return outputs
+        is_bfloat16 = any(atom.aval.dtype == jnp.bfloat16 for atom in inputs)
+        if is_bfloat16 and name in PRODUCTS and self._platform == "cpu":
+            return self._add_float32_product(equation, inputs)
         results: list[Atom] = [Var(v.aval) for v in equation.outvars]
         if name == "platform_index":
             platforms = equation.params["platforms"]
@@ -98,6 +111,23 @@ class _Flattening:
         self.equations.append(equation.replace(invars=inputs, outvars=results))
         self.functions.append(self._function)
         return results
+
+    def _add_float32_product(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
+        """Append a product in float32. Products that read a variable share its conversion."""
+        output: Any = equation.outvars[0].aval
+
+        def convert(value: Array) -> Array:
+            return value.astype(jnp.float32)
+
+        def multiply(*operands: Array) -> Array:
+            options = {**equation.params, "preferred_element_type": np.dtype(jnp.float32)}
+            return equation.primitive.bind(*operands, **options).astype(output.dtype)
+
+        for atom in inputs:
+            if atom not in self._float32:
+                (self._float32[atom],) = self.add(jax.make_jaxpr(convert)(atom.aval), [atom])
+        operands = [self._float32[atom] for atom in inputs]
+        return self.add(jax.make_jaxpr(multiply)(*(atom.aval for atom in operands)), operands)
 
     def _choose_branch(self, equation: JaxprEqn, selector: Atom) -> ClosedJaxpr:
         branches: tuple[ClosedJaxpr, ...] = equation.params["branches"]

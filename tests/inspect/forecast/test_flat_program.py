@@ -90,6 +90,30 @@ def test_call_without_inlining_is_a_separate_function() -> None:
     assert functions["cos"] == functions["add"] == 0
 
 
+def test_bfloat16_product_on_a_cpu_is_a_float32_product_between_conversions() -> None:
+    x = X.astype(jnp.bfloat16)
+
+    def gram(x: Array) -> Array:
+        return jnp.sin(x) @ x.T
+
+    program = flat(gram, x)
+    assert names(program) == [
+        *("sin", "transpose", "convert_element_type", "convert_element_type"),
+        *("dot_general", "convert_element_type"),
+    ]
+    (product,) = (e for e in program.equations if e.primitive.name == "dot_general")
+    assert {v.aval.dtype for v in (*product.invars, *product.outvars)} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(evaluate(program, x)[0], gram(x))
+    assert names(flat(gram, x, platform="cuda")) == ["sin", "transpose", "dot_general"]
+
+
+def test_products_of_one_bfloat16_array_share_its_conversion() -> None:
+    x, w = X.astype(jnp.bfloat16), jnp.ones((4, 4), jnp.bfloat16)
+    program = flat(lambda x, w: (x @ w) @ w, x, w)
+    assert names(program).count("convert_element_type") == 2 + 1 + 2
+    assert names(flat(lambda x, w: (x @ w) @ w, X, w)).count("dot_general") == 2
+
+
 def test_sizes_count_values_and_bytes() -> None:
     array, key = (Var(jax.typeof(value)) for value in (X, jax.random.key(0)))
     assert (values_of(array), bytes_of(array)) == (12, 48)

@@ -105,3 +105,12 @@ def test_part_computes_the_same_as_the_program() -> None:
     inputs = [w if v.aval.shape == w.shape else x for v in part.program.jaxpr.invars]
     (found,) = jaxpr_as_fun(part.program)(*inputs)
     np.testing.assert_allclose(found, function(w, x), rtol=1e-6)
+
+
+def test_conversions_of_a_bfloat16_product_are_in_the_parts_around_it() -> None:
+    x, w = X.astype(jnp.bfloat16), W.astype(jnp.bfloat16)
+    parts = split_program(lambda x, w: jnp.tanh(x) @ w + 1, x, w)
+    names = {part.kind: set[str]() for part in parts}
+    for part in parts:
+        names[part.kind] |= {equation.primitive.name for equation in part.equations}
+    assert names == {"product": {"dot_general"}, "rest": {"tanh", "convert_element_type", "add"}}
