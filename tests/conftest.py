@@ -135,9 +135,10 @@ def compose_tiny(cache: Path, *overrides: str) -> Recipe:
 
 
 @pytest.fixture
-def tiny(cache: Path) -> Callable[..., Recipe]:
-    """Compose the tiny recipe with further overrides."""
-    return partial(compose_tiny, cache)
+def tiny(cache: Path, request: pytest.FixtureRequest) -> Callable[..., Recipe]:
+    """Compose the tiny recipe with further overrides; with an MLP in tests marked `mlp`."""
+    network = MLP if request.node.get_closest_marker("mlp") else ()
+    return partial(compose_tiny, cache, *network)
 
 
 @pytest.fixture

@@ -119,8 +119,8 @@ def runtime_imports(module: str) -> frozenset[str]:
     """Return the project's modules that a module imports, but for those of type checking alone."""
     tree = ast.parse(modules()[module].read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+            node.body = [] if node.test.id == "TYPE_CHECKING" else node.body
     return frozenset(name for name in _imported_names(tree) if name != module)
 
 

@@ -19,11 +19,12 @@ from pipeline.core.errors import DataError, RunError
 from pipeline.engine.monitors import verified_log
 from pipeline.stages.runner import initial_state
 from tests import outcome
-from tests.conftest import TINY
+from tests.conftest import MLP, TINY
 from tests.test_shared_machines import At, log_of
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
+pytestmark = pytest.mark.mlp
 
 EVENTS = ["train.sink_size=4", "checkpoint.every_steps=8", "eval.every_steps=12"]
 LENGTH = ["train.steps=45", *EVENTS]
@@ -32,7 +33,7 @@ LENGTH = ["train.steps=45", *EVENTS]
 @pytest.fixture(scope="module")
 def unbroken(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken") / "run"
-    run(load_recipe("lenet5_digits", [*TINY, *LENGTH, f"cache.root={cache}"]), folder)
+    run(load_recipe("lenet5_digits", [*TINY, *MLP, *LENGTH, f"cache.root={cache}"]), folder)
     return folder
 
 

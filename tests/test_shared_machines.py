@@ -25,13 +25,14 @@ from pipeline.engine.schedule import RunSchedule
 from pipeline.stages.record.summary import Summary
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
-from tests.conftest import TINY
+from tests.conftest import MLP, TINY
 from tests.engine.monitors.disk import files_end_at
 from tests.engine.monitors.test_tensorboard import scalars
 from tests.image_folders import save_images
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
+pytestmark = pytest.mark.mlp
 
 LENGTH = ["train.steps=45", "train.sink_size=4", "checkpoint.every_steps=8"]
 ALL_STEPS = list(range(1, 46))
@@ -62,7 +63,7 @@ def read_only(*_: object, **__: object) -> Any:
 def unbroken(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happens to; its programs are in the cache from here on."""
     folder = tmp_path_factory.mktemp("unbroken")
-    run(load_recipe("lenet5_digits", [*TINY, *LENGTH, f"cache.root={cache}"]), folder)
+    run(load_recipe("lenet5_digits", [*TINY, *MLP, *LENGTH, f"cache.root={cache}"]), folder)
     return folder
 
 

@@ -9,6 +9,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,21 @@ PRIVATE = re.compile(
 """Words that a reader from the field has to guess: after, again, n, where to, expensive, ..."""
 
 
-def docstrings(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and text of every docstring, those below assignments among them."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        body = getattr(node, "body", None)
-        for child in body if isinstance(body, list) else ():
-            value = child.value if isinstance(child, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield child.lineno, value.value
+@cache
+def docstrings(file: Path) -> list[tuple[int, str]]:
+    """Return the line and text of every docstring, those below assignments among them."""
+    children = (
+        child
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(body := getattr(node, "body", None), list)
+        for child in body
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+    )
+    return [
+        (child.lineno, child.value.value)
+        for child in children
+        if isinstance(child.value.value, str)
+    ]
 
 
 @pytest.mark.slow
@@ -152,8 +160,14 @@ def test_tuple_packing_is_rare(names: Names) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("phrase", PROSE)
 def test_prose_is_plain(phrase: str) -> None:
-    text = " ".join(text for file in FILES for text in prose(file))
+    text = read_prose()
     assert 1000 * len(re.findall(phrase, text, re.IGNORECASE)) / len(text.split()) <= PROSE[phrase]
+
+
+@cache
+def read_prose() -> str:
+    """Return the docstrings and comments of all files."""
+    return " ".join(text for file in FILES for text in prose(file))
 
 
 def prose(file: Path) -> Iterator[str]:

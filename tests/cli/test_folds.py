@@ -217,6 +217,7 @@ def probabilities(printed: str) -> np.ndarray:
     return table
 
 
+@pytest.mark.slow
 def test_ensemble_of_folds_averages_their_probabilities(
     swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +243,7 @@ def test_ensemble_of_folds_averages_their_probabilities(
         ROOT(["export", str(swept), str(tmp_path / "ckpt"), "--to", "ckpt"])
 
 
+@pytest.mark.slow
 def test_report_compares_the_ensemble_with_its_members(
     swept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,7 @@ def test_single_shard_out_of_memory_ends_the_run(
     assert error.value.exit_status == 1
 
 
+@pytest.mark.slow
 def test_other_errors_of_the_device_are_raised(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_other_errors_of_the_device_are_raised(
         run(tiny(*MEMORY, "train.sink_size=7"), tmp_path)
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_a_shard_ends_the_run_before_its_first_step(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_run_does_not_depend_on_sinks_resume_and_devices(
     assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
 
 
+@pytest.mark.slow
 def test_attack_raises_the_loss_also_in_microbatches(tiny: Compose, tmp_path: Path) -> None:
     first_losses = {}
     for name, *overrides in (
@@ -95,6 +96,7 @@ def test_run_writes_its_robustness(attacked_run: Path) -> None:
     assert len(document["corruptions"]) == 8
 
 
+@pytest.mark.slow
 def test_attack_command_and_report(attacked_run: Path, tmp_path: Path) -> None:
     result = attack.main(attacked_run, "l2", 0.5, 3, attacks=["noise", "pgd"], samples=30)
     assert json.loads((attacked_run / "robustness.json").read_text()) == result.facts
@@ -134,6 +136,7 @@ def test_unattackable_data_are_refused(
         require_attackable(tiny(), SimpleNamespace(**facts))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_run_with_buckets_is_not_attacked(tiny: Compose, tmp_path: Path) -> None:
     """Padding has no pixels to change."""
     rescale = "[{name: rescale, factor: 0.004, shift: 0.0}]"

@@ -86,6 +86,7 @@ def test_secret_key_is_only_in_checkpoints(tiny: Compose, tmp_path: Path) -> Non
     np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.slow
 def test_noise_for_an_epsilon_depends_on_the_run_length(tiny: Compose, tmp_path: Path) -> None:
     privacy = "+privacy={epsilon: 8.0, delta: 1.0e-3, expected_batch_size: 24, accountant: rdp}"
     summary = run(tiny(*MLP, *RUN, privacy, "train.steps=10"), tmp_path)

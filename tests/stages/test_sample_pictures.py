@@ -31,6 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_training_samples_are_evaluated_by_the_eval_program(trained: Path) -> None:
     """40 of 96, spread evenly, by the program of the evaluation split."""
     trainer = Trainer.load(trained)

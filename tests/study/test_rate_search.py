@@ -64,6 +64,7 @@ def test_rates_from_a_file_are_refused(tiny: Compose, tmp_path: Path) -> None:
         measure_rate_curve(recipe, 50, Reporter())
 
 
+@pytest.mark.slow
 def test_losses_equal_a_run_at_the_same_rates(tiny: Compose, tmp_path: Path) -> None:
     rates = np.geomspace(LOW, HIGH, 45)
     (tmp_path / "rates.txt").write_text("\n".join(map(repr, rates.tolist())))

@@ -99,6 +99,7 @@ def strip_ledger(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {path: array for path, array in arrays.items() if not path.startswith("ledger/")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 def test_ledger_does_not_change_training(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*RUN), tmp_path / "on")
@@ -190,6 +191,7 @@ def test_attacked_steps_keep_a_ledger(
     assert on["ledger/readings"].sum() == 14 * tiny(*settings).train.batch_size
 
 
+@pytest.mark.slow
 def test_resume_with_other_data_is_refused(tiny: Compose, tmp_path: Path) -> None:
     file = tmp_path / "wrong.csv"
     file.write_text("3\n")

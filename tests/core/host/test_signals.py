@@ -172,6 +172,7 @@ def test_signal_handlers_are_restored() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_run_in_another_thread_works_without_signals(tiny: Compose, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         summary = pool.submit(run, tiny("train.steps=7"), tmp_path / "run").result()
@@ -182,6 +183,7 @@ def test_run_in_another_thread_works_without_signals(tiny: Compose, tmp_path: Pa
 @pytest.mark.parametrize(
     "stage", ["load_data", "build", "lower", "compile_programs", "choose_sink"]
 )
+@pytest.mark.mlp
 def test_signal_before_training_ends_the_run_as_stopped(
     stage: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +269,7 @@ def test_evaluation_stopped_by_a_signal_is_done_on_resume(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_signal_in_an_evaluation_at_the_last_step_stops_the_run(
     tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
@@ -285,6 +288,7 @@ def test_signal_in_an_evaluation_at_the_last_step_stops_the_run(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_save_signal_in_an_evaluation_is_handled_after_it(
     tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
@@ -296,6 +300,7 @@ def test_save_signal_in_an_evaluation_is_handled_after_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.mlp
 def test_signal_in_the_last_evaluation_loses_no_step(
     after: int, tiny: Compose, tmp_path: Path, evaluations: Evaluations
 ) -> None:
@@ -339,6 +344,7 @@ def interrupt(error: BaseException | None) -> None:
     [RuntimeError("no memory"), SystemExit(3), KeyboardInterrupt(), None],
     ids=["an exception", "sys.exit", "an interrupt", "two signals"],
 )
+@pytest.mark.mlp
 def test_pending_checkpoint_is_saved_however_the_run_ends(
     error: BaseException | None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_private_network_is_audited_below_its_bound(
     assert again == facts
 
 
+@pytest.mark.slow
 def test_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
     facts = leakage.main(overfitted_run, shadows=8, samples=1000).facts
     assert json.loads((overfitted_run / "leakage.json").read_text()) == facts

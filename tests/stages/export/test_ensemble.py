@@ -25,6 +25,7 @@ from tests.conftest import MLP, compose_tiny
 from tests.stages.export.ensembles import make_run
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.sampled_from([(3, 4), (2, 5, 5, 3)]), st.floats(0.1, 30))
 def test_probabilities_are_averaged(count: int, shape: tuple[int, ...], scale: float) -> None:
     outputs = scale * np.random.default_rng(count).normal(size=(count, *shape))

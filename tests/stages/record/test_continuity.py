@@ -21,6 +21,7 @@ from tests import outcome
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
+pytestmark = pytest.mark.mlp
 
 IMAGE = {"shape": (9, 8, 8, 1), "dtype": "uint8", "sha256": "a" * 64, "of": "all"}
 NOW = Provenance(

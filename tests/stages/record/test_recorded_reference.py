@@ -27,6 +27,7 @@ def write_reference(folder: Path, text: str, name: str = "lenet5_digits") -> Pat
     return file
 
 
+@pytest.mark.slow
 def test_run_is_compared_with_its_reference(
     tiny: Callable[..., Recipe],
     tmp_path: Path,

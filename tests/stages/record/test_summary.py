@@ -84,6 +84,7 @@ def test_run_reports_its_outcome(tiny: Compose, tmp_path: Path) -> None:
     ],
     ids=["ignored", "off", "soft"],
 )
+@pytest.mark.mlp
 def test_summary_has_the_sink_mechanism_and_reason(
     overrides: list[str], sink: dict[str, object], tiny: Compose, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_summary_has_the_sink_mechanism_and_reason(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_time_to_first_step_counts_from_the_command_start(tiny: Compose, tmp_path: Path) -> None:
     times = run(tiny(), tmp_path, started_at=time.perf_counter() - 100).time
     assert 100 <= times["start_s"] < times["first_step_s"]

@@ -67,6 +67,7 @@ def test_mirror_of_another_run_is_refused_before_any_write(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_newer_of_local_run_and_mirror_is_continued(
     tiny: Compose, tmp_path: Path, mirror: str
 ) -> None:

@@ -102,6 +102,7 @@ def test_equal_values_infinity_and_single_choice_are_accepted() -> None:
     assert all(trial.params["b"] == "only" for trial in study.trials)
 
 
+@pytest.mark.slow
 def test_sampler_option_loads_without_torch() -> None:
     code = (
         "import sys, yaml; from hydra.utils import instantiate;"

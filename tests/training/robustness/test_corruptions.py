@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 
 from pipeline.training.robustness.corruptions import CORRUPTIONS, corrupt
+from tests.slow_cases import mark_slow_except
 
 SEED = jnp.array([7, 0], jnp.uint32)
 PIXELS = jnp.asarray(np.random.default_rng(3).random((6, 16, 16, 3)), jnp.float32)
 SAMPLE = jnp.arange(6)
+LONG = ("noise", "pixelate", "rotate")
+"""Corruptions whose operations take seconds to compile."""
 
 
-@pytest.mark.parametrize("name", list(CORRUPTIONS))
+@pytest.mark.parametrize("name", mark_slow_except(CORRUPTIONS.keys() - LONG, CORRUPTIONS))
 def test_corruptions_grow_with_severity(name: str) -> None:
     # Smooth images, which blur and shifts change in proportion.
     grid = np.linspace(0, 3, 16)
@@ -26,7 +29,7 @@ def test_corruptions_grow_with_severity(name: str) -> None:
     assert 0 < changes[0] < changes[-1]
 
 
-@pytest.mark.parametrize("name", list(CORRUPTIONS))
+@pytest.mark.parametrize("name", mark_slow_except(CORRUPTIONS.keys() - {"noise"}, CORRUPTIONS))
 def test_corrupted_pixels_are_in_range_in_any_batch(name: str) -> None:
     corrupted = corrupt(name, 5, PIXELS, SEED, SAMPLE)
     assert corrupted.shape == PIXELS.shape

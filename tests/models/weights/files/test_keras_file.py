@@ -112,6 +112,7 @@ def test_layer_names_attribute_must_be_a_list(tmp_path: Path) -> None:
         read_weights(tmp_path / "net.h5")
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**13), st.sampled_from((0, 1, 128, 255)))
 @example(place=0, byte=0)
