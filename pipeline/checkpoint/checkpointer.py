@@ -43,7 +43,7 @@ from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Checkpoints:
                     self._remove_old()
             return
         # Copied, since the device reuses the buffers while they are being written.
-        arrays = {path: np.array(leaf) for path, leaf in leaves_by_path(state).items()}
+        arrays = {path: np.array(leaf) for path, leaf in flatten_by_path(state).items()}
         texts = {
             f"{HOST}/{JSON}": json.dumps(host_state),
             f"{RECIPE}/{JSON}": json.dumps(self._recipe),

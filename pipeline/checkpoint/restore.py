@@ -33,7 +33,7 @@ from pipeline.checkpoint.orbax_arrays import read_arrays
 from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.tree_paths import flatten_by_path
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
@@ -161,7 +161,7 @@ def arrange_arrays(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
 
     Raises DataError unless every name, shape and dtype agrees. The message begins with `where`.
     """
-    expected = leaves_by_path(like)
+    expected = flatten_by_path(like)
     problems = [f"{path} is missing" for path in expected if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in expected]
     problems += [

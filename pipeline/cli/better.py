@@ -11,7 +11,7 @@ from pipeline.config.hydra_options import DEFAULT_COMPONENTS, DEFAULT_RECIPE, re
 from pipeline.config.hydra_versions import store_option, stored_option
 from pipeline.config.overrides import key_of, quote_value, require_hydra_keys, sets_key, value_of
 from pipeline.core.errors import UsageError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
@@ -42,7 +42,9 @@ def main(
     if misplaced:
         raise UsageError(misplaced, "is about both sides; must be typed before --")
     if metric is not None and metric not in directions():
-        raise UsageError([f"--metric {metric}"], no_such("metric", metric, directions()))
+        raise UsageError(
+            [f"--metric {metric}"], explain_unknown_name("metric", metric, directions())
+        )
     require_hydra_keys(overrides)
     components = {"recipe", *DEFAULT_COMPONENTS}
     if not components & set(map(key_of, overrides)):

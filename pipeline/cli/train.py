@@ -41,8 +41,8 @@ from pipeline.core.errors import (
     RecipeError,
     RunError,
     UsageError,
-    exit_status_of,
     first_line,
+    get_exit_status,
     printable,
 )
 from pipeline.core.files.package_paths import CONF
@@ -226,13 +226,13 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         raise
     except KeyboardInterrupt as interruption:
         print("the sweep was stopped", file=sys.stderr)
-        stop_status = exit_status_of(interruption)
+        stop_status = get_exit_status(interruption)
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
     status = max(
         stop_status, conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
     )
-    if status in (RunError.exit_status, exit_status_of("stopped")):
+    if status in (RunError.exit_status, get_exit_status("stopped")):
         how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
     if existing is None:

@@ -12,7 +12,7 @@ from pipeline.config.recipe import STAGES, Recipe
 from pipeline.config.robustness_checks import check_robustness
 from pipeline.config.run_length import check_deadline, check_one_length, total_steps
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec, Facts
@@ -330,7 +330,7 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
     names += target_metrics.TOKEN_METRICS
     for key, metric in list_deciding_metrics(recipe).items():
         if metric is not None and metric not in names:
-            problem = no_such("metric", metric, names)
+            problem = explain_unknown_name("metric", metric, names)
             yield f"{key} = {metric}: {problem}; eval.metrics adds others"
         elif metric is not None and not measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"

@@ -30,9 +30,9 @@ from pipeline.config.recipe_file import (
 from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.tree_diff import value_at
+from pipeline.core.files.tree_diff import find_value
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
@@ -129,7 +129,7 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
 def _register_custom_components() -> None:
     """Register components of plug-ins and other distributions, which have no files in conf/."""
     for group, where in SECTIONS.items():
-        for name, component in components(group).items():
+        for name, component in list_components(group).items():
             if (
                 component.__module__.startswith("pipeline.")
                 or (CONF / group / f"{name}.yaml").is_file()
@@ -188,7 +188,7 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
         raise RecipeError(problems)
     for group in groups:
         *path, last = SECTIONS[group]
-        section = value_at(tree, path)
+        section = find_value(tree, path)
         if isinstance(section, dict):
             section.pop(last, None)
     store_option(group="recipe", name=name, package="_global_", node=tree)

@@ -19,7 +19,7 @@ from pipeline.config.references import find_refused_references, iterate_texts
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
-from pipeline.core.files.tree_diff import dotted_key
+from pipeline.core.files.tree_diff import format_key
 from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]
@@ -127,8 +127,8 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
                 value = None
         if value is not None and value != harmless and (where[1], value) != ("resume", RESUME_ANY):
             yield (
-                f"{dotted_key(where)} = {show(value)}: must not be in a file, which may be a "
-                f"stranger's; set it on the command line: {dotted_key(where)}={show(value)}"
+                f"{format_key(where)} = {show(value)}: must not be in a file, which may be a "
+                f"stranger's; set it on the command line: {format_key(where)}={show(value)}"
             )
 
 
@@ -159,7 +159,7 @@ def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
     if "hydra" in tree:
         problems.append("hydra: must not be in a file; set it on the command line")
     problems += [
-        f"{dotted_key(where)} = ???: the value is missing; give one, or leave the key out"
+        f"{format_key(where)} = ???: the value is missing; give one, or leave the key out"
         for where, text in iterate_texts(tree)
         if text == MISSING
     ]

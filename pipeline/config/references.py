@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipeline.core.files.safe_yaml import MAX_DEPTH
-from pipeline.core.files.tree_diff import Where, dotted_key, leaves, value_at
+from pipeline.core.files.tree_diff import TreePath, find_value, format_key, iterate_leaves
 from pipeline.core.files.value_text import show
 
 MAX_SIZE = 100_000
@@ -34,7 +34,7 @@ def find_refused_references(tree: Any) -> Iterator[str]:
     for where, text in iterate_texts(tree):
         if text.count(_OPENING) != len(_REFERENCE.findall(text)):
             yield (
-                f"{dotted_key(where)} = {show(text)}: a recipe file may refer to other keys, as in "
+                f"{format_key(where)} = {show(text)}: a recipe file may refer to other keys, as in "
                 "${train.batch_size}, and to nothing else; resolvers such as oc.env are for the "
                 "command line"
             )
@@ -60,7 +60,7 @@ class _Resolved(NamedTuple):
     """Length of the longest chain of references in it."""
 
 
-def _require_bounds(where: Where, resolved: _Resolved) -> None:
+def _require_bounds(where: TreePath, resolved: _Resolved) -> None:
     """Raise ValueError if the subtree at `where` exceeds a bound."""
     if resolved.size > MAX_SIZE:
         reason = f"references make more than {MAX_SIZE:,} values of it"
@@ -73,7 +73,7 @@ def _require_bounds(where: Where, resolved: _Resolved) -> None:
         )
     else:
         return
-    raise ValueError(f"{dotted_key(where)}: {reason}")
+    raise ValueError(f"{format_key(where)}: {reason}")
 
 
 class _Measurements:
@@ -81,9 +81,9 @@ class _Measurements:
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree
-        self._measured: dict[Where, _Resolved] = {}
+        self._measured: dict[TreePath, _Resolved] = {}
 
-    def measure(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
+    def measure(self, where: TreePath, through: tuple[TreePath, ...], level: int) -> _Resolved:
         """Return the size of the subtree at `where`.
 
         `through` has the paths of the references that lead there, `level` is the depth. Raises
@@ -99,7 +99,7 @@ class _Measurements:
             self._measured[where] = total
         return total
 
-    def _add_up(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
+    def _add_up(self, where: TreePath, through: tuple[TreePath, ...], level: int) -> _Resolved:
         """Add up the sizes of a node and of its children or of the targets of its references."""
         node, num_references = self._find_node(where, ())
         if isinstance(node, dict | list):
@@ -121,7 +121,7 @@ class _Measurements:
             node_size.chain + max((child.chain for child in children), default=0),
         )
 
-    def _find_node(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:
+    def _find_node(self, where: TreePath, through: tuple[TreePath, ...]) -> tuple[Any, int]:
         """Return the node at `where`, None if missing, and the number of references on the path."""
         node: Any = self._tree
         for depth, key in enumerate(where):
@@ -133,19 +133,19 @@ class _Measurements:
                 target = (*_parse_targets(node)[0], *where[depth:])
                 return self._find_node(target, (*through, reference))
             is_index = isinstance(node, list) and str(key).isdecimal()
-            node = value_at(node, (int(key) if is_index else key,))
+            node = find_value(node, (int(key) if is_index else key,))
         return node, len(through)
 
 
-def _parse_targets(text: str) -> list[Where]:
+def _parse_targets(text: str) -> list[TreePath]:
     """Return the paths that the references in a text point to."""
     return [tuple(re.findall(r"\w+", path)) for path in _REFERENCE.findall(text)]
 
 
-def _describe_circle(where: Where, text: str) -> str:
-    return f"{dotted_key(where)} = {show(text)}: references must not be circular"
+def _describe_circle(where: TreePath, text: str) -> str:
+    return f"{format_key(where)} = {show(text)}: references must not be circular"
 
 
-def iterate_texts(tree: Any) -> Iterator[tuple[Where, str]]:
+def iterate_texts(tree: Any) -> Iterator[tuple[TreePath, str]]:
     """Yield the texts of a tree with their paths."""
-    return ((where, leaf) for where, leaf in leaves(tree) if isinstance(leaf, str))
+    return ((where, leaf) for where, leaf in iterate_leaves(tree) if isinstance(leaf, str))

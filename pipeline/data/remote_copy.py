@@ -24,7 +24,7 @@ from pipeline.core.files.atomic_write import commit, write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.braces import expand_braces
 from pipeline.core.files.storage import Storage, StoredFile, open_storage, retry
-from pipeline.core.files.value_text import bytes_text, show
+from pipeline.core.files.value_text import format_bytes, show
 from pipeline.data.checksums import SUMS, checksum, format_checksums
 from pipeline.data.download import lock_data_folder
 
@@ -106,7 +106,7 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
     write_whole(folder / SUMS, format_checksums(folder, names))
     size_bytes = sum((folder / name).stat().st_size for name in names)
     count = f"{len(names):,} file{'s' if len(names) > 1 else ''}"
-    print(printable(f"{address}: {count}, {bytes_text(size_bytes)}, copied to {folder}"))
+    print(printable(f"{address}: {count}, {format_bytes(size_bytes)}, copied to {folder}"))
 
 
 def _find_sources(location: str, select: Select | None) -> tuple[Storage, Sources | None]:
@@ -148,7 +148,7 @@ def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folde
     size_bytes = sum(file.size_bytes or 0 for file in listing.values())
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
-        sizes = f"{bytes_text(size_bytes)}, and {folder} has room for {bytes_text(free_bytes)}"
+        sizes = f"{format_bytes(size_bytes)}, and {folder} has room for {format_bytes(free_bytes)}"
         raise RunError(f"{address}: has {sizes}; set another cache folder with cache.root=DIR")
 
 

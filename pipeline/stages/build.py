@@ -146,13 +146,15 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
         privacy=privacy,
     )
-    reporter.stage("build", _format_line(recipe, built))
+    reporter.print_stage("build", _format_line(recipe, built))
     if resolve_level(recipe) != "O0" or recipe.train.to_float:
         precision = resolve_precision(recipe)
         scale = resolve_loss_scale(recipe)
         types = [precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)]
         scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
-        reporter.stage("precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}")
+        reporter.print_stage(
+            "precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}"
+        )
     return built
 
 
@@ -171,7 +173,7 @@ def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporte
     budget = Budget(recipe.privacy, dataset.train_order, steps)
     with reporter.clock("accounting for privacy"):
         line = str(budget)
-    reporter.stage("privacy", line)
+    reporter.print_stage("privacy", line)
     return budget
 
 

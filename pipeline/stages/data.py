@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from pipeline.backends.loading.loader import split_bytes
+from pipeline.backends.loading.loader import count_split_bytes
 from pipeline.config.cache import cache_root
 from pipeline.config.checks import describe_unequal_shapes
 from pipeline.config.recipe import Recipe
@@ -138,7 +138,7 @@ def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
     if raw is None:
         return None
     dataset = _make_dataset(recipe, raw, reporter)
-    reporter.stage("data", "not downloaded: no stage reads samples, and the sizes are known")
+    reporter.print_stage("data", "not downloaded: no stage reads samples, and the sizes are known")
     return dataset
 
 
@@ -192,7 +192,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     lines += raw.notes
     lines += [format_buckets(raw.train, buckets, raw.unit.samples)] if buckets else []
     for line in lines:
-        reporter.stage("data", line)
+        reporter.print_stage("data", line)
     return dataset
 
 
@@ -387,7 +387,7 @@ def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
 def _format_summary(raw: RawData, dataset: Dataset) -> str:
     unit = raw.unit
     size = unit.size or "x".join(map(str, raw.train.specs()["image"].shape))
-    size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6
+    size_mb = (count_split_bytes(raw.train) + count_split_bytes(raw.eval)) / 1e6
     order = dataset.train_order
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "

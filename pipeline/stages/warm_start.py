@@ -15,7 +15,7 @@ from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.address import Address
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.dataset import Dataset
 from pipeline.data.remote_copy import copy_once
 from pipeline.data.tables.encode_table import count_encoded_features
@@ -114,6 +114,6 @@ def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray
     """
     leaves = [
         arrays[name].astype(leaf.dtype) if name in arrays else leaf
-        for name, leaf in leaves_by_path(variables).items()
+        for name, leaf in flatten_by_path(variables).items()
     ]
     return jax.tree.unflatten(jax.tree.structure(variables), leaves)

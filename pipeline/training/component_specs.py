@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast,
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.core.registry import ComponentOf, Seq, Spec, components
+from pipeline.core.registry import ComponentOf, Seq, Spec, list_components
 from pipeline.data.targets import Targets, Task
 from pipeline.training.metric_names import METRICS, Direction
 
@@ -59,7 +59,7 @@ def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
     component_names = [name for name in names if name not in METRICS]
     return {
         **METRICS,
-        **{n: cast(type[MetricSpec], components("metric")[n]).better for n in component_names},
+        **{n: cast(type[MetricSpec], list_components("metric")[n]).better for n in component_names},
     }
 
 
@@ -117,7 +117,7 @@ class LossSpec(Spec):
 
 def list_losses(task: Task) -> list[str]:
     """Return the names of the losses for a task."""
-    losses = cast(Mapping[str, type[LossSpec]], components("loss"))
+    losses = cast(Mapping[str, type[LossSpec]], list_components("loss"))
     return [name for name, loss in losses.items() if task in loss.tasks]
 
 

@@ -27,14 +27,14 @@ class LossScaleSpec(Spec):
     name: str
 
     @abstractmethod
-    def at(self, level: Level) -> LossScaling:
+    def resolve(self, level: Level) -> LossScaling:
         """Return the loss scale at a level of precision."""
 
 
 class LossScaling(LossScaleSpec):
     """Base of the loss scales that are the same at every level."""
 
-    def at(self, level: Level) -> LossScaling:
+    def resolve(self, level: Level) -> LossScaling:
         return self
 
     @property
@@ -59,7 +59,7 @@ class Auto(LossScaleSpec):
 
     name: Literal["auto"] = "auto"
 
-    def at(self, level: Level) -> LossScaling:
+    def resolve(self, level: Level) -> LossScaling:
         return Dynamic() if level == "O2" else Fixed(scale=1.0, drop_overflow_update=False)
 
 
@@ -114,7 +114,7 @@ class Dynamic(LossScaling):
         return scale, jnp.where(grows, 0, good_steps)
 
 
-class _NumberIsFixed:
+class _NumberAsFixedScale:
     """A number in a recipe is a fixed scale with `drop_overflow_update: false`."""
 
     def __get_pydantic_core_schema__(
@@ -141,4 +141,4 @@ def _convert_number(value: Any) -> Any:
     return value
 
 
-LossScale = Annotated[LossScaleSpec, ComponentOf("loss_scale"), _NumberIsFixed()]
+LossScale = Annotated[LossScaleSpec, ComponentOf("loss_scale"), _NumberAsFixedScale()]

@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
     "no memory": (
         [],
         lambda _, patch: patch.setattr(
-            "pipeline.core.host.memory.available_bytes", lambda: 300_000
+            "pipeline.core.host.memory.read_available_bytes", lambda: 300_000
         ),
         "the weights and the optimizer of lenet5 would take .* are available here",
     ),

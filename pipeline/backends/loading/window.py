@@ -33,7 +33,7 @@ class Inputs:
     """Number of samples, as in `Batches`."""
 
 
-def batch_at(inputs: Inputs, position: Array) -> Batch:
+def read_batch(inputs: Inputs, position: Array) -> Batch:
     """Return the batch at a position of a window, inside the compiled loop."""
     sample = inputs.indices[position]
     rows = sample if inputs.samples is None else sample % inputs.samples
@@ -51,12 +51,12 @@ class Window:
     start: int
     stop: int
     inputs: Inputs
-    early: bool = False
+    is_early: bool = False
     """Whether the window is short, as its reader has just started, or is read while a short window
     is in use. A wait for such a window isn't starvation."""
 
     @property
-    def most_steps(self) -> int:
+    def max_steps(self) -> int:
         """Most steps of a window of this loader."""
         return int(self.inputs.counts.shape[0])
 
@@ -71,7 +71,7 @@ def put_inputs(
 ) -> Inputs:
     """Make the inputs of a window from columns on the devices and the order of its samples."""
     batch_size = batches.indices.shape[1]
-    rows = placement.rows(batch_size)
+    rows = placement.list_rows(batch_size)
     indices = placement.put_batches(batches.indices[:, rows], batch_size)
     epochs, counts, words = placement.put((batches.epochs, batches.counts, seed_words(seed)))
     return Inputs(columns, indices, epochs, counts, words, resident, batches.samples)

@@ -154,7 +154,7 @@ def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResul
     metrics: list[Difference] | None = None
     if original.status == "done":
         outcomes = compare_outcomes(original, repeated)
-        metrics = [difference for difference in outcomes if difference.where[0] == "metrics"]
+        metrics = [difference for difference in outcomes if difference.path[0] == "metrics"]
     is_same = steps.first is None and not steps.only_one and not metrics
     page = SideBySide(original, repeated)
     page.show_steps(steps)

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config.files import find_groups
 from pipeline.config.foreign.adopt import TRAINERS, KeyRow, Settings, read_setting
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 
@@ -39,7 +39,9 @@ def map_model(settings: Settings) -> Iterator[KeyRow]:
     option = TRAINERS["mindcv"]["models"].get(name, name)
     if option not in files:
         hint = "`convert model` writes a network of PyTorch as a recipe"
-        raise RecipeError([f"model = {show(name)}: {no_such('network', name, files)}; {hint}"])
+        raise RecipeError(
+            [f"model = {show(name)}: {explain_unknown_name('network', name, files)}; {hint}"]
+        )
     yield KeyRow("model", {"model": option})
     rate = read_setting(settings, "drop_rate", 0.0)
     if rate and "dropout" in read_yaml(files[option]):

@@ -189,7 +189,7 @@ def _find_mpi_host(environment: Environment) -> str:
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment["OMPI_COMM_WORLD_SIZE"]:
         raise KeyError("MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)")
     # Open MPI names each job of a machine differently.
-    return f"127.0.0.1:{_port_of_job(crc32(environment.get('PMIX_NAMESPACE', '').encode()))}"
+    return f"127.0.0.1:{_choose_port(crc32(environment.get('PMIX_NAMESPACE', '').encode()))}"
 
 
 def _find_first_node(environment: Environment) -> str:
@@ -204,10 +204,10 @@ def _find_slurm_node(environment: Environment) -> str:
     job = environment["SLURM_JOB_ID"]
     if not job.isdecimal():
         raise ValueError(f"SLURM_JOB_ID = {job}: must be a whole number")
-    return f"{prefix}{number or ''}:{_port_of_job(int(job))}"
+    return f"{prefix}{number or ''}:{_choose_port(int(job))}"
 
 
-def _port_of_job(number: int) -> int:
+def _choose_port(number: int) -> int:
     return MAX_PORT + 1 - NUM_PORTS + number % NUM_PORTS
 
 

@@ -35,7 +35,7 @@ class Maps:
     remainders: Any
     remainder_bits: int
 
-    def at(self, xp: Any, numbers: Any) -> Maps:
+    def select(self, xp: Any, numbers: Any) -> Maps:
         """Return the maps with these numbers, int32 (batch,)."""
         pixels = xp.asarray(self.pixels)[numbers]
         return Maps(pixels, xp.asarray(self.remainders)[numbers], self.remainder_bits)
@@ -193,7 +193,7 @@ class _AffineOp(GeometricOp):
     def _draw_maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
         height, width = values.shape[1:3]
         maps = to_fixed_point(self.matrices(height, width), height, width)
-        return maps.at(xp, integers(xp, uniforms[:, 0], len(maps.pixels)))
+        return maps.select(xp, integers(xp, uniforms[:, 0], len(maps.pixels)))
 
 
 @component("op")

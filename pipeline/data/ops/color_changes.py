@@ -126,7 +126,7 @@ def make_changes(
     fill: np.ndarray,
 ) -> Any:
     """Change each image of RGB bytes by the row of the tables in `numbers`, int32 (batch,)."""
-    values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
+    values = warp(xp, values, changes.maps.select(xp, numbers), interpolation, fill)
     counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
     for name, table in (

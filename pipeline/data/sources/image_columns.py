@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pipeline.core.errors import DataError, system_reason
+from pipeline.core.errors import DataError, get_system_reason
 from pipeline.data.columns import DECODING_THREADS, Column, read_samples
 from pipeline.data.image_file import (
     FORMATS,
@@ -230,4 +230,4 @@ def _open_named(path: str, formats: Sequence[str]) -> Iterator[Image.Image]:
 
 
 def _make_read_error(path: str, error: Exception) -> DataError:
-    return DataError(f"{path}: can't be read as an image: {system_reason(error)}")
+    return DataError(f"{path}: can't be read as an image: {get_system_reason(error)}")

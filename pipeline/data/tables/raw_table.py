@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.files.error_text import nearest, show_name
+from pipeline.core.files.error_text import find_nearest, show_name
 from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.table import Kind
 
@@ -59,7 +59,7 @@ class RawTable:
 def describe_missing_column(name: str, names: Iterable[str]) -> str:
     """Return a message for a missing column, with the nearest name."""
     names = list(names)
-    guess = nearest(name, names)
+    guess = find_nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else ";"
     ellipsis = ", ..." if len(names) > 20 else ""
     columns = ", ".join(map(show_name, names[:20]))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.tokenizer_process import TokenizerProcess
 
 UNKNOWN = -1
@@ -252,4 +252,4 @@ def _to_code_points(text: str) -> np.ndarray:
 
 
 def _to_json(tree: Any) -> bytes:
-    return (json_text(tree) + "\n").encode()
+    return (format_json(tree) + "\n").encode()

@@ -15,8 +15,8 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
 from pipeline.config.overrides import key_of
 from pipeline.core.errors import DataError, first_line
-from pipeline.core.files.error_text import nearest
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.files.error_text import find_nearest
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.accuracy_columns import compare_arrays
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
@@ -183,7 +183,7 @@ def _require_same_network(left: Side, right: Side) -> None:
     ]
     for path in right_kinds:
         if path not in left_kinds:
-            guess = nearest(path, left_kinds)
+            guess = find_nearest(path, left_kinds)
             hint = f" (the left side has {guess})" if guess else ""
             problems.append(f"{path} is only on the right side{hint}")
     problems += [
@@ -192,7 +192,7 @@ def _require_same_network(left: Side, right: Side) -> None:
         if path in right_kinds and left_kinds[path] != right_kinds[path]
     ]
     shapes = [
-        {path: leaf.shape for path, leaf in leaves_by_path(side.opened.built.state.params).items()}
+        {path: leaf.shape for path, leaf in flatten_by_path(side.opened.built.state.params).items()}
         for side in (left, right)
     ]
     if not problems:
@@ -218,7 +218,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
     step = steps[-1] if step is None else step
     saved = load_state(side.opened, side.run_dir, step, reporter)
     if saved.replayed:
-        reporter.stage(
+        reporter.print_stage(
             "state", f"of step {step - saved.replayed}; {saved.replayed:,} steps trained again"
         )
     return saved.state, step
@@ -253,8 +253,8 @@ def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Wei
     if step not in saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its weights are not compared"
     left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()).state)
-    left_params = leaves_by_path(left_weights.params)
-    right_params = leaves_by_path(weights.params)
+    left_params = flatten_by_path(left_weights.params)
+    right_params = flatten_by_path(weights.params)
     squares = [
         float(np.square(np.subtract(left_params[p], right_params[p], dtype=np.float64)).sum())
         for p in left_params

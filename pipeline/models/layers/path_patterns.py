@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from pipeline.core.files.error_text import nearest, show_name
+from pipeline.core.files.error_text import find_nearest, show_name
 
 Path = tuple[str, ...]
 """Scopes of a layer, outermost first; of a parameter, with its name at the end."""
@@ -49,7 +49,7 @@ def require_covered(
         scopes = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
         if len(scopes) > MAX_SCOPES:
             scopes[MAX_SCOPES:] = ["..."]
-        guess = nearest(pattern, counts)
+        guess = find_nearest(pattern, counts)
         raise ValueError(
             f"{key}pattern {show_name(repr(pattern))} matches none of the {len(paths)} {noun} in "
             f"{', '.join(scopes)}, such as {'/'.join(paths[0])}"

@@ -73,7 +73,7 @@ def run_locally(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
-        with _start_workers(launch, folder, run_dir) as workers, signals.held():
+        with _start_workers(launch, folder, run_dir) as workers, signals.hold_stops():
             failure = _watch(workers, folder, signals, launch)
             running = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
         if failure is not None and failure.is_interrupted:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.backends.base import CompileInputs
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import batch_at
+from pipeline.backends.loading.window import read_batch
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -169,7 +169,7 @@ def _compute_shapes(inputs: CompileInputs) -> StepShapes:
 
 
 def _compute_batch_shape(loader: Loader) -> Any:
-    return jax.eval_shape(batch_at, loader.window(0).inputs, np.int32(0))
+    return jax.eval_shape(read_batch, loader.get_window(0).inputs, np.int32(0))
 
 
 def _trace_step(step: TrainStep, shapes: StepShapes) -> StepTrace:

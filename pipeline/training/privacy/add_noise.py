@@ -53,7 +53,7 @@ class PrivacyRule:
         return PrivacyState(jnp.zeros(4, jnp.uint32), jnp.float32(np.nan), jnp.float32(self.clip))
 
 
-def round_up(noise: float) -> float:
+def round_up_to_float32(noise: float) -> float:
     """Return the smallest float32 that isn't below a number."""
     rounded = np.float32(noise)
     return float(rounded if float(rounded) >= noise else np.nextafter(rounded, np.float32(np.inf)))

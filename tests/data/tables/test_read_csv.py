@@ -106,7 +106,7 @@ def test_table_larger_than_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short fields take more memory than their text."""
-    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("pipeline.core.host.memory.read_available_bytes", lambda: 1_000_000)
     assert read(tmp_path, "a,b\n" + "1,2\n" * 10_000).rows == 10_000
     with pytest.raises(ValueError, match=r"its table would take .* of memory"):
         read(tmp_path, "a,b\n" + "1,2\n" * 50_000)

@@ -16,7 +16,7 @@ import pytest
 from pipeline.checkpoint.checkpoint_folder import checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from tests import outcome
 from tests.models.build import initialise, parameters, random
 from tests.whole_run import run
@@ -69,7 +69,7 @@ def build(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
 
     def model(name: str, dtype: str = "float32", **arguments: Any) -> Any:
         tree = {"name": "keras", "import": f"own_models:{name}", "arguments": arguments, "init": {}}
-        return components("model")["keras"].model_validate(tree).build(10, dtype)
+        return list_components("model")["keras"].model_validate(tree).build(10, dtype)
 
     return model
 

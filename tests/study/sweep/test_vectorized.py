@@ -121,7 +121,7 @@ def test_invalid_vectorize_settings_are_refused(
 def test_too_little_memory_is_refused_with_the_number_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_program, "available_bytes", lambda: 7 * 10**9)
+    monkeypatch.setattr(shared_program, "read_available_bytes", lambda: 7 * 10**9)
     shared_program.Places(3, is_set_by_user=True).require_room(2 * 10**9)
     with pytest.raises(shared_program.RunError) as error:
         shared_program.Places(8, is_set_by_user=True).require_room(2 * 10**9)

@@ -22,7 +22,7 @@ from pipeline.core.files.knowledge_bank import (
     operator_record,
     reuse_or_search,
 )
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
@@ -220,7 +220,7 @@ def choose_lowerings(
     requested = tuple(problems)
     if tuning.fixed is not None:
         return _check_fixed(tuning.fixed, requested, device, tuning.folder)
-    if tuning.mode == "off" or not platform_of(device.platform).chooses_lowerings:
+    if tuning.mode == "off" or not get_platform(device.platform).chooses_lowerings:
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
     scopes = list_scopes(device)
@@ -289,7 +289,7 @@ def _check_fixed(
     requested = [(by_text[text], how) for text, how in lowerings.chosen if text in by_text]
     wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
     engines = _find_engines(problems, device, folder) if wants_onednn else {}
-    chooses = platform_of(device.platform).chooses_lowerings
+    chooses = get_platform(device.platform).chooses_lowerings
     for problem, lowering in requested:
         available = engines.get(problem.dtype, frozenset(("xla",)))
         can_be_computed = chooses and can_compute(problem, lowering, available)
