@@ -30,7 +30,7 @@ from pipeline.backends.find_draws import (
     find_draws,
     read_constant,
 )
-from pipeline.data.random import threefry_2x32
+from pipeline.data.random import encrypt_threefry
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 
@@ -146,7 +146,7 @@ def draw_bits(keys: Any, first: Any) -> Any:
     without JAX's loop, which writes every round to memory.
     """
     counters = first[:, None] + lax.iota(jnp.uint32, COLUMNS)
-    high, low = threefry_2x32((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
+    high, low = encrypt_threefry((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
     return high ^ low
 
 
@@ -231,5 +231,5 @@ def fold_key_words(seed: np.ndarray, folds: Sequence[int]) -> np.ndarray:
     key = seed.astype(np.uint32)
     for number in folds:
         counter = np.zeros(1, np.uint32), np.array([number], np.uint32)
-        key = np.concatenate(threefry_2x32((key[:1], key[1:]), counter))
+        key = np.concatenate(encrypt_threefry((key[:1], key[1:]), counter))
     return key

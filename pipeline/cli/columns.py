@@ -71,14 +71,14 @@ def _describe_column(table: RawTable, name: str) -> str:
         numbers = f"numeric   {present.min():g} to {present.max():g}, mean {present.mean():.6g}"
         missing = _describe_missing(table.rows - present.size)
         return f"{numbers}, {len(np.unique(present)):,} different{missing}"
-    counts = column.counts()
+    counts = column.count_rows()
     if not counts.size:
         return "empty     no values"
     missing = _describe_missing(table.rows - int(counts.sum()))
     text_cell = find_text_among_numbers(column)
     if text_cell is not None:
         row, text, share = text_cell
-        return f"mixed     {share:.1%} numbers; {table.place(row)}: {show_name(text)!r}{missing}"
+        return f"mixed     {share:.1%} numbers; {table.locate(row)}: {show_name(text)!r}{missing}"
     different = f"{len(counts):,} different"
     formats = find_date_formats(column.texts)
     if len(formats) == 1:

@@ -28,7 +28,7 @@ _NOTHING = object()
 
 def names_every_component(tree: Mapping[str, Any]) -> bool:
     """Return whether a recipe names every component, like a run's recipe and `--cfg job`."""
-    sections = (find_value(tree, where) for where in SECTIONS.values())
+    sections = (find_value(tree, path) for path in SECTIONS.values())
     return "defaults" not in tree and all(
         isinstance(section, Mapping) and "name" in section for section in sections
     )
@@ -42,7 +42,7 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     """
     filled = deepcopy(dict(tree))
     # Repeat: a section's missing keys are reported only once the section exists.
-    while sum(_fill_key(filled, where) for where in _find_missing(filled)):
+    while sum(_fill_key(filled, path) for path in _find_missing(filled)):
         pass
     return filled
 
@@ -114,20 +114,20 @@ def _find_missing(tree: Tree) -> list[TreePath]:
     return []
 
 
-def _fill_key(tree: Tree, where: TreePath) -> bool:
+def _fill_key(tree: Tree, path: TreePath) -> bool:
     """Insert the default of a missing key; return whether conf/ has one."""
-    parent = find_value(tree, where[:-1])
-    default = _find_default(tree, where)
-    if not isinstance(parent, dict) or where[-1] in parent or default is _NOTHING:
+    parent = find_value(tree, path[:-1])
+    default = _find_default(tree, path)
+    if not isinstance(parent, dict) or path[-1] in parent or default is _NOTHING:
         return False
-    parent[where[-1]] = deepcopy(default)
+    parent[path[-1]] = deepcopy(default)
     return True
 
 
-def _find_default(tree: Tree, where: TreePath) -> Any:
+def _find_default(tree: Tree, path: TreePath) -> Any:
     """Return a key's default or `_NOTHING`: in a component, that of its most similar option."""
     for group, section in SECTIONS.items():
-        if where[: len(section)] != section:
+        if path[: len(section)] != section:
             continue
         component = find_value(tree, section)
         if not isinstance(component, Mapping):
@@ -138,10 +138,10 @@ def _find_default(tree: Tree, where: TreePath) -> Any:
             key=lambda option: len(values & set(map(str, iterate_leaves(option)))),
             default={},
         )
-        return find_value(most_similar, where[len(section) :], _NOTHING)
+        return find_value(most_similar, path[len(section) :], _NOTHING)
     return find_value(
         {**_read_config_file("config"), "train": _read_config_file("train/default")},
-        where,
+        path,
         _NOTHING,
     )
 

@@ -115,20 +115,20 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
     `within` is the path in the recipe of the file's keys.
     """
-    for where, harmless in USER_KEYS.items():
-        if where[: len(within)] != within:
+    for path, harmless in USER_KEYS.items():
+        if path[: len(within)] != within:
             continue
         value: Any = tree
-        for key in where[len(within) :]:
+        for key in path[len(within) :]:
             if isinstance(value, dict):
                 value = value.get(key)
             elif "${" not in str(value):
                 # A reference in place of the section stays, since it could contain the key.
                 value = None
-        if value is not None and value != harmless and (where[1], value) != ("resume", RESUME_ANY):
+        if value is not None and value != harmless and (path[1], value) != ("resume", RESUME_ANY):
             yield (
-                f"{format_key(where)} = {show(value)}: must not be in a file, which may be a "
-                f"stranger's; set it on the command line: {format_key(where)}={show(value)}"
+                f"{format_key(path)} = {show(value)}: must not be in a file, which may be a "
+                f"stranger's; set it on the command line: {format_key(path)}={show(value)}"
             )
 
 
@@ -159,8 +159,8 @@ def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
     if "hydra" in tree:
         problems.append("hydra: must not be in a file; set it on the command line")
     problems += [
-        f"{format_key(where)} = ???: the value is missing; give one, or leave the key out"
-        for where, text in iterate_texts(tree)
+        f"{format_key(path)} = ???: the value is missing; give one, or leave the key out"
+        for path, text in iterate_texts(tree)
         if text == MISSING
     ]
     problems += find_refused_references({key: tree[key] for key in tree if key != "defaults"})

@@ -27,14 +27,14 @@ def find_unfit_components(
     foreign keys are in `override_keys`, which the command line sets.
     """
     problems = {
-        where: _find_problem(group, where, find_value(tree, where), override_keys)
-        for group, where in SECTIONS.items()
+        path: _find_problem(group, path, find_value(tree, path), override_keys)
+        for group, path in SECTIONS.items()
     }
     return {where: problem for where, problem in problems.items() if problem is not None}
 
 
 def _find_problem(
-    group: str, where: TreePath, section: Any, override_keys: Collection[str]
+    group: str, path: TreePath, section: Any, override_keys: Collection[str]
 ) -> str | None:
     """Return the problem of the section at `where`; None if its keys fit."""
     is_name = isinstance(section, str)
@@ -54,10 +54,10 @@ def _find_problem(
         for other_name, other in specs.items()
         if other_name != name
     )
-    is_inherited = any(f"{format_key(where)}.{key}" not in override_keys for key in foreign_keys)
+    is_inherited = any(f"{format_key(path)}.{key}" not in override_keys for key in foreign_keys)
     if not missing_keys and not (fits_another and is_inherited):
         return None
-    key = format_key(where) if is_name else f"{format_key(where)}.name"
+    key = format_key(path) if is_name else f"{format_key(path)}.name"
     names = (_add_unit(spec, missing) for missing in missing_keys)
     reasons = [f"lacks {show_name(', '.join(names))}"] if missing_keys else []
     if foreign_keys:

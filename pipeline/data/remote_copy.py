@@ -25,7 +25,7 @@ from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.braces import expand_braces
 from pipeline.core.files.storage import Storage, StoredFile, open_storage, retry
 from pipeline.core.files.value_text import format_bytes, show
-from pipeline.data.checksums import SUMS, checksum, format_checksums
+from pipeline.data.checksums import SUMS, compute_checksum, format_checksums
 from pipeline.data.download import lock_data_folder
 
 FOLDER = "remote"
@@ -99,7 +99,7 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
     if retry(partial(_list_remote, storage, sources)) != listing:
         raise DataError(f"{address}: has changed while it was copied; run this again")
     names = [f"{content.name}/{name}" for name in sorted(listing)]
-    if pin and (digest := checksum(folder / names[0])) != pin.removeprefix(PIN).lower():
+    if pin and (digest := compute_checksum(folder / names[0])) != pin.removeprefix(PIN).lower():
         (folder / names[0]).unlink()
         problem = "the file has changed, or the address is wrong"
         raise DataError(f"{address}: has SHA-256 {digest}; {problem}")
@@ -158,13 +158,13 @@ def _fetch(
     """Copy the files of a listing that an interrupted copy of the same versions lacks."""
     record = content.with_name(LISTING)
     versions = {name: list(astuple(file)) for name, file in listing.items()}
-    earlier: Any = None
+    previous: Any = None
     with suppress(OSError, ValueError):
-        earlier = read_json(record, MOST_LISTING_BYTES)
-    earlier = earlier if isinstance(earlier, dict) else {}
+        previous = read_json(record, MOST_LISTING_BYTES)
+    previous = previous if isinstance(previous, dict) else {}
     for path in [path for path in content.rglob("*") if path.is_file()]:
         name = path.relative_to(content).as_posix()
-        if name not in listing or not listing[name].version or earlier.get(name) != versions[name]:
+        if name not in listing or not listing[name].version or previous.get(name) != versions[name]:
             path.unlink()
     write_whole(record, json.dumps(versions))
     for name, file in listing.items():

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve_precision
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import schedule_run, total_steps
+from pipeline.config.run_length import count_total_steps, schedule_run
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
@@ -103,7 +103,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     Raises RecipeError if components don't fit.
     """
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
-    planned = replace(schedule, total=total_steps(recipe.train, schedule.steps_per_epoch))
+    planned = replace(schedule, total=count_total_steps(recipe.train, schedule.steps_per_epoch))
     step_config = make_step_config(
         recipe,
         dataset.targets,

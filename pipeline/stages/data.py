@@ -14,7 +14,7 @@ from pipeline.backends.loading.loader import count_split_bytes
 from pipeline.config.cache import cache_root
 from pipeline.config.checks import describe_unequal_shapes
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import total_steps
+from pipeline.config.run_length import count_total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.canaries import choose_canaries, plant_canaries
@@ -214,7 +214,9 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
     """Return the part of the evaluation split that `eval.samples` requests."""
     samples = recipe.eval.samples
     if samples == "trained" and "train" in recipe.stages:
-        samples = total_steps(recipe.train, train_order.steps_per_epoch) * train_order.batch_size
+        samples = (
+            count_total_steps(recipe.train, train_order.steps_per_epoch) * train_order.batch_size
+        )
     if isinstance(samples, str) or samples >= len(split):
         return split
     rows = np.arange(samples) * len(split) // samples

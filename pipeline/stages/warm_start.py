@@ -71,7 +71,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
         tree = recipe.model_dump(mode="json")
         state, saved = restore_weights(path, like, tree, warn)
         if changes := list_changes_of_meaning(saved, tree):
-            warn(f"{saved.where}: trained by another recipe: {join_problems(changes)}")
+            warn(f"{saved.folder}: trained by another recipe: {join_problems(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
     model = recipe.model.fit_to_table(count_encoded_features(dataset.eval_ops))
@@ -104,7 +104,7 @@ def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int 
     if not source.exists():
         raise DataError(f"{source}: there is no such file or run directory")
     saved = read_saved(source, warn)
-    return saved.weights(), saved.step
+    return saved.select_weights(), saved.step
 
 
 def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:

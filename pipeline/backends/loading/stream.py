@@ -69,7 +69,7 @@ class Reader:
         self._steps = self._plan.list_steps(self._first_step, number)
         # A wait for an early window, of a reader that just started, isn't starvation.
         early = self._plan.is_early(number)
-        buffer = self._pool.submit(WindowBuffer, self._plan, self._steps, early=early)
+        buffer = self._pool.submit(WindowBuffer, self._plan, self._steps, is_early=early)
         self._parts = [
             self._pool.submit(self._read_part, buffer, part) for part in range(self._plan.parts)
         ]

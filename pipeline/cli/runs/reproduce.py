@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import check_tree
-from pipeline.config.overrides import key_of, quote_value
+from pipeline.config.overrides import get_key, quote_value
 from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
@@ -52,7 +52,7 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
     Raises UsageError if overrides have `train.resume`, RecipeError and DataError if the run can't
     be read, RunError if it can't be run again.
     """
-    if resume := [override for override in overrides if key_of(override) == RESUME]:
+    if resume := [override for override in overrides if get_key(override) == RESUME]:
         raise UsageError(resume, "goes on with a run, but reproduce makes a new one; leave it out")
     original = read_record(run_dir)
     name = check_tree(dict(original.recipe)).name

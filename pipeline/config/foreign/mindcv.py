@@ -94,7 +94,7 @@ def map_data(settings: Settings) -> Iterator[KeyRow]:
     else:
         ops = {"resize.size": size, "rescale.factor": 1 / 255, "rescale.shift": 0.0}
         yield KeyRow("dataset", {"dataset": name, **(CIFAR_OPS if name != "mnist" else {})})
-        yield KeyRow("image_resize", _ops_of_splits({**ops, **SMALL_IMAGES[name]}))
+        yield KeyRow("image_resize", _map_to_splits({**ops, **SMALL_IMAGES[name]}))
     for setting, op in (("mixup", "mix_up"), ("cutmix", "cut_mix")):
         if alpha := read_setting(settings, setting, 0.0):
             classes = read_setting(settings, "num_classes", 1000)
@@ -135,10 +135,10 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRo
         yield KeyRow("color_jitter", keys)
     for setting, default in IMAGENET.items():
         pixels = settings.get(setting) or default
-        yield KeyRow(setting, _ops_of_splits({f"normalize.{setting}": pixels}))
+        yield KeyRow(setting, _map_to_splits({f"normalize.{setting}": pixels}))
 
 
-def _ops_of_splits(fields: Settings) -> dict[str, Any]:
+def _map_to_splits(fields: Settings) -> dict[str, Any]:
     """Return `fields`, by op and field such as `normalize.mean`, as keys of both splits."""
     splits = ("train", "eval")
     return {f"dataset.{split}.ops.{key}": fields[key] for split in splits for key in fields}

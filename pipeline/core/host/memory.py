@@ -37,12 +37,12 @@ def read_available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -
     return min([free_bytes, *(count for count in group_bytes if count is not None)])
 
 
-def require_room(size_bytes: int, what: str) -> None:
+def require_room(size_bytes: int, purpose: str) -> None:
     """Raise ValueError if `what` needs more memory than is available."""
     available = read_available_bytes()
     if size_bytes > available:
         raise ValueError(
-            f"{what} would take {size_bytes / 1e9:,.1f} GB of memory, {available / 1e9:,.1f} GB "
+            f"{purpose} would take {size_bytes / 1e9:,.1f} GB of memory, {available / 1e9:,.1f} GB "
             "are available here"
         )
 

@@ -236,10 +236,10 @@ def _describe_import_error(error: BaseException, path: Path | None) -> str:
     ]
     if isinstance(error, SyntaxError) and path is not None and error.filename == str(path):
         lines = [error.lineno]
-    where = f"line {lines[-1]}: " if lines else ""
+    place = f"line {lines[-1]}: " if lines else ""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     hint = f"; {INSTALL[missing]}" if missing in INSTALL else ""
-    return f"can't be imported: {where}{type(error).__name__}: {first_line(error)}{hint}"
+    return f"can't be imported: {place}{type(error).__name__}: {first_line(error)}{hint}"
 
 
 def _hash_files(source: str, module: ModuleType) -> Mapping[str, str]:

@@ -20,8 +20,8 @@ from pipeline.data.image_file import (
     open_image,
     read_pixels,
     read_upright_size,
+    require_complete,
     require_eight_bits,
-    require_whole,
     turn_upright,
 )
 from pipeline.data.padding.buckets import Ragged
@@ -207,9 +207,9 @@ def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, 
     def read(path: str) -> DataError | None:
         try:
             if masks:
-                require_whole(Path(path), _MASK_FORMATS, _require_one_channel)
+                require_complete(Path(path), _MASK_FORMATS, _require_one_channel)
             else:
-                require_whole(Path(path), FORMATS, require_eight_bits)
+                require_complete(Path(path), FORMATS, require_eight_bits)
         except UNREADABLE_IMAGE as error:
             return _make_read_error(path, error)
         return None

@@ -99,8 +99,8 @@ class CharacterTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         codes = _to_code_points(text)
-        places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
-        return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
+        positions = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
+        return np.where(self._codes[positions] == codes, positions, UNKNOWN).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
         return "".join(self.characters[token] for token in tokens)

@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.checkpoint.restore import join_problems
 from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
-from pipeline.config.overrides import key_of
+from pipeline.config.overrides import get_key
 from pipeline.core.errors import DataError, first_line
 from pipeline.core.files.error_text import find_nearest
 from pipeline.core.host.tree_paths import flatten_by_path
@@ -80,7 +80,7 @@ def open_changed_side(side: Side, overrides: Sequence[str], changes: Sequence[st
         recipe = read_run_recipe(side.run_dir, changes)
     else:
         recipe = compose_and_check([*overrides, *changes])
-    keys = [key_of(change) for change in changes]
+    keys = [get_key(change) for change in changes]
     keeps_lowerings = not any(
         key == prefix or key.startswith(f"{prefix}.") for key in keys for prefix in LOWERING_KEYS
     )
@@ -226,7 +226,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
 
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
     """Return the reference's weights with the left loss scale, or those the left side restores."""
-    if any(key_of(change) == RESTORE for change in left.changed):
+    if any(get_key(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.step_config.loss_scale, right.opened.built.step_config.loss_scale
     if scales[0] == scales[1]:
@@ -250,7 +250,7 @@ def _compare_tensors(
 
 def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Weights) -> str:
     """Describe the distance of the left run's weights from the weights that both sides use."""
-    if step not in saved_steps(run_dir / FOLDER):
+    if step not in list_saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its weights are not compared"
     left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()).state)
     left_params = flatten_by_path(left_weights.params)

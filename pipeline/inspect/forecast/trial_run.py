@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.overrides import key_of
+from pipeline.config.overrides import get_key
 from pipeline.core.errors import RunError, get_exit_status
 from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.engine.monitors.live_status import STATUS
@@ -45,8 +45,8 @@ class TrialRun:
 
 def replace_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
     """Return the arguments of a run with other values of keys, and with the loaded plug-ins."""
-    replaced = set(map(key_of, changes))
-    unchanged = [override for override in overrides if key_of(override) not in replaced]
+    replaced = set(map(get_key, changes))
+    unchanged = [override for override in overrides if get_key(override) not in replaced]
     return [*to_flags([plugin.source for plugin in list_loaded_plugins()]), *unchanged, *changes]
 
 

@@ -85,7 +85,7 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
 
     def span(name: str, category: str, begin_ns: float, end_ns: float, tid: int) -> TraceEvent:
         row = TraceRow(PID, tid)
-        return row.span(name, category, (begin_ns - zero) / 1e3, (end_ns - zero) / 1e3)
+        return row.make_span(name, category, (begin_ns - zero) / 1e3, (end_ns - zero) / 1e3)
 
     yield TraceRow(PID, 0).name("process_name", f"{profile.recipe} on {profile.device}, measured")
     yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.tree_diff import find_value
@@ -93,7 +93,7 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
             name = ""
         text = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
         yield row(kind, text, str(process.get("begun", "")))
-    steps = saved_steps(run.run_dir / FOLDER)
+    steps = list_saved_steps(run.run_dir / FOLDER)
     if steps:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
     for descendant in read_descendants(run.run_dir):

@@ -96,10 +96,10 @@ def read_trained_run(folder: Path) -> TrainedRun:
     saved = read_saved(folder)
     if changes := list_changes(saved, recipe.model_dump(mode="json")):
         raise DataError(
-            f"{saved.where}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
+            f"{saved.folder}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
-    return TrainedRun(recipe, saved.weights(), saved.step, samples, ledger=saved.ledger())
+    return TrainedRun(recipe, saved.select_weights(), saved.step, samples, ledger=saved.ledger())
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

@@ -70,8 +70,8 @@ def restore_state(
     if saved is None:
         return None
     if changes := list_changes(saved, recipe):
-        raise RecipeError([f"{change} in {saved.where}" for change in changes])
-    return arrange_arrays(saved.where, saved.arrays, like), saved.host
+        raise RecipeError([f"{change} in {saved.folder}" for change in changes])
+    return arrange_arrays(saved.folder, saved.arrays, like), saved.host
 
 
 def restore_weights(
@@ -85,7 +85,9 @@ def restore_weights(
     saved = read_saved(folder, warn)
     variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        return replace(like, **arrange_arrays(saved.where, saved.weights(), variables)), saved
+        return replace(
+            like, **arrange_arrays(saved.folder, saved.select_weights(), variables)
+        ), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error

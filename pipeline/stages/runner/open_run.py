@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from pipeline.checkpoint.mirror import DRAFT, MirroredRun
-from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, get_exit_status
@@ -72,7 +72,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         with handle_signals(options.signals):
             summary = _run_with_restarts(fitted, request, run_dir, options.signals)
     except BaseException:
-        if saved_steps(run_dir / FOLDER):
+        if list_saved_steps(run_dir / FOLDER):
             _advise_to_resume(fitted, options, run_dir, Reporter())
         raise
     if summary.status == "stopped":
@@ -94,7 +94,7 @@ def _run_with_restarts(
             resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
             restores = recipe.checkpoint.restore is not None
             # A run to resume doesn't restore other weights.
-            if resumed and restores and not saved_steps(run_dir / FOLDER):
+            if resumed and restores and not list_saved_steps(run_dir / FOLDER):
                 raise
             recipe = _leave_out_process(recipe)
             processes = recipe.launch.num_processes
@@ -222,7 +222,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
 
     def has_saved() -> bool:
         # An error before training would occur again.
-        return summary.steps > 0 and bool(saved_steps(run_dir / FOLDER))
+        return summary.steps > 0 and bool(list_saved_steps(run_dir / FOLDER))
 
     try:
         yield
@@ -273,7 +273,7 @@ def record_data(
         process = describe_process(recipe.seed, context.summary.versions, device, splits)
         if rate_files:
             process = replace(process, data={**process.data, "learning rates": rate_files})
-        if context.resuming and saved_steps(context.run_dir / FOLDER):
+        if context.resuming and list_saved_steps(context.run_dir / FOLDER):
             on_changed = recipe.train.resume_changed
             warn = context.reporter.warn
             if recipe.train.ledger and on_changed == "allow":

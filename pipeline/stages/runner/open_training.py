@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints, read_state
-from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import EarlyStopSpec, Recipe
 from pipeline.config.run_length import list_event_periods, schedule_events
@@ -193,7 +193,7 @@ def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> 
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
     # A run without a checkpoint starts again from the beginning.
-    resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
+    resumed = context.resuming and bool(list_saved_steps(context.run_dir / FOLDER))
     view = RunView(
         context.run_dir,
         evaluations.run.built.run_schedule,
@@ -274,7 +274,7 @@ def _make_rollbacks(
     if checkpoints is None or not isinstance(policy, Rollback):
         return NoRollbacks()
     read = partial(read_state, context.run_dir)
-    return Rollbacks(policy.most, save_periods, checkpoints.steps, read, context.ranks.agree)
+    return Rollbacks(policy.most, save_periods, checkpoints.list_steps, read, context.ranks.agree)
 
 
 def record_overflows(context: RunContext, state: TrainState) -> None:

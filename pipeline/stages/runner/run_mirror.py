@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.checkpoint.mirror import Mirror, MirroredRun, read_mirror
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
@@ -57,7 +57,7 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
     if changes := list_changes_at_same_length(recipe, normalise_recipe(recorded), url):
         raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes])
     if run_dir is not None and identify_run(run_dir) == mirrored.identity:
-        newest = max(saved_steps(run_dir / FOLDER), default=0)
+        newest = max(list_saved_steps(run_dir / FOLDER), default=0)
         if newest >= mirrored.newest:
             return None
     return mirrored

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.hydra_versions import BasicSweeper
-from pipeline.config.overrides import key_of, list_swept_keys
+from pipeline.config.overrides import get_key, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.error_text import explain_unknown_name
@@ -132,7 +132,7 @@ def plan_pairs(
         raise RecipeError([f"{key}: has several values; must have one" for key in swept])
     first_seed = int(compose_job(sweeper, arguments)[SEED])
     sides = [
-        [item for item in side if key_of(item) != SEED] for side in (arguments, settings.other)
+        [item for item in side if get_key(item) != SEED] for side in (arguments, settings.other)
     ]
     combinations = [
         [*side, f"{SEED}={seed}"]

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.backends.xla import XlaExecutable
 from pipeline.checkpoint import checkpointer
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.manifest import verify_files
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.signals import Interrupted, Signals, handle_signals
@@ -356,7 +356,7 @@ def test_pending_checkpoint_is_saved_however_the_run_ends(
         with pytest.raises(type(error)):
             run(tiny(*SAVING), tmp_path)
     assert outcome.checkpoints(tmp_path) == [10]
-    verify_files(checkpoint_path(tmp_path / "checkpoints", 10))
+    verify_files(make_checkpoint_path(tmp_path / "checkpoints", 10))
     status = "failed" if isinstance(error, Exception) else "stopped"
     assert outcome.read_summary(tmp_path)["status"] == status
     assert outcome.read_summary(tmp_path)["exit_status"] == (1 if status == "failed" else 75)

@@ -34,7 +34,7 @@ def read(
 
 
 def values(table: RawTable, name: str) -> list[Any]:
-    column = table.column(name)
+    column = table.get_column(name)
     if isinstance(column, Numbers):
         return [None if math.isnan(value) else value for value in column.values.tolist()]
     return [None if code < 0 else column.texts[code] for code in column.codes.tolist()]
@@ -250,4 +250,4 @@ def test_columns_match_a_plain_csv_reader(
         except ValueError:
             wanted = bare
         assert values(table, name) == wanted
-    assert np.all([table.place(row).startswith("line ") for row in range(table.rows)])
+    assert np.all([table.locate(row).startswith("line ") for row in range(table.rows)])

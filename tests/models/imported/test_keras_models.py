@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
 from pipeline.core.registry import list_components
@@ -153,7 +153,7 @@ def test_resumed_run_is_bit_equal_to_the_unbroken_one(
     keys += ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
     run(tiny(*keys), whole)
     shutil.copytree(whole, broken)
-    shutil.rmtree(checkpoint_path(broken / "checkpoints", 12))
+    shutil.rmtree(make_checkpoint_path(broken / "checkpoints", 12))
     run(tiny(*keys, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))

@@ -19,7 +19,7 @@ from pipeline.core.files.knowledge_bank import (
     Round,
     Status,
     format_rounds,
-    operator_record,
+    make_operator_record,
     reuse_or_search,
 )
 from pipeline.core.host.platforms import get_platform
@@ -76,7 +76,7 @@ class TimedLayout:
     def to_operator(self) -> Mapping[str, Any]:
         """Return an entry of AutoTune's result file; `before_tune` is NHWC."""
         op = ("network", "layout")
-        record = operator_record(op, self.key, self.times_us["nhwc"], self.us, self.status)
+        record = make_operator_record(op, self.key, self.times_us["nhwc"], self.us, self.status)
         return {**record, "layout": self.best}
 
 
@@ -416,7 +416,7 @@ def _make_operator(result: TunedProblem) -> Mapping[str, Any]:
     op = (result.problem.kind, file_name(result.problem.role))
     lowering = result.after.lowering
     return {
-        **operator_record(op, str(result.problem), result.before_us, result.us, result.status),
+        **make_operator_record(op, str(result.problem), result.before_us, result.us, result.status),
         "lowering": {**asdict(lowering), "family": file_name(lowering.family)},
         "ticks_best": format_rounds(result.rounds),
     }
