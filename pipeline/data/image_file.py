@@ -43,7 +43,7 @@ _TRANSPOSES = {
     4: _Transpose.FLIP_TOP_BOTTOM,
     **_SIDEWAYS,
 }
-"""Turn that makes an image upright, by EXIF orientation; 1 needs none."""
+"""Transposition that makes an image upright, by EXIF orientation. Orientation 1 is upright."""
 IGNORED_COLOUR = (128, 128, 128)
 _GOLDEN = 0.6180339887498949
 """Distance of successive hues, in turns: the golden ratio keeps any number of hues apart."""
@@ -89,7 +89,7 @@ def turn_upright(image: Image.Image) -> Image.Image:
 
 
 def _find_transpose(image: Image.Image) -> Image.Transpose | None:
-    """Return the turn for the image's EXIF orientation; None if it needs none."""
+    """Return the transposition that makes an image upright; None if it is upright."""
     try:
         # PNG's method would decode the whole image to find EXIF at its end.
         return _TRANSPOSES.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))

@@ -54,8 +54,8 @@ class MetricSpec(Spec):
 
 
 def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
-    """Return whether each standard metric, and each of the components `names`, is best at its
-    maximum or minimum."""
+    """Return for each standard metric, and each component in `names`, whether larger or smaller
+    values are better."""
     component_names = [name for name in names if name not in METRICS]
     return {
         **METRICS,
@@ -98,7 +98,7 @@ class LossSpec(Spec):
     name: str
     reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The loss is reduced over this share of each batch: the samples with the largest losses."""
+    """Share of each batch that the loss is reduced over: the samples with the largest losses."""
 
     @property
     def counts_classes(self) -> bool:

@@ -256,8 +256,8 @@ def compute_divisor(
 
 
 def divides_by_labels(config: StepConfig) -> bool:
-    """Return whether the mean is over valid labels. With reduction `none` it is over samples:
-    MindSpore's array has an entry for each sample, 0 if the label is ignored."""
+    """Return whether the mean is over valid labels instead of samples. With reduction `none` it is
+    over samples, as MindSpore's array of losses has 0 for each sample with an ignored label."""
     return config.ignore_index is not None and config.reduction != "none"
 
 

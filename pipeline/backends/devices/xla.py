@@ -33,7 +33,7 @@ class Cpu(DeviceSpec):
 
 @component("device")
 class Gpu(DeviceSpec):
-    """NVIDIA GPUs, or an absent chip, for which programs are only compiled."""
+    """NVIDIA GPUs. Programs for an absent chip (`target`) are compiled and can't run."""
 
     auto_precision: ClassVar[Level] = "bf16"
     uses_cuda: ClassVar[bool] = True

@@ -27,7 +27,7 @@ ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
 class ChipTarget(Spec):
     """Figures of a chip and versions of its software, for XLA's compiler.
 
-    `cores` are streaming multiprocessors. `optin` sizes are the most that a kernel may request.
+    `cores` are streaming multiprocessors. `optin` sizes are limits for kernels that opt in to more.
     """
 
     chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]

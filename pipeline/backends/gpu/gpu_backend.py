@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a backend, and an absent chip that programs are only compiled for."""
+"""Backends for NVIDIA GPUs, and for an absent chip whose programs are compiled and can't run."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 
 @dataclass(frozen=True)
 class _EquationContext:
-    """Scope of an equation, and the calls and loop around it. Fields are as in `Node`.
+    """Scope of an equation, and the calls and the loop that contain it. Fields are as in `Node`.
 
-    `in_library` is whether one of JAX's functions, such as `jax.nn.silu`, is around it.
+    `in_library` is whether one of JAX's functions, such as `jax.nn.silu`, contains the equation.
     """
 
     scope: str = ""
@@ -116,8 +116,8 @@ class _Tracer:
     def _find_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
         """Return the call in custom code that made an equation, and the number of its execution.
 
-        When a call makes its first equation again, as in a loop of Python, an execution begins. The
-        gradients of all executions have number 0, as nothing in them marks an execution.
+        An execution begins each time the call makes its first equation, such as in a Python loop.
+        Gradients have number 0, since they can't be assigned to an execution.
         """
         frames = find_source_call(eqn)
         if not frames:
@@ -232,8 +232,13 @@ class _Tracer:
 def _is_package_pooling(jaxpr: Any) -> bool:
     """Whether a `max_pool` is this package's: it has no products and no window reductions."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
-    return not any(name.startswith(heavy) for name in names)
+    heavy_primitives = (
+        "dot_general",
+        "conv_general_dilated",
+        "reduce_window",
+        "select_and_scatter",
+    )
+    return not any(name.startswith(heavy_primitives) for name in names)
 
 
 def _estimate_work(jaxpr: Any) -> int:
@@ -255,7 +260,8 @@ def _estimate_equation_work(eqn: Any) -> int:
             return (count_iterations(eqn) or 1) * _estimate_work(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))  # About the depth.
+        # The square root of the weight's size approximates the length of each sum.
+        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
     return elements
 
 

@@ -19,8 +19,9 @@ from pipeline.training.parallel.placement import DevicePlacement
 class Inputs:
     """A window on the device.
 
-    `columns` are (samples, ...) when resident, else (window, batch, ...). `indices` are int32
-    (window, batch), `epochs` and `counts` int32 (window,), `seed` uint32 (2,).
+    `columns` are the whole split (samples, ...) if `resident`, else (window, batch, ...). `indices`
+    of samples are int32 (window, batch). `epochs` and `counts`, the valid samples of each batch,
+    are int32 (window,). `seed` is uint32 (2,).
     """
 
     columns: Mapping[str, Array]
@@ -30,7 +31,8 @@ class Inputs:
     seed: Array
     resident: bool = field(metadata={"static": True})
     samples: int | None = field(default=None, metadata={"static": True})
-    """Number of samples, as in `Batches`."""
+    """Number of samples if an epoch may repeat them, as in `Batches`. An index is then the sample
+    plus a multiple of this number."""
 
 
 def read_batch(inputs: Inputs, position: Array) -> Batch:
@@ -52,8 +54,8 @@ class Window:
     stop: int
     inputs: Inputs
     is_early: bool = False
-    """Whether the window is short, as its reader has just started, or is read while a short window
-    is in use. A wait for such a window isn't starvation."""
+    """Whether the reader has just started: the window, or the one before it, is short. Waiting for
+    it doesn't count as starvation."""
 
     @property
     def max_steps(self) -> int:

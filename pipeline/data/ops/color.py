@@ -1,5 +1,8 @@
-"""Brightness, contrast, saturation and hue of bytes, computed as in OpenCV. Functions take all
-amounts that can be drawn, and the index of each image's amount."""
+"""Brightness, contrast, saturation and hue of bytes, computed as in OpenCV.
+
+`factors` and `shifts` are all amounts that can be drawn, (n,). `numbers` is the index of each
+image's amount, int32 (batch,).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 
 _FACTOR_BITS = 16
 _TABLES = 32
-"""The largest number of factors with a table of 64 KiB each; more are computed."""
+"""Most factors that have a table, of 64 KiB each. Results for more factors are computed."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 _HUE_BITS = 12

@@ -169,7 +169,7 @@ PositiveRange = Annotated[Range, AfterValidator(_require_positive)]
 
 @dataclass(frozen=True)
 class Box:
-    """The crop of each image in pixels, int32 (batch,) each."""
+    """A box for each image, in pixels. Each field is int32 (batch,)."""
 
     top: Any
     left: Any

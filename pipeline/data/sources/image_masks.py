@@ -61,7 +61,7 @@ class ImageMasks(LocalDatasetSpec):
     split: Share | None = None
     """The share of the images for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
+    """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of values; null: one more than the largest
     value of all masks, which are read first."""

@@ -109,7 +109,7 @@ class CompareRequest:
     """The step to compare, and the output of its tensors."""
 
     step: int | None
-    """Steps done; None for the reference's newest checkpoint, or 0 without a run."""
+    """Number of steps before it; None for the reference's newest checkpoint, or 0 without a run."""
     layers: tuple[str, ...]
     """Glob patterns of layers; none for all."""
     what: What

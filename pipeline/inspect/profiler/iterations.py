@@ -42,7 +42,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Points of an iteration in ns, with their numbers in CANN's documents."""
+    """Times of an iteration's points in ns. Their numbers in parentheses are CANN's."""
 
     begin: float
     """Begin of the first operation."""
@@ -81,7 +81,7 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class Traced:
-    """The operations of some traced steps."""
+    """The operations of the traced steps, with their times."""
 
     operations: Mapping[str, Operation]
     times: Mapping[str, OperationTime]
@@ -95,7 +95,7 @@ class Traced:
 
 
 def phase_of(scope: str) -> StepPhase:
-    """Return a scope's phase: data and update first, as optimizers may compute gradients."""
+    """Return a scope's phase. Data and update are tested first: optimizers may differentiate."""
     parts = scope.split("/")
     if UPDATE in parts:
         return "update"
@@ -233,9 +233,9 @@ def _group_by_iteration(
         if name in regular:
             continue
         for event in ops:
-            place = bisect.bisect_right(ends, event.begin_ns)
-            if place < steps:
-                groups[place].append(event)
+            number = bisect.bisect_right(ends, event.begin_ns)
+            if number < steps:
+                groups[number].append(event)
     return groups
 
 

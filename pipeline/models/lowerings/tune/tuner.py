@@ -179,7 +179,9 @@ class LoweringChoice:
 
     def to_document(self) -> dict[str, Any]:
         """Return the layout and the lowering of each problem as JSON."""
-        computations = {problem: str(how) for problem, how in self.lowerings.chosen}
+        computations = {
+            problem: str(lowering_text) for problem, lowering_text in self.lowerings.chosen
+        }
         return {"layout": self.layout, "computations": computations}
 
     @staticmethod
@@ -189,7 +191,9 @@ class LoweringChoice:
         if layout not in get_args(Layout):
             raise ValueError(f"layout {layout}; must be one of {', '.join(get_args(Layout))}")
         computations = document["computations"].items()
-        lowerings = Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations))
+        lowerings = Lowerings(
+            tuple((p, Lowering.parse(lowering_text)) for p, lowering_text in computations)
+        )
         return LoweringChoice(lowerings, layout=layout)
 
     def to_result(self) -> Mapping[str, Any]:
@@ -286,7 +290,11 @@ def _check_fixed(
 ) -> LoweringChoice:
     """Return the choice before the run was resumed. Raises RunError if it can't be computed."""
     by_text = {str(problem): problem for problem in problems}
-    requested = [(by_text[text], how) for text, how in lowerings.chosen if text in by_text]
+    requested = [
+        (by_text[text], lowering_text)
+        for text, lowering_text in lowerings.chosen
+        if text in by_text
+    ]
     wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
     engines = _find_engines(problems, device, folder) if wants_onednn else {}
     chooses = get_platform(device.platform).chooses_lowerings
