@@ -62,7 +62,7 @@ def test_column_with_late_text_is_reread_as_text(
     table = read(tmp_path, "a,b\n1,1\n2,2\n3,3\n4,x\n5,5\n")
     assert values(table, "a") == [1, 2, 3, 4, 5]
     assert values(table, "b") == ["1", "2", "3", "x", "5"]
-    assert table.place(3) == "line 5"
+    assert table.locate(3) == "line 5"
 
 
 SOUND = [
@@ -144,7 +144,7 @@ def test_compressed_files_are_read(tmp_path: Path, kind: str) -> None:
     table = read(tmp_path, pack(text.encode("utf-16"), kind), encoding="utf-16")
     assert values(table, "a") == ["1", "2", "z"]
     assert values(table, "b") == ["x", "y", "\u00fc"]
-    assert table.place(2) == "line 4"
+    assert table.locate(2) == "line 4"
 
 
 @pytest.mark.parametrize(
