@@ -224,7 +224,7 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
 
 
 def _list_mistaken_kinds(below: Any, keys: Any, path: TreePath) -> Iterator[str]:
-    """Yield the problems of a recipe's `keys` at a path and inside; they replace those `below`."""
+    """Yield the problems of a recipe's `keys` at a path and inside, which replace those `below`."""
     if isinstance(below, dict) and isinstance(keys, dict):
         for key in (key for key in keys if key in below):
             yield from _list_mistaken_kinds(below[key], keys[key], (*path, key))

@@ -275,7 +275,7 @@ class BatchLoss(NamedTuple):
     minimised: jax.Array
     """The value that is differentiated."""
     reported: jax.Array
-    """The loss of the step; it differs from `minimised` only with reduction `none`."""
+    """The loss of the step, which differs from `minimised` only with reduction `none`."""
 
 
 def reduce_losses(

@@ -67,7 +67,7 @@ class ReadPlan:
 
     @property
     def threads(self) -> int:
-        """Greatest number of reader threads; one thread is fast enough for columns in memory."""
+        """Most reader threads. One thread is fast enough for columns in memory."""
         columns = self.source.split.columns.values()
         is_lazy = any(isinstance(column, LazyColumn) for column in columns)
         return min(DECODING_THREADS if is_lazy else 1, self.parts)

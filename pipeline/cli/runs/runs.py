@@ -103,7 +103,7 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
 
 
 def _rank_runs(runs: Sequence[RecordedRun], metric: str | None) -> list[RecordedRun]:
-    """Return the runs, the best first; those without the metric last, in their order."""
+    """Return the runs, the best first. Runs without the metric are last, in their order."""
     sign = -1 if metric is not None and is_larger_better(metric) else 1
 
     def rank(run: RecordedRun) -> tuple[bool, float]:

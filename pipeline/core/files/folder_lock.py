@@ -118,7 +118,7 @@ def lock_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock on a folder, after waiting for other holders.
 
-    A missing folder is created for this user alone. If the file system has no locks, checksums and
+    A missing folder is created only for this user. If the file system has no locks, checksums and
     atomic renames protect the files. Raises OSError if the folder can't be created or written.
     """
     make_private(folder)

@@ -60,7 +60,7 @@ def format_bytes(count: float) -> str:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Return whether YAML reads a text as a text; one of more than 60 characters isn't checked."""
+    """Return whether YAML reads a text as a text. Texts above 60 characters aren't checked."""
     if len(text) > 60:
         return True
     try:

@@ -79,7 +79,7 @@ def find_opened_program_files(client: Any) -> object:
 
 
 def with_names_in_cache_key() -> AbstractContextManager[None]:
-    """Inside, this thread finds a compiled program only if names and source lines are the same.
+    """Require equal names and source lines of a cached program, in this thread during the body.
 
     Otherwise JAX finds programs of equal layers with other names. `jax.config` sets all threads.
     """
@@ -87,7 +87,7 @@ def with_names_in_cache_key() -> AbstractContextManager[None]:
 
 
 def disable_compile_cache() -> AbstractContextManager[None]:
-    """Inside, this thread's compiled programs aren't written to the cache.
+    """Write no program that this thread compiles to the cache, during the body.
 
     XLA can't serialize programs that call oneDNN: it fails with `std::bad_alloc`.
     """

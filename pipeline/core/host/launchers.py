@@ -86,7 +86,7 @@ class Launcher:
 
     title: str
     name: LaunchName
-    """Value of `launch` that reads these variables alone."""
+    """Value of `launch` that reads only these variables."""
     rank: tuple[str, ...]
     """Variables of the rank; the first that is set counts."""
     size: str
@@ -288,13 +288,13 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
 def get_rank() -> int:
     """Return the rank of this process in a run, for code that all its processes call.
 
-    It is 0 for a process alone. Raises RecipeError for invalid variables of a launcher.
+    It is 0 for a single process. Raises RecipeError for invalid variables of a launcher.
     """
     return _read_group()[0]
 
 
 def get_group_size() -> int:
-    """Return the number of processes of a run; 1 for a process alone."""
+    """Return the number of processes of a run; 1 for a single process."""
     return _read_group()[1]
 
 

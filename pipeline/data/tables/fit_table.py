@@ -174,7 +174,7 @@ def _fit_column(
 def _fit_numbers(
     name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of numbers, or a part of dates; none without a number."""
+    """Fit a column of numbers, or a part of dates, if it has a number."""
     present = numbers[~np.isnan(numbers)]
     if not present.size:
         return ()
@@ -236,7 +236,7 @@ def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray
 def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of categories; none without a value."""
+    """Fit a column of categories, if it has a value."""
     counts = column.count_rows(rows)
     frequencies = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
     if not frequencies:

@@ -67,7 +67,7 @@ class ByteTokenizer(Tokenizer):
         return tuple(chr(n) if 33 <= n < 127 else f"0x{n:02x}" for n in range(256))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one token per byte; none is unknown."""
+        """Return one token per byte. No byte is unknown."""
         return self.encode_file(text.encode("utf-8", "surrogateescape"))
 
     def encode_file(self, content: bytes) -> np.ndarray:

@@ -111,7 +111,7 @@ class CompareRequest:
     step: int | None
     """Number of steps before it; None for the reference's newest checkpoint, or 0 without a run."""
     layers: tuple[str, ...]
-    """Glob patterns of layers; none for all."""
+    """Glob patterns of layers; empty for all layers."""
     what: What
     mapped: Mapped
     limits: Thresholds

@@ -17,7 +17,7 @@ from pipeline.core.host.jax_private import COMPILE_LOGGER
 EVENT_PREFIX = "/jax/core/compile/"
 """Prefix of JAX's events for tracing, lowering and compiling."""
 LAST_EVENT = "/jax/core/compile/backend_compile_duration"
-"""The last event of a compilation; it has the program's name."""
+"""The last event of a compilation, which has the program's name."""
 MAX_GAP_S = 0.01
 """Longest time between the end of an event and the begin of the next one of the same program."""
 _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. Argument mapping")

@@ -18,7 +18,7 @@ StepPhase = Literal["data", "forward", "backward", "update", "other"]
 PHASES: tuple[StepPhase, ...] = ("data", "forward", "backward", "update", "other")
 UNKNOWN = HloInstruction("unknown", frozenset({"unknown"}), 0)
 COPIES = "(moves)"
-"""Name of the layer for copies that the compiler added; they have no scope."""
+"""Name of the layer for copies that the compiler added, which have no scope."""
 _CONTROL = re.compile(r"cond|while|body|closed_call|scan|branch_\d+_fun")
 """Parts of a scope that JAX's loops and branches add."""
 
@@ -60,7 +60,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class IterationTimes:
-    """Parts of an iteration in ms, as CANN's documents define them; they add up to `iteration`."""
+    """Parts of an iteration in ms, as CANN's documents define them. They add up to `iteration`."""
 
     iteration: float
     data_tail: float
@@ -223,7 +223,7 @@ def share_clock(
 def _group_by_iteration(
     by_name: Mapping[str, Sequence[TracedOp]], steps: int
 ) -> list[list[TracedOp]]:
-    """Return the operations of each iteration; none if no operation ran once in every step."""
+    """Return the operations of each iteration; empty if no operation ran once in every step."""
     regular = {name: ops for name, ops in by_name.items() if len(ops) == steps}
     if not regular:
         return []

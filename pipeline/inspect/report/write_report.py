@@ -318,7 +318,7 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
 def _picture_samples(
     worst: Sequence[WorstSample], dataset: Dataset
 ) -> list[tuple[WorstSample, Any]]:
-    """Return the samples with their pictures; none if samples aren't images."""
+    """Return the samples with their pictures; empty if samples aren't images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []

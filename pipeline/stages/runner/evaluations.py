@@ -53,7 +53,7 @@ class Evaluations:
         return evaluation
 
     def evaluate_alone(self, state: TrainState) -> Evaluation | None:
-        """Evaluate a state for a callback, in the first process alone."""
+        """Evaluate a state for a callback, only in the first process."""
         return self._evaluate(state, decide_alone)
 
     def conclude(self, state: TrainState, history: History) -> None:

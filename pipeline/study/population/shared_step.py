@@ -93,7 +93,7 @@ class SharedStep:
     """Step with the values of `arguments_of` as its last arguments."""
     tracer: StepTracer
     positions: tuple[tuple[int, ...], ...]
-    """Positions of the constants that each argument replaces; they are equal within a run."""
+    """Positions of the constants that each argument replaces. They are equal within a run."""
     has_same_init: bool
     """Whether initial states don't depend on the numbers."""
 

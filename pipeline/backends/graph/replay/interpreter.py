@@ -41,7 +41,7 @@ class ReplayValue:
     layer: str = ""
     primitive: str = ""
     constant: bool = False
-    """Whether the tensor is computed from constants alone."""
+    """Whether the tensor is computed only from constants."""
     origin: Origin | None = None
     """Origin of a non-finite value; None for finite values and for constants of the program."""
 
