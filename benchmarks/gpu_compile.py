@@ -37,8 +37,8 @@ from pipeline.backends.gpu.program_figures import make_compiler
 from pipeline.backends.gpu.step_programs import (
     LOOP_STEPS,
     Chip,
-    compiler_options,
     make_carry_shapes,
+    make_compiler_options,
     make_train_spec,
 )
 from pipeline.backends.step_loops import make_train_loop
@@ -139,7 +139,7 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
     if variant == "before":
         spec = _spec_before(work, chip)
     else:
-        options = compiler_options(variant, deterministic=True)  # type: ignore[arg-type]
+        options = make_compiler_options(variant, deterministic=True)  # type: ignore[arg-type]
         spec = make_train_spec(work, chip, options, 0 if variant == "loop" else LOOP_STEPS)
     spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
     begun = time.perf_counter()
@@ -152,7 +152,7 @@ def _spec_before(work: CompileInputs, chip: Chip) -> ProgramSpec:
     """The loop of other devices: its length is an argument, and nothing says how the state lies."""
     whole = SingleDeviceSharding(chip.device)
     carry = make_carry_shapes(work, chip)
-    inputs = chip.to_shapes(work.train.window(0).inputs)
+    inputs = chip.to_shapes(work.train.get_window(0).inputs)
     rates = chip.to_shapes(pad_to_block(work.learning_rates))
     args = carry.loop, inputs, rates, carry.position, carry.position
     loop = make_train_loop(work.step.step, jax.lax.while_loop)

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from benchmarks.measure import usable_cores
-from pipeline.core.files.safe_yaml import yaml_text
+from pipeline.core.files.safe_yaml import format_yaml
 
 DEVICES = 8
 GROUPS = (2, 4, 8)
@@ -125,7 +125,7 @@ def main() -> None:
         "bytes_per_us": figure(420.0, f"measured, {GLOO}"),
     }
     print("# Written by python -m benchmarks.host_rates; see rates.py")
-    print(yaml_text({"device": one, "in_process": links, "gloo": gloo}), end="")
+    print(format_yaml({"device": one, "in_process": links, "gloo": gloo}), end="")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.core.host.cuda import cuda_versions
+from pipeline.core.host.cuda import read_cuda_versions
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def gpus() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     names = "; ".join(found.stdout.strip().splitlines())
-    libraries = {name: text for name, text in cuda_versions().items() if name != "driver"}
+    libraries = {name: text for name, text in read_cuda_versions().items() if name != "driver"}
     told = ", ".join(f"{name} {text}" for name, text in libraries.items())
     return f"{names} ({told})" if told else names
 

@@ -70,7 +70,9 @@ class OursTraining:
         folder.mkdir(parents=True)
         recipe, first = self._recipe, self._history.step
         run_schedule = replace(self._built.run_schedule, total=first + steps)
-        mechanism, _ = self._backend.mechanism(recipe.train.mechanism, sink=recipe.train.sink)
+        mechanism, _ = self._backend.choose_mechanism(
+            recipe.train.mechanism, sink=recipe.train.sink
+        )
         tally = _Tally()
         settings = make_observer_settings(recipe)
         with (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def checkpoints(run_dir: Path) -> list[int]:
 def arrays(run_dir: Path, step: int | None = None) -> dict[str, np.ndarray]:
     """All arrays of a checkpoint by path; of the newest one unless a step is given."""
     step = max(checkpoints(run_dir)) if step is None else step
-    folder = (checkpoint_path(run_dir / "checkpoints", step) / "state").absolute()
+    folder = (make_checkpoint_path(run_dir / "checkpoints", step) / "state").absolute()
     with ocp.StandardCheckpointer() as reader:
         return reader.restore(folder)
 

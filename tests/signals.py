@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.checkpoint.checkpoint_folder import saved_steps
+from pipeline.checkpoint.checkpoint_folder import list_saved_steps
 from tests import outcome
 from tests.conftest import TINY
 from tests.crash.lives import SINK_STEPS, run_directory_in, start
@@ -118,9 +118,9 @@ def _logs_steps(metrics: Path) -> bool:
 
 
 def _time_save(process: ForkServerProcess, root: Path) -> float:
-    before, begun = saved_steps(root)[-1:], time.monotonic()
+    before, begun = list_saved_steps(root)[-1:], time.monotonic()
     _send(process, signal.SIGUSR1)
-    while saved_steps(root)[-1:] == before:
+    while list_saved_steps(root)[-1:] == before:
         assert process.exitcode is None
         assert time.monotonic() - begun < PATIENCE_S
         time.sleep(POLL_S)

@@ -14,7 +14,7 @@ from pipeline.cli.commands.root import ROOT as CLI
 from pipeline.config.adapter_words import AdapterWords
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import FLAG
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from tests.conftest import ROOT
 
 DOCUMENT = ROOT / "docs" / "api-names.md"
@@ -83,7 +83,7 @@ def exists(name: str) -> bool:
     if name == FLAG:
         return True
     if match := COMPONENT.fullmatch(name):
-        cls, fields = components(match[1]).get(match[2]), (match[3] or "").split(", ")
+        cls, fields = list_components(match[1]).get(match[2]), (match[3] or "").split(", ")
         return cls is not None and {field for field in fields if field} <= set(cls.model_fields)
     if match := GROUP.fullmatch(name):
         return (ROOT / "conf" / match[1] / f"{match[2]}.yaml").is_file()
@@ -122,7 +122,7 @@ def test_components_are_in_the_table(kind: str) -> None:
     named = {
         match[2] for name in names() if (match := COMPONENT.fullmatch(name)) and match[1] == kind
     }
-    assert set(components(kind)) == named
+    assert set(list_components(kind)) == named
 
 
 def test_table_rows_are_complete() -> None:

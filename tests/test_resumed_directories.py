@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path, draft_path
+from pipeline.checkpoint.checkpoint_folder import draft_path, make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.monitors import verified_log
@@ -44,7 +44,7 @@ def half(unbroken: Path, tmp_path: Path) -> Path:
     shutil.copytree(unbroken, run_dir)
     for step in outcome.checkpoints(run_dir):
         if step > 32:
-            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
+            shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step))
     (run_dir / "summary.json").unlink()
     return run_dir
 
@@ -172,7 +172,7 @@ def test_running_run_remains_locked_if_its_files_are_removed(
         "evals.jsonl",
         "embeddings",
         "checkpoints",
-        str(checkpoint_path(Path("checkpoints"), 32)),
+        str(make_checkpoint_path(Path("checkpoints"), 32)),
     ],
 )
 def test_resumed_run_with_links_is_refused(name: str, half: Path, tiny: Compose) -> None:
@@ -210,7 +210,7 @@ def test_pipe_or_directory_in_place_of_a_file_is_refused(
 
 def test_named_directory_without_a_recipe_is_not_cleaned(tiny: Compose, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    draft_path(checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
+    draft_path(make_checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(DataError, match=r"holds a run without its recipe\.yaml: checkpoints, met"):
         run(tiny(*LENGTH), tmp_path)

@@ -24,7 +24,7 @@ from pipeline.backends.ascend.chip.tasks import (
     VectorWork,
 )
 from pipeline.core.errors import RunError
-from pipeline.core.host.item_sizes import item_bytes
+from pipeline.core.host.item_sizes import get_item_bytes
 
 KERNELS_FILE = Path(__file__).with_name("kernels.csv")
 
@@ -76,7 +76,7 @@ def _buffer(text: str, buffers: dict[str, Buffer]) -> int:
     if text not in buffers:
         name, dtype, shape_text, layout = text.split(":")
         shape = tuple(int(length) for length in shape_text.split("x"))
-        nbytes = math.prod(shape) * item_bytes(dtype)
+        nbytes = math.prod(shape) * get_item_bytes(dtype)
         buffer = Buffer(len(buffers), shape, dtype, layout, nbytes, "activation", name)  # type: ignore[arg-type]
         buffers[text] = buffer
     return buffers[text].index

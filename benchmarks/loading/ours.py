@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.loading import MEAN, PAD, STD, Loaded, Work
 from pipeline.backends.loading.loader import Loader, make_loader
-from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.data.columns import Split
 from pipeline.data.ops.geometry import RandomCrop, RandomHorizontalFlip
@@ -46,7 +46,7 @@ class Windows:
         """Load so many batches more."""
         stop = self._step + batches
         while self._step < stop:
-            window = self._loader.window(self._step)
+            window = self._loader.get_window(self._step)
             end = min(stop, window.stop)
             span = np.int32(self._step - window.start), np.int32(end - window.start)
             carried = self._loop(self._images, self._labels, window.inputs, *span)
@@ -60,7 +60,7 @@ def _loop(
     images: Images, labels: jax.Array, inputs: Inputs, first: jax.Array, last: jax.Array
 ) -> tuple[Images, jax.Array]:
     def body(position: jax.Array, _: tuple[Images, jax.Array]) -> tuple[Any, Any]:
-        batch = batch_at(inputs, position)
+        batch = read_batch(inputs, position)
         columns = apply_ops(jnp, OPS, batch.columns, batch.seed, batch.epoch, batch.sample)
         return columns["image"], columns["label"]
 

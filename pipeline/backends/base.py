@@ -250,7 +250,7 @@ class Backend(Protocol):
         model doesn't have.
         """
 
-    def mechanism(
+    def choose_mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
         """Return the mechanism by which steps run on this device, and why."""

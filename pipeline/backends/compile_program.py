@@ -16,7 +16,7 @@ import jax
 from pipeline.backends.base import ProgramReport, ProgressClock
 from pipeline.backends.kept_programs import compile_once, find_program, keep_program
 from pipeline.core.errors import RunError
-from pipeline.core.host.jax_private import no_compile_cache
+from pipeline.core.host.jax_private import disable_compile_cache
 from pipeline.models.lowerings.formulas.onednn import CALLS
 
 _LOCK = threading.Lock()
@@ -73,7 +73,7 @@ def compile_program(
         is_cacheable = spec.platforms is None and not calls_onednn
         compile_ = partial(lowered.compile, compiler_options=spec.compiler_options)
         reused = False
-        with nullcontext() if is_cacheable else no_compile_cache():
+        with nullcontext() if is_cacheable else disable_compile_cache():
             if calls_onednn:
                 compiled, reused = compile_once(lowered, spec.compiler_options, devices, compile_)
             else:

@@ -20,9 +20,9 @@ class DeviceSpec(Spec):
     auto_precision: ClassVar[Level] = "O0"
     """The level that `train.precision: auto` stands for on this device."""
     is_emulated: ClassVar[bool] = False
-    """Whether step times come from a model of the device; such a run has one process."""
+    """Whether step times come from a model of the device. Such a run has one process."""
     uses_cuda: ClassVar[bool] = False
-    """Whether the devices are NVIDIA GPUs; one process computes on all GPUs of a machine."""
+    """Whether the devices are NVIDIA GPUs, of which a process uses all in a machine."""
     runs_populations: ClassVar[bool] = False
     """Whether several runs of a sweep can be computed by one program."""
     name: str

@@ -3,8 +3,8 @@
 Each initial weight of most networks is a function of 32 random bits, times a factor. Arrays with
 the same function share a program, whatever their shapes and factors are.
 
-`walk` evaluates the computation of the state with descriptions in place of arrays: `Seed`, `Key`,
-`Values`, or None for any other array.
+`interpret_jaxpr` evaluates the computation of the state with descriptions in place of arrays:
+`Seed`, `Key`, `Values`, or None for any other array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from pipeline.core.host.jaxpr import called_jaxpr, walk
+from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr
 
 BITS = "bits"
 CONSTANT = "constant"
@@ -104,7 +104,7 @@ def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
     inputs: list[Any] = [
         Seed() if (aval.shape, aval.dtype) == ((2,), np.uint32) else None for aval in avals
     ]
-    results = walk(computation, inputs, _describe_results, _describe_constant)
+    results = interpret_jaxpr(computation, inputs, _describe_results, _describe_constant)
     return [
         _to_description(values, aval)
         for values, aval in zip(results, computation.out_avals, strict=True)
@@ -137,9 +137,9 @@ def _describe_constant(atom: Any, value: Any) -> Values | None:
 
 
 def _describe_results(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    called = called_jaxpr(equation)
+    called = find_called_jaxpr(equation)
     if called is not None:
-        return walk(called, operands, _describe_results, _describe_constant)
+        return interpret_jaxpr(called, operands, _describe_results, _describe_constant)
     if len(equation.outvars) != 1:
         return [None] * len(equation.outvars)
     return [_describe_result(equation, operands)]

@@ -30,7 +30,7 @@ from pipeline.backends.find_draws import (
     find_draws,
     read_constant,
 )
-from pipeline.data.random import threefry_2x32
+from pipeline.data.random import encrypt_threefry
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 
@@ -130,7 +130,7 @@ def _compile_sampler(
     keys = np.zeros((ROWS, 2), np.uint32), np.zeros(ROWS, np.uint32)
     bits = np.zeros((ROWS, COLUMNS), np.uint32)
     apply = compile_(partial(apply_formula, formula), (bits,), UNOPTIMIZED)
-    if num_values <= TABLE_WORTH_VALUES or not _ignores_low_bits(formula):
+    if num_values <= TABLE_WORTH_VALUES or not _reads_high_bits_only(formula):
         random = compile_(draw_bits, keys, None)
         return lambda: lambda keys, first: apply(random(keys, first))
     table = np.zeros(TABLE_VALUES, np.float32)
@@ -146,7 +146,7 @@ def draw_bits(keys: Any, first: Any) -> Any:
     without JAX's loop, which writes every round to memory.
     """
     counters = first[:, None] + lax.iota(jnp.uint32, COLUMNS)
-    high, low = threefry_2x32((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
+    high, low = encrypt_threefry((keys[:, :1], keys[:, 1:]), (jnp.zeros_like(counters), counters))
     return high ^ low
 
 
@@ -164,14 +164,14 @@ def _make_table(apply: Program) -> np.ndarray:
     return values.ravel()
 
 
-def _ignores_low_bits(formula: Formula) -> bool:
+def _reads_high_bits_only(formula: Formula) -> bool:
     """Whether the formula reads only the highest `VALUE_BITS` bits."""
     if formula[0] in (BITS, CONSTANT):
         return bool(formula[0] == CONSTANT)
     if formula[0] == "shift_right_logical" and formula[2][0] == BITS:
         count = formula[3]
         return count[0] == CONSTANT and int(read_constant(count)) == 32 - VALUE_BITS
-    return all(map(_ignores_low_bits, formula[2:]))
+    return all(map(_reads_high_bits_only, formula[2:]))
 
 
 def _select_leaves(
@@ -231,5 +231,5 @@ def fold_key_words(seed: np.ndarray, folds: Sequence[int]) -> np.ndarray:
     key = seed.astype(np.uint32)
     for number in folds:
         counter = np.zeros(1, np.uint32), np.array([number], np.uint32)
-        key = np.concatenate(threefry_2x32((key[:1], key[1:]), counter))
+        key = np.concatenate(encrypt_threefry((key[:1], key[1:]), counter))
     return key

@@ -27,12 +27,12 @@ from typing import Any
 import jax
 
 from pipeline.backends.base import ProgramReport
-from pipeline.core.files.compile_cache import ProgramFiles, opened_cache
+from pipeline.core.files.compile_cache import ProgramFiles, find_opened_cache
 from pipeline.core.host.jax_private import (
     ExecutablePickler,
     ExecutableUnpickler,
     is_machine_code,
-    machine_code,
+    read_machine_code,
 )
 
 MAX_IN_MEMORY = 4
@@ -81,8 +81,8 @@ def find_program(
 ) -> tuple[Any, ProgramReport] | None:
     """Return the program of a key and its report; `args` and `result` are trees of shapes."""
     started_at = time.perf_counter()
-    cache = opened_cache(device)
-    content = cache.get(_file_key(key, args)) if cache is not None else None
+    cache = find_opened_cache(device)
+    content = cache.get(_make_file_key(key, args)) if cache is not None else None
     if cache is None or content is None:
         return None
     try:
@@ -111,7 +111,7 @@ def keep_program(
 
     A program that JAX's cache doesn't have is left out.
     """
-    cache = opened_cache(device)
+    cache = find_opened_cache(device)
     code = cache.newest_key if cache is not None else None
     results: Any = jax.tree.structure(result)
     if cache is None or code is None or results != compiled.out_tree:
@@ -127,10 +127,10 @@ def keep_program(
         _Writer(content, code).dump((unloaded, shapes, compiled._no_kwargs, report))
     except Exception:  # of any type, as for a program with callbacks
         return
-    cache.put(_file_key(key, args), content.getvalue())
+    cache.put(_make_file_key(key, args), content.getvalue())
 
 
-def _file_key(key: str, args: tuple[Any, ...]) -> str:
+def _make_file_key(key: str, args: tuple[Any, ...]) -> str:
     shapes = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(args)]
     return f"kept-{digest([key, repr(shapes), str(jax.tree.structure(args))])}"
 
@@ -164,5 +164,5 @@ class _Reader(ExecutableUnpickler):  # type: ignore[misc]
             code = self._cache.get(names[0])
             if code is None:
                 raise KeyError(names[0])
-            pid = kind, machine_code(code)
+            pid = kind, read_machine_code(code)
         return super().persistent_load(pid)

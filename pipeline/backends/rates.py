@@ -25,7 +25,7 @@ class DeviceGroup:
 
 
 class Rates(Protocol):
-    """Times of one device and of the links between devices. No time falls with more work."""
+    """Times of one device and of the links between devices. More work never takes less time."""
 
     @property
     def exposed_share(self) -> float:
@@ -46,7 +46,7 @@ class Rates(Protocol):
         """Bytes of memory of one device; infinite if unknown."""
 
     def slowdown(self, devices: int) -> float:
-        """Return the factor of all times if these devices compute at once: they may share cores."""
+        """Return the factor by which these devices are slower at once, if they share cores."""
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         """Return the microseconds of one kernel that computes `flops` and moves `nbytes`."""
@@ -63,8 +63,8 @@ class Rates(Protocol):
 class Communication:
     """Modelled all-reduces of the gradients in one step of several devices.
 
-    `count` all-reduces take `all_reduce_ms` for `nbytes` together. For `exposed_ms` of a step of
-    `step_ms` the devices only wait for an all-reduce or its launch.
+    `count` all-reduces of `nbytes` in total take `all_reduce_ms`. The devices compute nothing for
+    `exposed_ms` of a step of `step_ms`, while they wait for an all-reduce or its launch.
     """
 
     devices: int

@@ -100,7 +100,7 @@ class SinkChoice:
 
     size: int | None
     mechanism: Literal["loop", "soft", "none"]
-    why: str
+    reason: str
     off_ms: float
     step_ms: float
 
@@ -126,9 +126,9 @@ def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
     return SinkChoice(size, cost.mechanism, f"{times}; {limit}", costs.off_ms, ms)
 
 
-def choose_no_sink(off_ms: float, why: str) -> SinkChoice:
+def choose_no_sink(off_ms: float, reason: str) -> SinkChoice:
     """Return the choice of no sinks, in which the host sees every step."""
-    return SinkChoice(None, "none", why, off_ms, off_ms)
+    return SinkChoice(None, "none", reason, off_ms, off_ms)
 
 
 def predict_ms(cost: Cost, size: int, bounds: Bounds) -> float:
@@ -151,10 +151,10 @@ def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
     fastest = float("inf")
     for cost in costs.sinks:
         times = {size: predict_ms(cost, size, bounds) for size in _list_candidates(cost, bounds)}
-        least = min(times.values())
-        if least < fastest * (1 - max(TOLERANCE, costs.error)):
-            fastest = least
-            good = least * (1 + TOLERANCE)
+        least_ms = min(times.values())
+        if least_ms < fastest * (1 - max(TOLERANCE, costs.error)):
+            fastest = least_ms
+            good = least_ms * (1 + TOLERANCE)
             best = cost, min(size for size, ms in times.items() if ms <= good)
     assert best is not None, "costs hold at least one mechanism"
     return best

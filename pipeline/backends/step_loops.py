@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.metrics import EvalSums
@@ -38,7 +38,9 @@ def make_buffers(inputs: Inputs) -> tuple[Array, Array]:
     return rows, jnp.asarray(True)
 
 
-def python_loop(condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+def run_python_loop(
+    condition: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any
+) -> Any:
     """Run the loop of `jax.lax.while_loop` in Python."""
     while condition(carry):
         carry = body(carry)
@@ -76,7 +78,7 @@ def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., L
         def body(carry: tuple[Array, LoopCarry]) -> tuple[Array, LoopCarry]:
             position, before = carry
             with jax.named_scope(DATA_SCOPE):
-                batch = batch_at(inputs, position)
+                batch = read_batch(inputs, position)
             state, record = step(before.state, batch, learning_rates, *constants)
             with jax.named_scope(UPDATE):
                 rows = before.telemetry_buffer.at[position].set(jnp.stack(record))
@@ -103,7 +105,7 @@ def make_eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
 
         def body(carry: tuple[Array, EvalSums]) -> tuple[Array, EvalSums]:
             position, before = carry
-            batch = batch_at(inputs, position)
+            batch = read_batch(inputs, position)
             return position + 1, step.evaluate(state, batch, before, *constants)
 
         return repeat(condition, body, (first, sums))[1]

@@ -46,10 +46,10 @@ from pipeline.backends.step_loops import (
     make_buffers,
     make_eval_loop,
     make_train_loop,
-    python_loop,
     run_once,
+    run_python_loop,
 )
-from pipeline.core.host.platforms import Platform, platform_of
+from pipeline.core.host.platforms import Platform, get_platform
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning, choose_lowerings
 from pipeline.models.modules.jit_layers import compile_layers
@@ -82,7 +82,7 @@ class XlaBackend:
 
     @property
     def platform(self) -> Platform:
-        return platform_of(self.device.platform)
+        return get_platform(self.device.platform)
 
     def describe(self) -> Mapping[str, str]:
         import jaxlib
@@ -96,7 +96,7 @@ class XlaBackend:
             "jaxlib": jaxlib.__version__,
         }
 
-    def mechanism(
+    def choose_mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
         if not sink:
@@ -140,7 +140,7 @@ class XlaBackend:
             reports = (init_report, train_report, eval_report)
             compiled = tuple(report for report in reports if report is not None)
             report = CompileReport(compiled, work.single_steps)
-        buffers = self.placement.put(make_buffers(work.train.window(0).inputs))
+        buffers = self.placement.put(make_buffers(work.train.get_window(0).inputs))
         return XlaExecutable(work, self.placement, report, programs, rates, buffers)
 
     def estimate(self, proposal: StepToPrice) -> Estimate | None:
@@ -203,7 +203,7 @@ class XlaExecutable:
             carry = self._run_window(carry, inputs, range(first, first + count), mechanism)
             # A copy: on the CPU the array is a view of a buffer that the next call consumes.
             rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
-        is_on_host = platform_of(self.placement.device.platform).is_host
+        is_on_host = get_platform(self.placement.device.platform).is_host
         if isinstance(self.programs.evaluate, LaterProgram) and not is_on_host:
             # A thread of the host compiles the evaluation while the device trains. On the host's
             # processor it would slow the steps.
@@ -232,8 +232,8 @@ class XlaExecutable:
         if telemetry.non_finite_step is None:
             return telemetry
         # Reset `should_continue` for later calls: a measurement goes on after steps that diverge.
-        self.buffers = self.placement.put(make_buffers(self.work.train.window(start).inputs))
-        return telemetry.head(telemetry.non_finite_step - start)
+        self.buffers = self.placement.put(make_buffers(self.work.train.get_window(start).inputs))
+        return telemetry.take_first(telemetry.non_finite_step - start)
 
     def evaluate(
         self,
@@ -271,21 +271,21 @@ def _make_specs(
     """Return initialisation, training loop and evaluation loop, in the order of `Programs`."""
     step = work.step
     seed = placement.put(work.seed)
-    train = work.train.window(0).inputs
-    eval_inputs = work.eval.window(0).inputs
+    train = work.train.get_window(0).inputs
+    eval_inputs = work.eval.get_window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     rules = work.sharding_rules
     sharing = work.sharing
     shardings = _find_state_shardings(work, state, placement)
-    state = placement.shapes(state, shardings)
-    carry = LoopCarry(state, *placement.shapes(jax.eval_shape(make_buffers, train)))
-    sums = placement.shapes(jax.eval_shape(step.zero_sums))
-    position, constants = placement.shapes((np.int32(0), work.constants))
+    state = placement.make_shapes(state, shardings)
+    carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_buffers, train)))
+    sums = placement.make_shapes(jax.eval_shape(step.zero_sums))
+    position, constants = placement.make_shapes((np.int32(0), work.constants))
     if rules is not None:
         step = _intercept_step(step, rules.constrain(placement))
     elif work.jit_layers:
         step = _intercept_step(step, compile_layers(work.jit_layers))
-    repeat = python_loop if work.eager else jax.lax.while_loop
+    repeat = run_python_loop if work.eager else jax.lax.while_loop
     repeat = run_once if work.single_steps else repeat
     init: Callable[..., Any] = step.init
     training: Callable[..., Any] = make_train_loop(step.step, repeat)
@@ -311,7 +311,7 @@ def _make_specs(
         training = _on_mesh(training, placement, train_parts, carry_parts)
         eval_parts = (state_parts, replicated, _partition_window(eval_inputs), *range_and_constants)
         evaluation = _on_mesh(evaluation, placement, eval_parts, replicated)
-        if platform_of(placement.device.platform).optimizes_slowly:
+        if get_platform(placement.device.platform).optimizes_slowly:
             init_options = UNOPTIMIZED
     carry_index = None if work.keeps_arguments else 0
     sums_index = None if work.keeps_arguments else 1
@@ -335,7 +335,7 @@ def _find_state_shardings(
 ) -> Any:
     """Return the sharding of each array of a state; None if every device has the whole state."""
     if work.sharding_rules is not None:
-        return work.sharding_rules.state_shardings(state, placement)
+        return work.sharding_rules.make_state_shardings(state, placement)
     if work.sharing is not None:
         return jax.tree.map(placement.make_sharding, work.sharing.specs)
     return None
@@ -386,7 +386,7 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
 def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
     """Yield inputs, first position and number of steps `start + 1 .. stop` in each window."""
     while start < stop:
-        window = loader.window(start)
+        window = loader.get_window(start)
         end = min(stop, window.stop)
         yield window.inputs, start - window.start, end - start
         start = end
@@ -396,7 +396,7 @@ def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
     """Compile the initialisation: as small programs on CPUs, unless parameters are sharded."""
-    optimizes_slowly = platform_of(placement.device.platform).optimizes_slowly
+    optimizes_slowly = get_platform(placement.device.platform).optimizes_slowly
     if work.sharding_rules is not None or not optimizes_slowly:
         return compile_program(spec, watch, placement.devices)
     temporary_bytes = [0]

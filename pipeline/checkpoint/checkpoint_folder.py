@@ -39,12 +39,12 @@ errors are about the process or its rights, and show no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
 
 
-def checkpoint_path(root: Path, step: int) -> Path:
+def make_checkpoint_path(root: Path, step: int) -> Path:
     """Return the path of the checkpoint of a step in a folder of checkpoints."""
     return root / str(step)
 
 
-def checkpoint_step(path: Path) -> int | None:
+def parse_checkpoint_step(path: Path) -> int | None:
     """Return the step of a checkpoint's path, or None for the path of anything else.
 
     Digits of other scripts don't count: `int` would read some of them.
@@ -57,12 +57,12 @@ def draft_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{DRAFT}")
 
 
-def saved_steps(root: Path) -> list[int]:
+def list_saved_steps(root: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
 
     Raises OSError if the folder can't be listed.
     """
-    steps = ((checkpoint_step(path), path) for path in _list_entries(root))
+    steps = ((parse_checkpoint_step(path), path) for path in _list_entries(root))
     return sorted(step for step, path in steps if step is not None and _is_checkpoint(path))
 
 
@@ -75,13 +75,14 @@ def find_strangers(root: Path) -> list[Path]:
     return sorted(
         path
         for path in _list_entries(root)
-        if _is_number(path.name) and (checkpoint_step(path) is None or not _is_checkpoint(path))
+        if _is_number(path.name)
+        and (parse_checkpoint_step(path) is None or not _is_checkpoint(path))
     )
 
 
-def rename_aside(path: Path, why: str) -> Path:
+def rename_aside(path: Path, reason: str) -> Path:
     """Rename an entry to `<why>-<name>-<n>`, so that its step can be saved. Raises OSError."""
-    names = (path.with_name(f"{why}-{path.name}-{n}") for n in count(1))
+    names = (path.with_name(f"{reason}-{path.name}-{n}") for n in count(1))
     return path.rename(next(name for name in names if not os.path.lexists(name)))
 
 
@@ -97,7 +98,7 @@ def remove_drafts(root: Path) -> None:
     """Remove the drafts that a killed process has left."""
     for path in _list_entries(root):
         complete = path.with_name(path.name.removesuffix(DRAFT))
-        if path != complete and checkpoint_step(complete) is not None:
+        if path != complete and parse_checkpoint_step(complete) is not None:
             remove_draft(path)
 
 

@@ -29,12 +29,12 @@ from pipeline.checkpoint.checkpoint_folder import (
     RECIPE,
     SECRET,
     STATE,
-    checkpoint_path,
     draft_path,
+    list_saved_steps,
+    make_checkpoint_path,
     remove_checkpoint,
     remove_draft,
     remove_drafts,
-    saved_steps,
 )
 from pipeline.checkpoint.host_state import LOGS
 from pipeline.checkpoint.manifest import DamagedError, require_complete, write_manifest
@@ -43,7 +43,7 @@ from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.checkpoint.retention import Retention, add_metrics
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import commit, sync
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
@@ -96,7 +96,10 @@ class Checkpoints:
             sync(self._root.parent)
             remove_drafts(self._root)
             # A kill may have come between a checkpoint and its copy.
-            paths = {step: checkpoint_path(self._root, step) for step in saved_steps(self._root)}
+            paths = {
+                step: make_checkpoint_path(self._root, step)
+                for step in list_saved_steps(self._root)
+            }
             for copy in copies:
                 copy.synchronize(paths)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -122,18 +125,18 @@ class Checkpoints:
         RunError if the previous save failed; `finish` raises RunError if this save fails.
         """
         with self._convert_errors(f"save step {step}"):
-            is_saved = step == self._requested or step in saved_steps(self._root)
+            is_saved = step == self._requested or step in list_saved_steps(self._root)
         metrics_to_save = metrics if self._retention.best is not None else None
         self.finish()
         self._requested = step
         if is_saved:
             if metrics_to_save:
                 with self._convert_errors(f"save the metrics of step {step}"):
-                    add_metrics(checkpoint_path(self._root, step), metrics_to_save)
+                    add_metrics(make_checkpoint_path(self._root, step), metrics_to_save)
                     self._remove_old()
             return
         # Copied, since the device reuses the buffers while they are being written.
-        arrays = {path: np.array(leaf) for path, leaf in leaves_by_path(state).items()}
+        arrays = {path: np.array(leaf) for path, leaf in flatten_by_path(state).items()}
         texts = {
             f"{HOST}/{JSON}": json.dumps(host_state),
             f"{RECIPE}/{JSON}": json.dumps(self._recipe),
@@ -155,7 +158,7 @@ class Checkpoints:
         A checkpoint holds only the last lines of the `logs`, so the files are synced before the
         checkpoint gets its name.
         """
-        folder = checkpoint_path(self._root, step)
+        folder = make_checkpoint_path(self._root, step)
         draft = draft_path(folder)
         try:
             if not self._root.is_dir():
@@ -185,11 +188,11 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         """Remove the checkpoints that retention doesn't keep, and their copies."""
-        for step in self._retention.list_removable(self._root, saved_steps(self._root)):
+        for step in self._retention.list_removable(self._root, list_saved_steps(self._root)):
             with self._convert_errors(f"remove step {step}"):
                 for copy in self._copies:
                     copy.remove(step)
-                remove_checkpoint(checkpoint_path(self._root, step))
+                remove_checkpoint(make_checkpoint_path(self._root, step))
 
     def finish(self) -> None:
         """Wait until the last save is on disk. Raises RunError if it failed."""
@@ -197,10 +200,10 @@ class Checkpoints:
             with self._convert_errors(f"save step {self._requested}"):
                 self._written.result()
 
-    def steps(self) -> Sequence[int]:
+    def list_steps(self) -> Sequence[int]:
         """Wait for the last save; return the steps of the complete checkpoints, ascending."""
         self.finish()
-        return saved_steps(self._root)
+        return list_saved_steps(self._root)
 
     @contextmanager
     def _convert_errors(self, action: str) -> Iterator[None]:
@@ -223,7 +226,7 @@ class Checkpoints:
         try:
             self.finish()
             if error is None and self._requested is not None:
-                require_complete(checkpoint_path(self._root, self._requested))
+                require_complete(make_checkpoint_path(self._root, self._requested))
         except DamagedError as damage:
             step = self._requested
             raise RunError(f"{damage}; step {step} was complete when it was saved") from damage
@@ -236,8 +239,8 @@ def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
 
     Raises DataError if the checkpoint is damaged.
     """
-    saved = read_checkpoint(checkpoint_path(run_dir / FOLDER, step))
-    return arrange_arrays(saved.where, saved.arrays, like)
+    saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
+    return arrange_arrays(saved.folder, saved.arrays, like)
 
 
 class NoCheckpoints:
@@ -255,6 +258,6 @@ class NoCheckpoints:
     ) -> None:
         """Save nothing."""
 
-    def steps(self) -> Sequence[int]:
+    def list_steps(self) -> Sequence[int]:
         """Return nothing: the first process lists the checkpoints."""
         return ()

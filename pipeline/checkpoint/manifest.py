@@ -35,7 +35,7 @@ SAVED_AT = "saved_at"
 
 
 class DamagedError(DataError):
-    """Error about a checkpoint that has changed since it was written; it names file and fault."""
+    """A checkpoint has changed since it was written. The message names the file and the fault."""
 
 
 def make_read_error(file: Path, error: OSError) -> PipelineError:

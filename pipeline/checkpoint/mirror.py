@@ -19,7 +19,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, MANIFEST, checkpoint_path, saved_steps
+from pipeline.checkpoint.checkpoint_folder import (
+    FOLDER,
+    MANIFEST,
+    list_saved_steps,
+    make_checkpoint_path,
+)
 from pipeline.checkpoint.manifest import (
     LATE_METRICS,
     DamagedError,
@@ -84,10 +89,10 @@ class MirroredRun:
             try:
                 for name in names:
                     self._download(step, name, record[name], draft / name)
-                require_complete(checkpoint_path(draft / FOLDER, step))
+                require_complete(make_checkpoint_path(draft / FOLDER, step))
             except DataError as error:
                 faults.append(str(error))
-                shutil.rmtree(draft if not restored else checkpoint_path(draft / FOLDER, step))
+                shutil.rmtree(draft if not restored else make_checkpoint_path(draft / FOLDER, step))
                 continue
             restored.append(step)
         if not restored:
@@ -215,7 +220,7 @@ class Mirror:
                 self._copy(step)
             except (FileNotFoundError, DamagedError):
                 # A checkpoint that was removed meanwhile needs no copy.
-                if step in saved_steps(self._run_dir / FOLDER):
+                if step in list_saved_steps(self._run_dir / FOLDER):
                     raise
         for step in [step for step in self._records if step not in self._list_local()]:
             self._require_own()
@@ -225,8 +230,8 @@ class Mirror:
         """Return the entries of the files that show whether a checkpoint has changed, by step."""
         root = self._run_dir / FOLDER
         local: dict[int, Record] = {}
-        for step in saved_steps(root):
-            folder = checkpoint_path(root, step)
+        for step in list_saved_steps(root):
+            folder = make_checkpoint_path(root, step)
             record = {}
             for name in (MANIFEST, LATE_METRICS):
                 with suppress(FileNotFoundError):
@@ -264,8 +269,8 @@ class Mirror:
         The run may remove the checkpoint meanwhile, and goes on writing its logs.
         """
         shutil.rmtree(self._draft, ignore_errors=True)
-        folder = checkpoint_path(self._draft / FOLDER, step)
-        source = checkpoint_path(self._run_dir / FOLDER, step)
+        folder = make_checkpoint_path(self._draft / FOLDER, step)
+        source = make_checkpoint_path(self._run_dir / FOLDER, step)
         shutil.copytree(source, folder, copy_function=_link_or_copy)
         record = {
             file.relative_to(self._draft).as_posix(): entry

@@ -21,11 +21,11 @@ from pipeline.checkpoint.checkpoint_folder import (
     JSON,
     RECIPE,
     STATE,
-    checkpoint_path,
-    checkpoint_step,
     find_strangers,
+    list_saved_steps,
+    make_checkpoint_path,
+    parse_checkpoint_step,
     rename_aside,
-    saved_steps,
 )
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import DamagedError, make_read_error, read_json, verify_files
@@ -33,7 +33,7 @@ from pipeline.checkpoint.orbax_arrays import read_arrays
 from pipeline.checkpoint.parse_host_state import parse_host_state
 from pipeline.core.errors import DataError, printable_lines
 from pipeline.core.files.value_text import join_first
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.tree_paths import flatten_by_path
 
 WEIGHTS = ("params", "batch_stats")
 MAX_LISTED = 5
@@ -51,7 +51,7 @@ def warn_on_stderr(text: str) -> None:
 class Checkpoint:
     """A checkpoint that was read from disk."""
 
-    where: Path
+    folder: Path
     arrays: Mapping[str, np.ndarray]
     host: HostState
     recipe: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Checkpoint:
         """The number of steps done when it was saved."""
         return int(self.arrays["step"])
 
-    def weights(self) -> dict[str, np.ndarray]:
+    def select_weights(self) -> dict[str, np.ndarray]:
         """Return the weights that an evaluation uses, by path: parameters and batch statistics.
 
         If parameters are averaged, the averages replace the trained values.
@@ -93,7 +93,7 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
     Warns of damaged newer checkpoints. Raises DataError if no checkpoint can be read.
     """
     root = run_dir / FOLDER
-    if not saved_steps(root):
+    if not list_saved_steps(root):
         return None
     try:
         return _read_newest(root, warn)
@@ -107,7 +107,9 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
     Warns of each. The run will write checkpoints with these names.
     """
     root = run_dir / FOLDER
-    for path in [checkpoint_path(root, saved) for saved in saved_steps(root) if saved > step]:
+    for path in [
+        make_checkpoint_path(root, saved) for saved in list_saved_steps(root) if saved > step
+    ]:
         warn(f"{path}: set aside as {rename_aside(path, 'damaged').name}")
     for path in find_strangers(root):
         warn(f"{path}: isn't a checkpoint; set aside as {rename_aside(path, 'foreign').name}")
@@ -120,10 +122,10 @@ def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
     there is no checkpoint, and RunError as in `make_read_error`.
     """
     try:
-        if checkpoint_step(folder) in saved_steps(folder.parent):
+        if parse_checkpoint_step(folder) in list_saved_steps(folder.parent):
             return read_checkpoint(folder)
         for root in (folder / FOLDER, folder):
-            if saved_steps(root):
+            if list_saved_steps(root):
                 return _read_newest(root, warn)
     except OSError as error:
         raise make_read_error(Path(error.filename or folder), error) from error
@@ -151,17 +153,17 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     step = saved.arrays.get("step")
     if step is None or step.shape != () or not np.issubdtype(step.dtype, np.integer):
         raise DamagedError(f"{folder / STATE}: has no step")
-    if saved.step != checkpoint_step(folder):
+    if saved.step != parse_checkpoint_step(folder):
         raise DamagedError(f"{folder / STATE}: was made at step {saved.step}")
     return saved
 
 
-def arrange_arrays(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
+def arrange_arrays(source: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
     """Return arrays, which have paths as keys, in the tree structure of `like`.
 
-    Raises DataError unless every name, shape and dtype agrees. The message begins with `where`.
+    Raises DataError unless every name, shape and dtype agrees. The message begins with `source`.
     """
-    expected = leaves_by_path(like)
+    expected = flatten_by_path(like)
     problems = [f"{path} is missing" for path in expected if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in expected]
     problems += [
@@ -170,7 +172,7 @@ def arrange_arrays(where: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
         if path in arrays and _format_type(arrays[path]) != _format_type(leaf)
     ]
     if problems:
-        raise DataError(f"{where}: of another recipe: {join_problems(problems)}")
+        raise DataError(f"{source}: of another recipe: {join_problems(problems)}")
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[path] for path in expected])
 
 
@@ -186,9 +188,9 @@ def join_problems(problems: Sequence[str]) -> str:
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
     """Read a folder's newest sound checkpoint, warning of newer ones. Raises DamagedError."""
     faults = []
-    for step in reversed(saved_steps(root)):
+    for step in reversed(list_saved_steps(root)):
         try:
-            saved = read_checkpoint(checkpoint_path(root, step))
+            saved = read_checkpoint(make_checkpoint_path(root, step))
         except DamagedError as error:
             faults.append(error)
             continue

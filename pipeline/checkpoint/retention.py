@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.checkpoint_folder import MANIFEST, METRICS, checkpoint_path, draft_path
+from pipeline.checkpoint.checkpoint_folder import (
+    MANIFEST,
+    METRICS,
+    draft_path,
+    make_checkpoint_path,
+)
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
 from pipeline.training.component_specs import list_metric_directions
@@ -32,8 +37,8 @@ class Retention:
 
     def list_removable(self, root: Path, steps: Sequence[int]) -> list[int]:
         """Return those of the ascending `steps` whose checkpoints may be removed."""
-        held = [step for step in steps if self.holds(step)]
-        retained: set[int | None] = {*steps[-self.keep :], *held[-self.keep :]}
+        held_steps = [step for step in steps if self.holds(step)]
+        retained: set[int | None] = {*steps[-self.keep :], *held_steps[-self.keep :]}
         if self.best is not None:
             retained.add(_find_best_step(root, steps, self.best))
         if self.minutes is not None:
@@ -55,7 +60,7 @@ def _select_spaced(root: Path, steps: Sequence[int], seconds: float) -> Iterator
     """Yield the first step, and each saved `seconds` or more after the last one yielded."""
     last_saved_at = -math.inf
     for step in steps:
-        saved_at = _read_value(checkpoint_path(root, step) / MANIFEST, SAVED_AT)
+        saved_at = _read_value(make_checkpoint_path(root, step) / MANIFEST, SAVED_AT)
         if isinstance(saved_at, float) and saved_at - last_saved_at >= seconds:
             last_saved_at = saved_at
             yield step
@@ -65,7 +70,7 @@ def _find_best_step(root: Path, steps: Sequence[int], metric: str) -> int | None
     """Return the newest step with the best value; None if no step has a value."""
     sign = 1 if list_metric_directions([metric])[metric] == "max" else -1
     readings = {
-        step: _read_number(checkpoint_path(root, step) / METRICS / METRICS, metric)
+        step: _read_number(make_checkpoint_path(root, step) / METRICS / METRICS, metric)
         for step in steps
     }
     values = {step: sign * value for step, value in readings.items() if value is not None}

@@ -10,7 +10,7 @@ from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_t
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
 from pipeline.config.foreign.timm import adopt_timm
-from pipeline.core.errors import RecipeError, RunError, UsageError, printable, system_reason
+from pipeline.core.errors import RecipeError, RunError, UsageError, get_system_reason, printable
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
@@ -33,7 +33,7 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, text)
     except OSError as error:
-        raise RunError(f"{target}: can't be written: {system_reason(error)}") from error
+        raise RunError(f"{target}: can't be written: {get_system_reason(error)}") from error
     facts = [_describe(row, adoption) for row in adoption.rows]
     for fact in facts:
         keys = ", ".join(f"{key}={show(value)}" for key, value in fact["recipe"].items())
@@ -64,7 +64,7 @@ def _read(file: Path) -> Adoption:
             return adopt_npu_run_config(file)
         settings = read_yaml(file)
     except OSError as error:
-        raise RecipeError([f"{file}: can't be read: {system_reason(error)}"]) from error
+        raise RecipeError([f"{file}: can't be read: {get_system_reason(error)}"]) from error
     except ValueError as error:
         raise RecipeError([f"{file}: not readable as data: {error}"]) from error
     keys = settings.keys() if isinstance(settings, dict) else set()

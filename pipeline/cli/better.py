@@ -8,10 +8,10 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import RESUME_KEYS, TrainArguments, run_sweep
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import DEFAULT_COMPONENTS, DEFAULT_RECIPE, resolve_recipe
-from pipeline.config.hydra_versions import store_option, stored_option
-from pipeline.config.overrides import key_of, quote_value, require_hydra_keys, sets_key, value_of
+from pipeline.config.hydra_versions import find_stored_option, store_option
+from pipeline.config.overrides import get_key, quote_value, require_hydra_keys, sets_key, value_of
 from pipeline.core.errors import UsageError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.comparable_sides import require_comparable
 from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
@@ -42,14 +42,16 @@ def main(
     if misplaced:
         raise UsageError(misplaced, "is about both sides; must be typed before --")
     if metric is not None and metric not in directions():
-        raise UsageError([f"--metric {metric}"], no_such("metric", metric, directions()))
+        raise UsageError(
+            [f"--metric {metric}"], explain_unknown_name("metric", metric, directions())
+        )
     require_hydra_keys(overrides)
     components = {"recipe", *DEFAULT_COMPONENTS}
-    if not components & set(map(key_of, overrides)):
+    if not components & set(map(get_key, overrides)):
         overrides = [f"+recipe={DEFAULT_RECIPE}", *overrides]
     recipe_a = [item for item in overrides if not _is_about_sweep(item)]
-    chosen_groups = {key_of(item) for item in other if not sets_key(item)}
-    recipe_b = [*(item for item in recipe_a if key_of(item) not in chosen_groups), *other]
+    chosen_groups = {get_key(item) for item in other if not sets_key(item)}
+    recipe_b = [*(item for item in recipe_a if get_key(item) not in chosen_groups), *other]
     checked_b = compose_and_check(recipe_b)
     side_b = _register_side_b(recipe_b)
     require_comparable(compose_and_check(recipe_a), checked_b, metric)
@@ -79,7 +81,7 @@ def main(
 
 def _is_about_sweep(override: str) -> bool:
     """Return whether an override is about the sweep, not about the recipe of a side."""
-    key = key_of(override)
+    key = get_key(override)
     return key in RESUME_KEYS or key.partition(".")[0].partition("/")[0] == "hydra"
 
 
@@ -89,6 +91,6 @@ def _register_side_b(overrides: Sequence[str]) -> list[str]:
     name = value_of(resolved, "recipe")
     if name is None:
         return resolved
-    node = stored_option("recipe", name)
+    node = find_stored_option("recipe", name)
     store_option(group="recipe", name=f"{name}{SIDE_B}", package="_global_", node=node)
-    return [f"+recipe={name}{SIDE_B}" if key_of(o) == "recipe" else o for o in resolved]
+    return [f"+recipe={name}{SIDE_B}" if get_key(o) == "recipe" else o for o in resolved]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import DataError, UsageError, printable
-from pipeline.core.files.error_text import describe, show_name
+from pipeline.core.files.error_text import describe_problems, show_name
 from pipeline.data.sources.tabular import CsvTable
 from pipeline.data.table import TableFormat
 from pipeline.data.tables.dates import find_date_formats, parse_days
@@ -43,7 +43,7 @@ def main(
     except ValidationError as error:
         names = [str(name) for item in error.errors() for name in item["loc"][:1]]
         words = [f"--{name} {options[name]}" for name in names]
-        raise UsageError(words, "; ".join(describe(error, options))) from error
+        raise UsageError(words, "; ".join(describe_problems(error, options))) from error
     try:
         table = read_table(file, table_format, lambda name: "auto")
     except DataError as error:
@@ -71,14 +71,14 @@ def _describe_column(table: RawTable, name: str) -> str:
         numbers = f"numeric   {present.min():g} to {present.max():g}, mean {present.mean():.6g}"
         missing = _describe_missing(table.rows - present.size)
         return f"{numbers}, {len(np.unique(present)):,} different{missing}"
-    counts = column.counts()
+    counts = column.count_rows()
     if not counts.size:
         return "empty     no values"
     missing = _describe_missing(table.rows - int(counts.sum()))
     text_cell = find_text_among_numbers(column)
     if text_cell is not None:
         row, text, share = text_cell
-        return f"mixed     {share:.1%} numbers; {table.place(row)}: {show_name(text)!r}{missing}"
+        return f"mixed     {share:.1%} numbers; {table.locate(row)}: {show_name(text)!r}{missing}"
     different = f"{len(counts):,} different"
     formats = find_date_formats(column.texts)
     if len(formats) == 1:

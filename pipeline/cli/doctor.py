@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-from pipeline.backends.loading.loader import split_bytes
+from pipeline.backends.loading.loader import count_split_bytes
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.commands.root import DISTRIBUTION
 from pipeline.config.cache import PROGRAMS, cache_root, find_exposure
@@ -32,8 +32,8 @@ from pipeline.core.host.limits import read_limits
 from pipeline.core.host.tested_versions import (
     compare_with_lock,
     describe_tested,
+    find_installed_version,
     find_untested,
-    installed_version,
 )
 from pipeline.data.checksums import SUMS
 from pipeline.data.download import DownloadError
@@ -204,7 +204,7 @@ def data(recipe: Recipe) -> Iterator[CheckResult]:
         return
     for split in (raw.train, raw.eval):
         fingerprint_columns(split)
-    size_bytes = split_bytes(raw.train) + split_bytes(raw.eval)
+    size_bytes = count_split_bytes(raw.train) + count_split_bytes(raw.eval)
     counts = f"{len(raw.train):,} training and {len(raw.eval):,} evaluation samples"
     text = f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable"
     yield CheckResult("ok", "data", text)
@@ -303,7 +303,7 @@ def find_missing(distribution: str, extra: str) -> list[str]:
             continue
         if not marker.evaluate({"extra": extra}):
             continue
-        if installed_version(requirement.name) is None:
+        if find_installed_version(requirement.name) is None:
             missing.append(requirement.name)
         else:
             for nested_extra in requirement.extras:

@@ -25,7 +25,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
@@ -87,10 +87,10 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
             reason = "other programs use them, so times will vary"
             reporter.warn(f"load {load:.1f} on {processors} processors: {reason}")
         explanation = explain_recipe(recipe, reporter)
-        reporter.say(f"\n{explanation}")
+        reporter.print_lines(f"\n{explanation}")
     if out is not None:
         with _report_refusal(out):
-            write_whole(out / FILE, json_text(explanation.to_dict(), indent=2) + "\n")
+            write_whole(out / FILE, format_json(explanation.to_dict(), indent=2) + "\n")
     return CommandResult(explanation.to_dict())
 
 
@@ -176,8 +176,8 @@ def make_dispatch(measured: Measurement) -> Dispatch:
 
 def measure_memory(loader: Loader) -> Memory:
     """Return the device memory of the batches, in bytes, measured on the first window."""
-    window = loader.window(0)
-    steps = window.most_steps
+    window = loader.get_window(0)
+    steps = window.max_steps
     inputs = window.inputs
     copied = [inputs.indices, inputs.epochs, inputs.counts]
     copied += [] if inputs.resident else list(inputs.columns.values())

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.pages.charts import Curve, curve_chart
+from pipeline.core.pages.charts import Curve, draw_curves
 from pipeline.core.pages.page import Charts, Page, Section, render_page
 from pipeline.core.reporter import Reporter
 from pipeline.study.rate_search import RateCurve, measure_rate_curve, suggest_rate
@@ -29,11 +29,11 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
     with Reporter() as reporter:
         curve = measure_rate_curve(recipe, steps, reporter)
         suggestion = suggest_rate(curve)
-        reporter.say(f"\n{format_table(curve)}\n\n{suggestion}")
-        reporter.say(f"try train.optimizer.lr={suggestion.rate:.2g}")
+        reporter.print_lines(f"\n{format_table(curve)}\n\n{suggestion}")
+        reporter.print_lines(f"try train.optimizer.lr={suggestion.rate:.2g}")
         if out is not None:
             averaged = Curve("loss", np.log10(curve.rates), curve.smoothed)
-            chart = curve_chart("loss", [averaged], "learning rate, log10")
+            chart = draw_curves("loss", [averaged], "learning rate, log10")
             charts = [] if chart is None else [Charts([chart])]
             about = f"{suggestion}. Losses of {steps:,} steps, and their average."
             sections = [Section("Loss by learning rate", about, charts)]
@@ -41,7 +41,7 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
             advice = f"Try train.optimizer.lr={suggestion.rate:.2g}"
             page = Page("find-rate", title, advice, sections)
             write_whole(out, render_page(page))
-            reporter.say(f"the curve: {out}")
+            reporter.print_lines(f"the curve: {out}")
     losses = {"rates": curve.rates.tolist(), "losses": curve.losses.tolist()}
     return CommandResult({**asdict(suggestion), **losses})
 

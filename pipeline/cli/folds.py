@@ -12,7 +12,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import TrainArguments, run_sweep
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import resolve_recipe
-from pipeline.config.overrides import key_of, list_swept_keys, require_hydra_keys
+from pipeline.config.overrides import get_key, list_swept_keys, require_hydra_keys
 from pipeline.core.errors import RecipeError, printable
 from pipeline.inspect.report.out_of_fold import (
     OUT_OF_FOLD,
@@ -38,7 +38,7 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     """
     swept = list_swept_keys(overrides)
     problems = [f"{key}: has several values; folds train one recipe" for key in swept]
-    keys = set(map(key_of, overrides))
+    keys = set(map(get_key, overrides))
     problems += [
         f"{key}: is set by --k and --seed" for key in sorted(keys) if key.startswith(SECTION)
     ]
@@ -50,7 +50,7 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     fixed = [*overrides, f"{SECTION}.count={k}", f"{SECTION}.seed={seed}"]
     hydra_keys = ("hydra", "train.resume")
     recipe = compose_and_check(
-        [f"{FOLD}=0", *(item for item in fixed if not key_of(item).startswith(hydra_keys))]
+        [f"{FOLD}=0", *(item for item in fixed if not get_key(item).startswith(hydra_keys))]
     )
     if not set(STAGES) <= set(recipe.stages):
         raise RecipeError(["stages: must have train, checkpoint and eval for folds"])

@@ -39,7 +39,7 @@ def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
     recipe = compose_and_check(overrides)
     with Reporter() as reporter:
         text, facts = forecast_recipe(recipe, reporter, check=check)
-        reporter.say(f"\n{text}")
+        reporter.print_lines(f"\n{text}")
     return CommandResult(facts)
 
 

@@ -27,10 +27,10 @@ from pipeline.config.recipe_file import YAML
 from pipeline.config.references import iterate_texts
 from pipeline.core.errors import RecipeError, RunError, UsageError
 from pipeline.core.files.package_paths import RECIPES
-from pipeline.core.files.tree_diff import dotted_key
+from pipeline.core.files.tree_diff import format_key
 from pipeline.core.host.launchers import CLUSTER_START_S
 from pipeline.core.host.limits import read_limits
-from pipeline.core.plugins.loading import FLAG, loaded_plugins
+from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.forecast.host_forecast import forecast_run
 from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, replace_overrides, run_trial
@@ -133,11 +133,11 @@ def _list_local_files(recipe: Recipe, overrides: Sequence[str]) -> Iterator[str]
     file = name and (Path(name) if name.endswith(YAML) else find_recipes(Path.cwd()).get(name))
     if file and file.parent != RECIPES:
         yield f"+recipe = {file}"
-    for plugin in loaded_plugins():
+    for plugin in list_loaded_plugins():
         yield f"{FLAG} {plugin.source}"
     for where, text in iterate_texts(recipe.model_dump(mode="json")):
         if os.sep in text and os.path.exists(text):
-            yield f"{dotted_key(where)} = {text}"
+            yield f"{format_key(where)} = {text}"
 
 
 def _find_limits(

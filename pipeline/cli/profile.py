@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import compose_run, train_run
-from pipeline.config.overrides import key_of
+from pipeline.config.overrides import get_key
 from pipeline.config.profile_spec import parse_profiling_variables
 from pipeline.core.errors import UsageError, printable_lines
 from pipeline.core.files.bounded_read import read_json
@@ -31,9 +31,9 @@ def main(overrides: Sequence[str]) -> CommandResult:
     if overrides and "=" not in overrides[0] and overrides[0][:1] not in ("+", "~"):
         return parse_run(overrides)
     started_at = time.perf_counter()
-    typed = {key_of(override) for override in overrides}
+    typed = {get_key(override) for override in overrides}
     from_environment = [
-        key for key in parse_profiling_variables(os.environ) if key_of(key) not in {*typed, MODE}
+        key for key in parse_profiling_variables(os.environ) if get_key(key) not in {*typed, MODE}
     ]
     keys = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *from_environment]
     # Command buffers of a GPU hide the names of operations. On other devices the flag would only

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.cli.commands.command import PROGRAM, CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.core.errors import RunError, UsageError, printable
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.history import make_sampler, read_trials, suggest_values
 from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
@@ -30,7 +30,7 @@ def main(
 
     metrics = directions()
     if metric not in metrics:
-        raise UsageError([f"--metric {metric}"], no_such("metric", metric, metrics))
+        raise UsageError([f"--metric {metric}"], explain_unknown_name("metric", metric, metrics))
     space, fixed = read_space(overrides)
     recipes = [compose_and_check([*fixed, *to_overrides(point)]) for point in one_at_a_time(space)]
     trials, runs = read_trials(folder, recipes[0], space, metric)

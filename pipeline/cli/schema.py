@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pipeline.config.recipe import Recipe
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 
 DEFAULTS = {
     "type": "array",
@@ -28,7 +28,7 @@ def recipe_schema() -> dict[str, Any]:
     may start from the file of another device. Completeness is checked on the composed recipe.
     """
     schema = _make_keys_optional(Recipe.model_json_schema())
-    for device in components("device").values():
+    for device in list_components("device").values():
         schema["$defs"][device.__name__]["properties"]["defaults"] = DEFAULTS
     schema["properties"] = {
         "defaults": DEFAULTS,

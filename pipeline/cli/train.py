@@ -28,7 +28,7 @@ from pipeline.config.hydra_options import resolve_recipe
 from pipeline.config.hydra_versions import HYDRA_DEFAULTS, allow_lazy_help, get_args_parser
 from pipeline.config.overrides import (
     expand_sweeps,
-    key_of,
+    get_key,
     list_swept_keys,
     quote_value,
     require_hydra_keys,
@@ -41,8 +41,8 @@ from pipeline.core.errors import (
     RecipeError,
     RunError,
     UsageError,
-    exit_status_of,
     first_line,
+    get_exit_status,
     printable,
 )
 from pipeline.core.files.package_paths import CONF
@@ -106,10 +106,10 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     programs that an earlier process compiled from this code may be read. Raises RecipeError with
     every problem if the recipe can't be composed.
     """
-    keys = set(map(key_of, args))
+    keys = set(map(get_key, args))
     if "profile.mode" not in keys:
         from_environment = parse_profiling_variables(os.environ)
-        args = [*args, *(item for item in from_environment if key_of(item) not in keys)]
+        args = [*args, *(item for item in from_environment if get_key(item) not in keys)]
     parsed = _parse(args)
     flags = [arg for arg in args if arg not in parsed.overrides]
     if parsed.hydra_help or parsed.info or parsed.shell_completion:
@@ -197,9 +197,9 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
     if changed not in (None, "refuse", "allow"):
         # No job would check it.
         raise RecipeError([f"{RESUME_CHANGED} = {changed}: must be 'refuse' or 'allow'"])
-    typed = [override for override in arguments.typed if key_of(override) not in RESUME_KEYS]
+    typed = [override for override in arguments.typed if get_key(override) not in RESUME_KEYS]
     excluded = (*RESUME_KEYS, SWEEP_DIR)
-    job_overrides = [override for override in overrides if key_of(override) not in excluded]
+    job_overrides = [override for override in overrides if get_key(override) not in excluded]
     existing = _find_directory(flags, typed, overrides)
     is_auto = value_of(overrides, "launch") in (None, "auto")
     place = find_place("auto", os.environ) if is_auto else None
@@ -226,13 +226,13 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         raise
     except KeyboardInterrupt as interruption:
         print("the sweep was stopped", file=sys.stderr)
-        stop_status = exit_status_of(interruption)
+        stop_status = get_exit_status(interruption)
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
     status = max(
         stop_status, conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
     )
-    if status in (RunError.exit_status, exit_status_of("stopped")):
+    if status in (RunError.exit_status, get_exit_status("stopped")):
         how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
     if existing is None:
@@ -262,8 +262,8 @@ def _find_directory(
     if SWEEP_DIR in swept:
         raise RecipeError([f"{SWEEP_DIR} = {folder}: must be one directory; quote what has commas"])
     single_run_flags = [flag for flag in flags if flag not in MULTIRUN]
-    saved_overrides = [override for override in overrides if key_of(override) not in RESUME_KEYS]
-    fixed = [override for override in saved_overrides if key_of(override) not in swept]
+    saved_overrides = [override for override in overrides if get_key(override) not in RESUME_KEYS]
+    fixed = [override for override in saved_overrides if get_key(override) not in swept]
     composed = _compose(single_run_flags, typed, fixed)
     assert composed is not None, "without flags, Hydra composes"
     with _report_references():
@@ -292,7 +292,7 @@ def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
     """Return the composed config and Hydra's section; None if a flag only prints something."""
-    hydra_keys = {key for key in map(key_of, overrides) if key.partition(".")[0] == "hydra"}
+    hydra_keys = {key for key in map(get_key, overrides) if key.partition(".")[0] == "hydra"}
     if not flags and hydra_keys <= {RUN_DIR}:
         config, hydra_config = _compose_once(typed, overrides)
         if hydra_config.mode is None and not hydra_config.callbacks:

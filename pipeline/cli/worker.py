@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from pipeline.core.errors import PipelineError, exit_status_of
+from pipeline.core.errors import PipelineError, get_exit_status
 from pipeline.core.host.process_start import collect_less_while_starting
 from pipeline.core.host.signals import interrupt_command
 
@@ -54,7 +54,7 @@ def main(folder: Path) -> int:
         summary = run(check_tree(request["recipe"], length_replaced=True), options)
     except PipelineError as error:
         write_error(folder, rank, error)
-        return exit_status_of(error)
+        return get_exit_status(error)
     except Exception as error:
         write_error(folder, rank, error)
         raise

@@ -48,7 +48,7 @@ class AdapterWords(Spec):
     opt_level: Literal["O0", "O1", "O2", "O3"] | None = Field(default=None, exclude=True)
     """Apex's name for `precision`."""
     iterations_per_loop: PositiveInt | None = Field(default=None, exclude=True)
-    """TensorFlow's adapter, for `sink_size`; it must divide the steps of training."""
+    """TensorFlow's adapter, for `sink_size`, which must divide the steps of training."""
     enable_data_pre_proc: bool | None = Field(default=None, exclude=True)
     """TensorFlow's adapter, for `sink`."""
     mix_compile_mode: bool | None = Field(default=None, exclude=True)

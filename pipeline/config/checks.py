@@ -10,9 +10,9 @@ from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.privacy_checks import check_privacy
 from pipeline.config.recipe import STAGES, Recipe
 from pipeline.config.robustness_checks import check_robustness
-from pipeline.config.run_length import check_deadline, check_one_length, total_steps
+from pipeline.config.run_length import check_deadline, check_one_length, count_total_steps
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec, Facts
@@ -92,7 +92,7 @@ def check_length(recipe: Recipe) -> Iterator[str]:
     steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch if facts else 1
     end = recipe.train.end_step
     try:
-        total = total_steps(recipe.train, steps_per_epoch)
+        total = count_total_steps(recipe.train, steps_per_epoch)
     except ValueError as error:
         yield f"train: {error}"
         return
@@ -119,7 +119,9 @@ def check_adapter_loops(recipe: Recipe) -> Iterator[str]:
     total = recipe.train.steps
     facts = find_known_facts(recipe)
     if facts is not None and recipe.train.deadline is None:
-        total = total_steps(recipe.train, make_batching(recipe, facts.train_size).steps_per_epoch)
+        total = count_total_steps(
+            recipe.train, make_batching(recipe, facts.train_size).steps_per_epoch
+        )
     yield from find_loop_problems(recipe.train, total)
 
 
@@ -330,7 +332,7 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
     names += target_metrics.TOKEN_METRICS
     for key, metric in list_deciding_metrics(recipe).items():
         if metric is not None and metric not in names:
-            problem = no_such("metric", metric, names)
+            problem = explain_unknown_name("metric", metric, names)
             yield f"{key} = {metric}: {problem}; eval.metrics adds others"
         elif metric is not None and not measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
@@ -397,7 +399,7 @@ def check_warmup_length(recipe: Recipe) -> Iterator[str]:
         return
     steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch
     try:
-        total = total_steps(recipe.train, steps_per_epoch)
+        total = count_total_steps(recipe.train, steps_per_epoch)
     except ValueError:  # `check_length` reports the length
         return
     for key, schedule in recipe.train.schedules.items():

@@ -17,17 +17,17 @@ from pydantic import ValidationError
 
 from pipeline.config.checks import find_conflicts
 from pipeline.config.hydra_options import DEFAULT_RECIPE, LENGTHS, resolve_recipe
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS, store_option, stored_option
-from pipeline.config.overrides import find_parse_problems, key_of, sets_key, value_of
+from pipeline.config.hydra_versions import HYDRA_DEFAULTS, find_stored_option, store_option
+from pipeline.config.overrides import find_parse_problems, get_key, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
 from pipeline.config.unfit_components import find_unfit_components
 from pipeline.core.errors import RecipeError, first_line
-from pipeline.core.files.error_text import describe, no_such
+from pipeline.core.files.error_text import describe_problems, explain_unknown_name
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.tree_diff import Where, dotted_key, value_at
+from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
-from pipeline.core.plugins.loading import missing_flag_hint
+from pipeline.core.plugins.loading import suggest_missing_flag
 
 _NOTHING = object()
 
@@ -72,7 +72,7 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
     except ValueError as error:
         raise RecipeError([str(error)]) from error
     plain = {key: value for key, value in cast(dict[str, Any], tree).items() if key != "hydra"}
-    keys = {key_of(override) for override in overrides}
+    keys = {get_key(override) for override in overrides}
     lengths = keys & set(LENGTHS)
     if lengths and isinstance(plain.get("train"), dict):
         # The command line's length replaces the recipe's, in any unit.
@@ -93,7 +93,7 @@ def check_tree(
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(
-            describe(error, tree, find_unfit_components(tree, override_keys))
+            describe_problems(error, tree, find_unfit_components(tree, override_keys))
         ) from error
     problems = find_conflicts(recipe, length_replaced=length_replaced)
     if problems:
@@ -151,9 +151,11 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
         split = str.rpartition if missing.startswith("hydra/") else str.partition
         group, _, option = split(missing, "/")
         kind = group.rpartition("/")[2]
-        problem = f"{group} = {show(option)}: {no_such(kind, option, error.options or ())}"
-        remaining = [item for item in overrides if key_of(item) != group]
-        return [f"{problem}; {missing_flag_hint()}"], remaining
+        problem = (
+            f"{group} = {show(option)}: {explain_unknown_name(kind, option, error.options or ())}"
+        )
+        remaining = [item for item in overrides if get_key(item) != group]
+        return [f"{problem}; {suggest_missing_flag()}"], remaining
     cause: BaseException | None = error
     while cause is not None and not _KEY_ERROR.search(str(cause)):
         cause = cause.__cause__ or cause.__context__
@@ -191,8 +193,8 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
     valid = []
     added = set()
     for override in overrides:
-        key = key_of(override)
-        exists = key in added or value_at(tree, key.split("."), _NOTHING) is not _NOTHING
+        key = get_key(override)
+        exists = key in added or find_value(tree, key.split("."), _NOTHING) is not _NOTHING
         bare = override.lstrip("+")
         if sets_key(override) and override.startswith("~") and not exists:
             problems[f"{show(f'~{key}')}: there is no such key"] = None
@@ -207,7 +209,7 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
 def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
     """Return a problem for each list of a recipe file that must be a section, or the reverse."""
     recipe = value_of(overrides, "recipe")
-    keys = stored_option("recipe", recipe) if recipe else None
+    keys = find_stored_option("recipe", recipe) if recipe else None
     if recipe is None or not keys:
         return []
     register = partial(store_option, group="recipe", name=recipe, package="_global_")
@@ -221,15 +223,15 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
     return list(_list_mistaken_kinds(below, keys, ()))
 
 
-def _list_mistaken_kinds(below: Any, keys: Any, where: Where) -> Iterator[str]:
-    """Yield the problems of a recipe's `keys` at a path and inside; they replace those `below`."""
+def _list_mistaken_kinds(below: Any, keys: Any, path: TreePath) -> Iterator[str]:
+    """Yield the problems of a recipe's `keys` at a path and inside, which replace those `below`."""
     if isinstance(below, dict) and isinstance(keys, dict):
         for key in (key for key in keys if key in below):
-            yield from _list_mistaken_kinds(below[key], keys[key], (*where, key))
+            yield from _list_mistaken_kinds(below[key], keys[key], (*path, key))
     elif isinstance(below, dict) and isinstance(keys, list):
-        yield f"{dotted_key(where)} = {show(keys)}: must be a section of keys"
+        yield f"{format_key(path)} = {show(keys)}: must be a section of keys"
     elif isinstance(below, list) and isinstance(keys, dict):
-        yield f"{dotted_key(where)} = {show(keys)}: must be a list"
+        yield f"{format_key(path)} = {show(keys)}: must be a list"
 
 
 def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.files.error_text import locate
+from pipeline.core.files.error_text import split_location
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.tree_diff import Where, leaves, value_at
+from pipeline.core.files.tree_diff import TreePath, find_value, iterate_leaves
 from pipeline.core.registry import Spec
 
 Tree = dict[str, Any]
@@ -28,7 +28,7 @@ _NOTHING = object()
 
 def names_every_component(tree: Mapping[str, Any]) -> bool:
     """Return whether a recipe names every component, like a run's recipe and `--cfg job`."""
-    sections = (value_at(tree, where) for where in SECTIONS.values())
+    sections = (find_value(tree, path) for path in SECTIONS.values())
     return "defaults" not in tree and all(
         isinstance(section, Mapping) and "name" in section for section in sections
     )
@@ -42,7 +42,7 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     """
     filled = deepcopy(dict(tree))
     # Repeat: a section's missing keys are reported only once the section exists.
-    while sum(_fill_key(filled, where) for where in _find_missing(filled)):
+    while sum(_fill_key(filled, path) for path in _find_missing(filled)):
         pass
     return filled
 
@@ -104,44 +104,44 @@ def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def _find_missing(tree: Tree) -> list[Where]:
+def _find_missing(tree: Tree) -> list[TreePath]:
     """Return the paths of missing keys."""
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:
         missing = (item for item in error.errors(include_url=False) if item["type"] == "missing")
-        return [locate(item["loc"], tree)[0] for item in missing]
+        return [split_location(item["loc"], tree)[0] for item in missing]
     return []
 
 
-def _fill_key(tree: Tree, where: Where) -> bool:
+def _fill_key(tree: Tree, path: TreePath) -> bool:
     """Insert the default of a missing key; return whether conf/ has one."""
-    parent = value_at(tree, where[:-1])
-    default = _find_default(tree, where)
-    if not isinstance(parent, dict) or where[-1] in parent or default is _NOTHING:
+    parent = find_value(tree, path[:-1])
+    default = _find_default(tree, path)
+    if not isinstance(parent, dict) or path[-1] in parent or default is _NOTHING:
         return False
-    parent[where[-1]] = deepcopy(default)
+    parent[path[-1]] = deepcopy(default)
     return True
 
 
-def _find_default(tree: Tree, where: Where) -> Any:
+def _find_default(tree: Tree, path: TreePath) -> Any:
     """Return a key's default or `_NOTHING`: in a component, that of its most similar option."""
     for group, section in SECTIONS.items():
-        if where[: len(section)] != section:
+        if path[: len(section)] != section:
             continue
-        component = value_at(tree, section)
+        component = find_value(tree, section)
         if not isinstance(component, Mapping):
             return _NOTHING
-        values = set(map(str, leaves(component)))
+        values = set(map(str, iterate_leaves(component)))
         most_similar = max(
             find_options(group, str(component.get("name"))).values(),
-            key=lambda option: len(values & set(map(str, leaves(option)))),
+            key=lambda option: len(values & set(map(str, iterate_leaves(option)))),
             default={},
         )
-        return value_at(most_similar, where[len(section) :], _NOTHING)
-    return value_at(
+        return find_value(most_similar, path[len(section) :], _NOTHING)
+    return find_value(
         {**_read_config_file("config"), "train": _read_config_file("train/default")},
-        where,
+        path,
         _NOTHING,
     )
 

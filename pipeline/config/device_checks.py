@@ -9,7 +9,7 @@ from pipeline.backends.gpu.chip_target import read_target
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.value_text import show
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.parallel.shards import num_shards
+from pipeline.training.parallel.shards import count_shards
 
 COMPILING = ("data", "build", "compile")
 """Stages that run nothing on a device."""
@@ -83,7 +83,7 @@ def check_shards(recipe: Recipe) -> Iterator[str]:
                 times = f" times {microbatches} microbatches" if parts > devices else ""
                 yield f"{key} = {size}: must be a multiple of the {devices} devices{times}"
         return
-    shards = num_shards(parallel, train.batch_size)
+    shards = count_shards(parallel, train.batch_size)
     if shards & (shards - 1):
         yield f"parallel.shards = {shards}: must be a power of two with reproducible=exact"
     if shards % devices:

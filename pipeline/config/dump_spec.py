@@ -63,4 +63,4 @@ class DumpSpec(Spec):
     path: FilePath | None
     """An existing folder; null: `dump` in the run directory."""
     max_mib: Annotated[PositiveInt, Field(le=1_000_000)]
-    """Limit of the arrays of one step, in MiB. Tensors beyond it have statistics alone."""
+    """Limit of the arrays of one step, in MiB. Tensors beyond it have only statistics."""

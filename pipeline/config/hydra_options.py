@@ -17,7 +17,7 @@ from pipeline.config.defaults import (
 from pipeline.config.files import SECTIONS, find_recipes
 from pipeline.config.hydra_versions import store_option
 from pipeline.config.optional_keys import mark_optional_keys
-from pipeline.config.overrides import find_unparsable, key_of, value_of
+from pipeline.config.overrides import find_unparsable, get_key, value_of
 from pipeline.config.recipe_file import (
     YAML,
     drop_foreign_keys,
@@ -30,9 +30,9 @@ from pipeline.config.recipe_file import (
 from pipeline.config.run_length import LENGTH_UNITS
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.tree_diff import value_at
+from pipeline.core.files.tree_diff import find_value
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
@@ -53,14 +53,14 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     composes. Raises RecipeError if one that is named can't be read.
     """
     problems = list(find_unparsable(overrides))
-    recipes = [override for override in overrides if key_of(override) == "recipe"]
+    recipes = [override for override in overrides if get_key(override) == "recipe"]
     if len(recipes) > 1:
         problems.append(f"recipe: given {len(recipes)} times, {show(' '.join(recipes))}; give one")
     if problems:
         raise RecipeError(problems)
     _register_custom_components()
     overrides = [_register_component_files(override) for override in mark_optional_keys(overrides)]
-    keys = set(map(key_of, overrides))
+    keys = set(map(get_key, overrides))
     recipe = value_of(overrides, "recipe")
     if recipe is None and keys & set(DEFAULT_COMPONENTS):
         return [*overrides, *([] if "name" in keys else [f"name={_name_run(overrides)}"])]
@@ -72,9 +72,9 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         file = Path(recipe)
         recipe = file.stem
         files[recipe] = file
-        overrides = [f"+recipe={recipe}" if key_of(o) == "recipe" else o for o in overrides]
+        overrides = [f"+recipe={recipe}" if get_key(o) == "recipe" else o for o in overrides]
     overrides = [f"+{item}" if item.startswith("recipe=") else item for item in overrides]
-    groups = {key_of(override) for override in overrides if override[0] != "~"} & set(SECTIONS)
+    groups = {get_key(override) for override in overrides if override[0] != "~"} & set(SECTIONS)
     if not _register_recipes(files, recipe, groups):
         return overrides
     return [*(f"~{group}" for group in {*SECTIONS, "train"} - groups), *overrides]
@@ -82,7 +82,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
 
 def add_train_length(overrides: Sequence[str]) -> list[str]:
     """Return the overrides of a command that doesn't train, with a length if a check needs one."""
-    keys = {key_of(override) for override in overrides}
+    keys = {get_key(override) for override in overrides}
     lacks_length = keys & set(DEFAULT_COMPONENTS) and not keys & {"recipe", *LENGTHS}
     return [*overrides, *(["train.steps=1"] if lacks_length else [])]
 
@@ -128,20 +128,20 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
 
 def _register_custom_components() -> None:
     """Register components of plug-ins and other distributions, which have no files in conf/."""
-    for group, where in SECTIONS.items():
-        for name, component in components(group).items():
+    for group, path in SECTIONS.items():
+        for name, component in list_components(group).items():
             if (
                 component.__module__.startswith("pipeline.")
                 or (CONF / group / f"{name}.yaml").is_file()
             ):
                 continue
             node = make_option(group, component)
-            store_option(group=group, name=name, package=".".join(where), node=node)
+            store_option(group=group, name=name, package=".".join(path), node=node)
 
 
 def _register_component_files(override: str) -> str:
     """Register the files of an override with Hydra; return the override with their names."""
-    group = key_of(override)
+    group = get_key(override)
     options = override.partition("=")[2].split(",")
     if group not in SECTIONS or not any(option.endswith(YAML) for option in options):
         return override
@@ -188,7 +188,7 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
         raise RecipeError(problems)
     for group in groups:
         *path, last = SECTIONS[group]
-        section = value_at(tree, path)
+        section = find_value(tree, path)
         if isinstance(section, dict):
             section.pop(last, None)
     store_option(group="recipe", name=name, package="_global_", node=tree)

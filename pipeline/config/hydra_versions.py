@@ -22,10 +22,10 @@ __all__ = [
     "BasicSweeper",
     "allow_lazy_help",
     "apply_overrides",
+    "find_stored_option",
     "get_args_parser",
     "set_override_dirname",
     "store_option",
-    "stored_option",
 ]
 
 _IS_1_3 = hydra.__version__.startswith("1.3.")
@@ -40,7 +40,7 @@ def store_option(group: str, name: str, package: str, node: Any) -> None:
     ConfigStore.instance().store(group=group, name=name, package=package, node=node, **options)
 
 
-def stored_option(group: str, name: str) -> dict[str, Any]:
+def find_stored_option(group: str, name: str) -> dict[str, Any]:
     """Return the keys of a registered option; empty if there is no such option."""
     try:
         node = ConfigStore.instance().load(f"{group}/{name}.yaml").node

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
-from pipeline.core.registry import ComponentOf, Spec, components
+from pipeline.core.registry import ComponentOf, Spec, list_components
 
 _NAME = "name"
 
@@ -60,7 +60,7 @@ def _list_specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[
     """Yield the types of sections that a field's type allows."""
     kind = next((mark.kind for mark in metadata if isinstance(mark, ComponentOf)), None)
     if kind is not None:
-        yield from components(kind).values()
+        yield from list_components(kind).values()
     elif isinstance(annotation, type) and issubclass(annotation, Spec):
         yield annotation
     elif get_origin(annotation) is Annotated:

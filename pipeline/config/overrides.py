@@ -39,14 +39,14 @@ _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
 """Start of a value that isn't a text."""
 
 
-def key_of(override: str) -> str:
+def get_key(override: str) -> str:
     """Return the key or group of an override: `train.steps` for `++train.steps=3`."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def value_of(overrides: Iterable[str], key: str) -> str | None:
     """Return the value of the last override of a key, as text; None if it has none."""
-    values = [item.partition("=")[2] for item in overrides if key_of(item) == key]
+    values = [item.partition("=")[2] for item in overrides if get_key(item) == key]
     return values[-1] if values else None
 
 
@@ -54,7 +54,7 @@ def hide_secret_values(args: Iterable[str]) -> list[str]:
     """Return the arguments of a command without passwords, for files and printed lines."""
     words = []
     for arg in args:
-        key = key_of(arg)
+        key = get_key(arg)
         # The address of a database may hold a password in the format of its driver.
         is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
         has_secret_value = "=" in arg and is_secret
@@ -91,7 +91,7 @@ def quote_value(text: str) -> str:
 
 def sets_key(override: str) -> bool:
     """Return whether an override sets a key of the recipe, not a group or one of Hydra's keys."""
-    key = key_of(override)
+    key = get_key(override)
     is_group = key in {*SECTIONS, "recipe", "train"} or "/" in key or "@" in override.split("=")[0]
     return not is_group and not key.startswith("hydra.")
 
@@ -105,9 +105,9 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             form = _quote_for_shell(f"{previous} {override}") if is_split else None
             hint = f"; a value with a space is typed in quotes, as {form}" if form else ""
             yield override, f"must be KEY=VALUE{hint}"
-        elif not key_of(override):
+        elif not get_key(override):
             yield override, "must be KEY=VALUE"
-        elif not key_of(override).isascii():
+        elif not get_key(override).isascii():
             yield override, "there is no such key"
         elif reason := _explain_refusal(override):
             form = _quote_for_shell(override) if number < MAX_PROBLEMS else None
@@ -149,7 +149,7 @@ def _quote_for_shell(override: str) -> str | None:
 
 def list_swept_keys(overrides: Iterable[str]) -> list[str]:
     """Return the keys that a sweep varies."""
-    return [key_of(override) for override in overrides if len(_list_alternatives(override)) != 1]
+    return [get_key(override) for override in overrides if len(_list_alternatives(override)) != 1]
 
 
 def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
@@ -167,7 +167,7 @@ def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
     for override in overrides:
         if not override:
             yield "an argument is empty; must be KEY=VALUE"
-        key = show(key_of(override))
+        key = show(get_key(override))
         if len(override) > MAX_OVERRIDE_LENGTH:
             yield (
                 f"{key}: {len(override):,} characters; must be at most {MAX_OVERRIDE_LENGTH:,}; "
@@ -175,7 +175,7 @@ def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
             )
         elif (length := len(override.partition("=")[0].encode(errors="replace"))) > MAX_NAME_BYTES:
             yield f"{key}: a key of {length:,} bytes; must be at most {MAX_NAME_BYTES}"
-        if key_of(override) in {*SECTIONS, "recipe"}:
+        if get_key(override) in {*SECTIONS, "recipe"}:
             longest = max(len(part.encode(errors="replace")) for part in re.split("[,/]", override))
             if longest > MAX_NAME_BYTES:
                 yield f"{key}: a name of {longest:,} bytes; must be at most {MAX_NAME_BYTES}"

@@ -23,4 +23,4 @@ def resolve_precision(recipe: Recipe) -> Precision:
 
 def resolve_loss_scale(recipe: Recipe) -> LossScaling:
     """Return the loss scale of a recipe; auto is resolved by the level."""
-    return recipe.train.loss_scale.at(resolve_level(recipe))
+    return recipe.train.loss_scale.resolve(resolve_level(recipe))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from pipeline.config.overrides import quote_value
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import FilePath, Spec
 
@@ -92,7 +92,7 @@ def parse_profiling_variables(environment: Mapping[str, str]) -> list[str]:
             if switch not in ("true", "false"):
                 problems.append(f"{key} = {show(value)}: must be on or off")
         elif name not in TEXTS:
-            problems.append(f"{key}: {no_such('option', name, (*SWITCHES, *TEXTS))}")
+            problems.append(f"{key}: {explain_unknown_name('option', name, (*SWITCHES, *TEXTS))}")
         elif not isinstance(value, str):
             problems.append(f"{key} = {show(value)}: must be text")
         elif name == "aic_metrics" and value not in METRICS:

@@ -261,7 +261,7 @@ class CheckpointSpec(Spec):
 
 
 class EvalSpec(Spec):
-    """Evaluation: its samples, and when it runs during training; one always follows training."""
+    """Evaluation: its samples, and when it runs during training. One always follows training."""
 
     samples: Annotated[
         PositiveInt | Literal["all", "trained"], Expected("a whole number above 0, all or trained")
@@ -319,7 +319,7 @@ class MonitorSpec(Spec):
     """Number of evaluation samples whose inputs of the last layer are written for TensorBoard's
     projector at the end. One more program is compiled for them."""
     lineage: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """The user's facts about the run, by name; they are listed with its keys and in its report."""
+    """The user's facts about the run, by name, which are listed with its keys and in its report."""
     early_stop: EarlyStopSpec
 
 

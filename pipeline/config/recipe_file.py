@@ -19,7 +19,7 @@ from pipeline.config.references import find_refused_references, iterate_texts
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_yaml
-from pipeline.core.files.tree_diff import dotted_key
+from pipeline.core.files.tree_diff import format_key
 from pipeline.core.files.value_text import show
 
 Tree = dict[str, Any]
@@ -115,20 +115,20 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
     `within` is the path in the recipe of the file's keys.
     """
-    for where, harmless in USER_KEYS.items():
-        if where[: len(within)] != within:
+    for path, harmless in USER_KEYS.items():
+        if path[: len(within)] != within:
             continue
         value: Any = tree
-        for key in where[len(within) :]:
+        for key in path[len(within) :]:
             if isinstance(value, dict):
                 value = value.get(key)
             elif "${" not in str(value):
                 # A reference in place of the section stays, since it could contain the key.
                 value = None
-        if value is not None and value != harmless and (where[1], value) != ("resume", RESUME_ANY):
+        if value is not None and value != harmless and (path[1], value) != ("resume", RESUME_ANY):
             yield (
-                f"{dotted_key(where)} = {show(value)}: must not be in a file, which may be a "
-                f"stranger's; set it on the command line: {dotted_key(where)}={show(value)}"
+                f"{format_key(path)} = {show(value)}: must not be in a file, which may be a "
+                f"stranger's; set it on the command line: {format_key(path)}={show(value)}"
             )
 
 
@@ -159,8 +159,8 @@ def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
     if "hydra" in tree:
         problems.append("hydra: must not be in a file; set it on the command line")
     problems += [
-        f"{dotted_key(where)} = ???: the value is missing; give one, or leave the key out"
-        for where, text in iterate_texts(tree)
+        f"{format_key(path)} = ???: the value is missing; give one, or leave the key out"
+        for path, text in iterate_texts(tree)
         if text == MISSING
     ]
     problems += find_refused_references({key: tree[key] for key in tree if key != "defaults"})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipeline.core.files.safe_yaml import MAX_DEPTH
-from pipeline.core.files.tree_diff import Where, dotted_key, leaves, value_at
+from pipeline.core.files.tree_diff import TreePath, find_value, format_key, iterate_leaves
 from pipeline.core.files.value_text import show
 
 MAX_SIZE = 100_000
@@ -31,10 +31,10 @@ def find_refused_references(tree: Any) -> Iterator[str]:
     Resolvers run code: `oc.env` reads the environment, `oc.create` and `oc.decode` build values
     from texts. They are allowed on the command line, not in a file.
     """
-    for where, text in iterate_texts(tree):
+    for path, text in iterate_texts(tree):
         if text.count(_OPENING) != len(_REFERENCE.findall(text)):
             yield (
-                f"{dotted_key(where)} = {show(text)}: a recipe file may refer to other keys, as in "
+                f"{format_key(path)} = {show(text)}: a recipe file may refer to other keys, as in "
                 "${train.batch_size}, and to nothing else; resolvers such as oc.env are for the "
                 "command line"
             )
@@ -60,8 +60,8 @@ class _Resolved(NamedTuple):
     """Length of the longest chain of references in it."""
 
 
-def _require_bounds(where: Where, resolved: _Resolved) -> None:
-    """Raise ValueError if the subtree at `where` exceeds a bound."""
+def _require_bounds(path: TreePath, resolved: _Resolved) -> None:
+    """Raise ValueError if the subtree at `path` exceeds a bound."""
     if resolved.size > MAX_SIZE:
         reason = f"references make more than {MAX_SIZE:,} values of it"
     elif resolved.levels > MAX_DEPTH:
@@ -73,7 +73,7 @@ def _require_bounds(where: Where, resolved: _Resolved) -> None:
         )
     else:
         return
-    raise ValueError(f"{dotted_key(where)}: {reason}")
+    raise ValueError(f"{format_key(path)}: {reason}")
 
 
 class _Measurements:
@@ -81,38 +81,38 @@ class _Measurements:
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree
-        self._measured: dict[Where, _Resolved] = {}
+        self._measured: dict[TreePath, _Resolved] = {}
 
-    def measure(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
-        """Return the size of the subtree at `where`.
+    def measure(self, path: TreePath, through: tuple[TreePath, ...], level: int) -> _Resolved:
+        """Return the size of the subtree at `path`.
 
         `through` has the paths of the references that lead there, `level` is the depth. Raises
         ValueError as soon as a bound is exceeded, before the whole subtree is walked.
         """
-        total = self._measured.get(where, _Resolved(1, 0, 0))
+        total = self._measured.get(path, _Resolved(1, 0, 0))
         _require_bounds(
-            where, _Resolved(total.size, level + total.levels, len(through) + total.chain)
+            path, _Resolved(total.size, level + total.levels, len(through) + total.chain)
         )
-        if where not in self._measured:
-            total = self._add_up(where, through, level)
-            _require_bounds(where, total)
-            self._measured[where] = total
+        if path not in self._measured:
+            total = self._add_up(path, through, level)
+            _require_bounds(path, total)
+            self._measured[path] = total
         return total
 
-    def _add_up(self, where: Where, through: tuple[Where, ...], level: int) -> _Resolved:
+    def _add_up(self, path: TreePath, through: tuple[TreePath, ...], level: int) -> _Resolved:
         """Add up the sizes of a node and of its children or of the targets of its references."""
-        node, num_references = self._find_node(where, ())
+        node, num_references = self._find_node(path, ())
         if isinstance(node, dict | list):
             keys = node if isinstance(node, dict) else range(len(node))
             node_size = _Resolved(1, 1, num_references)
-            children = [self.measure((*where, key), through, level + 1) for key in keys]
+            children = [self.measure((*path, key), through, level + 1) for key in keys]
         elif isinstance(node, str):
             targets = _parse_targets(node)
-            if targets and where in through:
-                raise ValueError(_describe_circle(where, node))
+            if targets and path in through:
+                raise ValueError(_describe_circle(path, node))
             size = 1 + len(node) // CHARACTERS_A_VALUE
             node_size = _Resolved(size, 0, num_references + bool(targets))
-            children = [self.measure(target, (*through, where), level) for target in targets]
+            children = [self.measure(target, (*through, path), level) for target in targets]
         else:
             return _Resolved(1, 0, num_references)
         return _Resolved(
@@ -121,31 +121,31 @@ class _Measurements:
             node_size.chain + max((child.chain for child in children), default=0),
         )
 
-    def _find_node(self, where: Where, through: tuple[Where, ...]) -> tuple[Any, int]:
-        """Return the node at `where`, None if missing, and the number of references on the path."""
+    def _find_node(self, path: TreePath, through: tuple[TreePath, ...]) -> tuple[Any, int]:
+        """Return the node at `path`, None if missing, and the number of references on the path."""
         node: Any = self._tree
-        for depth, key in enumerate(where):
+        for depth, key in enumerate(path):
             if isinstance(node, str) and _REFERENCE.fullmatch(node):
-                reference = where[:depth]
+                reference = path[:depth]
                 if reference in through:
                     raise ValueError(_describe_circle(reference, node))
                 _require_bounds(reference, _Resolved(1, 0, len(through)))
-                target = (*_parse_targets(node)[0], *where[depth:])
+                target = (*_parse_targets(node)[0], *path[depth:])
                 return self._find_node(target, (*through, reference))
             is_index = isinstance(node, list) and str(key).isdecimal()
-            node = value_at(node, (int(key) if is_index else key,))
+            node = find_value(node, (int(key) if is_index else key,))
         return node, len(through)
 
 
-def _parse_targets(text: str) -> list[Where]:
+def _parse_targets(text: str) -> list[TreePath]:
     """Return the paths that the references in a text point to."""
     return [tuple(re.findall(r"\w+", path)) for path in _REFERENCE.findall(text)]
 
 
-def _describe_circle(where: Where, text: str) -> str:
-    return f"{dotted_key(where)} = {show(text)}: references must not be circular"
+def _describe_circle(path: TreePath, text: str) -> str:
+    return f"{format_key(path)} = {show(text)}: references must not be circular"
 
 
-def iterate_texts(tree: Any) -> Iterator[tuple[Where, str]]:
+def iterate_texts(tree: Any) -> Iterator[tuple[TreePath, str]]:
     """Yield the texts of a tree with their paths."""
-    return ((where, leaf) for where, leaf in leaves(tree) if isinstance(leaf, str))
+    return ((path, leaf) for path, leaf in iterate_leaves(tree) if isinstance(leaf, str))

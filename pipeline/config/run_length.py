@@ -24,7 +24,7 @@ def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
     early, its learning rates still follow `total_steps`.
     """
     size = _get_sink_batches(train) or steps_per_epoch
-    total = train.end_step or total_steps(train, steps_per_epoch)
+    total = train.end_step or count_total_steps(train, steps_per_epoch)
     return RunSchedule(total, steps_per_epoch, size if train.sink else None)
 
 
@@ -34,7 +34,7 @@ def _get_sink_batches(train: TrainSpec) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
+def count_total_steps(train: TrainSpec, steps_per_epoch: int) -> int:
     """Return a run's length in steps; a sink epoch is a sink if `sink_size` > 0, else an epoch.
 
     If `sink` is false or `sink_size` is auto, a sink epoch is an epoch too: a run's length must not

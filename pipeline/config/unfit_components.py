@@ -13,13 +13,13 @@ from typing import Any
 from pipeline.config.files import SECTIONS
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.tree_diff import Where, dotted_key, value_at
-from pipeline.core.registry import Spec, components
+from pipeline.core.files.tree_diff import TreePath, find_value, format_key
+from pipeline.core.registry import Spec, list_components
 
 
 def find_unfit_components(
     tree: Mapping[str, Any], override_keys: Collection[str] = ()
-) -> Mapping[Where, str]:
+) -> Mapping[TreePath, str]:
     """Return the problems of sections whose keys belong to another component, by path.
 
     Each problem ends with advice: choose the component together with its keys. A section that lacks
@@ -27,19 +27,19 @@ def find_unfit_components(
     foreign keys are in `override_keys`, which the command line sets.
     """
     problems = {
-        where: _find_problem(group, where, value_at(tree, where), override_keys)
-        for group, where in SECTIONS.items()
+        path: _find_problem(group, path, find_value(tree, path), override_keys)
+        for group, path in SECTIONS.items()
     }
     return {where: problem for where, problem in problems.items() if problem is not None}
 
 
 def _find_problem(
-    group: str, where: Where, section: Any, override_keys: Collection[str]
+    group: str, path: TreePath, section: Any, override_keys: Collection[str]
 ) -> str | None:
     """Return the problem of the section at `where`; None if its keys fit."""
     is_name = isinstance(section, str)
     section = {"name": section} if is_name else section
-    specs = components(group)
+    specs = list_components(group)
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         return None
     name = section["name"]
@@ -54,10 +54,10 @@ def _find_problem(
         for other_name, other in specs.items()
         if other_name != name
     )
-    is_inherited = any(f"{dotted_key(where)}.{key}" not in override_keys for key in foreign_keys)
+    is_inherited = any(f"{format_key(path)}.{key}" not in override_keys for key in foreign_keys)
     if not missing_keys and not (fits_another and is_inherited):
         return None
-    key = dotted_key(where) if is_name else f"{dotted_key(where)}.name"
+    key = format_key(path) if is_name else f"{format_key(path)}.name"
     names = (_add_unit(spec, missing) for missing in missing_keys)
     reasons = [f"lacks {show_name(', '.join(names))}"] if missing_keys else []
     if foreign_keys:

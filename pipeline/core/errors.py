@@ -93,7 +93,7 @@ SUCCEEDED = ("done", "pruned")
 """Final statuses of a run that needs no further work."""
 
 
-def exit_status_of(outcome: BaseException | str) -> int:
+def get_exit_status(outcome: BaseException | str) -> int:
     """Return the exit status for an error, or for the status of a run such as "done".
 
     It is 0 for success, 2 if a recipe or its data is wrong, 75 (EX_TEMPFAIL of sysexits.h) if a
@@ -101,13 +101,13 @@ def exit_status_of(outcome: BaseException | str) -> int:
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
-    status = status_after(outcome) if isinstance(outcome, BaseException) else outcome
+    status = get_status_after(outcome) if isinstance(outcome, BaseException) else outcome
     if status == "stopped":
         return os.EX_TEMPFAIL
     return 0 if status in SUCCEEDED else 1
 
 
-def status_after(error: BaseException) -> Literal["failed", "stopped"]:
+def get_status_after(error: BaseException) -> Literal["failed", "stopped"]:
     """Return the status of a run that an error ended: "stopped" if a signal or a scheduler did."""
     return "failed" if isinstance(error, Exception) else "stopped"
 
@@ -117,7 +117,7 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def system_reason(error: Exception) -> str:
+def get_system_reason(error: Exception) -> str:
     """Return the system's words for an error, without its number and path; the first line of any
     other error."""
     return getattr(error, "strerror", None) or first_line(error)
@@ -182,10 +182,10 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
         status = action()
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)
-        status = exit_status_of(error)
+        status = get_exit_status(error)
     except BrokenPipeError as error:
         # The reader of stdout has closed it.
-        status = exit_status_of(error)
+        status = get_exit_status(error)
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -194,14 +194,14 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
             text = printable_lines(f"{type(error).__name__}: {error}")
             message = f"{text} (debug=true shows the traceback)"
         print(f"error: {message}", file=sys.stderr)
-        status = exit_status_of(error)
+        status = get_exit_status(error)
     try:
         sys.stdout.flush()
     except OSError as error:
         discard(sys.stdout)
         if status == 0 and not isinstance(error, BrokenPipeError):
             print(f"error: the output can't be written: {error.strerror}", file=sys.stderr)
-        return status or exit_status_of(error)
+        return status or get_exit_status(error)
     return status
 
 

@@ -230,7 +230,7 @@ def _is_installed(entry: EntryPoint) -> bool:
     return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
-def components(kind: str) -> Mapping[str, type[Spec]]:
+def list_components(kind: str) -> Mapping[str, type[Spec]]:
     """Return all components of a kind by name, sorted."""
     load_all()
     return MappingProxyType(dict(sorted(_components.get(kind, {}).items())))
@@ -241,7 +241,7 @@ def make_component(kind: str, name: str, **fields: Any) -> Any:
 
     Raises ValueError for an unknown name or field.
     """
-    specs = components(kind)
+    specs = list_components(kind)
     if name not in specs:
         raise ValueError(f"there is no {kind} {name!r}; choose from {', '.join(specs)}")
     return specs[name].model_validate({"name": name, **fields})
@@ -273,7 +273,7 @@ class ComponentOf:
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         # A union needs a choice: an empty section, which has no name, fits nothing.
-        specs: Mapping[str, type[Spec]] = components(self.kind) or {"": Spec}
+        specs: Mapping[str, type[Spec]] = list_components(self.kind) or {"": Spec}
         choices = {name: handler.generate_schema(cls) for name, cls in specs.items()}
         choice = core_schema.tagged_union_schema(choices, discriminator="name")
         return core_schema.no_info_before_validator_function(self._to_section, choice)
@@ -281,7 +281,7 @@ class ComponentOf:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"anyOf": [{"enum": list(components(self.kind))}, handler(schema)]}
+        return {"anyOf": [{"enum": list(list_components(self.kind))}, handler(schema)]}
 
     def _to_section(self, value: Any) -> Any:
         """Return `{name: relu}` for `relu`. Raises PydanticCustomError for an unnamed section."""
@@ -290,7 +290,9 @@ class ComponentOf:
         if isinstance(value, Mapping) and "name" not in value:
             keys = set(value)
             fitting = [
-                name for name, cls in components(self.kind).items() if keys <= set(cls.model_fields)
+                name
+                for name, cls in list_components(self.kind).items()
+                if keys <= set(cls.model_fields)
             ]
             raise PydanticCustomError(
                 "component_without_name", "must be a section with a `name`", {"fitting": fitting}

@@ -27,9 +27,9 @@ WARNING = f"{'warning':<{MARGIN}}"
 class Reporter:
     """Prints lines to the console and to `run.log`, and shows bars and clocks on a terminal.
 
-    Any thread may call it. If the console or `run.log` can't be written any more, the run goes on
-    with the other output, which gets a warning. A reporter without a `run.log` raises the OSError.
-    If `held`, lines for `run.log` are kept in memory until `write_held_lines`.
+    Any thread may call it. If the console or `run.log` can't be written any more, a warning goes to
+    the other output, and the run continues. A reporter without a `run.log` raises the OSError.
+    With `delay_log`, lines for `run.log` stay in memory until `start_log` is called.
     """
 
     level = logging.WARNING
@@ -38,28 +38,32 @@ class Reporter:
     """Output of `log`'s messages besides run.log."""
 
     def __init__(
-        self, run_dir: Path | None = None, console: Console | None = None, *, held: bool = False
+        self,
+        run_dir: Path | None = None,
+        console: Console | None = None,
+        *,
+        delay_log: bool = False,
     ) -> None:
         self.console = console or Console(soft_wrap=True, highlight=False, markup=False)
         self._lock = Lock()
         self._log: IO[str] | None = None
         self._run_dir = run_dir
-        self._held = io.StringIO() if held else None
+        self._buffer = io.StringIO() if delay_log else None
         self._has_log = run_dir is not None
         self._can_print = True
-        if run_dir is not None and not held:
+        if run_dir is not None and not delay_log:
             self._log = _open_log(run_dir)
 
-    def write_held_lines(self) -> None:
+    def start_log(self) -> None:
         """Write the lines in memory to run.log, and later lines as they are printed."""
         with self._lock:
-            held = self._held
-            self._held = None
-            if held is not None and self._run_dir is not None:
+            buffer = self._buffer
+            self._buffer = None
+            if buffer is not None and self._run_dir is not None:
                 self._log = _open_log(self._run_dir)
-                self._write(held.getvalue())
+                self._write(buffer.getvalue())
 
-    def say(self, text: str) -> None:
+    def print_lines(self, text: str) -> None:
         """Print one or more lines for the user; control characters are escaped."""
         text = printable_lines(text)
         with self._lock:
@@ -86,8 +90,8 @@ class Reporter:
 
     def _write_log_line(self, text: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {text}\n"
-        if self._held is not None:
-            self._held.write(line)
+        if self._buffer is not None:
+            self._buffer.write(line)
         else:
             self._write(line)
 
@@ -105,9 +109,9 @@ class Reporter:
             problem = f"{log.name} can't be written ({error.strerror})"
             self._print(f"{WARNING} {problem}: it ends here, and the run goes on")
 
-    def stage(self, name: str, text: str) -> None:
+    def print_stage(self, name: str, text: str) -> None:
         """Print a line about a stage, with its name in the margin."""
-        self.say(f"{name:<{MARGIN}} {text}")
+        self.print_lines(f"{name:<{MARGIN}} {text}")
 
     def warn(self, text: str) -> None:
         """Print a warning if `level` allows it; run.log has it in any case."""
@@ -126,7 +130,7 @@ class Reporter:
             return
         line = f"{name:<{MARGIN}} {text}"
         if self.log_to == "console":
-            self.say(line)
+            self.print_lines(line)
             return
         line = printable_lines(line)
         with self._lock:
@@ -136,13 +140,13 @@ class Reporter:
             self._write_log_line(line)
 
     @contextmanager
-    def clock(self, what: str) -> Iterator[None]:
-        """Show the elapsed time beside `what` during the block, on a terminal.
+    def clock(self, task: str) -> Iterator[None]:
+        """Show the name of a task and the elapsed time on a terminal, during the body.
 
-        Elsewhere, print `what` once if the block takes longer than SILENCE_S.
+        Without a terminal, print the name once if the body takes longer than SILENCE_S.
         """
         if not self.console.is_terminal:
-            timer = Timer(SILENCE_S, self.stage, ("busy", what))
+            timer = Timer(SILENCE_S, self.print_stage, ("busy", task))
             timer.daemon = True
             # A process that ends can't start threads.
             with suppress(RuntimeError):
@@ -160,10 +164,10 @@ class Reporter:
             console=self.console,
             transient=True,
         ) as progress:
-            progress.add_task(what, total=None)
+            progress.add_task(task, total=None)
             yield
 
-    def bar(self, total: int, done: int) -> Bar | None:
+    def open_bar(self, total: int, done: int) -> Bar | None:
         """Open a bar over `total` steps, which the caller closes; None if it can't be shown."""
         return Bar(self.console, total, done) if self.console.is_terminal else None
 

@@ -17,7 +17,7 @@ SUMS = "SHA256SUMS"
 """The file that lists the checksums of a folder, readable by `sha256sum -c`."""
 
 
-def checksum(path: Path, algorithm: str = "sha256") -> str:
+def compute_checksum(path: Path, algorithm: str = "sha256") -> str:
     """Return the checksum of a file in hexadecimal. Raises OSError if it can't be read."""
     stat = path.stat()
     # Programs can set mtime, but not ctime, the time of the last change of the file's status.
@@ -35,7 +35,7 @@ def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> st
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:
     """Return the lines of `sha256sum` for files of a folder. Raises OSError."""
-    return "".join(f"{checksum(folder / name)}  {name}\n" for name in names)
+    return "".join(f"{compute_checksum(folder / name)}  {name}\n" for name in names)
 
 
 def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:

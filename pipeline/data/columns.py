@@ -64,9 +64,9 @@ def resolve_indices(indices: Any, samples: int) -> np.ndarray:
             raise IndexError(f"a mask of shape {rows.shape}; there are {samples} samples")
         return np.flatnonzero(rows)
     rows = rows.astype(np.int64)
-    outside = rows[(rows < -samples) | (rows >= samples)]
-    if outside.size:
-        raise IndexError(f"index {outside[0]} is out of bounds; there are {samples} samples")
+    out_of_range = rows[(rows < -samples) | (rows >= samples)]
+    if out_of_range.size:
+        raise IndexError(f"index {out_of_range[0]} is out of bounds; there are {samples} samples")
     return np.where(rows < 0, rows + samples, rows)
 
 

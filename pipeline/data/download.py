@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.folder_lock import lock_folder
-from pipeline.data.checksums import RemoteFile, checksum
+from pipeline.data.checksums import RemoteFile, compute_checksum
 from pipeline.data.file_errors import name_file
 
 STALL_S = 30.0
@@ -62,7 +62,7 @@ def fetch(
 def require_published(path: Path, file: RemoteFile) -> None:
     """Raise DataError for a file in the cache without its published checksum."""
     with name_file(path):
-        md5 = checksum(path, "md5")
+        md5 = compute_checksum(path, "md5")
         if md5 != file.md5:
             raise ValueError(
                 f"isn't the published file: md5 {md5} instead of {file.md5}; remove it "

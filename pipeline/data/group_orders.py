@@ -33,10 +33,10 @@ class BalancedOrder(SampleOrder):
     def batches(self, first_step: int, count: int) -> Batches:
         return replace(super().batches(first_step, count), samples=self.samples)
 
-    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the samples at some positions of an epoch, plus `samples` times the number of
         earlier draws of the sample in the epoch."""
-        slots = super()._find_samples(epoch, places)
+        slots = super()._find_samples(epoch, positions)
         classes = len(self._rows)
         class_ids = slots % classes
         ranks = slots // classes
@@ -99,9 +99,9 @@ class InterleavedOrder(SampleOrder):
         numbers = range(self.shard_id, len(self.files), self.num_shards)
         return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
 
-    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """Return the samples at some positions of an epoch, int64 like `places`."""
-        return _list_interleaved(self, epoch)[places]
+    def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return the samples at some positions of an epoch, int64 like `positions`."""
+        return _list_interleaved(self, epoch)[positions]
 
 
 @lru_cache(maxsize=2)
@@ -166,14 +166,14 @@ def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndar
     """
     # As in tf.data, a place whose file has ended skips one turn, then opens the next file.
     free_places = [(0, place) for place in range(min(cycle_length, len(files)))]
-    places = []
+    positions = []
     turns = []
     for size in files:
         turn, place = heapq.heappop(free_places)
-        places.append(np.full(size, place))
+        positions.append(np.full(size, place))
         turns.append(np.arange(turn, turn + size))
         heapq.heappush(free_places, (turn + size + 1, place))
-    order = np.lexsort((np.concatenate(places), np.concatenate(turns)))
+    order = np.lexsort((np.concatenate(positions), np.concatenate(turns)))
     file_numbers = np.repeat(np.arange(len(files)), files)
     sample_numbers = np.concatenate([np.arange(size) for size in files])
     return file_numbers[order], sample_numbers[order]

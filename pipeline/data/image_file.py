@@ -30,10 +30,20 @@ _SCAN = b"\xff\xda"
 _END = b"\xff\xd9"
 """Markers of a JPEG. Neither occurs in the data of a scan."""
 _TAIL_BYTES = 4096
-_TURN = Image.Transpose
-_SIDEWAYS = {5: _TURN.TRANSPOSE, 6: _TURN.ROTATE_270, 7: _TURN.TRANSVERSE, 8: _TURN.ROTATE_90}
-_TURNS = {2: _TURN.FLIP_LEFT_RIGHT, 3: _TURN.ROTATE_180, 4: _TURN.FLIP_TOP_BOTTOM, **_SIDEWAYS}
-"""Turn that makes an image upright, by EXIF orientation; 1 needs none."""
+_Transpose = Image.Transpose
+_SIDEWAYS = {
+    5: _Transpose.TRANSPOSE,
+    6: _Transpose.ROTATE_270,
+    7: _Transpose.TRANSVERSE,
+    8: _Transpose.ROTATE_90,
+}
+_TRANSPOSES = {
+    2: _Transpose.FLIP_LEFT_RIGHT,
+    3: _Transpose.ROTATE_180,
+    4: _Transpose.FLIP_TOP_BOTTOM,
+    **_SIDEWAYS,
+}
+"""Transposition that makes an image upright, by EXIF orientation. Orientation 1 is upright."""
 IGNORED_COLOUR = (128, 128, 128)
 _GOLDEN = 0.6180339887498949
 """Distance of successive hues, in turns: the golden ratio keeps any number of hues apart."""
@@ -69,25 +79,25 @@ def require_eight_bits(image: Image.Image) -> None:
 def read_upright_size(image: Image.Image) -> tuple[int, int]:
     """Return (height, width) of an opened image after it is turned by its EXIF orientation."""
     size = image.height, image.width
-    return size[::-1] if _find_turn(image) in _SIDEWAYS.values() else size
+    return size[::-1] if _find_transpose(image) in _SIDEWAYS.values() else size
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
     """Return the first frame of an opened image, turned by its EXIF orientation."""
-    turn = _find_turn(image)
+    turn = _find_transpose(image)
     return image if turn is None else image.transpose(turn)
 
 
-def _find_turn(image: Image.Image) -> Image.Transpose | None:
-    """Return the turn for the image's EXIF orientation; None if it needs none."""
+def _find_transpose(image: Image.Image) -> Image.Transpose | None:
+    """Return the transposition that makes an image upright; None if it is upright."""
     try:
         # PNG's method would decode the whole image to find EXIF at its end.
-        return _TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
+        return _TRANSPOSES.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
     except (*UNREADABLE_IMAGE, struct.error, UserWarning):
         return None  # The image is usable without EXIF.
 
 
-def require_whole(
+def require_complete(
     path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
 ) -> None:
     """Raise one of `UNREADABLE_IMAGE` for a file that is truncated or damaged, or fails the check.
@@ -134,10 +144,10 @@ def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") 
 def make_class_colours(classes: int) -> np.ndarray:
     """Return a colour for each class, uint8 (classes, 3): first black, then hues far apart."""
     colours = np.zeros((classes, 3), np.uint8)
-    for label in range(1, classes):
-        hue = (0.11 + label * _GOLDEN) % 1
-        value = 1.0 if label % 2 else 0.75
-        colours[label] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, value)))
+    for class_id in range(1, classes):
+        hue = (0.11 + class_id * _GOLDEN) % 1
+        value = 1.0 if class_id % 2 else 0.75
+        colours[class_id] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, value)))
     return colours
 
 

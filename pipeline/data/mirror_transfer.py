@@ -29,7 +29,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import commit
-from pipeline.data.checksums import RemoteFile, checksum
+from pipeline.data.checksums import RemoteFile, compute_checksum
 
 MIN_BYTES_PER_STALL = 16 * 2**10
 """Fewest bytes that a mirror must send per `stall_s`, else the next is tried."""
@@ -71,7 +71,7 @@ def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> No
     """Complete `part` from one mirror. Raises OSError, HTTPException or ValueError if it fails."""
     resumed = part.exists()
     _append_rest(part, file, url, stall_s)
-    md5 = checksum(part, "md5")
+    md5 = compute_checksum(part, "md5")
     if md5 == file.md5:
         return
     part.unlink()

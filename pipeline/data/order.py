@@ -53,14 +53,19 @@ def compute_epoch_order(
 
 
 def compute_order_at(
-    places: np.ndarray, seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
+    positions: np.ndarray,
+    seed: int,
+    epoch: int,
+    samples: int,
+    shuffle: bool,
+    buffer_size: int | None,
 ) -> np.ndarray:
     """Return the samples at some positions of `compute_epoch_order`, int like `places`."""
     if not shuffle:
-        return places
+        return positions
     if samples > LARGE and (buffer_size or samples) >= samples:
-        return permute(places.ravel(), samples, seed, epoch).reshape(places.shape)
-    return compute_epoch_order(seed, epoch, samples, shuffle, buffer_size)[places]
+        return permute(positions.ravel(), samples, seed, epoch).reshape(positions.shape)
+    return compute_epoch_order(seed, epoch, samples, shuffle, buffer_size)[positions]
 
 
 def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
@@ -90,15 +95,15 @@ def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarr
     epoch's start, so that up to num_shards - 1 samples occur twice. Returns int64
     (ceil(samples / num_shards),).
     """
-    places = np.arange(shard_samples(samples, num_shards))
-    return find_shard_positions(places, samples, num_shards, shard_id)
+    positions = np.arange(shard_samples(samples, num_shards))
+    return find_shard_positions(positions, samples, num_shards, shard_id)
 
 
 def find_shard_positions(
-    places: np.ndarray, samples: int, num_shards: int, shard_id: int
+    positions: np.ndarray, samples: int, num_shards: int, shard_id: int
 ) -> np.ndarray:
     """Convert positions in a shard (`places`) to positions in the epoch, int64."""
-    return (places.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
+    return (positions.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
 def shard_samples(samples: int, num_shards: int) -> int:
@@ -199,8 +204,8 @@ class SampleOrder(Batching):
             return list_shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
 
-    def _find_samples(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """Return the samples at some positions of an epoch, in the shape of `places`.
+    def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Return the samples at some positions of an epoch, in the shape of `positions`.
 
         A full shuffle precedes sharding, as in MindSpore's readers (`shuffle=True`), so that a
         shard has different samples in each epoch. A shuffle in a buffer follows sharding, like
@@ -208,17 +213,17 @@ class SampleOrder(Batching):
         """
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
-            places = compute_order_at(places, self.seed, epoch, size, True, self.buffer_size)
-            return find_shard_positions(places, self.samples, self.num_shards, self.shard_id)
-        positions = find_shard_positions(places, self.samples, self.num_shards, self.shard_id)
-        return compute_order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
+            positions = compute_order_at(positions, self.seed, epoch, size, True, self.buffer_size)
+            return find_shard_positions(positions, self.samples, self.num_shards, self.shard_id)
+        numbers = find_shard_positions(positions, self.samples, self.num_shards, self.shard_id)
+        return compute_order_at(numbers, self.seed, epoch, self.samples, self.shuffle, None)
 
     def _compute_epoch(self, epoch: int) -> np.ndarray:
         """Return the samples of an epoch, in order, int (samples of the shard,)."""
         return self._find_samples(epoch, np.arange(self.shard_samples))
 
 
-def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
+def permute(positions: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
     """Return the numbers at places (n,) of a permutation of 0 to size - 1, int64 (n,).
 
     The permutation is chosen by (seed, number), and takes no memory. It is a Feistel network over
@@ -234,11 +239,11 @@ def permute(places: np.ndarray, size: int, seed: int, number: int) -> np.ndarray
     keys = [(np.uint32(word & 0xFFFFFFFF), np.uint32(word >> 32)) for word in words]
     high = math.isqrt(size - 1) + 1
     low = -(-size // high)
-    numbers = _permute_digits(places, high, low, keys)
-    outside = np.flatnonzero(numbers >= size)
-    while outside.size:
-        numbers[outside] = _permute_digits(numbers[outside], high, low, keys)
-        outside = outside[numbers[outside] >= size]
+    numbers = _permute_digits(positions, high, low, keys)
+    out_of_range = np.flatnonzero(numbers >= size)
+    while out_of_range.size:
+        numbers[out_of_range] = _permute_digits(numbers[out_of_range], high, low, keys)
+        out_of_range = out_of_range[numbers[out_of_range] >= size]
     return numbers
 
 

@@ -33,7 +33,7 @@ def seed_words(seed: int) -> np.ndarray:
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
 
 
-def threefry_2x32(key: Words, counter: Words) -> Words:
+def encrypt_threefry(key: Words, counter: Words) -> Words:
     """Encrypt counters, which broadcast, by Threefry-2x32 with 20 rounds (Salmon et al., SC'11)."""
     subkeys = (*key, key[0] ^ key[1] ^ _PARITY)
     left = counter[0] + subkeys[0]
@@ -59,13 +59,13 @@ def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -
     if draws == 0:
         return xp.zeros((sample.shape[0], 0), np.float32)
     epoch = xp.asarray(epoch).astype(np.uint32).reshape(-1, 1)
-    key = threefry_2x32((seed[:1], seed[1:]), (epoch, np.uint32(_OPS_STREAM + op)))
+    key = encrypt_threefry((seed[:1], seed[1:]), (epoch, np.uint32(_OPS_STREAM + op)))
     pair = np.arange((draws + 1) // 2, dtype=np.uint32)
-    words = xp.stack(threefry_2x32(key, (sample, pair)), axis=-1)
+    words = xp.stack(encrypt_threefry(key, (sample, pair)), axis=-1)
     bits = words.reshape(sample.shape[0], 2 * pair.size)[:, :draws]
     return (bits >> 8).astype(np.float32) * np.float32(2**-24)
 
 
-def integers(xp: Any, uniforms: Any, bound: Any) -> Any:
+def draw_integers(xp: Any, uniforms: Any, bound: Any) -> Any:
     """Convert uniforms of 24 bits to int32 in 0..bound - 1, for a `bound` of at most 2**24."""
     return xp.floor(uniforms * bound).astype(np.int32)

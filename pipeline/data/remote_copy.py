@@ -24,8 +24,8 @@ from pipeline.core.files.atomic_write import commit, write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.braces import expand_braces
 from pipeline.core.files.storage import Storage, StoredFile, open_storage, retry
-from pipeline.core.files.value_text import bytes_text, show
-from pipeline.data.checksums import SUMS, checksum, format_checksums
+from pipeline.core.files.value_text import format_bytes, show
+from pipeline.data.checksums import SUMS, compute_checksum, format_checksums
 from pipeline.data.download import lock_data_folder
 
 FOLDER = "remote"
@@ -99,14 +99,14 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
     if retry(partial(_list_remote, storage, sources)) != listing:
         raise DataError(f"{address}: has changed while it was copied; run this again")
     names = [f"{content.name}/{name}" for name in sorted(listing)]
-    if pin and (digest := checksum(folder / names[0])) != pin.removeprefix(PIN).lower():
+    if pin and (digest := compute_checksum(folder / names[0])) != pin.removeprefix(PIN).lower():
         (folder / names[0]).unlink()
         problem = "the file has changed, or the address is wrong"
         raise DataError(f"{address}: has SHA-256 {digest}; {problem}")
     write_whole(folder / SUMS, format_checksums(folder, names))
     size_bytes = sum((folder / name).stat().st_size for name in names)
     count = f"{len(names):,} file{'s' if len(names) > 1 else ''}"
-    print(printable(f"{address}: {count}, {bytes_text(size_bytes)}, copied to {folder}"))
+    print(printable(f"{address}: {count}, {format_bytes(size_bytes)}, copied to {folder}"))
 
 
 def _find_sources(location: str, select: Select | None) -> tuple[Storage, Sources | None]:
@@ -148,7 +148,7 @@ def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folde
     size_bytes = sum(file.size_bytes or 0 for file in listing.values())
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
-        sizes = f"{bytes_text(size_bytes)}, and {folder} has room for {bytes_text(free_bytes)}"
+        sizes = f"{format_bytes(size_bytes)}, and {folder} has room for {format_bytes(free_bytes)}"
         raise RunError(f"{address}: has {sizes}; set another cache folder with cache.root=DIR")
 
 
@@ -158,13 +158,13 @@ def _fetch(
     """Copy the files of a listing that an interrupted copy of the same versions lacks."""
     record = content.with_name(LISTING)
     versions = {name: list(astuple(file)) for name, file in listing.items()}
-    earlier: Any = None
+    previous: Any = None
     with suppress(OSError, ValueError):
-        earlier = read_json(record, MOST_LISTING_BYTES)
-    earlier = earlier if isinstance(earlier, dict) else {}
+        previous = read_json(record, MOST_LISTING_BYTES)
+    previous = previous if isinstance(previous, dict) else {}
     for path in [path for path in content.rglob("*") if path.is_file()]:
         name = path.relative_to(content).as_posix()
-        if name not in listing or not listing[name].version or earlier.get(name) != versions[name]:
+        if name not in listing or not listing[name].version or previous.get(name) != versions[name]:
             path.unlink()
     write_whole(record, json.dumps(versions))
     for name, file in listing.items():

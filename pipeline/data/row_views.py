@@ -32,9 +32,9 @@ class RowView:
         return np.dtype(self.columns[0].dtype)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        places = resolve_indices(indices, len(self.rows))
-        out = np.empty((len(places), *self.shape[1:]), self.dtype)
-        self.read_into(places, out)
+        positions = resolve_indices(indices, len(self.rows))
+        out = np.empty((len(positions), *self.shape[1:]), self.dtype)
+        self.read_into(positions, out)
         return out
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
@@ -88,7 +88,9 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
     """Return the samples of a split at these rows, int (n,), with the numbers that they had."""
     column_ids = np.zeros(len(rows), np.int64)
     columns = {
-        name: column[rows] if isinstance(column, np.ndarray) else _view([column], column_ids, rows)
+        name: column[rows]
+        if isinstance(column, np.ndarray)
+        else as_view([column], column_ids, rows)
         for name, column in split.columns.items()
     }
     is_in_order = bool((np.diff(rows) > 0).all())
@@ -125,9 +127,9 @@ def _join(columns: Sequence[Column], name: str) -> Column:
         return np.concatenate(arrays)
     counts = [column.shape[0] for column in columns]
     column_ids = np.repeat(np.arange(len(columns)), counts)
-    return _view(columns, column_ids, np.concatenate([np.arange(count) for count in counts]))
+    return as_view(columns, column_ids, np.concatenate([np.arange(count) for count in counts]))
 
 
-def _view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
+def as_view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
     view = RowView(columns, column_ids, rows)
     return RaggedRowView(view) if isinstance(columns[0], RaggedColumn) else view

@@ -106,13 +106,13 @@ def _read_numbers(file: Path) -> np.ndarray:
     column = 0
     try:
         text = read_text(file, MOST_LIST_BYTES).removeprefix("\ufeff")
-        for place, line in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
+        for line_number, line in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
             cells = [cell.strip() for cell in line]
-            if place == 1 and "index" in cells:
+            if line_number == 1 and "index" in cells:
                 column = cells.index("index")
             elif cells:
                 number = cells[column] if len(cells) > column else ""
-                numbers.append(_parse_number(number, place))
+                numbers.append(_parse_number(number, line_number))
     except OSError as error:
         raise ValueError(f"{file}: can't be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, Op, WrappedOp
-from pipeline.data.random import integers, uniforms
+from pipeline.data.random import draw_integers, uniforms
 from pipeline.data.targets import Targets
 
 CHOICE_OP = (1 << 30) + 1
@@ -63,7 +63,7 @@ def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
     """Draw the variant of a step from (seed, step), int32 (), the same with numpy and jax.numpy."""
     draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
-    return integers(xp, draws, choices)[0, 0]
+    return draw_integers(xp, draws, choices)[0, 0]
 
 
 def apply_ops(

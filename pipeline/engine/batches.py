@@ -386,7 +386,7 @@ class IteratorWindows:
 
 
 def _hash_rows(columns: Iterable[Column], rows: Any) -> str:
-    """Return the SHA-256 of some rows of all columns; `...` stands for all rows."""
+    """Return the SHA-256 of some rows of all columns; `rows` may be `...` for all rows."""
     digest = hashlib.sha256()
     for column in columns:
         digest.update(np.ascontiguousarray(column[rows]).tobytes())

@@ -18,9 +18,9 @@ from pipeline.core.host.jaxpr import (
     ELEMENTWISE,
     bind_equation,
     bind_variables,
-    called_jaxpr,
     enter_scope,
-    scope_of,
+    find_called_jaxpr,
+    join_scope,
 )
 
 CHEAP = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze"}
@@ -75,7 +75,7 @@ def _split(jaxpr: Jaxpr, measured: Iterable[Any]) -> tuple[list[JaxprEqn], list[
 
 
 def _is_cheap(equation: JaxprEqn) -> bool:
-    called = called_jaxpr(equation)
+    called = find_called_jaxpr(equation)
     if called is not None:
         return all(map(_is_cheap, called.jaxpr.eqns))
     return equation.primitive.name in CHEAP
@@ -85,7 +85,7 @@ def _compute_equations(equations: Iterable[JaxprEqn], values: dict[Var, Any]) ->
     """Add the results of equations to the values of variables."""
     for equation in equations:
         operands = [_read(atom, values) for atom in equation.invars]
-        with enter_scope(scope_of(equation)), equation.ctx.manager:
+        with enter_scope(join_scope(equation)), equation.ctx.manager:
             results = bind_equation(equation, operands)
         values |= dict(zip(equation.outvars, results, strict=True))
 

@@ -350,7 +350,7 @@ def answer_non_finite_step(
     history.step = step - 1
     history.left_out = count_skipped(run.state)
     # Without the non-finite step: a resumed run repeats it, and then notifies callbacks.
-    finite_steps = telemetry.head(len(telemetry) - 1)
+    finite_steps = telemetry.take_first(len(telemetry) - 1)
     if len(finite_steps):
         hooks.callbacks.notify("on_steps", run.state, history.step, finite_steps)
     hooks.saves.save(hooks, run)

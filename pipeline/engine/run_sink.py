@@ -165,7 +165,7 @@ def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
         schedule = Schedule(run, periods, dispatch_seconds=DISPATCH_SECONDS)
         loop = Program(cast(Any, program), "soft" if program.single_steps else "loop")
         host = HostState() if saved is None else saved.host
-        with signals.held():
+        with signals.hold_stops():
             reports: Any = train(loop, cast(Any, state), schedule, hooks, host, history)
             yield from _read_reports(reports, prepared, program, outputs.metrics, signals)
         if limit.failure is not None:
@@ -193,7 +193,7 @@ def _read_reports(
             except NonFiniteStepError as error:
                 has_ended = True
                 text = _describe_non_finite_step(metrics, prepared.settings)
-                with signals.interruptible():
+                with signals.allow_interrupts():
                     finding = _examine(prepared, program)
                 raise RunError(f"{text}{finding}") from error
             except BaseException:
@@ -265,7 +265,7 @@ def choose_size(
         return min(record.size, settings.steps)
     start = int(state.step)
     trial = program.put(state)
-    window = loader.window(start)
+    window = loader.get_window(start)
     count = 1
     seconds = 0.0
     while True:
@@ -344,7 +344,7 @@ class _WindowLimit:
         step = self.history.step
         if stop is None and step < self.total:
             try:
-                steps = min(steps, self.loader.window(step).stop - step)
+                steps = min(steps, self.loader.get_window(step).stop - step)
             except Exception as error:  # of the user's iterator, raised once the state is saved
                 self.failure = error
                 stop = "the data ended"

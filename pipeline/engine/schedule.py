@@ -25,7 +25,7 @@ class Event(Enum):
     DUMP = "dump"
 
 
-NOWHERE: Mapping[Event, Collection[int]] = MappingProxyType({})
+NO_STEPS: Mapping[Event, Collection[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RunSchedule:
         self,
         first: int,
         every: Mapping[Event, tuple[int, ...]],
-        at: Mapping[Event, Collection[int]] = NOWHERE,
+        at: Mapping[Event, Collection[int]] = NO_STEPS,
     ) -> Iterator[Segment]:
         """Split the steps after boundary `first` at each event and at each end of a sink.
 

@@ -13,10 +13,15 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
 from pipeline.backends.graph.replay.origins import NamedTensor, Origin, find_cause
-from pipeline.backends.graph.replay.ranges import find_non_finite, find_range, is_float, largest
+from pipeline.backends.graph.replay.ranges import (
+    find_largest_magnitude,
+    find_non_finite,
+    find_range,
+    is_float,
+)
 from pipeline.core.files.value_text import join_first
-from pipeline.core.host.jax_private import no_compile_cache
-from pipeline.core.host.tree_paths import leaf_paths
+from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.core.host.tree_paths import list_leaf_paths
 from pipeline.engine.step_checks import LOSS
 from pipeline.models.modules.name_stack import find_layer
 
@@ -34,10 +39,10 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
     """
     closed, results = jax.make_jaxpr(step, return_shape=True)(state, batch)
     inputs = [*_name_leaves("state", state), *_name_leaves("batch", batch)]
-    is_loss = [path == f"1/{LOSS}" for path in leaf_paths(results)]
+    is_loss = [path == f"1/{LOSS}" for path in list_leaf_paths(results)]
     loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
     # The cache would keep hundreds of programs of one operation each, which no later run needs.
-    with no_compile_cache():
+    with disable_compile_cache():
         (loss,) = Interpreter().run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
     if loss.origin is None:
         return "one operation at a time the loss is finite"
@@ -47,11 +52,11 @@ def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str
 def _name_leaves(kind: str, tree: Any) -> list[ReplayValue]:
     """Return the leaves of an argument by path, with an origin for those that aren't finite."""
     values = []
-    for path, leaf in zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True):
+    for path, leaf in zip(list_leaf_paths(tree), jax.tree.leaves(tree), strict=True):
         array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
         named = NamedTensor(kind, path)
         origin = None
-        if is_float(array) and not np.isfinite(largest(array)):
+        if is_float(array) and not np.isfinite(find_largest_magnitude(array)):
             array_range = find_range(array)
             has_nan = array_range.nan > 0
             origin = Origin(-1, "", "", has_nan, result=array_range, array=array, named=named)

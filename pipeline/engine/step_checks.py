@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from pipeline.core.files.value_text import join_first
-from pipeline.core.host.jaxpr import equations_in, source_line
+from pipeline.core.host.jaxpr import find_source_line, iterate_equations
 
 LOSS = "loss"
 """Name of the metric that must be finite, if a step returns it."""
@@ -66,9 +66,9 @@ def trace_step(step: Callable[..., Any], state: Any, batch: Any) -> StepSignatur
         raise ValueError(f"step: returns {returned}; must return (state, metrics)")
     _check_returned_state(state, results[0])
     metrics = _check_metrics(results[1])
-    for equation, _ in equations_in(closed.jaxpr):
+    for equation, _ in iterate_equations(closed.jaxpr):
         if equation.primitive.name in CALLBACKS:
-            line = source_line(equation)
+            line = find_source_line(equation)
             place = f", {line}" if line else ""
             raise ValueError(
                 f"step: calls the host ({equation.primitive.name}{place}); a sink runs without it, "

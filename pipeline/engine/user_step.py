@@ -19,11 +19,11 @@ from jax.tree_util import register_dataclass
 from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.backends.step_loops import LoopCarry, make_train_loop, run_once
 from pipeline.backends.xla import split_at_windows
 from pipeline.core.errors import RunError
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
 from pipeline.engine.batches import BatchLayout
 from pipeline.engine.begin_step import begin_step
@@ -121,9 +121,11 @@ class UserTelemetry(Telemetry):
     finite_loss: np.ndarray
     """Whether the loss of each step is finite, bool (steps,)."""
 
-    def head(self, steps: int) -> UserTelemetry:
+    def take_first(self, steps: int) -> UserTelemetry:
         """Return the first `steps` steps."""
-        return UserTelemetry(self.start, super().head(steps).columns, self.finite_loss[:steps])
+        return UserTelemetry(
+            self.start, super().take_first(steps).columns, self.finite_loss[:steps]
+        )
 
     def join(self, later: Telemetry) -> UserTelemetry:
         """Return these steps, followed by `later`."""
@@ -193,7 +195,7 @@ def lower_step(
     `earlier` is the choice of a resumed run, which is kept. Only a CPU has a choice. Raises
     RunError if the device can't compute the earlier choice.
     """
-    has_choice = platform_of(device.platform).chooses_lowerings
+    has_choice = get_platform(device.platform).chooses_lowerings
     layout = "nhwc" if earlier is None else earlier.layout
     if layout != "nhwc" and not has_choice:
         raise RunError(f"can't compute images in {layout.upper()} on this device, as before")
@@ -229,7 +231,7 @@ def _no_clock(name: str) -> AbstractContextManager[object]:
 
 def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether a convolution without a lowering makes a loop of the step slow."""
-    if not platform_of(device.platform).has_slow_loops:
+    if not get_platform(device.platform).has_slow_loops:
         return False
     traced = jax.make_jaxpr(step.function)(state, step.batch.spec)
     unchanged = list_unreplaced(traced, differentiated=True)
@@ -253,13 +255,13 @@ class SinkProgram:
         self.loader = loader
         self._placement = placement
         self.single_steps = single_steps
-        self._window_steps = loader.window(int(state.step)).most_steps
+        self._window_steps = loader.get_window(int(state.step)).max_steps
         self._rates = placement.put(NO_RATES)
         self._non_finite: tuple[Inputs, int] | None = None
         """Inputs of the window, and the position in it, of a step whose loss isn't finite."""
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
-        inputs = loader.window(int(state.step)).inputs
+        inputs = loader.get_window(int(state.step)).inputs
         bound = placement.put(np.int32(0))
         carry = LoopCarry(state, *self._buffers)
         args = carry, inputs, self._rates, bound, bound
@@ -301,7 +303,7 @@ class SinkProgram:
         telemetry = UserTelemetry(start, columns, table[:, -1] > 0)
         if telemetry.non_finite_step is not None:
             self._reset()
-            telemetry = telemetry.head(telemetry.non_finite_step - start)
+            telemetry = telemetry.take_first(telemetry.non_finite_step - start)
         return carry.state, telemetry
 
     @property
@@ -314,7 +316,7 @@ class SinkProgram:
         """Return the batch whose loss isn't finite, as an argument of the step function."""
         assert self._non_finite is not None, "the newest dispatch ended with a non-finite step"
         inputs, position = self._non_finite
-        return self._batch.arrange(batch_at(inputs, jnp.int32(position)).columns)
+        return self._batch.arrange(read_batch(inputs, jnp.int32(position)).columns)
 
     def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, into new arrays."""

@@ -17,14 +17,14 @@ from jax.extend.core import ClosedJaxpr
 from pipeline.backends.base import Executable
 from pipeline.backends.graph.hlo_program import parse_program
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.backends.xla import XlaBackend
 from pipeline.checkpoint.host_state import HostState
 from pipeline.config.cache import cache_root
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.engine.batches import IteratorBatches
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
@@ -183,7 +183,7 @@ def profile_step(
     settings = SinkSettings(MAX_STEPS, size, None, batch_size)
     with open_step(prepare_sink(step, state, data, settings), MAX_STEPS) as opened:
         platform = opened.placement.device.platform
-        if not platform_of(platform).is_traceable:
+        if not get_platform(platform).is_traceable:
             raise RunError(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
         report = _trace_and_decide(opened)
     if output is not None:
@@ -297,7 +297,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
     with open_step(prepared, HOST_STEPS) as opened:
         device = opened.placement.device
         lowered, _ = lower_step(prepared.step, prepared.spec, device, None)
-        program = _trace_step(lowered, prepared.state, opened.loader.window(0).inputs)
+        program = _trace_step(lowered, prepared.state, opened.loader.get_window(0).inputs)
         looped = not has_slow_loop(prepared.step, prepared.spec, device)
         device_time = time_parts(program, device, looped=looped)
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(prepared.spec)}
@@ -317,7 +317,7 @@ def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJax
     def compute(
         state: CustomState, inputs: Inputs, position: Any
     ) -> tuple[CustomState, tuple[Any, ...]]:
-        after, row = step(state, batch_at(inputs, position), jnp.asarray(NO_RATES))
+        after, row = step(state, read_batch(inputs, position), jnp.asarray(NO_RATES))
         return after, tuple(row)
 
     return jax.make_jaxpr(compute)(state, inputs, np.int32(0))
@@ -334,5 +334,5 @@ def _measure_host_ms(opened: OpenStep) -> float:
     idle = replace(user_step, function=do_nothing)
     state = copy_state(opened.prepared.state, opened.placement)
     program = SinkProgram(idle, state, opened.loader, opened.placement, single_steps=True)
-    steps = opened.loader.window(0).stop
+    steps = opened.loader.get_window(0).stop
     return float(time_sinks(program, state, 1, steps).dispatch_ms.min())

@@ -34,7 +34,7 @@ def audit(run: CompiledRun, state: TrainState) -> Mapping[str, Any]:
         f"audit: epsilon is at least {bound:.4f}, with {CONFIDENCE:.0%} confidence from "
         f"{len(order.canaries):,} canaries, and at most {upper:.4f}"
     )
-    run.context.reporter.stage("privacy", line)
+    run.context.reporter.print_stage("privacy", line)
     if bound > upper:
         run.context.reporter.warn(
             "privacy: the audit refutes the epsilon of this run; something reads samples without "

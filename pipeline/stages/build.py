@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from pipeline.config.precision import resolve_level, resolve_loss_scale, resolve_precision
 from pipeline.config.recipe import Recipe, TrainSpec
-from pipeline.config.run_length import schedule_run, total_steps
+from pipeline.config.run_length import count_total_steps, schedule_run
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import ColumnSpec
@@ -103,7 +103,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
     Raises RecipeError if components don't fit.
     """
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
-    planned = replace(schedule, total=total_steps(recipe.train, schedule.steps_per_epoch))
+    planned = replace(schedule, total=count_total_steps(recipe.train, schedule.steps_per_epoch))
     step_config = make_step_config(
         recipe,
         dataset.targets,
@@ -146,13 +146,15 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         parameter_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves),
         privacy=privacy,
     )
-    reporter.stage("build", _format_line(recipe, built))
+    reporter.print_stage("build", _format_line(recipe, built))
     if resolve_level(recipe) != "O0" or recipe.train.to_float:
         precision = resolve_precision(recipe)
         scale = resolve_loss_scale(recipe)
         types = [precision.dtype, *(f"{rule.dtype} in {rule}" for rule in precision.rules)]
         scale_text = f"loss scale {scale.name}, from {scale.initial:,g}"
-        reporter.stage("precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}")
+        reporter.print_stage(
+            "precision", f"{resolve_level(recipe)}: {', '.join(types)}; {scale_text}"
+        )
     return built
 
 
@@ -171,7 +173,7 @@ def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporte
     budget = Budget(recipe.privacy, dataset.train_order, steps)
     with reporter.clock("accounting for privacy"):
         line = str(budget)
-    reporter.stage("privacy", line)
+    reporter.print_stage("privacy", line)
     return budget
 
 

@@ -363,7 +363,7 @@ def check_statistics(draft: StepDraft) -> None:
 
 
 def check_buckets(draft: StepDraft) -> None:
-    """Refuse a network whose weights fit one bucket alone."""
+    """Refuse a network whose weights fit only one bucket."""
     if not draft.step_config.buckets:
         return
     step = make_train_step(draft.step_config)
@@ -378,7 +378,7 @@ def check_buckets(draft: StepDraft) -> None:
 
 
 def check_drawn_sizes(draft: StepDraft) -> None:
-    """Refuse a network whose weights fit one size of images alone."""
+    """Refuse a network whose weights fit only one size of images."""
     step_config = draft.step_config
     choices = count_choices(step_config.train_ops)
     if choices == 1:

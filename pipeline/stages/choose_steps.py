@@ -96,7 +96,7 @@ def freeze_steps(
     write = partial(_write_recipe, context, recipe)
     write(None)
     measured_s = time.perf_counter() - started_s
-    context.reporter.stage(
+    context.reporter.print_stage(
         "deadline",
         f"{steps:,} steps for {train.deadline}: {pace}; {measured_s:.1f} s to measure this",
     )
@@ -215,7 +215,7 @@ def _write_recipe(context: RunContext, recipe: Recipe, end: int | None) -> None:
         train = recipe.train.model_copy(update={"end_step": end})
         recipe = recipe.model_copy(update={"train": train})
         line = f"steps are slower than measured: training ends after step {end:,}"
-        context.reporter.stage("deadline", f"{line} of {recipe.train.steps:,}")
+        context.reporter.print_stage("deadline", f"{line} of {recipe.train.steps:,}")
     context.folder.advanced.add(partial(write_recipe, context.run_dir, recipe))
 
 

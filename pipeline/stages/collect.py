@@ -18,7 +18,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import batch_at
+from pipeline.backends.loading.window import read_batch
 from pipeline.data.batch import Batch
 from pipeline.engine.monitors.tensorboard import Histogram, histogram_of
 from pipeline.training.bucketing import apply_in_bucket
@@ -78,8 +78,8 @@ class Collector:
             program = partial(_compute_gradients, step_config)
             program = jax.jit(program) if self.compiles else program
             self._programs[step_config.frozen] = program
-        window = self.loader.window(step)
-        batch = batch_at(window.inputs, jnp.int32(step - window.start))
+        window = self.loader.get_window(step)
+        batch = read_batch(window.inputs, jnp.int32(step - window.start))
         slim_state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
         # One device computes the gradients, also if state and batch are on several.
         host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))

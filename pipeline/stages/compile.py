@@ -22,10 +22,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.compile_cache import enable_compile_cache
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.jax_private import with_names_in_cache_key
-from pipeline.core.host.memory import available_bytes
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.memory import read_available_bytes
+from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.models.layers import standard
@@ -76,7 +76,7 @@ def compile_programs(
     if options.evaluates_later:
 
         def report_evaluation(program: ProgramReport) -> None:
-            reporter.stage("compile", _format_program(program))
+            reporter.print_stage("compile", _format_program(program))
 
         inputs = replace(inputs, when_evaluation_compiled=report_evaluation)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
@@ -93,7 +93,7 @@ def compile_programs(
             allowed_bytes = min(allowed_bytes, recipe.train.memory_bytes)
     line = f"temporaries of {before_bytes / 1e6:,.1f} MB, {allowed_bytes / 1e6:,.1f} MB allowed"
     if before_bytes <= allowed_bytes:
-        reporter.stage("remat", f"none: {line}")
+        reporter.print_stage("remat", f"none: {line}")
         return executable
     if not count_blocks(built.step_config.network):
         reporter.warn(f"train.remat = auto: {line}, and {recipe.model.name} has no blocks")
@@ -103,7 +103,7 @@ def compile_programs(
     inputs = replace(inputs, step=step, recomputes=True, key=None)
     executable = compile_to_executable(inputs, recipe, backend, reporter)
     after_bytes = get_training_temporaries(executable)
-    reporter.stage(
+    reporter.print_stage(
         "remat",
         f"blocks: {line}; {before_bytes / 1e6:,.1f} -> {after_bytes / 1e6:,.1f} MB of temporaries",
     )
@@ -125,7 +125,7 @@ def make_compile_inputs(
             built = recompute_blocks(built)
 
     def report(starves: bool, text: str) -> None:
-        reporter.stage("warning" if starves else "feed", text)
+        reporter.print_stage("warning" if starves else "feed", text)
 
     total = built.run_schedule.total
     source = LoaderSource(dataset.train, dataset.train_order, placement, total, short_first=True)
@@ -174,7 +174,9 @@ def compile_to_executable(
     enable_compile_cache(find_program_folder(recipe.cache, reporter.warn), reporter.warn)
     train = inputs.train
     device = backend.describe()["device"]
-    reporter.stage("compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}")
+    reporter.print_stage(
+        "compile", f"{recipe.model.name} for {device}, batch {recipe.train.batch_size}"
+    )
 
     def watch(name: str) -> AbstractContextManager[None]:
         return reporter.clock(f"compiling {name} of {recipe.model.name}")
@@ -187,12 +189,12 @@ def compile_to_executable(
         compiled = ", ".join(inputs.jit_layers)
         line = "no program: in eager mode every operation runs by itself"
         line += f" but for those in {compiled}, compiled when they first run" if compiled else ""
-        reporter.stage("compile", line)
+        reporter.print_stage("compile", line)
     for program in report.programs:
         for line in (_format_program(program), *program.lines):
-            reporter.stage("compile", line)
+            reporter.print_stage("compile", line)
     if sum(program.compile_s for program in report.programs if program.calls_onednn) > LONG_S:
-        reporter.stage("compile", CALLS_ONEDNN)
+        reporter.print_stage("compile", CALLS_ONEDNN)
     if len(backend.placement.devices) > 1:
         # The sizes are those of the whole arrays.
         collectives = [
@@ -200,13 +202,13 @@ def compile_to_executable(
             f"{op.group_size} devices"
             for op in read_collectives(executable.program_text)
         ]
-        reporter.stage("compile", f"collectives: {'; '.join(collectives) or 'none'}")
+        reporter.print_stage("compile", f"collectives: {'; '.join(collectives) or 'none'}")
     if inputs.sharing is not None:
         part_mb = inputs.sharing.part_bytes / 1e6
-        reporter.stage(
+        reporter.print_stage(
             "compile", f"each device has {part_mb:,.3f} MB of the weights and the optimizer"
         )
-    reporter.stage(
+    reporter.print_stage(
         "compile",
         f"{report.compile_s:.1f} s in all; training data {train.kind}, "
         f"{train.device_bytes / 1e6:,.1f} MB on the device",
@@ -231,7 +233,7 @@ def write_figures(run_dir: Path, report: CompileReport) -> None:
         if program.figures is not None
     }
     if figures:
-        write_whole(run_dir / COMPILED, json_text(figures, indent=1) + "\n")
+        write_whole(run_dir / COMPILED, format_json(figures, indent=1) + "\n")
 
 
 def recompute_blocks(built: Built) -> Built:
@@ -274,9 +276,9 @@ def get_training_temporaries(executable: Executable) -> int:
 
 def find_device_memory(device: jax.Device) -> int:
     """Return the free bytes of the device's memory, or of the host's memory."""
-    statistics = None if platform_of(device.platform).is_host else device.memory_stats()
+    statistics = None if get_platform(device.platform).is_host else device.memory_stats()
     if not statistics or "bytes_limit" not in statistics:
-        return available_bytes()
+        return read_available_bytes()
     return int(statistics["bytes_limit"]) - int(statistics.get("bytes_in_use", 0))
 
 
@@ -310,7 +312,7 @@ def make_program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -
         "single steps": built.single_steps,
         "jax": sorted((name, repr(value)) for name, value in jax.config.values.items()),
     }
-    return hashlib.sha256(json_text(identity).encode()).hexdigest()
+    return hashlib.sha256(format_json(identity).encode()).hexdigest()
 
 
 def _iterate_sections(value: Any) -> Iterator[BaseModel]:

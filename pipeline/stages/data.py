@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from pipeline.backends.loading.loader import split_bytes
+from pipeline.backends.loading.loader import count_split_bytes
 from pipeline.config.cache import cache_root
 from pipeline.config.checks import describe_unequal_shapes
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import total_steps
+from pipeline.config.run_length import count_total_steps
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.canaries import choose_canaries, plant_canaries
@@ -138,7 +138,7 @@ def declare_data(recipe: Recipe, reporter: Reporter) -> Dataset | None:
     if raw is None:
         return None
     dataset = _make_dataset(recipe, raw, reporter)
-    reporter.stage("data", "not downloaded: no stage reads samples, and the sizes are known")
+    reporter.print_stage("data", "not downloaded: no stage reads samples, and the sizes are known")
     return dataset
 
 
@@ -192,7 +192,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     lines += raw.notes
     lines += [format_buckets(raw.train, buckets, raw.unit.samples)] if buckets else []
     for line in lines:
-        reporter.stage("data", line)
+        reporter.print_stage("data", line)
     return dataset
 
 
@@ -214,7 +214,9 @@ def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -
     """Return the part of the evaluation split that `eval.samples` requests."""
     samples = recipe.eval.samples
     if samples == "trained" and "train" in recipe.stages:
-        samples = total_steps(recipe.train, train_order.steps_per_epoch) * train_order.batch_size
+        samples = (
+            count_total_steps(recipe.train, train_order.steps_per_epoch) * train_order.batch_size
+        )
     if isinstance(samples, str) or samples >= len(split):
         return split
     rows = np.arange(samples) * len(split) // samples
@@ -387,7 +389,7 @@ def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
 def _format_summary(raw: RawData, dataset: Dataset) -> str:
     unit = raw.unit
     size = unit.size or "x".join(map(str, raw.train.specs()["image"].shape))
-    size_mb = (split_bytes(raw.train) + split_bytes(raw.eval)) / 1e6
+    size_mb = (count_split_bytes(raw.train) + count_split_bytes(raw.eval)) / 1e6
     order = dataset.train_order
     shard = f" in shard {order.shard_id} of {order.num_shards}" if order.num_shards > 1 else ""
     part = "" if dataset.eval is raw.eval else f"{len(dataset.eval):,} of "

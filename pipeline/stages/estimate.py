@@ -23,9 +23,9 @@ from pipeline.stages.plan_devices import describe_gathering, describe_shardings
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.curvature import group_layers
 from pipeline.training.microbatch_gradients import compute_gradients
-from pipeline.training.parallel.devices import num_devices
+from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import image_shape, make_update_only_step, mask_batch
+from pipeline.training.step import get_image_shape, make_update_only_step, mask_batch
 
 
 def estimate_cost(
@@ -45,12 +45,12 @@ def estimate_cost(
         estimate = backend.estimate(describe_step(recipe, dataset, built))
     if estimate is None:
         return None
-    reporter.say(str(estimate))
+    reporter.print_lines(str(estimate))
     report_shardings(recipe, dataset, built, reporter)
 
     def save() -> None:
         files = estimate.save(folder.path)
-        reporter.stage("modelled", f"{', '.join(files)} in {folder.path}")
+        reporter.print_stage("modelled", f"{', '.join(files)} in {folder.path}")
 
     folder.accepted.add(save)
     return estimate
@@ -60,17 +60,19 @@ def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: R
     """Report how sharded parameters change the estimate, which is for data parallelism."""
     mode = recipe.parallel.mode
     if mode == "fsdp":
-        reporter.stage("modelled", describe_gathering(recipe, built))
+        reporter.print_stage("modelled", describe_gathering(recipe, built))
     elif mode not in ("none", "data"):
-        reporter.stage("modelled", f"parallel.mode = {mode}: the estimate is that of mode data")
-        reporter.stage("modelled", describe_shardings(recipe, dataset, built))
+        reporter.print_stage(
+            "modelled", f"parallel.mode = {mode}: the estimate is that of mode data"
+        )
+        reporter.print_stage("modelled", describe_shardings(recipe, dataset, built))
 
 
 def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
     """Describe the run for the device, in shapes; batches are those after the map ops."""
     train = recipe.train
     run_schedule = built.run_schedule
-    image = image_shape(dataset.image)
+    image = get_image_shape(dataset.image)
     label = dataset.train_label
     steps = train.sink_size
 
@@ -127,7 +129,7 @@ def _count_devices(recipe: Recipe) -> int:
     """Return the number of devices that share a batch."""
     if recipe.parallel.mode == "none":
         return 1
-    devices = num_devices(recipe.parallel, jax.process_count())
+    devices = count_devices(recipe.parallel, jax.process_count())
     size = recipe.train.batch_size
     if size % devices:
         problem = f"must be a multiple of the {devices} devices of the estimate"

@@ -20,7 +20,7 @@ from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.limits import find_memory_at_hand, read_limits
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.compile import compile_programs, compile_to_executable, recompute_blocks
@@ -63,7 +63,7 @@ def compile_in_memory(
         "needed_bytes": needed_bytes,
         "at_hand_bytes": at_hand_bytes,
     }
-    context.reporter.stage(
+    context.reporter.print_stage(
         "memory",
         f"{fitted.samples_at_once:,} samples at once: {_format(needed_bytes)} of the "
         f"{_format(at_hand_bytes)} at hand",
@@ -75,7 +75,7 @@ def count_most_at_once(built: Built, platform: str) -> int:
     """Return the most shards that are worth computing at once: one for each core of the host, or
     one on another device, which is busy with a single shard."""
     shards = built.step_config.shards
-    if shards is None or not platform_of(platform).is_host:
+    if shards is None or not get_platform(platform).is_host:
         return 1
     most = min(shards.count, int(read_limits().cores))
     return 1 << (max(1, most).bit_length() - 1)
@@ -158,7 +158,7 @@ class FittedExecutable:
         line = f"{before:,} -> {self.samples_at_once:,} samples at once: {reason}"
         self._context.summary.memory.setdefault("halved", []).append(line)
         self._context.summary.memory["samples_at_once"] = self.samples_at_once
-        self._context.reporter.stage("memory", line)
+        self._context.reporter.print_stage("memory", line)
 
     @property
     def programs(self) -> Programs:

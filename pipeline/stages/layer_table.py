@@ -123,7 +123,7 @@ class LayerTable:
 
 
 def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
-    """List the layers of a recipe's network, from shapes alone.
+    """List the layers of a recipe's network, only from shapes.
 
     The dataset is read only if its sizes are unknown. Raises RecipeError if network, data or
     patterns of parameters don't fit.

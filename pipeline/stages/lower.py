@@ -30,7 +30,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.knowledge_bank import write_result
 from pipeline.core.files.value_text import join_first
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.models.imported.with_lowerings import UnreplacedOperation, list_unreplaced, scope_root
@@ -54,10 +54,10 @@ from pipeline.training.parallel.ranks import Ranks
 from pipeline.training.parallel.sharding_rules import make_sharding_rules
 from pipeline.training.parallel.shards import make_shards
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import image_shape
+from pipeline.training.step import get_image_shape
 
 MAX_NAMED = 3
-"""Most unlowered operations that a line names."""
+"""Most unlowered operations that are named in a line of the log."""
 
 TUNING_S = 24 * 3600.0
 """Seconds that processes wait at most while the first process times lowerings."""
@@ -97,7 +97,7 @@ def lower(
         request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
         if earlier is not None:
             choice = request.choose_in(earlier.layout)
-            reporter.stage("lower", f"as before: {file}")
+            reporter.print_stage("lower", f"as before: {file}")
             return choice.to_document()
         choice = _choose_layout(request)
         _report(choice, tuning, folder, reporter)
@@ -117,13 +117,15 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
     if not unlowered:
         return False
     names = join_first(list(map(str, unlowered)), MAX_NAMED, "; ", "; ")
-    reporter.stage("lower", f"left to XLA: {names}")
-    has_slow_loops = platform_of(backend.device.platform).has_slow_loops
+    reporter.print_stage("lower", f"left to XLA: {names}")
+    has_slow_loops = get_platform(backend.device.platform).has_slow_loops
     is_slow = has_slow_loops and any(operation.is_convolution for operation in unlowered)
     if is_slow and recipe.train.mechanism == "loop":
         reporter.warn("train.mechanism = loop: such convolutions are slow in a loop; soft has none")
     elif is_slow:
-        reporter.stage("lower", "no loop over steps, in which such convolutions are slow: soft")
+        reporter.print_stage(
+            "lower", "no loop over steps, in which such convolutions are slow: soft"
+        )
     return is_slow and recipe.train.mechanism != "loop"
 
 
@@ -196,7 +198,7 @@ def _choose_layout(request: _LoweringRequest) -> LoweringChoice:
     if request.tuning.mode == "off" or not isinstance(network, LaidOutNetwork):
         return request.choose_in("nhwc")
     problems = request.list_problems("nhwc")
-    can_be_chwn = network.can_be_batch_last(image_shape(step_config.image))
+    can_be_chwn = network.can_be_batch_last(get_image_shape(step_config.image))
     if not (can_be_chwn and has_choice(problems, device.platform)):
         return request.choose_in("nhwc")
     key = make_layout_key(network, step_config, request.microbatch_size, device)
@@ -215,15 +217,15 @@ def _report(
             times_us = choice.timed_layout.times_us
             nhwc_ms, chwn_ms = (times_us[layout] / 1000 for layout in ("nhwc", "chwn"))
             reason = f"; gradients {nhwc_ms:,.2f} -> {chwn_ms:,.2f} ms"
-        reporter.stage("lower", f"images as CHWN: vectors of samples{reason}")
+        reporter.print_stage("lower", f"images as CHWN: vectors of samples{reason}")
     if any(lowering != DEFAULT for _, lowering in choice.lowerings.chosen):
-        reporter.stage("lower", _format_line(choice))
+        reporter.print_stage("lower", _format_line(choice))
     if choice.num_timed and folder is not None:
         run_dir = folder.path
 
         def write() -> None:
             path = write_result(choice.to_result(), run_dir, datetime.now())
-            reporter.stage(
+            reporter.print_stage(
                 "lower", f"{choice.num_timed} tuned, kept in {tuning.folder}; {path.name}"
             )
 
@@ -281,7 +283,7 @@ def list_problems(
     problems: list[Problem] = []
     for image in step_config.train_images or (step_config.image,):
         train_problems = trace(replace(step_config, image=image), train_batch, True)
-        problems += [p for p in train_problems if not _is_image_gradient(p, image_shape(image))]
+        problems += [p for p in train_problems if not _is_image_gradient(p, get_image_shape(image))]
     problems += [p for p in trace(step_config, eval_batch, False) if p.role == "forward"]
     return tuple(dict.fromkeys(problems))
 
@@ -305,7 +307,7 @@ def with_policy(step_config: StepConfig, policy: LoweringPolicy) -> StepConfig:
 
 
 def _make_image_shapes(step_config: StepConfig, batch: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((batch, *image_shape(step_config.image)), jnp.float32)
+    return jax.ShapeDtypeStruct((batch, *get_image_shape(step_config.image)), jnp.float32)
 
 
 def _make_forward(network: nn.Module, train: bool) -> Callable[[Array, Any, Any], Any]:
@@ -344,7 +346,7 @@ def time_gradients_us(
 
     shapes = (state.params, state.batch_stats)
     weights = jax.tree.map(lambda shape: make_random_operand(shape.shape, shape.dtype), shapes)
-    images = make_random_operand((batch, *image_shape(step_config.image)), "float32")
+    images = make_random_operand((batch, *get_image_shape(step_config.image)), "float32")
     return Timer((images, *weights), device).time_us(compute_gradients)
 
 
@@ -352,7 +354,7 @@ def make_layout_key(
     network: LaidOutNetwork, step_config: StepConfig, batch: int, device: jax.Device
 ) -> str:
     """Return the key in a knowledge bank of a network, its images and the device."""
-    image = image_shape(step_config.image)
+    image = get_image_shape(step_config.image)
     digest = hashlib.sha256(network.structure(image).encode()).hexdigest()[:16]
     shape = "x".join(map(str, (batch, *image)))
     return f"network {digest} {shape} {network.dtype} on {describe_device(device)}"

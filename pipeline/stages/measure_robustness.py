@@ -113,7 +113,9 @@ class RobustnessMeasure:
         is_fooled = self._compile(lambda attacked, chunk: attacked.is_fooled(chunk.pixels))
         wrong = [np.asarray(is_fooled(self.variables, chunk)) for chunk in chunks]
         clean = self._compute_accuracy(chunks, wrong)
-        self.reporter.stage("attack", f"none: accuracy {clean:.4f} over {self.plan.samples:,}")
+        self.reporter.print_stage(
+            "attack", f"none: accuracy {clean:.4f} over {self.plan.samples:,}"
+        )
         rows: list[AttackRow] = []
         corruptions: list[CorruptionRow] = []
         for attack in self.plan.attacks:
@@ -226,7 +228,7 @@ class RobustnessMeasure:
             mean_l2=means[1],
             mean_linf=means[2],
         )
-        self.reporter.stage("attack", str(row))
+        self.reporter.print_stage("attack", str(row))
         return row
 
     def _corrupt(self, severities: Sequence[int], chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
@@ -235,7 +237,7 @@ class RobustnessMeasure:
         for name in CORRUPTIONS:
             accuracies = {n: self._measure_corruption(name, n, chunks) for n in severities}
             rows.append(CorruptionRow(name, accuracies))
-            self.reporter.stage("attack", str(rows[-1]))
+            self.reporter.print_stage("attack", str(rows[-1]))
         return rows
 
     def _measure_corruption(self, name: str, severity: int, chunks: Sequence[_Chunk]) -> float:

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from pipeline.core.host.jaxpr import called_jaxpr, scope_of, walk
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr, join_scope
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.engine.monitors.tensorboard import BoardNode
 from pipeline.models.modules.name_stack import find_layer
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import image_shape
+from pipeline.training.step import get_image_shape
 
 
 def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode]:
@@ -24,7 +24,7 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
 
     Names begin with the path of the layer: `conv_0/conv_general_dilated`. `state` may be shapes.
     """
-    image = jax.ShapeDtypeStruct((1, *image_shape(config.image)), np.float32)
+    image = jax.ShapeDtypeStruct((1, *get_image_shape(config.image)), np.float32)
     variables = {"params": state.params, "batch_stats": state.batch_stats}
 
     def infer(variables: Any, images: Any) -> Any:
@@ -33,7 +33,7 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
     closed = jax.make_jaxpr(infer)(variables, image)
     trace = _Trace()
     # Paths without the name of the collection, such as `conv_0/kernel`.
-    paths = [path.partition("/")[2] for path in leaves_by_path(variables)]
+    paths = [path.partition("/")[2] for path in flatten_by_path(variables)]
     *weights, images = closed.jaxpr.invars
     pairs = zip(paths, weights, strict=True)
     inputs = [trace.add(path, "parameter", (), var) for path, var in pairs]
@@ -68,12 +68,12 @@ class _Trace:
         Returns the names of the nodes of its results, "" for constants. Called functions are
         inlined; a loop or a conditional is one node.
         """
-        return walk(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
+        return interpret_jaxpr(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
 
     def _add_equation(self, outer: str, equation: Any, inputs: list[str]) -> list[str]:
         kind = equation.primitive.name
-        scope = scope_of(equation, outer)
-        called = called_jaxpr(equation)
+        scope = join_scope(equation, outer)
+        called = find_called_jaxpr(equation)
         if called is not None:
             return self.add_equations(called, inputs, scope)
         name = "/".join(filter(None, (find_layer(scope), kind)))

@@ -30,9 +30,9 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.record.run_directory import PLAN, RunFolder
-from pipeline.training.parallel.devices import num_devices
+from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.parallel_spec import MeshSpec, ShardingSpec
-from pipeline.training.step import image_shape
+from pipeline.training.step import get_image_shape
 
 
 def plan_devices(
@@ -56,11 +56,11 @@ def _plan_run(
     recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
 ) -> ParallelPlan:
     """Return the plan of a run, which is written into its directory."""
-    devices = num_devices(recipe.parallel)
+    devices = count_devices(recipe.parallel)
     run_file = folder.path / PLAN
     plan_file = run_file if run_file.exists() else recipe.parallel.plan
     if plan_file == run_file and _read_mesh_size(run_file) != devices:
-        reporter.stage("plan", f"{run_file} is for other devices; planned again")
+        reporter.print_stage("plan", f"{run_file} is for other devices; planned again")
         plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
     if plan_file != run_file:
@@ -77,12 +77,12 @@ def find_plan(
     """
     if plan_file is None:
         plans = search_plans(recipe, dataset, built)
-        reporter.say(format_plan_table(plans))
+        reporter.print_lines(format_plan_table(plans))
         return plans.best
-    devices = num_devices(recipe.parallel)
+    devices = count_devices(recipe.parallel)
     shapes = {"/".join(path): leaf.shape for path, leaf in flatten_dict(built.state.params).items()}
     plan = load_plan(plan_file, devices, shapes)
-    reporter.stage("plan", f"{plan.mesh} devices, {plan.strategy}; from {plan_file}")
+    reporter.print_stage("plan", f"{plan.mesh} devices, {plan.strategy}; from {plan_file}")
     return plan
 
 
@@ -102,7 +102,7 @@ def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlan
     memory_bytes = rates.memory_bytes
     if recipe.parallel.memory_gib is not None:
         memory_bytes = recipe.parallel.memory_gib * GIB
-    return search(step, num_devices(recipe.parallel), rates, memory_bytes)
+    return search(step, count_devices(recipe.parallel), rates, memory_bytes)
 
 
 def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
@@ -110,7 +110,7 @@ def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
     size = recipe.train.batch_size
     label = dataset.train_label
     batch = (
-        jax.ShapeDtypeStruct((size, *image_shape(dataset.image)), np.float32),
+        jax.ShapeDtypeStruct((size, *get_image_shape(dataset.image)), np.float32),
         jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
     )
     return make_loss(recipe.name, built.step_config, built.state, batch, sync_batch_norm=True)
@@ -122,7 +122,7 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     Both are priced with the planner's rates of the recipe's devices.
     """
     parallel = recipe.parallel
-    devices = num_devices(parallel)
+    devices = count_devices(parallel)
     sizes = MeshSpec(data=devices) if parallel.mesh is None else parallel.mesh
     mesh = Mesh(sizes.data, sizes.model)
     rates = _find_rates(recipe)
@@ -148,7 +148,7 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
 def describe_gathering(recipe: Recipe, built: Built) -> str:
     """Return a line for the log about the time in which devices gather shared parameters."""
     nbytes = built.parameter_bytes
-    devices = DeviceGroup(num_devices(recipe.parallel))
+    devices = DeviceGroup(count_devices(recipe.parallel))
     gather_ms = _find_rates(recipe).collective_us("all_gather", nbytes, devices) / 1e3
     return (
         f"parallel.mode = fsdp: the memory is that of a device, the time that of mode data; "

@@ -255,7 +255,7 @@ def open_backend(context: RunContext) -> Backend:
     context.summary.versions = list_versions(backend.describe())
     if recipe.parallel.mode != "none":
         line = describe_layout(recipe.parallel, recipe.train.batch_size, context.ranks)
-        context.reporter.stage("parallel", line)
+        context.reporter.print_stage("parallel", line)
     return backend
 
 

@@ -28,7 +28,7 @@ from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build import Built
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import get_evaluated_weights, image_shape, make_network_inputs
+from pipeline.training.step import get_evaluated_weights, get_image_shape, make_network_inputs
 
 MASK_GAP = 2
 """White pixels between an image, its mask and the predicted mask."""
@@ -160,7 +160,7 @@ def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Dr
     if not count or not is_adversarial or recipe.parallel.mode != "none":
         return None
     # The numbers of the generator depend on the images that a discriminator compares with its.
-    shape = (count, *image_shape(dataset.image))
+    shape = (count, *get_image_shape(dataset.image))
     inputs = np.broadcast_to(np.arange(count, dtype=np.float32).reshape(-1, 1, 1, 1), shape)
 
     @jax.jit

@@ -15,7 +15,7 @@ from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.address import Address
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.dataset import Dataset
 from pipeline.data.remote_copy import copy_once
 from pipeline.data.tables.encode_table import count_encoded_features
@@ -71,7 +71,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
         tree = recipe.model_dump(mode="json")
         state, saved = restore_weights(path, like, tree, warn)
         if changes := list_changes_of_meaning(saved, tree):
-            warn(f"{saved.where}: trained by another recipe: {join_problems(changes)}")
+            warn(f"{saved.folder}: trained by another recipe: {join_problems(changes)}")
         return Restored(state, saved.step, f"weights of step {saved.step} from {path}")
     arrays, step = read_source(path, warn)
     model = recipe.model.fit_to_table(count_encoded_features(dataset.eval_ops))
@@ -104,7 +104,7 @@ def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int 
     if not source.exists():
         raise DataError(f"{source}: there is no such file or run directory")
     saved = read_saved(source, warn)
-    return saved.weights(), saved.step
+    return saved.select_weights(), saved.step
 
 
 def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Any:
@@ -114,6 +114,6 @@ def replace_leaves(variables: Mapping[str, Any], arrays: Mapping[str, np.ndarray
     """
     leaves = [
         arrays[name].astype(leaf.dtype) if name in arrays else leaf
-        for name, leaf in leaves_by_path(variables).items()
+        for name, leaf in flatten_by_path(variables).items()
     ]
     return jax.tree.unflatten(jax.tree.structure(variables), leaves)

@@ -145,7 +145,7 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     rates = np.geomspace(LOW, HIGH, num_steps)
     ratios = built.learning_rates[0] / np.float64(built.learning_rates.flat[0])
     executable.set_learning_rates(np.multiply.outer(rates, ratios).astype(np.float32))
-    mechanism, _ = backend.mechanism("auto", sink=True)
+    mechanism, _ = backend.choose_mechanism("auto", sink=True)
     with reporter.clock(f"training {num_steps} steps"):
         _, telemetry = executable.run(state, 0, num_steps, mechanism)
         losses = telemetry.loss.astype(np.float64)

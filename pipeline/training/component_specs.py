@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast,
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.core.registry import ComponentOf, Seq, Spec, components
+from pipeline.core.registry import ComponentOf, Seq, Spec, list_components
 from pipeline.data.targets import Targets, Task
 from pipeline.training.metric_names import METRICS, Direction
 
@@ -54,12 +54,12 @@ class MetricSpec(Spec):
 
 
 def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
-    """Return whether each standard metric, and each of the components `names`, is best at its
-    maximum or minimum."""
+    """Return for each standard metric, and each component in `names`, whether larger or smaller
+    values are better."""
     component_names = [name for name in names if name not in METRICS]
     return {
         **METRICS,
-        **{n: cast(type[MetricSpec], components("metric")[n]).better for n in component_names},
+        **{n: cast(type[MetricSpec], list_components("metric")[n]).better for n in component_names},
     }
 
 
@@ -98,7 +98,7 @@ class LossSpec(Spec):
     name: str
     reduction: Reduction
     hardest_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The loss is reduced over this share of each batch: the samples with the largest losses."""
+    """Share of each batch that the loss is reduced over: the samples with the largest losses."""
 
     @property
     def counts_classes(self) -> bool:
@@ -117,7 +117,7 @@ class LossSpec(Spec):
 
 def list_losses(task: Task) -> list[str]:
     """Return the names of the losses for a task."""
-    losses = cast(Mapping[str, type[LossSpec]], components("loss"))
+    losses = cast(Mapping[str, type[LossSpec]], list_components("loss"))
     return [name for name, loss in losses.items() if task in loss.tasks]
 
 

@@ -70,7 +70,7 @@ class CurvatureRule:
     period: int
     groups: tuple[int, ...] = ()
 
-    def due(self, updates: Array) -> Array:
+    def is_due(self, updates: Array) -> Array:
         """Return whether the update after this number of updates refreshes, bool ()."""
         return updates % self.period == 0
 

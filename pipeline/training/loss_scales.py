@@ -27,14 +27,14 @@ class LossScaleSpec(Spec):
     name: str
 
     @abstractmethod
-    def at(self, level: Level) -> LossScaling:
-        """Return the loss scale at a level of precision."""
+    def resolve(self, level: Level) -> LossScaling:
+        """Return the loss scale to use at a level of precision."""
 
 
 class LossScaling(LossScaleSpec):
-    """Base of the loss scales that are the same at every level."""
+    """Base of the loss scales that don't depend on the level of precision."""
 
-    def at(self, level: Level) -> LossScaling:
+    def resolve(self, level: Level) -> LossScaling:
         return self
 
     @property
@@ -44,12 +44,14 @@ class LossScaling(LossScaleSpec):
 
     @property
     def skips_overflow(self) -> bool:
-        """Whether training continues after an overflow, its update skipped."""
+        """Whether an overflow skips its update and training continues."""
         return True
 
     def next(self, scale: Array, good_steps: Array, overflow: Array) -> tuple[Array, Array]:
         """Return the scale of the next step, float32 (), and the new `good_steps`, int32 ().
-        `good_steps` counts steps since the last overflow or change of the scale."""
+
+        `good_steps` counts the steps since the last overflow or the last change of the scale.
+        """
         return scale, good_steps
 
 
@@ -59,7 +61,7 @@ class Auto(LossScaleSpec):
 
     name: Literal["auto"] = "auto"
 
-    def at(self, level: Level) -> LossScaling:
+    def resolve(self, level: Level) -> LossScaling:
         return Dynamic() if level == "O2" else Fixed(scale=1.0, drop_overflow_update=False)
 
 
@@ -114,8 +116,8 @@ class Dynamic(LossScaling):
         return scale, jnp.where(grows, 0, good_steps)
 
 
-class _NumberIsFixed:
-    """A number in a recipe is a fixed scale with `drop_overflow_update: false`."""
+class _NumberAsFixedScale:
+    """Reads a number in a recipe as a fixed scale with `drop_overflow_update: false`."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -141,4 +143,4 @@ def _convert_number(value: Any) -> Any:
     return value
 
 
-LossScale = Annotated[LossScaleSpec, ComponentOf("loss_scale"), _NumberIsFixed()]
+LossScale = Annotated[LossScaleSpec, ComponentOf("loss_scale"), _NumberAsFixedScale()]

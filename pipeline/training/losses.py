@@ -251,13 +251,13 @@ def compute_divisor(
     """
     import jax.numpy as jnp
 
-    label_count = count_valid_labels(config, labels, mask) if is_label_mean(config) else None
+    label_count = count_valid_labels(config, labels, mask) if divides_by_labels(config) else None
     return count if label_count is None else jnp.maximum(label_count, 1.0)
 
 
-def is_label_mean(config: StepConfig) -> bool:
-    """Return whether the mean is over valid labels. With reduction `none` it is over samples:
-    MindSpore's array has an entry for each sample, 0 if the label is ignored."""
+def divides_by_labels(config: StepConfig) -> bool:
+    """Return whether the mean is over valid labels instead of samples. With reduction `none` it is
+    over samples, as MindSpore's array of losses has 0 for each sample with an ignored label."""
     return config.ignore_index is not None and config.reduction != "none"
 
 
@@ -275,7 +275,7 @@ class BatchLoss(NamedTuple):
     minimised: jax.Array
     """The value that is differentiated."""
     reported: jax.Array
-    """The loss of the step; it differs from `minimised` only with reduction `none`."""
+    """The loss of the step, which differs from `minimised` only with reduction `none`."""
 
 
 def reduce_losses(
@@ -299,7 +299,7 @@ def reduce_losses(
 
         valid = top_share_mask(losses, config.hardest_share, valid)
         counted = valid
-        if label_counts is not None and is_label_mean(config):
+        if label_counts is not None and divides_by_labels(config):
             counted = jnp.where(valid, label_counts, 0.0)
         divisor = jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
     if label_counts is not None and config.reduction == "mean":

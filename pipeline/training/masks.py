@@ -22,7 +22,7 @@ Array = jax.Array
 Axis = int | tuple[int, ...] | None
 
 
-def within(lengths: Array, size: int) -> Array:
+def make_length_mask(lengths: Array, size: int) -> Array:
     """Return a mask of the positions within each length, int (...): bool (..., size)."""
     return jnp.arange(size) < jnp.asarray(lengths)[..., None]
 

@@ -115,7 +115,7 @@ def _differentiate_microbatch(
     if config.curvature is not None:
         observed = grad_observing_layers(scaled_loss, config.lower)
         values, (loss, batch_stats, readings), captures = observed(trained)
-        due = config.curvature.due(count_updates(state))
+        due = config.curvature.is_due(count_updates(state))
         layers = sum_layers(config.curvature, captures, batch.mask, due)
         return Gradients(values, loss, batch_stats, layers, readings=readings)
     backward = jax.grad(config.lower(scaled_loss), has_aux=True)

@@ -64,7 +64,7 @@ class StepConfig:
     ignore_index: int | None = None
     """Label of entries that neither losses nor metrics count. If set, the loss takes `where`."""
     hardest_share: float = 1.0
-    """The loss is reduced over this share of a batch: the samples with the largest losses."""
+    """Share of a batch that the loss is reduced over: the samples with the largest losses."""
     curvature: CurvatureRule | None = None
     """Sums of each layer that the optimizer needs. If set, its `update` takes `curvature`."""
     buckets: tuple[Bucket, ...] = ()

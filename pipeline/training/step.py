@@ -30,7 +30,7 @@ from pipeline.training.ledger import Readings, add_readings, make_ledger
 from pipeline.training.losses import (
     compute_divisor,
     count_valid_labels,
-    is_label_mean,
+    divides_by_labels,
     make_label_mask,
     sample_losses,
 )
@@ -253,14 +253,14 @@ def _sum_shard_gradients(
         return apply_in_bucket(config.buckets, shard, with_ops)
 
     divisor = batch.count
-    if is_label_mean(config):
+    if divides_by_labels(config):
         divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
     local = sum_local_shards(shards, batch, partial(apply_to_shard, compute))
     rows = {path: layer.rows for path, layer in local.layers.items()}
     total, rows = sum_devices(shards, (local._replace(layers={}), rows))
     layers: Mapping[str, LayerSums] = {}
     if config.curvature is not None:
-        due = config.curvature.due(count_updates(state))
+        due = config.curvature.is_due(count_updates(state))
         add = partial(sum_devices, shards)
         layers = exchange_moments(config.curvature, local.layers, rows, due, add)
     batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
@@ -376,7 +376,7 @@ def init_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str,
 
     Raises ValueError if the layers, or a rule for initialisation, don't fit.
     """
-    image = jnp.zeros((1, *image_shape(config.image)), jnp.float32)
+    image = jnp.zeros((1, *get_image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_make_key(seed, 0), image, train=False)
     params = reinitialize(variables["params"], config.init_rules, _make_key(seed, 2))
     return logits, {**variables, "params": params}
@@ -408,6 +408,6 @@ def _make_key(seed: Array, stream: int) -> Array:
     return jax.random.fold_in(key, stream)
 
 
-def image_shape(image: ColumnSpec) -> tuple[int, ...]:
+def get_image_shape(image: ColumnSpec) -> tuple[int, ...]:
     """Return the height, width and channels of an image, in either layout of the map ops."""
     return image.shape if image.layout == "hwc" else (*image.shape[1:], image.shape[0])

@@ -67,7 +67,7 @@ class Telemetry:
     def skipped(self) -> np.ndarray:
         return self.columns["skipped"]
 
-    def head(self, steps: int) -> Telemetry:
+    def take_first(self, steps: int) -> Telemetry:
         """Return the telemetry of the first `steps` steps."""
         columns = {name: column[:steps] for name, column in self.columns.items()}
         return Telemetry(self.start, columns)
@@ -80,7 +80,7 @@ class Telemetry:
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self.columns.values())
 
-    def outcome(self, *, skips_overflow: bool = True) -> StepOutcome:
+    def classify_steps(self, *, skips_overflow: bool = True) -> StepOutcome:
         """Return the outcome of each step, masks (steps,). `skips_overflow`, whether the loss scale
         skips overflows, separates the two kinds of skipped steps."""
         zeros = np.zeros(len(self), np.float32)
@@ -91,7 +91,7 @@ class Telemetry:
     @cached_property
     def non_finite_step(self) -> int | None:
         """The step, counted from 1, that ended training: neither finite nor skipped. Else None."""
-        continues = self.outcome().should_continue
+        continues = self.classify_steps().should_continue
         first = int(continues.argmin())
         return None if continues[first] else self.start + first + 1
 

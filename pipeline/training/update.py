@@ -93,7 +93,7 @@ def apply_update(
     curvature = {}
     if config.curvature is not None:
         scale = unscale * count if config.reduction == "mean" else unscale
-        due = config.curvature.due(count_updates(state))
+        due = config.curvature.is_due(count_updates(state))
         curvature = {"curvature": Curvature(gradients.layers, count, scale, due)}
     trained, frozen = split_params(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(

@@ -91,7 +91,7 @@ def test_sink_size_is_long_for_cheap_and_short_for_expensive_steps() -> None:
     assert (tiny.size, large.size) == (1000, 2)
     assert tiny.gain == pytest.approx(0.5 / (0.05 + 0.45 / 1000))
     assert tiny.mechanism == large.mechanism == "loop"
-    assert "longer ones save less than 0.5 %" in tiny.why
+    assert "longer ones save less than 0.5 %" in tiny.reason
 
 
 LIMITS = {
@@ -106,7 +106,7 @@ LIMITS = {
 def test_sink_size_is_limited_by_the_dispatch(bounds: Bounds, size: int, why: str) -> None:
     choice = choose(costs(off_ms=0.5, dispatch_ms=0.45, step_ms=0.05), bounds)
     assert choice.size == size
-    assert choice.why.endswith(why)
+    assert choice.reason.endswith(why)
 
 
 def test_sink_divides_the_steps_between_events() -> None:
@@ -133,7 +133,7 @@ NONE = {
 def test_sink_is_off_unless_surely_faster(given_costs: Costs, why: str) -> None:
     choice = choose(given_costs, FREE)
     assert (choice.size, choice.mechanism, choice.gain) == (None, "none", 1.0)
-    assert why in choice.why
+    assert why in choice.reason
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_sink_is_off_unless_surely_faster(given_costs: Costs, why: str) -> None:
 def test_sink_is_off_if_a_dispatch_holds_one_step(bounds: Bounds) -> None:
     choice = choose(costs(off_ms=1.0, dispatch_ms=0.5, step_ms=0.5), bounds)
     assert choice.size is None
-    assert choice.why.startswith("a sink would hold one step: ")
+    assert choice.reason.startswith("a sink would hold one step: ")
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_selected_sink_is_within_bounds_and_at_most_as_slow_as_none(
     given_costs = costs(off_ms, single_ms - step_ms, step_ms, error, soft)
     bounds = Bounds(total, tuple(periods), window_steps, dispatch_s)
     choice = choose(given_costs, bounds)
-    assert choice.why
+    assert choice.reason
     assert choice.off_ms == off_ms
     if choice.size is None:
         assert (choice.mechanism, choice.step_ms) == ("none", off_ms)

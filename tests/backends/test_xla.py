@@ -20,7 +20,7 @@ from pipeline.backends.loading.window_buffer import LoaderSource
 from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.core.host.cuda import plugin
+from pipeline.core.host.cuda import find_plugin
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
@@ -206,7 +206,7 @@ def test_missing_gpu_is_reported_with_available_devices(tiny: Compose, tmp_path:
     with pytest.raises(RunError) as caught:
         run(tiny("device=gpu"), tmp_path)
     assert str(caught.value).startswith("device gpu:0: JAX sees cpu:0")
-    if plugin() is None:
+    if find_plugin() is None:
         assert "only; install the `gpu` extra, pip install '.[gpu]'" in str(caught.value)
     else:
         assert "this machine has no NVIDIA driver" in str(caught.value)
@@ -219,13 +219,13 @@ def test_unavailable_device_number_is_refused() -> None:
 
 def test_mechanism_is_reported_with_its_reason() -> None:
     backend = XlaBackend(DevicePlacement((find_device("cpu", 0),)))
-    assert backend.mechanism("auto", sink=True)[0] == "loop"
-    assert backend.mechanism("loop", sink=True)[0] == "loop"
-    assert backend.mechanism("soft", sink=True) == (
+    assert backend.choose_mechanism("auto", sink=True)[0] == "loop"
+    assert backend.choose_mechanism("loop", sink=True)[0] == "loop"
+    assert backend.choose_mechanism("soft", sink=True) == (
         "soft",
         "requested: one asynchronous dispatch per step, no host read in a sink",
     )
-    assert backend.mechanism("soft", sink=False) == (
+    assert backend.choose_mechanism("soft", sink=False) == (
         "none",
         "sink is false: the host reads every step",
     )

@@ -27,7 +27,9 @@ def test_machine_description_has_cores_and_memory() -> None:
 
 
 def test_gpu_description_is_empty_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "cuda_versions", lambda: {"driver": "580.1", "cudnn": "9.8.0"})
+    monkeypatch.setattr(
+        measure, "read_cuda_versions", lambda: {"driver": "580.1", "cudnn": "9.8.0"}
+    )
     told = SimpleNamespace(stdout="NVIDIA H200, 580.1, 143771 MiB\n")
     monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: told)
     assert measure.gpus() == "NVIDIA H200, 580.1, 143771 MiB (cudnn 9.8.0)"

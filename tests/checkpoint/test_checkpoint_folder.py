@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from pipeline.checkpoint.checkpoint_folder import (
-    checkpoint_path,
-    checkpoint_step,
     find_strangers,
+    list_saved_steps,
+    make_checkpoint_path,
+    parse_checkpoint_step,
     remove_checkpoint,
     remove_drafts,
     rename_aside,
-    saved_steps,
 )
 
 
@@ -24,8 +24,8 @@ def root(tmp_path: Path) -> Path:
     """Checkpoints 5 and 40, beside whatever else may be called so."""
     root = tmp_path / "checkpoints"
     for step in (5, 40):
-        (checkpoint_path(root, step) / "state").mkdir(parents=True)
-        (checkpoint_path(root, step) / "manifest.json").touch()
+        (make_checkpoint_path(root, step) / "state").mkdir(parents=True)
+        (make_checkpoint_path(root, step) / "manifest.json").touch()
     for name in ("2019", "²", "४४१", "007", "+1", "6.0", "damaged-7-1", "notes of 5", "inf"):
         (root / name).mkdir()
     (root / "6").touch()
@@ -47,14 +47,14 @@ def root(tmp_path: Path) -> Path:
     ],
 )
 def test_checkpoint_step_requires_ascii_decimal_name(name: str, step: int | None) -> None:
-    assert checkpoint_step(Path("checkpoints") / name) == step
+    assert parse_checkpoint_step(Path("checkpoints") / name) == step
 
 
 def test_folder_with_arrays_or_manifest_is_a_checkpoint(root: Path) -> None:
-    assert saved_steps(root) == [5, 40]
-    shutil.rmtree(checkpoint_path(root, 5) / "state")
-    (checkpoint_path(root, 40) / "manifest.json").unlink()
-    assert saved_steps(root) == [5, 40]
+    assert list_saved_steps(root) == [5, 40]
+    shutil.rmtree(make_checkpoint_path(root, 5) / "state")
+    (make_checkpoint_path(root, 40) / "manifest.json").unlink()
+    assert list_saved_steps(root) == [5, 40]
 
 
 def test_numeric_name_without_checkpoint_is_a_stranger(root: Path) -> None:
@@ -64,7 +64,7 @@ def test_numeric_name_without_checkpoint_is_a_stranger(root: Path) -> None:
 
 def test_checkpoint_with_zero_padded_step_is_a_stranger(root: Path) -> None:
     (root / "5").rename(root / "05")
-    assert saved_steps(root) == [40]
+    assert list_saved_steps(root) == [40]
     assert root / "05" in find_strangers(root)
 
 
@@ -73,7 +73,7 @@ def test_unreadable_entry_is_an_error_in_both_listings(
     number: int, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_to_stat(root / "40" / "manifest.json", number, monkeypatch)
-    for listing in (saved_steps, find_strangers):
+    for listing in (list_saved_steps, find_strangers):
         with pytest.raises(OSError, match=os.strerror(number)):
             listing(root)
 
@@ -91,7 +91,9 @@ def refuse_to_stat(file: Path, number: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_listings_of_missing_folder_are_empty(tmp_path: Path) -> None:
-    assert saved_steps(tmp_path / "checkpoints") == find_strangers(tmp_path / "checkpoints") == []
+    assert (
+        list_saved_steps(tmp_path / "checkpoints") == find_strangers(tmp_path / "checkpoints") == []
+    )
 
 
 def test_rename_aside_does_not_overwrite(root: Path) -> None:
@@ -120,7 +122,7 @@ def test_partly_removed_checkpoint_is_not_listed(
     """The process may be killed meanwhile, or a file be open elsewhere."""
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     remove_checkpoint(root / "5")
-    assert saved_steps(root) == [40]
+    assert list_saved_steps(root) == [40]
     monkeypatch.undo()
     remove_drafts(root)
     assert not list(root.glob("5*"))

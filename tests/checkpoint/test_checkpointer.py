@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pipeline.backends.xla import XlaExecutable
-from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, draft_path
+from pipeline.checkpoint.checkpoint_folder import FOLDER, draft_path, make_checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.checkpoint.retention import Retention
@@ -52,7 +52,7 @@ def broken(unbroken: Path, run_dir: Path, saved: int) -> Path:
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > saved:
-            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
+            shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step))
     lines = (unbroken / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run_dir / "metrics.jsonl").write_text("".join(lines[: saved + 3]) + lines[saved + 3][:20])
     return run_dir
@@ -199,7 +199,7 @@ def test_checkpoint_and_logs_are_synced_before_older_one_is_removed(
         monkeypatch.setattr(os, "rename", record_rename(rename))
         checkpoints.save(2, state_of(2), {"logs": {"metrics.jsonl": {}}}, None)
         checkpoints.finish()
-    first, second = (checkpoint_path(Path(FOLDER), step) for step in (1, 2))
+    first, second = (make_checkpoint_path(Path(FOLDER), step) for step in (1, 2))
     draft, removed = draft_path(second), draft_path(first)
     named = calls.index(f"rename {draft} to {second}")
     before = set(calls[:named])
@@ -250,8 +250,8 @@ def test_saved_state_is_a_snapshot(tmp_path: Path) -> None:
 def test_incomplete_checkpoint_is_ignored(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {}, None)
-    (checkpoint_path(tmp_path / "checkpoints", 2)).mkdir()
-    draft_path(checkpoint_path(tmp_path / FOLDER, 3)).mkdir()
+    (make_checkpoint_path(tmp_path / "checkpoints", 2)).mkdir()
+    draft_path(make_checkpoint_path(tmp_path / FOLDER, 3)).mkdir()
     restored, _ = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored is not None
     assert int(restored.step) == 1
@@ -264,7 +264,7 @@ def test_restore_without_checkpoints_returns_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "step"),
-    [("", 40), ("checkpoints", 40), (str(checkpoint_path(Path(FOLDER), 10)), 10)],
+    [("", 40), ("checkpoints", 40), (str(make_checkpoint_path(Path(FOLDER), 10)), 10)],
 )
 def test_evaluation_of_checkpoint_matches_run_metrics(
     where: str, step: int, unbroken: Path, tiny: Compose, tmp_path: Path
@@ -338,7 +338,7 @@ def test_run_restored_from_another_network_fails(
     assert caught.value.exit_status == 2
 
 
-@pytest.mark.parametrize("where", ["nowhere", "", str(checkpoint_path(Path(FOLDER), 46))])
+@pytest.mark.parametrize("where", ["nowhere", "", str(make_checkpoint_path(Path(FOLDER), 46))])
 def test_missing_checkpoint_is_named_with_valid_forms(
     where: str, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -357,7 +357,7 @@ from pathlib import Path
 import numpy as np
 from pipeline.core.errors import RunError
 from pipeline.checkpoint.checkpointer import Checkpoints
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from tests.checkpoint.test_checkpointer import kept, state_of
 
 noise = np.random.default_rng(0).normal(size=(100, 100))
@@ -500,7 +500,7 @@ def test_run_with_lost_arrays_is_not_started_over(
     """The folder looks to orbax as if it were saved."""
     run_dir = broken(unbroken, tmp_path / "run", 40)
     for step in outcome.checkpoints(run_dir):
-        shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step) / "state")
+        shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step) / "state")
     with pytest.raises(DataError, match=r"none of its checkpoints can be read: .*; to start over,"):
         run(tiny(*COURSE, f"train.resume={run_dir}"))
     shutil.rmtree(run_dir / "checkpoints")
@@ -522,8 +522,8 @@ def test_foreign_folders_do_not_displace_checkpoints(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     run_dir = broken(unbroken, tmp_path / "run", 10)
-    (checkpoint_path(run_dir / "checkpoints", 2019) / "photos").mkdir(parents=True)
-    (checkpoint_path(run_dir / "checkpoints", 45)).write_text("a file")
+    (make_checkpoint_path(run_dir / "checkpoints", 2019) / "photos").mkdir(parents=True)
+    (make_checkpoint_path(run_dir / "checkpoints", 45)).write_text("a file")
     run(tiny(*COURSE, f"train.resume={run_dir}", "checkpoint.keep=99"))
     assert outcome.checkpoints(run_dir) == outcome.checkpoints(unbroken)
     outcome.assert_equal_arrays(outcome.arrays(run_dir), outcome.arrays(unbroken))
@@ -531,13 +531,13 @@ def test_foreign_folders_do_not_displace_checkpoints(
 
 
 def test_last_checkpoint_is_verified_on_exit(tmp_path: Path) -> None:
-    file = checkpoint_path(Path(FOLDER), 2) / "host" / "metadata"
+    file = make_checkpoint_path(Path(FOLDER), 2) / "host" / "metadata"
     message = f"{file}: is missing; step 2 was complete when it was saved"
     checkpoints = Checkpoints(tmp_path, kept(5, None))
     for step in (1, 2):
         checkpoints.save(step, state_of(step), {}, None)
     checkpoints.finish()
-    (checkpoint_path(tmp_path / "checkpoints", 2) / "host" / "metadata").unlink()
+    (make_checkpoint_path(tmp_path / "checkpoints", 2) / "host" / "metadata").unlink()
     with pytest.raises(RunError, match=message) as caught:
         checkpoints.__exit__(None, None, None)
     assert caught.value.exit_status == 1
@@ -569,7 +569,7 @@ def test_metrics_are_added_to_saved_step(tmp_path: Path) -> None:
         checkpoints.save(2, state_of(2), {}, {"loss": 0.25})
         checkpoints.save(3, state_of(3), {}, {"loss": 0.75})
     assert outcome.checkpoints(tmp_path) == [2, 3]
-    assert read_checkpoint(checkpoint_path(tmp_path / "checkpoints", 2)).step == 2
+    assert read_checkpoint(make_checkpoint_path(tmp_path / "checkpoints", 2)).step == 2
 
 
 @pytest.mark.slow
@@ -579,7 +579,7 @@ def test_checkpoint_with_non_numeric_metric_is_not_best(value: str, tmp_path: Pa
         checkpoints.save(1, state_of(1), {}, {"loss": 0.5})
         checkpoints.save(2, state_of(2), {}, {"loss": 0.25})
         checkpoints.finish()
-        file = checkpoint_path(tmp_path / "checkpoints", 2) / "metrics" / "metrics"
+        file = make_checkpoint_path(tmp_path / "checkpoints", 2) / "metrics" / "metrics"
         file.write_text(f'{{"loss": {value}}}')
         checkpoints.save(3, state_of(3), {}, {"loss": 0.75})
     assert outcome.checkpoints(tmp_path) == [3]

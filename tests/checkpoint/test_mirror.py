@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, remove_checkpoint
+from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path, remove_checkpoint
 from pipeline.checkpoint.manifest import verify_files, write_manifest
 from pipeline.checkpoint.mirror import DRAFT, OWNER, Mirror, MirroredRun, read_mirror
 from pipeline.checkpoint.retention import add_metrics
@@ -42,7 +42,7 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 def save(run_dir: Path, step: int) -> Path:
-    folder = checkpoint_path(run_dir / FOLDER, step)
+    folder = make_checkpoint_path(run_dir / FOLDER, step)
     for name in ("state/_METADATA", "state/d/array", "host/metadata", "recipe/metadata"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{name} of {step}")
@@ -89,22 +89,22 @@ def test_restored_run_is_byte_identical(tmp_path: Path, run_dir: Path) -> None:
     restored, warnings = restore(tmp_path)
     assert read_tree(restored) == read_tree(run_dir)
     assert warnings == []
-    verify_files(checkpoint_path(restored / FOLDER, 20))
+    verify_files(make_checkpoint_path(restored / FOLDER, 20))
 
 
 def test_mirror_follows_added_and_removed_files(tmp_path: Path, run_dir: Path) -> None:
     with mirror_of(tmp_path, run_dir) as mirror:
         mirror.add(save(run_dir, 30))
         (run_dir / "metrics.jsonl").write_text("one\ntwo\n")
-        remove_checkpoint(checkpoint_path(run_dir / FOLDER, 10))
+        remove_checkpoint(make_checkpoint_path(run_dir / FOLDER, 10))
         mirror.remove(10)
     assert sorted(read(tmp_path).records) == [20, 30]
     assert not any(name.startswith("10/") for name in store_of(tmp_path).list_files())
     # A checkpoint that is saved again, and metrics that are added later.
-    before = read_tree(checkpoint_path(run_dir / FOLDER, 20))
+    before = read_tree(make_checkpoint_path(run_dir / FOLDER, 20))
     save(run_dir, 20)
-    add_metrics(checkpoint_path(run_dir / FOLDER, 30), {"loss": 1.0})
-    assert read_tree(checkpoint_path(run_dir / FOLDER, 20)) != before
+    add_metrics(make_checkpoint_path(run_dir / FOLDER, 30), {"loss": 1.0})
+    assert read_tree(make_checkpoint_path(run_dir / FOLDER, 20)) != before
     with mirror_of(tmp_path, run_dir):
         pass
     restored, _ = restore(tmp_path)
@@ -130,7 +130,7 @@ def test_interrupted_copy_is_never_read(
     """The process dies before its write of this number, and half of the file may be there."""
     with mirror_of(tmp_path, run_dir):
         pass
-    earlier = read_tree(checkpoint_path(run_dir / FOLDER, 20))
+    earlier = read_tree(make_checkpoint_path(run_dir / FOLDER, 20))
     save(run_dir, 20)
     save(run_dir, 30)
     count = 0
@@ -165,9 +165,9 @@ def test_interrupted_copy_is_never_read(
     restored, warnings = restore(tmp_path)
     assert warnings == []
     for step in mirrored.records:
-        folder = checkpoint_path(restored / FOLDER, step)
+        folder = make_checkpoint_path(restored / FOLDER, step)
         verify_files(folder)
-        written = read_tree(checkpoint_path(run_dir / FOLDER, step))
+        written = read_tree(make_checkpoint_path(run_dir / FOLDER, step))
         assert read_tree(folder) in ([written, earlier] if step == 20 else [written])
 
 

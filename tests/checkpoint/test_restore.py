@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.host_state import HostState
 from pipeline.checkpoint.manifest import DamagedError, write_manifest
@@ -35,7 +35,7 @@ from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 
-THIRD = checkpoint_path(Path("checkpoints"), 3)
+THIRD = make_checkpoint_path(Path("checkpoints"), 3)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def write(file: Path, content: bytes | None) -> None:
 
 @pytest.mark.slow
 def test_damaged_file_is_named_and_not_read(copy: Path) -> None:
-    folder = checkpoint_path(copy / "checkpoints", 3)
+    folder = make_checkpoint_path(copy / "checkpoints", 3)
     names = files_of(folder)
     assert len(names) > 8
     for name in names:
@@ -114,33 +114,33 @@ def test_damaged_file_is_named_and_not_read(copy: Path) -> None:
     ],
 )
 def test_message_has_the_reason(name: str, content: bytes | None, message: str, copy: Path) -> None:
-    write(checkpoint_path(copy / "checkpoints", 3) / name, content)
+    write(make_checkpoint_path(copy / "checkpoints", 3) / name, content)
     with pytest.raises(DataError, match=message):
-        read_saved(checkpoint_path(copy / "checkpoints", 3))
+        read_saved(make_checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_link_is_refused(copy: Path) -> None:
     """It could name any file of this machine."""
-    file = checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata"
+    file = make_checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata"
     content = file.read_bytes()
     file.unlink()
     (copy / "elsewhere").write_bytes(content)
     file.symlink_to(copy / "elsewhere")
     with pytest.raises(DamagedError, match="host/metadata: is a link"):
-        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
+        read_checkpoint(make_checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_unlisted_file_is_named(copy: Path) -> None:
-    folder = checkpoint_path(copy / "checkpoints", 3)
+    folder = make_checkpoint_path(copy / "checkpoints", 3)
     (folder / "state" / "more").write_text("mine")
     with pytest.raises(DamagedError, match=r"3/state/more: isn't listed in manifest.json"):
         read_checkpoint(folder)
 
 
 def test_fifo_is_named_and_not_waited_for(copy: Path) -> None:
-    os.mkfifo(checkpoint_path(copy / "checkpoints", 3) / "state" / "pipe")
+    os.mkfifo(make_checkpoint_path(copy / "checkpoints", 3) / "state" / "pipe")
     with pytest.raises(DamagedError, match="3/state/pipe: must be a regular file"):
-        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
+        read_checkpoint(make_checkpoint_path(copy / "checkpoints", 3))
 
 
 def seal(folder: Path, **files: Any) -> None:
@@ -154,7 +154,7 @@ def seal(folder: Path, **files: Any) -> None:
 
 @pytest.mark.parametrize("name", ["state/_METADATA", "host/metadata", "recipe/metadata"])
 def test_manifest_without_required_file_is_refused(name: str, copy: Path) -> None:
-    folder = checkpoint_path(copy / "checkpoints", 3)
+    folder = make_checkpoint_path(copy / "checkpoints", 3)
     seal(folder, **{name: None})
     with pytest.raises(DamagedError, match=f"3/manifest.json: doesn't list {name}"):
         read_checkpoint(folder)
@@ -165,15 +165,15 @@ def test_manifest_without_required_file_is_refused(name: str, copy: Path) -> Non
 
 @pytest.mark.parametrize("entry", [5, {"bytes": 5}, {"bytes": "5", "sha256": ""}, {}])
 def test_manifest_entry_must_be_size_and_digest(entry: Any, copy: Path) -> None:
-    seal(checkpoint_path(copy / "checkpoints", 3), **{"host/metadata": entry})
+    seal(make_checkpoint_path(copy / "checkpoints", 3), **{"host/metadata": entry})
     with pytest.raises(
         DamagedError, match=r"3/manifest.json: must be the manifest of a checkpoint"
     ):
-        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
+        read_checkpoint(make_checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_invalid_host_state_is_damage(copy: Path) -> None:
-    folder = checkpoint_path(copy / "checkpoints", 3)
+    folder = make_checkpoint_path(copy / "checkpoints", 3)
     (folder / "host" / "metadata").write_text('{"early_stop": null}')
     seal(folder)
     with pytest.raises(DamagedError) as caught:
@@ -188,10 +188,10 @@ def test_invalid_host_state_is_damage(copy: Path) -> None:
 
 
 def test_non_object_recipe_is_damage(copy: Path) -> None:
-    (checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").write_text("[]")
-    seal(checkpoint_path(copy / "checkpoints", 3))
+    (make_checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").write_text("[]")
+    seal(make_checkpoint_path(copy / "checkpoints", 3))
     with pytest.raises(DamagedError, match="recipe/metadata: must be a JSON object"):
-        read_checkpoint(checkpoint_path(copy / "checkpoints", 3))
+        read_checkpoint(make_checkpoint_path(copy / "checkpoints", 3))
 
 
 def test_checkpoint_renamed_to_another_step_is_damaged(copy: Path) -> None:
@@ -203,7 +203,7 @@ def test_checkpoint_renamed_to_another_step_is_damaged(copy: Path) -> None:
 
 def test_checkpoint_without_its_arrays_is_damaged(copy: Path) -> None:
     for step in "123":
-        shutil.rmtree(checkpoint_path(copy / "checkpoints", step) / "state")
+        shutil.rmtree(make_checkpoint_path(copy / "checkpoints", step) / "state")
     with pytest.raises(DamagedError, match=r"none of its checkpoints can be read: .*is missing"):
         read_saved(copy)
 
@@ -234,7 +234,7 @@ def test_unreadable_checkpoint_is_an_error_and_remains(
     name: str, number: int, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before it is not taken either: hours would be done again."""
-    file, opened = checkpoint_path(copy / "checkpoints", 3) / name, Path.open
+    file, opened = make_checkpoint_path(copy / "checkpoints", 3) / name, Path.open
 
     def refuse(path: Path, *more: Any, **named: Any) -> Any:
         if path == file:
@@ -278,7 +278,7 @@ def test_non_ascii_digit_is_not_a_step(copy: Path) -> None:
 
 
 def test_resume_uses_earlier_checkpoint_and_saves_step_again(copy: Path) -> None:
-    write(checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata", b"{}")
+    write(make_checkpoint_path(copy / "checkpoints", 3) / "host" / "metadata", b"{}")
     warned: list[str] = []
     like = state_of(0, kernel=noise(0), bias=np.zeros(3, np.float32))
     state, host = restore_state(copy, like, {"seed": 1}, warned.append) or (None, None)
@@ -300,7 +300,7 @@ def test_resume_uses_earlier_checkpoint_and_saves_step_again(copy: Path) -> None
 
 
 def test_weights_are_restored_from_earlier_checkpoint_without_renames(copy: Path) -> None:
-    (checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").unlink()
+    (make_checkpoint_path(copy / "checkpoints", 3) / "recipe" / "metadata").unlink()
     warned: list[str] = []
     assert read_saved(copy, warned.append).step == 2
     assert len(warned) == 1
@@ -309,7 +309,7 @@ def test_weights_are_restored_from_earlier_checkpoint_without_renames(copy: Path
 
 def test_error_without_readable_checkpoint_names_all(copy: Path) -> None:
     for step in (1, 2, 3):
-        (checkpoint_path(copy / "checkpoints", step) / "host" / "metadata").unlink()
+        (make_checkpoint_path(copy / "checkpoints", step) / "host" / "metadata").unlink()
     with pytest.raises(DataError) as caught:
         restore_state(copy, state_of(0), {"seed": 1}, print)
     root = copy / "checkpoints"
@@ -323,7 +323,7 @@ def test_error_without_readable_checkpoint_names_all(copy: Path) -> None:
 
 def test_array_larger_than_memory_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: 64)
-    folder = checkpoint_path(copy / "checkpoints", 3)
+    folder = make_checkpoint_path(copy / "checkpoints", 3)
     with pytest.raises(
         DamagedError, match=r"3/state: can't be read: claims 6,4\d\d bytes of arrays"
     ):
@@ -339,7 +339,7 @@ def test_resume_with_another_recipe_is_refused(tiny: Compose, tmp_path: Path) ->
     )
     with pytest.raises(RecipeError) as caught:
         restore_state(tmp_path, state_of(0), other, print)
-    where = checkpoint_path(tmp_path / "checkpoints", 3)
+    where = make_checkpoint_path(tmp_path / "checkpoints", 3)
     assert caught.value.problems == (f"seed = 5: was 1 in {where}",)
 
 
@@ -358,7 +358,7 @@ def test_warm_start_lists_changed_layers_and_inputs(tiny: Compose, tmp_path: Pat
         ]
         for name in ("same", "other")
     }
-    where = checkpoint_path(tmp_path / "one" / "checkpoints", 7)
+    where = make_checkpoint_path(tmp_path / "one" / "checkpoints", 7)
     change = "dataset.eval.ops.1.factor = 0.5: was 0.00392156862745098"
     assert warnings == {"same": [], "other": [f"{where}: trained by another recipe: {change}"]}
 

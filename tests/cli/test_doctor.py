@@ -175,7 +175,7 @@ def test_missing_requirements_of_an_extra_are_listed_transitively(
     }
 
     monkeypatch.setattr(module, "requires", required.get)
-    monkeypatch.setattr(module, "installed_version", {"there": "1.0"}.get)
+    monkeypatch.setattr(module, "find_installed_version", {"there": "1.0"}.get)
     assert find_missing("ours", "sweep") == ["missing"]
     assert find_missing("ours", "gpu") == ["plugin"]
     assert find_missing("there", "cpu") == ["other"]

@@ -15,7 +15,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
-from pipeline.core.files.safe_yaml import yaml_text
+from pipeline.core.files.safe_yaml import format_yaml
 from tests.command_line import recommend as main
 from tests.study.runs.made_up import make_run
 
@@ -44,7 +44,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = make_run(root / f"{number}", accuracy=accuracy_of(lr, batch))
         tree = trees[2] if number == 31 else trees[number % 2]
         tree["train"]["optimizer"]["lr"], tree["train"]["batch_size"] = lr, batch
-        (folder / "recipe.yaml").write_text(yaml_text(tree))
+        (folder / "recipe.yaml").write_text(format_yaml(tree))
     make_run(root / "of_another_recipe")
     return root
 
@@ -88,7 +88,7 @@ def test_run_of_another_recipe_is_not_a_trial(
         part = {**tree[section], **changed}
         if "train" in changed:
             part["train"] = {**tree[section]["train"], **changed["train"]}
-        (folder / "recipe.yaml").write_text(yaml_text({**tree, section: part}))
+        (folder / "recipe.yaml").write_text(format_yaml({**tree, section: part}))
     assert main([str(tmp_path / "same"), *DIGITS]) == 0
     assert capsys.readouterr().out.startswith("1 of 1 runs")
     assert main([str(tmp_path / "other"), *DIGITS]) == 0

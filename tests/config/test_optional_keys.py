@@ -17,7 +17,7 @@ from pipeline.config.overrides import list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import parse_yaml
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.study.sweep.command import Command, Sweeper
 
 
@@ -35,7 +35,7 @@ def optional_keys_that_conf_lacks() -> list[tuple[str, str, str, object]]:
     for group in SECTIONS:
         for option, file in find_groups()[group].items():
             tree = parse_yaml(file.read_text("utf-8"))
-            spec = components(group).get(tree.get("name", ""))
+            spec = list_components(group).get(tree.get("name", ""))
             for field, info in spec.model_fields.items() if spec is not None else ():
                 if not info.is_required() and field not in tree:
                     key = ".".join((*SECTIONS[group], field))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.precision import resolve_level, resolve_precision
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
@@ -187,7 +187,7 @@ def test_resumed_run_continues_with_scale_and_counts(
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > 10:
-            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
+            shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step))
     summary = run(tiny(*OVERFLOWING, *COURSE, f"train.resume={run_dir}"))
     assert summary.resumed_from == {"run": str(run_dir), "step": 10}
     outcome.assert_same_run(run_dir, overflowing)

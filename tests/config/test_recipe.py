@@ -12,7 +12,7 @@ from pipeline import load_recipe
 from pipeline.cli.schema import recipe_schema
 from pipeline.config.compose import check_tree
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.tree_diff import Where, leaves
+from pipeline.core.files.tree_diff import TreePath, iterate_leaves
 
 FAR = (10**400, 10**40, -1e308, float("nan"), float("inf"))
 NEAR = (-1, 0, -0.0, True)
@@ -23,16 +23,16 @@ RECIPES = {
 }
 
 
-def numbers_of(tree: dict[str, Any]) -> list[Where]:
+def numbers_of(tree: dict[str, Any]) -> list[TreePath]:
     """The places of numbers, and of null in whose place there could be one."""
     return [
         where
-        for where, value in leaves(tree)
+        for where, value in iterate_leaves(tree)
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     ]
 
 
-def with_number(tree: dict[str, Any], where: Where, number: float) -> dict[str, Any]:
+def with_number(tree: dict[str, Any], where: TreePath, number: float) -> dict[str, Any]:
     changed = deepcopy(tree)
     section: Any = changed
     for key in where[:-1]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import schedule_events, schedule_run, total_steps
+from pipeline.config.run_length import count_total_steps, schedule_events, schedule_run
 from pipeline.engine.schedule import Event, RunSchedule
 
 Compose = Callable[..., Recipe]
@@ -27,7 +27,7 @@ class Length:
 
 def test_epochs_count_sinks_if_sink_size_is_positive() -> None:
     """S-06: 10 sink epochs of 1000 batches over 1875 an epoch are 10,000 steps, 5.33 epochs."""
-    assert total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
+    assert count_total_steps(Length(epochs=10, sink_size=1000), 1875) == 10_000
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def test_epochs_count_sinks_if_sink_size_is_positive() -> None:
 )
 def test_epochs_count_passes_without_positive_sink_size(length: Length) -> None:
     """S-04 with sink_size -1, S-07 without sinks, and where the sink is not chosen yet."""
-    assert total_steps(length, 1875) == 18_750
+    assert count_total_steps(length, 1875) == 18_750
 
 
 def test_total_steps_without_a_length_is_refused() -> None:
     with pytest.raises(ValueError, match="one of epochs, passes, steps, minutes and until must"):
-        total_steps(Length(), 10)
+        count_total_steps(Length(), 10)
 
 
 def test_excessive_length_is_refused() -> None:
     with pytest.raises(ValueError, match="100000001 steps in all; must be at most 100000000"):
-        total_steps(Length(steps=100_000_001), 10)
+        count_total_steps(Length(steps=100_000_001), 10)
 
 
 def test_next_sink_continues_at_the_next_batch() -> None:

@@ -10,9 +10,9 @@ from pipeline.core.errors import (
     RecipeError,
     RunError,
     UsageError,
-    exit_status_of,
+    get_exit_status,
+    get_status_after,
     report_errors,
-    status_after,
 )
 
 
@@ -95,9 +95,9 @@ def test_closed_pipe_prints_no_error() -> None:
     [("done", 0), ("pruned", 0), ("stopped", 75), ("failed", 1), ("waiting", 1)],
 )
 def test_run_outcome_has_an_exit_status(outcome: str, status: int) -> None:
-    assert exit_status_of(outcome) == status
+    assert get_exit_status(outcome) == status
 
 
 def test_requested_exit_is_not_a_failure() -> None:
     asked_for = (KeyboardInterrupt(), SystemExit(3), ValueError("a bug"))
-    assert [status_after(error) for error in asked_for] == ["stopped", "stopped", "failed"]
+    assert [get_status_after(error) for error in asked_for] == ["stopped", "stopped", "failed"]

@@ -15,9 +15,9 @@ from pipeline.core.registry import (
     Seq,
     Spec,
     component,
-    components,
     find_components,
     find_kind,
+    list_components,
     make_component,
 )
 
@@ -42,14 +42,14 @@ class Drawing(Spec):
 
 
 def test_components_are_selected_by_kind_and_by_name() -> None:
-    assert dict(components(KIND)) == {
+    assert dict(list_components(KIND)) == {
         "circle_of_this_test": Circle,
         "polygon_of_this_test": Polygon,
     }
     assert find_components("circle_of_this_test") == [Circle]
     assert find_kind(["polygon_of_this_test", "circle_of_this_test"]) == KIND
     assert find_kind(["circle_of_this_test"]) is None
-    assert components("no kind") == {}
+    assert list_components("no kind") == {}
 
 
 def test_component_is_made_by_name() -> None:

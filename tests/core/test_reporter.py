@@ -23,8 +23,8 @@ def test_lines_without_terminal_are_printed_unchanged(
 ) -> None:
     reporter = Reporter()
     long = "[bold] 123 " + 40 * "a long line that must not be wrapped "
-    reporter.say(long)
-    reporter.stage("build", "lenet5")
+    reporter.print_lines(long)
+    reporter.print_stage("build", "lenet5")
     reporter.warn("mind the gap")
     assert capsys.readouterr().out.splitlines() == [
         long,
@@ -37,7 +37,7 @@ def test_control_characters_are_escaped(tmp_path: Path) -> None:
     """Names out of files get into lines; the lines of one text are meant."""
     console, shown = screen()
     with Reporter(tmp_path, console) as reporter:
-        reporter.say("a \x1b[31mcat\r\nä line of its own")
+        reporter.print_lines("a \x1b[31mcat\r\nä line of its own")
     for text in (shown.getvalue(), (tmp_path / "run.log").read_text()):
         assert "a \\x1b[31mcat\\r\nä line of its own\n" in text
         assert "\x1b" not in text
@@ -45,9 +45,9 @@ def test_control_characters_are_escaped(tmp_path: Path) -> None:
 
 def test_log_lines_have_the_time(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
-        reporter.say("one")
+        reporter.print_lines("one")
         assert (tmp_path / "run.log").read_text().endswith("one\n")
-        reporter.stage("data", "two")
+        reporter.print_stage("data", "two")
     first, second = (tmp_path / "run.log").read_text().splitlines()
     assert re.fullmatch(r"\d\d:\d\d:\d\d one", first)
     assert re.fullmatch(r"\d\d:\d\d:\d\d data       two", second)
@@ -56,7 +56,7 @@ def test_log_lines_have_the_time(tmp_path: Path) -> None:
 def test_resumed_run_continues_the_same_log(tmp_path: Path) -> None:
     for text in ("before", "after"):
         with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
-            reporter.say(text)
+            reporter.print_lines(text)
     log = (tmp_path / "run.log").read_text().splitlines()
     assert [line.split(" ")[1] for line in log] == ["before", "after"]
 
@@ -64,14 +64,14 @@ def test_resumed_run_continues_the_same_log(tmp_path: Path) -> None:
 def test_closed_log_is_not_written(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=io.StringIO())) as reporter:
         pass
-    reporter.say("too late")
+    reporter.print_lines("too late")
     assert (tmp_path / "run.log").read_text() == ""
 
 
 def test_bars_and_clocks_need_a_terminal() -> None:
     file = io.StringIO()
     reporter = Reporter(console=Console(file=file))
-    assert reporter.bar(10, 0) is None
+    assert reporter.open_bar(10, 0) is None
     with reporter.clock("compiling"):
         pass
     assert file.getvalue() == ""
@@ -89,7 +89,7 @@ def test_long_stage_without_terminal_is_reported(monkeypatch: pytest.MonkeyPatch
 
 def test_lines_on_a_terminal_are_printed_unchanged() -> None:
     console, file = screen()
-    Reporter(console=console).say("dataset.train.ops[0] is [bold]")
+    Reporter(console=console).print_lines("dataset.train.ops[0] is [bold]")
     assert file.getvalue() == "dataset.train.ops[0] is [bold]\n"
 
 
@@ -103,7 +103,7 @@ def test_terminal_shows_a_clock_while_it_lasts() -> None:
 
 def test_terminal_shows_a_bar_over_steps() -> None:
     console, file = screen()
-    bar = Reporter(console=console).bar(total=1_000, done=300)
+    bar = Reporter(console=console).open_bar(total=1_000, done=300)
     assert bar is not None
     bar.advance_to(400, 1.25)
     bar.close()
@@ -115,9 +115,9 @@ def test_terminal_shows_a_bar_over_steps() -> None:
 def test_lines_are_printed_above_the_bar() -> None:
     console, file = screen()
     reporter = Reporter(console=console)
-    bar = reporter.bar(total=10, done=0)
+    bar = reporter.open_bar(total=10, done=0)
     assert bar is not None
-    reporter.say("epoch: 1 step: 5, loss is 1.5")
+    reporter.print_lines("epoch: 1 step: 5, loss is 1.5")
     bar.close()
     assert "epoch: 1 step: 5, loss is 1.5\n" in file.getvalue()
 
@@ -132,7 +132,7 @@ class Gone(io.StringIO):
 def test_closed_console_is_reported_once_in_the_log(tmp_path: Path) -> None:
     with Reporter(tmp_path, Console(file=Gone())) as reporter:
         for text in ("one", "two"):
-            reporter.say(text)
+            reporter.print_lines(text)
     log = [line.partition(" ")[2] for line in (tmp_path / "run.log").read_text().splitlines()]
     assert log == [
         "warning    the console can't be written (Broken pipe); further lines are only in this log",
@@ -143,7 +143,7 @@ def test_closed_console_is_reported_once_in_the_log(tmp_path: Path) -> None:
 
 def test_console_error_without_a_log_is_raised() -> None:
     with pytest.raises(BrokenPipeError):
-        Reporter(console=Console(file=Gone())).say("one")
+        Reporter(console=Console(file=Gone())).print_lines("one")
 
 
 def test_unwritable_log_is_reported_on_the_console(
@@ -151,7 +151,7 @@ def test_unwritable_log_is_reported_on_the_console(
 ) -> None:
     with files_end_at(20), Reporter(tmp_path) as reporter:
         for text in ("one", "two", "three"):
-            reporter.say(text)
+            reporter.print_lines(text)
     assert capsys.readouterr().out.splitlines() == [
         "one",
         "two",
@@ -166,6 +166,6 @@ def test_run_continues_without_console_and_log(
 ) -> None:
     with files_end_at(5), Reporter(tmp_path, Console(file=Gone())) as reporter:
         for text in ("one", "two", "three"):
-            reporter.say(text)
+            reporter.print_lines(text)
     assert capsys.readouterr() == ("", "")
     assert (tmp_path / "run.log").stat().st_size == 5

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.checkpoint.checkpoint_folder import saved_steps
+from pipeline.checkpoint.checkpoint_folder import list_saved_steps
 from pipeline.checkpoint.manifest import verify_files
 from pipeline.core.errors import DataError
 from tests import outcome
@@ -125,7 +125,7 @@ class Crashes:
         root = run_dir / "checkpoints"
         drafts = root.glob(f"*{DRAFT}")
         self.tally.while_writing += any(draft.stat().st_mtime >= begun for draft in drafts)
-        newest = max(saved_steps(root), default=0)
+        newest = max(list_saved_steps(root), default=0)
         if newest:
             try:
                 verify_files(root / str(newest))

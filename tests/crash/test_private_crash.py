@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import saved_steps
+from pipeline.checkpoint.checkpoint_folder import list_saved_steps
 from tests import outcome
 from tests.crash.killing import Crashes
 from tests.crash.lives import ARGUMENTS, run_directory_in, start
@@ -85,6 +85,6 @@ def _wait_for_checkpoint(process: ForkServerProcess, folder: Path, step: int) ->
     """Wait until there is a checkpoint after `step`, or the run has ended."""
     while process.exitcode is None:
         run_dir = run_directory_in(folder)
-        if run_dir and max(saved_steps(run_dir / "checkpoints"), default=0) > step:
+        if run_dir and max(list_saved_steps(run_dir / "checkpoints"), default=0) > step:
             return
         time.sleep(0.002)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.data import checksums
-from pipeline.data.checksums import checksum, format_checksums, has_recorded_sums
+from pipeline.data.checksums import compute_checksum, format_checksums, has_recorded_sums
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def test_unchanged_file_is_read_once(tmp_path: Path, computed: list[str]) -> Non
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     for _ in range(3):
-        assert checksum(file) == hashlib.sha256(b"abc").hexdigest()
-        assert checksum(file, "md5") == hashlib.md5(b"abc").hexdigest()
+        assert compute_checksum(file) == hashlib.sha256(b"abc").hexdigest()
+        assert compute_checksum(file, "md5") == hashlib.md5(b"abc").hexdigest()
     assert computed == ["sha256", "md5"]
 
 
@@ -37,11 +37,11 @@ def test_change_is_detected_with_restored_mtime(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     before = file.stat()
-    checksum(file)
+    compute_checksum(file)
     while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of files ticks slowly
         file.write_bytes(b"abd")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert checksum(file) == hashlib.sha256(b"abd").hexdigest()
+    assert compute_checksum(file) == hashlib.sha256(b"abd").hexdigest()
 
 
 def test_recorded_sums_hold_for_unchanged_files(tmp_path: Path) -> None:

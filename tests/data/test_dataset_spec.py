@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.data.dataset_spec import DatasetSpec
 
 FILES = sorted((CONF / "dataset").glob("*.yaml"))
@@ -32,19 +32,19 @@ def source(name: str) -> DatasetSpec:
         required["root"] = "somewhere"
     if name in NEEDS_TARGET:
         required["target"] = "price"
-    built = components("dataset")[name].model_validate({**load(name), **required})
+    built = list_components("dataset")[name].model_validate({**load(name), **required})
     assert isinstance(built, DatasetSpec)
     return built
 
 
 def test_every_dataset_has_a_config_file() -> None:
-    assert {file.stem for file in FILES} == set(components("dataset"))
+    assert {file.stem for file in FILES} == set(list_components("dataset"))
     assert len(FILES) == 19
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_config_file_sets_every_key(file: Path) -> None:
-    assert set(load(file.stem)) == set(components("dataset")[file.stem].model_fields)
+    assert set(load(file.stem)) == set(list_components("dataset")[file.stem].model_fields)
     assert source(file.stem).name == file.stem
 
 

@@ -18,8 +18,8 @@ from pipeline.data.image_file import (
     open_image,
     read_pixels,
     read_upright_size,
+    require_complete,
     require_eight_bits,
-    require_whole,
 )
 
 PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 10
@@ -67,11 +67,11 @@ def test_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(noise).save(path)
     checked: list[object] = []
-    require_whole(path, FORMATS, checked.append)
+    require_complete(path, FORMATS, checked.append)
     assert len(checked) == 1
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UNREADABLE_IMAGE):
-        require_whole(path, FORMATS, checked.append)
+        require_complete(path, FORMATS, checked.append)
 
 
 def test_class_colors_are_distinct() -> None:

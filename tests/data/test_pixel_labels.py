@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import MapOp
 from pipeline.data.ops.affine import RandomAffine, RandomRotation
@@ -187,10 +187,12 @@ def test_ops_unsupported_for_labels_are_refused(
 
 def test_every_op_that_moves_pixels_is_marked() -> None:
     """Those that are known to; an op that is added to the package has to be put on either side."""
-    moving = {name for name, op in components("op").items() if getattr(op, "moves_pixels", False)}
+    moving = {
+        name for name, op in list_components("op").items() if getattr(op, "moves_pixels", False)
+    }
     still = {
         *("cut_mix", "mix_up", "cutout", "hwc2chw", "linear_map", "normalize", "one_hot"),
         *("constant_labels", "join", "random_color_adjust", "rescale", "type_cast", "whiten"),
     }
     assert moving == {op.name for op in EXACT} | {"auto_augment", "rand_augment"}
-    assert moving | still == set(components("op"))
+    assert moving | still == set(list_components("op"))

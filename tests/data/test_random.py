@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32 as jax_threefry_2x32
 
-from pipeline.data.random import MAX_SEED, integers, seed_words, threefry_2x32, uniforms
+from pipeline.data.random import MAX_SEED, draw_integers, encrypt_threefry, seed_words, uniforms
 
 # counter, key, result: the lines "threefry2x32 20" of Random123's kat_vectors
 KNOWN_ANSWERS = [
@@ -27,7 +27,7 @@ def pair(xp, words):
 @pytest.mark.parametrize("xp", [np, jnp])
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_threefry_returns_the_published_values(xp, counter, key, expected):
-    result = threefry_2x32(pair(xp, key), pair(xp, counter))
+    result = encrypt_threefry(pair(xp, key), pair(xp, counter))
     assert tuple(int(word[0]) for word in result) == expected
 
 
@@ -35,7 +35,7 @@ def test_threefry_returns_the_published_values(xp, counter, key, expected):
 def test_threefry_agrees_with_jax():
     words = np.random.default_rng(0).integers(0, 2**32, (2, 500), dtype=np.uint32)
     key = np.array([0xDEADBEEF, 7], np.uint32)
-    result = threefry_2x32((key[:1], key[1:]), (words[0], words[1]))
+    result = encrypt_threefry((key[:1], key[1:]), (words[0], words[1]))
     expected = jax_threefry_2x32(key, words.ravel())
     np.testing.assert_array_equal(np.concatenate(result), expected)
 
@@ -117,7 +117,7 @@ def test_uniforms_are_multiples_of_2_to_the_minus_24():
 @given(bound=st.integers(1, 2**24))
 def test_integers_reach_zero_and_stay_below_the_bound(bound):
     ends = np.array([0, (2**24 - 1) / 2**24], np.float32)
-    np.testing.assert_array_equal(integers(np, ends, bound), [0, bound - 1])
+    np.testing.assert_array_equal(draw_integers(np, ends, bound), [0, bound - 1])
 
 
 @pytest.mark.parametrize(

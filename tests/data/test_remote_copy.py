@@ -203,7 +203,7 @@ def test_run_reads_data_and_weights_from_addresses(bucket: Path, tmp_path: Path)
     first = run(load_recipe("lenet5_digits", [*data, *keys, *quiet]), tmp_path / "first")
     weights = tmp_path / "bucket/repository"
     weights.mkdir()
-    write_weights(weights / "model.safetensors", read_saved(tmp_path / "first").weights())
+    write_weights(weights / "model.safetensors", read_saved(tmp_path / "first").select_weights())
     (weights / "README.md").write_text("x")
     restore = "checkpoint.restore=s3://bucket/repository"
     shutil.rmtree(bucket)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from pipeline.core.host.jaxpr import equations_in
+from pipeline.core.host.jaxpr import iterate_equations
 from pipeline.engine.begin_step import begin_step
 from tests.slow_cases import mark_slow_except
 
@@ -87,7 +87,7 @@ def test_matmuls_are_outside_the_update_branch() -> None:
     traced = jax.make_jaxpr(update)(jnp.ones(2), jnp.ones((2, 2)))
     branches = {
         equation.primitive.name: [outer_equation.primitive.name for outer_equation in outer]
-        for equation, outer in equations_in(traced.jaxpr)
+        for equation, outer in iterate_equations(traced.jaxpr)
     }
     assert branches["dot_general"] == []
     assert branches["add"] == ["cond"]

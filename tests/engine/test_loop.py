@@ -155,7 +155,7 @@ def play(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Histor
         schedule = schedule_events(recipe, run_schedule)
         state, kept = state_at(first), parse_host_state(host or {})
         history = History(first)
-        with handle_signals(script.signals), script.signals.held():
+        with handle_signals(script.signals), script.signals.hold_stops():
             state = exhaust(train(program, state, schedule, hooks, kept, history))
         assert int(state.step) == history.step
         return history

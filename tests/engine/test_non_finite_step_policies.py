@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.data.columns import Split
@@ -176,7 +176,7 @@ def test_resumed_run_continues_as_the_unbroken_one(
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > 15:
-            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
+            shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*policy, f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, reference)
     assert gone_back(run_dir) == gone_back(reference)

@@ -87,6 +87,6 @@ def test_rollback_checkpoints_are_retained(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, retention) as checkpoints:
         for step in (0, 5, 10, 11, 12, 13):
             checkpoints.save(step, state_at(step), {}, None)
-        assert list(checkpoints.steps()) == [5, 10, 12, 13]
+        assert list(checkpoints.list_steps()) == [5, 10, 12, 13]
     found = read_state(tmp_path, 5, state_at(13))
     assert int(found.step) == 5

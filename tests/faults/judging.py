@@ -11,8 +11,8 @@ from threading import Lock
 
 import numpy as np
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, saved_steps
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
+from pipeline.checkpoint.restore import Checkpoint, list_saved_steps, read_checkpoint
 from pipeline.core.errors import DataError
 from tests.faults.faults import Fault
 from tests.faults.runs import Ended, Nursery
@@ -107,8 +107,8 @@ def find_lacks(run_dir: Path, prepared: Prepared) -> list[str]:
             lacks.append(f"{name} is another")
     if not (run_dir / "recipe.yaml").exists():
         lacks.append("there is no recipe.yaml")
-    for step in saved_steps(wanted / "checkpoints"):
-        lacks += _differences(checkpoint_path(run_dir / "checkpoints", step), prepared)
+    for step in list_saved_steps(wanted / "checkpoints"):
+        lacks += _differences(make_checkpoint_path(run_dir / "checkpoints", step), prepared)
     return lacks
 
 
@@ -137,7 +137,7 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 def _find_losses(prepared: Prepared, case: Path, nursery: Nursery) -> list[str]:
     """Go on with a run that failed, without faults, and return what it can't have any more."""
     root = case / RUN / "checkpoints"
-    steps = saved_steps(root) if root.is_dir() else []
+    steps = list_saved_steps(root) if root.is_dir() else []
     lost = []
     # One before it may be half gone: its deletion may have failed, once the newest was complete.
     for step in steps[-1:]:

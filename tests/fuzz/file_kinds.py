@@ -351,7 +351,7 @@ def read_checkpoint_files(rng: Random, folder: Path) -> None:
         unsealed = ("manifest.json", "/recipe/")
         files = {name: files[name] for name in files if not any(u in name for u in unsealed)}
     lay(change_one(rng, files), folder / "checkpoints")
-    read_saved(folder / "checkpoints", lambda text: None).weights()
+    read_saved(folder / "checkpoints", lambda text: None).select_weights()
 
 
 @cache

@@ -157,7 +157,7 @@ def test_unknown_npz_compression_is_refused(method: int, tmp_path: Path) -> None
 def test_array_larger_than_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 10**9)
+    monkeypatch.setattr("pipeline.core.host.memory.read_available_bytes", lambda: 10**9)
     with zipfile.ZipFile(tmp_path / "d.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             archive.writestr(f"{name}.npy", npy("'|u1'", "(1,)") + b"1")

@@ -60,7 +60,7 @@ def test_weights_larger_than_memory_are_refused(
     tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny()
-    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 100_000)
+    monkeypatch.setattr("pipeline.core.host.memory.read_available_bytes", lambda: 100_000)
     monkeypatch.setattr("pipeline.data.sources.synthetic.require_room", lambda *_: None)
     with pytest.raises(RunError, match=r"the weights and the optimizer of lenet5 would take 0.0 G"):
         run(recipe, tmp_path)

@@ -19,7 +19,7 @@ import pytest
 import tensorstore
 
 from pipeline.backends.ascend.tune.autotune import check_tile_entry as checked_tile
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.manifest import write_manifest
 from pipeline.checkpoint.restore import read_saved
 from pipeline.config.renames import RenameSpec
@@ -269,7 +269,7 @@ def test_object_arrays_are_refused(tmp_path: Path) -> None:
 
 def test_checkpoint_naming_outside_arrays_is_refused(tmp_path: Path) -> None:
     """orbax would read them: a name that begins with a slash is a path."""
-    state = checkpoint_path(tmp_path / "checkpoints", 3) / "state"
+    state = make_checkpoint_path(tmp_path / "checkpoints", 3) / "state"
     with ocp.StandardCheckpointer() as writer:
         writer.save(state, {"params/x": np.arange(4.0), "step": np.int32(3)})
     (state.parent / "host").mkdir()

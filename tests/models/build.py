@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 from omegaconf import OmegaConf
 
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.models.layers.model_spec import InitSpec, LayerSpec, ModelSpec
 from pipeline.models.modules.standard import Network
 
@@ -29,7 +29,7 @@ def conf_model(name: str, **changes: Any) -> ModelSpec:
     """The network of conf/model/<name>.yaml with some keys changed."""
     tree = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
     assert isinstance(tree, dict)
-    return components("model")[str(tree["name"])].model_validate({**tree, **changes})
+    return list_components("model")[str(tree["name"])].model_validate({**tree, **changes})
 
 
 def network(*layers: LayerSpec, dtype: str = "float32") -> Network:

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.models.modules.standard import Network
 from tests.models.build import QUICK, Variables, conf_model, parameters, random, shapes
 
@@ -87,7 +87,7 @@ IMPORTED = {"flax", "function", "keras", "onnx", "torch"}
 
 def test_model_components_are_all_tested() -> None:
     names = {conf_model(name).name for name in SMALL}
-    assert names == set(components("model")) - OTHERS - IMPORTED
+    assert names == set(list_components("model")) - OTHERS - IMPORTED
 
 
 def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.ndarray]:

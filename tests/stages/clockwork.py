@@ -33,8 +33,8 @@ class Clockwork:
         self.nan_step: int | None = None
         self.signal_at: int | None = None
         self._dispatch_s, self._step_s, self._soft_s = dispatch_s, step_s, soft_s
-        self._window = SimpleNamespace(start=0, stop=window_steps, most_steps=window_steps)
-        self.loader = SimpleNamespace(window=lambda step: self._window)
+        self._window = SimpleNamespace(start=0, stop=window_steps, max_steps=window_steps)
+        self.loader = SimpleNamespace(get_window=lambda step: self._window)
 
     def init(self) -> TrainState:
         return state_at(0)

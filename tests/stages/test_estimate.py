@@ -15,7 +15,7 @@ from pipeline import load_recipe
 from pipeline.backends.base import StepToPrice
 from pipeline.config.checks import make_batching
 from pipeline.config.recipe import Recipe
-from pipeline.config.run_length import total_steps
+from pipeline.config.run_length import count_total_steps
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
@@ -147,7 +147,7 @@ def test_steps_count_batches_of_all_devices(length: str, devices: int, steps: in
     recipe = load_recipe("resnet50_cifar10", [length, *each])
     steps_per_epoch = make_batching(recipe, 50_000).steps_per_epoch
     assert recipe.train.batch_size == 32 * devices
-    assert total_steps(recipe.train, steps_per_epoch) == steps
+    assert count_total_steps(recipe.train, steps_per_epoch) == steps
 
 
 @pytest.mark.slow

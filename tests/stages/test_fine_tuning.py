@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
@@ -116,7 +116,7 @@ def test_run_can_be_resumed_in_every_phase(
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > kept:
-            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
+            shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*TUNED, "train.sink_size=11", f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, whole)
 

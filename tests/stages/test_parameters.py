@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from tests import outcome
 from tests.conftest import compose_tiny
@@ -71,7 +71,7 @@ def test_resumed_run_continues_with_the_average(whole: Path, tiny: Compose, tmp_
     (run_dir / "summary.json").unlink()
     for step in outcome.checkpoints(run_dir):
         if step > 10:
-            shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
+            shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step))
     run(tiny(*ALL, f"train.resume={run_dir}"))
     outcome.assert_same_run(run_dir, whole)
 

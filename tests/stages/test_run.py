@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline import load_recipe
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import PipelineError, RunError
 from pipeline.core.host.signals import Signals
@@ -85,7 +85,9 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 def damage_checkpoints(run_dir: Path, patch: Patch) -> None:
     for step in outcome.checkpoints(run_dir):
-        (checkpoint_path(run_dir / "checkpoints", step) / "host" / "metadata").write_bytes(b"{}")
+        (make_checkpoint_path(run_dir / "checkpoints", step) / "host" / "metadata").write_bytes(
+            b"{}"
+        )
 
 
 def damage_log(run_dir: Path, patch: Patch) -> None:
@@ -119,7 +121,7 @@ REFUSED: dict[str, tuple[list[str], Callable[[Path, Patch], object], str]] = {
     "no memory": (
         [],
         lambda _, patch: patch.setattr(
-            "pipeline.core.host.memory.available_bytes", lambda: 300_000
+            "pipeline.core.host.memory.read_available_bytes", lambda: 300_000
         ),
         "the weights and the optimizer of lenet5 would take .* are available here",
     ),

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import read_trained_run
@@ -41,7 +41,7 @@ def test_language_model_does_not_depend_on_sinks_and_resume(cache: Path, tmp_pat
     broken = tmp_path / "broken"
     shutil.copytree(whole, broken)
     for step in (40, 50, 60):
-        shutil.rmtree(checkpoint_path(broken / "checkpoints", step))
+        shutil.rmtree(make_checkpoint_path(broken / "checkpoints", step))
     run(gpt(cache, text, *KEPT, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 60), outcome.arrays(whole, 60))
@@ -85,7 +85,9 @@ def test_text_classifier_does_not_depend_on_sinks_and_kills(cache: Path, tmp_pat
         env={**os.environ, "PYTHONPATH": os.getcwd()},
         stdout=subprocess.DEVNULL,
     )
-    while process.poll() is None and not (checkpoint_path(killed / "checkpoints", 40)).exists():
+    while (
+        process.poll() is None and not (make_checkpoint_path(killed / "checkpoints", 40)).exists()
+    ):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

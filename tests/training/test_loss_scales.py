@@ -80,10 +80,10 @@ def test_defaults_equal_mindspore_defaults() -> None:
 
 def test_auto_scale_follows_the_precision_level() -> None:
     """`_config_level` of mindspore/train/amp.py."""
-    assert Auto().at("O2") == Dynamic()
+    assert Auto().resolve("O2") == Dynamic()
     none = Fixed(scale=1.0, drop_overflow_update=False)
-    assert [Auto().at(level) for level in ("O0", "O1", "O3", "bf16")] == [none] * 4
-    assert Dynamic(init=4.0).at("O2") == Dynamic(init=4.0)
+    assert [Auto().resolve(level) for level in ("O0", "O1", "O3", "bf16")] == [none] * 4
+    assert Dynamic(init=4.0).resolve("O2") == Dynamic(init=4.0)
 
 
 def test_number_is_a_fixed_scale_without_dropped_updates() -> None:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pipeline.training.masks import (
     Masked,
     choose,
+    make_length_mask,
     masked_mean,
     masked_sum,
     mean_of_hardest,
     top_share_mask,
-    within,
 )
 
 # One shape, so that everything is compiled once. Few distinct values: ties are common.
@@ -125,7 +125,7 @@ def test_masked_values_can_be_non_finite() -> None:
 
 
 def test_within_is_true_below_each_length() -> None:
-    result = jax.jit(within, static_argnums=1)(jnp.array([[0, 2], [3, 9]]), 3)
+    result = jax.jit(make_length_mask, static_argnums=1)(jnp.array([[0, 2], [3, 9]]), 3)
     assert result.astype(int).tolist() == [[[0, 0, 0], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]]
 
 

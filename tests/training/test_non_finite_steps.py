@@ -74,7 +74,7 @@ def test_telemetry_outcome_matches_the_step(skips_overflow: bool) -> None:
     records = (FINITE, OVERFLOW, NON_FINITE)
     decided = [decide_outcome(Skip(), before, r.loss, r.grad_norm) for r in records]
     rows = [[*r[:4], outcome.skipped] for r, outcome in zip(records, decided, strict=True)]
-    read = telemetry_of(0, np.array(rows, np.float32)).outcome(skips_overflow=skips_overflow)
+    read = telemetry_of(0, np.array(rows, np.float32)).classify_steps(skips_overflow=skips_overflow)
     for name in StepOutcome._fields:
         assert getattr(read, name).tolist() == [bool(getattr(one, name)) for one in decided]
     assert sum(getattr(read, name).astype(int) for name in StepOutcome._fields).tolist() == [1] * 3

@@ -21,7 +21,7 @@ def test_columns_are_named_as_the_rows() -> None:
         "tokens": [2.0, 4.0],
         "clipped": [False, True],
     }
-    assert telemetry.head(1).columns["tokens"].tolist() == [2.0]
+    assert telemetry.take_first(1).columns["tokens"].tolist() == [2.0]
 
 
 def test_telemetry_has_loss_scale_and_skipped_steps() -> None:
@@ -56,14 +56,14 @@ def test_rows_of_another_width_are_refused() -> None:
 
 def test_finite_sink_has_no_non_finite_step() -> None:
     telemetry = telemetry_of(0, rows(2.0, 1.0))
-    assert telemetry.outcome().applied.tolist() == [True, True]
+    assert telemetry.classify_steps().applied.tolist() == [True, True]
     assert telemetry.non_finite_step is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_first_non_finite_loss_has_its_global_step(value: float) -> None:
     telemetry = telemetry_of(100, rows(2.0, value, 1.0, value))
-    assert telemetry.outcome().applied.tolist() == [True, False, True, False]
+    assert telemetry.classify_steps().applied.tolist() == [True, False, True, False]
     assert telemetry.non_finite_step == 102
 
 
@@ -80,5 +80,5 @@ def test_learning_rate_and_loss_scale_are_not_checked() -> None:
 def test_skipped_step_is_not_a_non_finite_step() -> None:
     broken = np.array([[1.0, 0.1, np.inf, 8.0, 1.0], [np.nan, 0.1, np.nan, 4.0, 0.0]])
     telemetry = telemetry_of(3, broken)
-    assert telemetry.outcome().applied.tolist() == [False, False]
+    assert telemetry.classify_steps().applied.tolist() == [False, False]
     assert telemetry.non_finite_step == 5

@@ -10,7 +10,7 @@ from pipeline.backends.ascend.chip.options import EmulatedDevice
 from pipeline.backends.ascend.report.text import name_devices
 from pipeline.backends.base import Estimate, StepToPrice
 from pipeline.backends.xla import XlaBackend
-from pipeline.training.parallel.devices import num_devices, place_host
+from pipeline.training.parallel.devices import count_devices, make_host_placement
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 
@@ -22,7 +22,7 @@ class AscendBackend(XlaBackend):
     """
 
     def __init__(self, emulated: EmulatedDevice, parallel: ParallelSpec) -> None:
-        super().__init__(place_host(parallel))
+        super().__init__(make_host_placement(parallel))
         self.emulated = emulated
         self.parallel = parallel
 
@@ -31,7 +31,7 @@ class AscendBackend(XlaBackend):
         host = super().describe()
         name = self.emulated.chip.name
         if self.parallel.mode != "none":
-            name = name_devices(num_devices(self.parallel, jax.process_count()), name)
+            name = name_devices(count_devices(self.parallel, jax.process_count()), name)
         return {**host, "device": f"{name}, emulated on {host['device']}"}
 
     def estimate(self, proposal: StepToPrice) -> Estimate:

@@ -25,15 +25,15 @@ class Cpu(DeviceSpec):
     def open(self, parallel: ParallelSpec) -> Backend:
         """Open XLA on the host's processor, which can act as several devices."""
         from pipeline.backends.xla import XlaBackend
-        from pipeline.training.parallel.devices import leave_gpus_alone, place
+        from pipeline.training.parallel.devices import hide_gpus, make_placement
 
-        leave_gpus_alone()
-        return XlaBackend(place(self.name, 0, parallel))
+        hide_gpus()
+        return XlaBackend(make_placement(self.name, 0, parallel))
 
 
 @component("device")
 class Gpu(DeviceSpec):
-    """NVIDIA GPUs, or an absent chip, for which programs are only compiled."""
+    """NVIDIA GPUs. Programs for an absent chip (`target`) are compiled and can't run."""
 
     auto_precision: ClassVar[Level] = "bf16"
     uses_cuda: ClassVar[bool] = True
@@ -56,12 +56,16 @@ class Gpu(DeviceSpec):
         """Open GPUs, or a compiler for the absent `target`. Raises RunError if GPUs are missing."""
         from pipeline.backends.gpu.chip_target import read_target
         from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend, GpuBackend
-        from pipeline.training.parallel.devices import leave_gpus_alone, place, place_host
+        from pipeline.training.parallel.devices import (
+            hide_gpus,
+            make_host_placement,
+            make_placement,
+        )
 
         if self.target is not None:
-            leave_gpus_alone()
+            hide_gpus()
             target = read_target(self.target)
-            host = place_host(parallel)
+            host = make_host_placement(parallel)
             return AbsentGpuBackend(target, host, self.graphs, deterministic=self.deterministic)
-        devices = place(self.name, self.index, parallel)
+        devices = make_placement(self.name, self.index, parallel)
         return GpuBackend(devices, self.graphs, deterministic=self.deterministic)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat, ValidationError
 
 from pipeline.core.errors import first_line
-from pipeline.core.files.error_text import describe, no_such
+from pipeline.core.files.error_text import describe_problems, explain_unknown_name
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Spec
@@ -27,7 +27,7 @@ ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
 class ChipTarget(Spec):
     """Figures of a chip and versions of its software, for XLA's compiler.
 
-    `cores` are streaming multiprocessors. `optin` sizes are the most that a kernel may request.
+    `cores` are streaming multiprocessors. `optin` sizes are limits for kernels that opt in to more.
     """
 
     chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]
@@ -99,7 +99,7 @@ def read_target(name_or_path: str) -> ChipTarget:
     """Return a shipped target by name, or the target of a YAML file. Raises ValueError."""
     shipped = list_targets()
     if name_or_path not in shipped and not name_or_path.endswith((".yaml", ".yml")):
-        problem = no_such("target", name_or_path, shipped)
+        problem = explain_unknown_name("target", name_or_path, shipped)
         raise ValueError(f"{problem}; or name a YAML file like h200.yaml")
     try:
         is_shipped = name_or_path in shipped
@@ -117,5 +117,5 @@ def read_target(name_or_path: str) -> ChipTarget:
     try:
         return ChipTarget.model_validate(tree)
     except ValidationError as error:
-        problems = join_first(describe(error, tree), MAX_PROBLEMS, "; ", "; ")
+        problems = join_first(describe_problems(error, tree), MAX_PROBLEMS, "; ", "; ")
         raise ValueError(f"{file}: {problems}") from error

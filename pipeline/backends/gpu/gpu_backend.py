@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a backend, and an absent chip that programs are only compiled for."""
+"""Backends for NVIDIA GPUs, and for an absent chip whose programs are compiled and can't run."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from pipeline.backends.gpu.step_programs import (
     Graphs,
     StepCarry,
     compile_for_gpu,
-    compiler_options,
+    make_compiler_options,
 )
 from pipeline.backends.loading.window import Inputs
 from pipeline.backends.step_loops import LoopCarry, make_buffers
 from pipeline.backends.xla import XlaBackend, XlaExecutable, pad_to_block
 from pipeline.core.errors import RunError, first_line
-from pipeline.core.host.cuda import cuda_versions, plugin
+from pipeline.core.host.cuda import find_plugin, read_cuda_versions
 from pipeline.core.host.platforms import CPU
 from pipeline.models.lowerings.problem.lowering import Problem
 from pipeline.models.lowerings.tune.tuner import LoweringChoice, Tuning
@@ -123,19 +123,19 @@ class GpuBackend(XlaBackend):
     def __init__(
         self, placement: DevicePlacement, graphs: Graphs = "auto", *, deterministic: bool = True
     ) -> None:
-        super().__init__(placement, compiler_options(graphs, deterministic=deterministic))
+        super().__init__(placement, make_compiler_options(graphs, deterministic=deterministic))
         self.graphs = graphs
 
     def describe(self) -> Mapping[str, str]:
-        return {**super().describe(), **cuda_versions()}
+        return {**super().describe(), **read_cuda_versions()}
 
-    def mechanism(
+    def choose_mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
         """Return how a sink runs, and why: on one GPU as programs of several steps by default."""
-        mechanism, why = super().mechanism(requested, sink=sink)
+        mechanism, reason = super().choose_mechanism(requested, sink=sink)
         if len(self.placement.devices) > 1 or mechanism == "none":
-            return mechanism, why
+            return mechanism, reason
         return mechanism, SOFT_REASON if mechanism == "soft" else LOOP_REASONS.get(
             self.graphs, LOOP_REASON
         )
@@ -151,7 +151,7 @@ class GpuBackend(XlaBackend):
         chip = Chip(self.device, _find_host())
         programs, reports = compile_for_gpu(work, chip, self.options, self.graphs, watch)
         rates = self.placement.put(pad_to_block(work.learning_rates))
-        buffers = self.placement.put(make_buffers(work.train.window(0).inputs))
+        buffers = self.placement.put(make_buffers(work.train.get_window(0).inputs))
         return GpuExecutable(work, self.placement, CompileReport(reports), programs, rates, buffers)
 
 
@@ -161,7 +161,7 @@ class AbsentGpuBackend(XlaBackend):
     def __init__(
         self, target: ChipTarget, host: DevicePlacement, graphs: Graphs, *, deterministic: bool
     ) -> None:
-        super().__init__(host, compiler_options(graphs, deterministic=deterministic))
+        super().__init__(host, make_compiler_options(graphs, deterministic=deterministic))
         self.target = target
         self.graphs = graphs
         self.device = _open_absent_chip(target)
@@ -170,7 +170,7 @@ class AbsentGpuBackend(XlaBackend):
         name = f"{self.target.chip}, which is described and not there"
         return {**super().describe(), "device": name}
 
-    def mechanism(
+    def choose_mechanism(
         self, requested: Literal["auto", "loop", "soft"], *, sink: bool
     ) -> tuple[Mechanism, str]:
         return "none", f"{self.target.chip} is not there"
@@ -213,7 +213,7 @@ def _find_host() -> jax.Device | None:
 
 def _open_absent_chip(target: ChipTarget) -> jax.Device:
     """Return the device to compile for. Raises RunError if the compiler is missing or refuses."""
-    if plugin() is None:
+    if find_plugin() is None:
         raise RunError(
             "device.target: JAX's compiler for GPUs is missing; install the `gpu-compile` extra, "
             "pip install '.[gpu-compile]'"

@@ -47,7 +47,7 @@ class HloFacts:
 def read_hlo(text: str) -> HloFacts:
     """Read the facts from a program's text. Lines that aren't instructions are ignored."""
     program = read_hlo_text(text)
-    lines = list(program.lines())
+    lines = list(program.parse_lines())
     moving_computations = {
         name for name, body in program.computations.items() if _only_moves(body.values())
     }

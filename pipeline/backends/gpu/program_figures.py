@@ -57,7 +57,7 @@ class Thunk:
     kind: str
     name: str
     part: str = ""
-    inside: list[Thunk] = field(default_factory=list)
+    inner_thunks: list[Thunk] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def parse_thunks(text: str) -> tuple[Thunk, ...]:
             parent = parents[-1][1]
             name = _NAME.search(match[3])
             thunk = Thunk(match[2], name[1] if name else "", part if parent.kind == LOOP else "")
-            parent.inside.append(thunk)
+            parent.inner_thunks.append(thunk)
             parents.append((indent, thunk))
-    return tuple(root.inside)
+    return tuple(root.inner_thunks)
 
 
 def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launches:
@@ -111,11 +111,11 @@ def count_launches(thunks: Sequence[Thunk], *, in_graph: bool = False) -> Launch
             counts["graphs"] += not in_graph
         elif thunk.kind == LOOP:
             counts["loops"] += 1
-        elif not thunk.inside:
+        elif not thunk.inner_thunks:
             library = (name for name, kinds in KINDS.items() if thunk.kind in kinds)
             counts[next(library, "kernels")] += 1
             counts["alone"] += not in_graph
-        for inner in thunk.inside:
+        for inner in thunk.inner_thunks:
             count(inner, in_graph or thunk.kind == GRAPH)
 
     for thunk in thunks:
@@ -132,7 +132,7 @@ def find_outer_loops(
         if thunk.kind == LOOP:
             loops.append((thunk, in_graph))
         else:
-            loops += find_outer_loops(thunk.inside, in_graph=in_graph or thunk.kind == GRAPH)
+            loops += find_outer_loops(thunk.inner_thunks, in_graph=in_graph or thunk.kind == GRAPH)
     return tuple(loops)
 
 
@@ -232,7 +232,7 @@ def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) ->
     around = Launches()
     loop, in_graph = next(iter(find_outer_loops(thunks)), (None, False))
     if loop is not None:
-        body = [thunk for thunk in loop.inside if thunk.part == "body"]
+        body = [thunk for thunk in loop.inner_thunks if thunk.part == "body"]
         step = count_launches(body, in_graph=in_graph)
         around = count_launches([thunk for thunk in thunks if thunk is not loop])
     return ProgramFigures(

@@ -26,7 +26,7 @@ from jax.tree_util import register_dataclass
 from pipeline.backends.base import CompileInputs, ProgramReport, ProgressClock
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.initialisation import UNOPTIMIZED
-from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.backends.step_loops import LoopCarry, make_buffers
 from pipeline.backends.xla import pad_to_block
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
@@ -44,7 +44,7 @@ CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_F
 """Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 
 
-def compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | bool]:
+def make_compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | bool]:
     """Return the options of XLA's compiler for CUDA graphs and deterministic operations."""
     options: dict[str, str | bool] = {}
     if graphs != "auto":
@@ -158,7 +158,7 @@ def make_train_spec(
         formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.sharding), carry.loop.state)
     sharding: Any = chip.sharding
     carry_formats = StepCarry(sharding, LoopCarry(formats, sharding, sharding))
-    inputs = chip.to_shapes(work.train.window(0).inputs)
+    inputs = chip.to_shapes(work.train.get_window(0).inputs)
     rates = chip.to_shapes(pad_to_block(work.learning_rates))
     bounds = (carry.position,) if steps == 0 else ()
     names = {0: "training loop", 1: "training step"}
@@ -176,7 +176,7 @@ def make_train_spec(
 def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
     """Return the shapes of the values that training programs pass on."""
     state = jax.eval_shape(work.step.init, work.seed)
-    buffers = jax.eval_shape(make_buffers, work.train.window(0).inputs)
+    buffers = jax.eval_shape(make_buffers, work.train.get_window(0).inputs)
     return StepCarry(
         chip.to_shapes(np.int32(0)), LoopCarry(chip.to_shapes(state), *chip.to_shapes(buffers))
     )
@@ -190,7 +190,7 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
         position = carry.position
         before = carry.loop
         with jax.named_scope(DATA_SCOPE):
-            batch = batch_at(inputs, position)
+            batch = read_batch(inputs, position)
         state, record = step.step(before.state, batch, learning_rates)
         with jax.named_scope(UPDATE):
             runs = before.should_continue
@@ -238,11 +238,11 @@ def _make_eval_spec(
     """Return the specification of the evaluation of one batch, with training's layouts."""
 
     def evaluate(carry: EvalCarry, state: TrainState, inputs: Inputs) -> EvalCarry:
-        batch = batch_at(inputs, carry.position)
+        batch = read_batch(inputs, carry.position)
         return EvalCarry(carry.position + 1, work.step.evaluate(state, batch, carry.sums))
 
     sums = chip.to_shapes(jax.eval_shape(work.step.zero_sums))
-    inputs = chip.to_shapes(work.eval.window(0).inputs)
+    inputs = chip.to_shapes(work.eval.get_window(0).inputs)
     return ProgramSpec(
         "evaluation",
         evaluate,

@@ -45,7 +45,7 @@ class CompiledCollective:
 def read_collectives(text: str) -> tuple[CompiledCollective, ...]:
     """Return the collectives of `compiled.as_text()`, by kind and group size."""
     sizes: dict[tuple[str, int], list[int]] = {}
-    for line in read_hlo_text(text).lines():
+    for line in read_hlo_text(text).parse_lines():
         opcode = line.opcode.removesuffix(_START)
         if opcode not in KINDS:
             continue

@@ -43,12 +43,12 @@ MAX_DISTANCE = 4
 class HloInstruction:
     """An operation.
 
-    `inside` are the opcodes fused into it, `moved_bytes` the bytes that it reads and writes.
+    `inner_opcodes` are the opcodes fused into it, `moved_bytes` the bytes that it reads and writes.
     `scope` is the name scope that it was traced in, `target` the target of a custom call.
     """
 
     opcode: str
-    inside: frozenset[str]
+    inner_opcodes: frozenset[str]
     moved_bytes: int
     flops: float = 0.0
     scope: str = ""
@@ -62,7 +62,7 @@ class HloInstruction:
     @property
     def converts(self) -> bool:
         """Whether it only moves values and changes their type."""
-        return "convert" in self.inside and self.inside <= MOVES
+        return "convert" in self.inner_opcodes and self.inner_opcodes <= MOVES
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,23 @@ class HloProgram:
             return "convolutions, by cuDNN" if is_convolution else "other calls of cuDNN"
         if instruction.target.startswith(CUBLAS):
             return "matrix products, by cuBLAS"
-        return _name_kind(instruction.inside)
+        return _name_kind(instruction.inner_opcodes)
 
 
-def _name_kind(inside: frozenset[str]) -> str:
-    if inside & PRODUCTS:
-        return "convolutions, by XLA" if "convolution" in inside else "matrix products, by XLA"
-    if any(opcode.startswith(("reduce", "select-and")) for opcode in inside):
+def _name_kind(opcodes: frozenset[str]) -> str:
+    if opcodes & PRODUCTS:
+        return "convolutions, by XLA" if "convolution" in opcodes else "matrix products, by XLA"
+    if any(opcode.startswith(("reduce", "select-and")) for opcode in opcodes):
         return "sums and maxima"
-    if "gather" in inside or "scatter" in inside:
+    if "gather" in opcodes or "scatter" in opcodes:
         return "gathers"
-    return "moves and conversions" if inside <= MOVES else "element by element"
+    return "moves and conversions" if opcodes <= MOVES else "element by element"
 
 
 def parse_program(text: str) -> HloProgram:
     """Parse `compiled.as_text()`. Unknown operations have no bytes and no FLOP."""
     program = read_hlo_text(text)
-    lines = {line.name: line for line in program.lines()}
+    lines = {line.name: line for line in program.parse_lines()}
     shapes = {name: line.arrays[0] for name, line in lines.items() if line.arrays}
     opcodes: dict[str | None, frozenset[str]] = {}
     flops: dict[str | None, float] = {}
@@ -169,11 +169,11 @@ def _inherit_scopes(
     }
 
 
-def _count_moved_bytes(inside: frozenset[str], read_bytes: list[int], result_bytes: int) -> int:
+def _count_moved_bytes(opcodes: frozenset[str], read_bytes: list[int], result_bytes: int) -> int:
     """Return bytes read and written; of a sliced or updated array, only the slice's bytes."""
-    if inside & {"dynamic-slice", "gather"}:
+    if opcodes & {"dynamic-slice", "gather"}:
         return 2 * result_bytes
-    if "dynamic-update-slice" in inside:
+    if "dynamic-update-slice" in opcodes:
         return 2 * sum(nbytes for nbytes in read_bytes if nbytes < result_bytes)
     return result_bytes + sum(read_bytes)
 

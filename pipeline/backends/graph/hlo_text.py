@@ -77,7 +77,7 @@ class HloText:
     computations: Mapping[str, Mapping[str, HloLine]]
     entry: str
 
-    def lines(self) -> Iterator[HloLine]:
+    def parse_lines(self) -> Iterator[HloLine]:
         for computation in self.computations.values():
             yield from computation.values()
 

@@ -18,13 +18,13 @@ from jax.extend import core
 from pipeline.backends.graph.graph import Graph, Marked, Node, UnboundedLoopError, Value, prune
 from pipeline.core.host.jaxpr import (
     While,
+    find_per_device_jaxpr,
+    find_source_call,
+    interpret_jaxpr,
     is_library_call,
-    per_device_jaxpr,
+    join_scope,
     read_scan,
     read_while,
-    scope_of,
-    source_call,
-    walk,
 )
 
 OPAQUE_CALLS = frozenset({"max_pool"})
@@ -32,10 +32,10 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Scope of an equation, and the calls and loop around it. Fields are as in `Node`.
+class _EquationContext:
+    """Scope of an equation, and the calls and the loop that contain it. Fields are as in `Node`.
 
-    `in_library` is whether one of JAX's functions, such as `jax.nn.silu`, is around it.
+    `in_library` is whether one of JAX's functions, such as `jax.nn.silu`, contains the equation.
     """
 
     scope: str = ""
@@ -52,7 +52,7 @@ def make_graph(traced: jax.stages.Traced) -> Graph:
     tracer = _Tracer()
     graph = tracer.graph
     graph.inputs = tuple(tracer.add_value(var) for var in closed.jaxpr.invars)
-    graph.outputs = tracer.inline(closed, graph.inputs, _Place())
+    graph.outputs = tracer.inline(closed, graph.inputs, _EquationContext())
     return prune(graph)
 
 
@@ -75,45 +75,51 @@ class _Tracer:
         return index
 
     def inline(
-        self, jaxpr: core.ClosedJaxpr, inputs: Sequence[int], place: _Place
+        self, jaxpr: core.ClosedJaxpr, inputs: Sequence[int], context: _EquationContext
     ) -> tuple[int, ...]:
-        return tuple(walk(jaxpr, inputs, partial(self.add_equation, place), self.add_constant))
+        return tuple(
+            interpret_jaxpr(jaxpr, inputs, partial(self.add_equation, context), self.add_constant)
+        )
 
-    def add_equation(self, place: _Place, eqn: Any, inputs: list[int]) -> tuple[int, ...]:
+    def add_equation(
+        self, context: _EquationContext, eqn: Any, inputs: list[int]
+    ) -> tuple[int, ...]:
         """Add one equation, inlined if it calls a jaxpr, else as a node; return its results."""
         name = eqn.primitive.name
-        inside = replace(place, scope=scope_of(eqn, place.scope))
-        flow = {"scan": self.add_scan, "while": self.add_while, "cond": self.add_cond}
-        if name in flow:
-            return flow[name](eqn, inputs, inside)
+        inner_context = replace(context, scope=join_scope(eqn, context.scope))
+        control_flow = {"scan": self.add_scan, "while": self.add_while, "cond": self.add_cond}
+        if name in control_flow:
+            return control_flow[name](eqn, inputs, inner_context)
         if name == "optimization_barrier":
             self.graph.equations += 1
             return tuple(inputs)
         called = eqn.params.get("name")
-        callee = per_device_jaxpr(eqn)
-        if not inside.in_library:
-            inside = replace(inside, call=self._count_call(eqn))
+        callee = find_per_device_jaxpr(eqn)
+        if not inner_context.in_library:
+            inner_context = replace(inner_context, call=self._find_call(eqn))
         if callee is not None and not (
             called in OPAQUE_CALLS and _is_package_pooling(callee.jaxpr)
         ):
-            if isinstance(called, str) and not place.in_library:
+            if isinstance(called, str) and not context.in_library:
                 in_library = is_library_call(eqn)
-                inside = replace(inside, calls=(*place.calls, called), in_library=in_library)
-            return self.inline(callee, inputs, inside)
+                inner_context = replace(
+                    inner_context, calls=(*context.calls, called), in_library=in_library
+                )
+            return self.inline(callee, inputs, inner_context)
         self.graph.equations += 1
         outputs = tuple(self.add_value(var) for var in eqn.outvars)
         self._add_node(
-            name if callee is None else called, eqn.params, tuple(inputs), outputs, inside
+            name if callee is None else called, eqn.params, tuple(inputs), outputs, inner_context
         )
         return outputs
 
-    def _count_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
+    def _find_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
         """Return the call in custom code that made an equation, and the number of its execution.
 
-        When a call makes its first equation again, as in a loop of Python, an execution begins. The
-        gradients of all executions have number 0, as nothing in them marks an execution.
+        An execution begins each time the call makes its first equation, such as in a Python loop.
+        Gradients have number 0, since they can't be assigned to an execution.
         """
-        frames = source_call(eqn)
+        frames = find_source_call(eqn)
         if not frames:
             return None
         call = frames[-1]
@@ -130,45 +136,50 @@ class _Tracer:
         params: Mapping[str, Any],
         inputs: tuple[int, ...],
         outputs: tuple[int, ...],
-        place: _Place,
+        context: _EquationContext,
     ) -> None:
-        forward: Marked = "forward" if "jvp(" in place.scope else "unmarked"
-        mark: Marked = "backward" if "transpose(" in place.scope else forward
+        forward: Marked = "forward" if "jvp(" in context.scope else "unmarked"
+        mark: Marked = "backward" if "transpose(" in context.scope else forward
         node = Node(
-            primitive, params, inputs, outputs, place.scope, mark, place.calls, place.loop,
-            place.repeat, place.call,
+            primitive, params, inputs, outputs, context.scope, mark, context.calls, context.loop,
+            context.repeat, context.call,
         )  # fmt: skip
         self.graph.nodes.append(node)
 
-    def add_scan(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+    def add_scan(self, eqn: Any, inputs: list[int], context: _EquationContext) -> tuple[int, ...]:
         """Add the body once. Each iteration reads slices of inputs, and adds to stacked outputs."""
         scan = read_scan(eqn)
         body = scan.body.jaxpr
         consts = scan.num_consts
         carries = scan.num_carry
-        inside = self._enter_loop(place, scan.length)
+        body_context = self._enter_loop(context, scan.length)
         first = consts + carries
         sliced = [
-            self._add_view("scan_slice", index, var, inside)
+            self._add_view("scan_slice", index, var, body_context)
             for index, var in zip(inputs[first:], body.invars[first:], strict=True)
         ]
-        carried = self._add_carries(body, consts, inputs[:first], inside)
-        outputs = self.inline(scan.body, [*inputs[:consts], *carried, *sliced], inside)
+        carried = self._add_carries(body, consts, inputs[:first], body_context)
+        outputs = self.inline(scan.body, [*inputs[:consts], *carried, *sliced], body_context)
         stacked = [
-            self._add_view("scan_stack", index, var, inside)
+            self._add_view("scan_stack", index, var, body_context)
             for index, var in zip(outputs[carries:], eqn.outvars[carries:], strict=True)
         ]
-        return (*self._add_final_carries(carried, outputs[:carries], eqn.outvars, place), *stacked)
+        return (
+            *self._add_final_carries(carried, outputs[:carries], eqn.outvars, context),
+            *stacked,
+        )
 
-    def _enter_loop(self, place: _Place, length: int) -> _Place:
+    def _enter_loop(self, context: _EquationContext, length: int) -> _EquationContext:
         self.loops += 1
-        return replace(place, loop=self.loops, repeat=place.repeat * length)
+        return replace(context, loop=self.loops, repeat=context.repeat * length)
 
-    def _add_carries(self, body: Any, consts: int, inputs: list[int], inside: _Place) -> list[int]:
+    def _add_carries(
+        self, body: Any, consts: int, inputs: list[int], body_context: _EquationContext
+    ) -> list[int]:
         """Add the carry at an iteration's start, unless the body returns it unchanged."""
         variables = body.invars[consts : len(inputs)]
         return [
-            index if before is after else self._add_view("scan_carry", index, before, inside)
+            index if before is after else self._add_view("scan_carry", index, before, body_context)
             for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False)
         ]
 
@@ -177,7 +188,7 @@ class _Tracer:
         carried: Sequence[int],
         returned: Sequence[int],
         variables: Sequence[Any],
-        place: _Place,
+        context: _EquationContext,
     ) -> list[int]:
         self.graph.carried += [
             (before, after)
@@ -185,44 +196,49 @@ class _Tracer:
             if before != after
         ]
         return [
-            after if before == after else self._add_view("scan_carry", after, var, place)
+            after if before == after else self._add_view("scan_carry", after, var, context)
             for before, after, var in zip(carried, returned, variables, strict=False)
         ]
 
-    def _add_view(self, primitive: str, source: int, var: Any, place: _Place) -> int:
+    def _add_view(self, primitive: str, source: int, var: Any, context: _EquationContext) -> int:
         index = self.add_value(var)
-        self._add_node(primitive, {}, (source,), (index,), place)
+        self._add_node(primitive, {}, (source,), (index,), context)
         return index
 
-    def add_while(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+    def add_while(self, eqn: Any, inputs: list[int], context: _EquationContext) -> tuple[int, ...]:
         """Add a loop's body. Raises UnboundedLoopError unless the loop counts to a constant."""
         count = count_iterations(eqn)
         if count is None:
             raise UnboundedLoopError(
-                f"while loop in {place.scope or 'the function'}: its number of iterations isn't "
+                f"while loop in {context.scope or 'the function'}: its number of iterations isn't "
                 "constant; write it as jax.lax.scan or as jax.lax.fori_loop with constant bounds"
             )
         loop = read_while(eqn)
-        inside = self._enter_loop(place, count)
+        body_context = self._enter_loop(context, count)
         _, consts, initial = loop.split_operands(inputs)
-        carried = self._add_carries(loop.body.jaxpr, len(consts), [*consts, *initial], inside)
-        outputs = self.inline(loop.body, [*consts, *carried], inside)
-        return tuple(self._add_final_carries(carried, outputs, eqn.outvars, place))
+        carried = self._add_carries(loop.body.jaxpr, len(consts), [*consts, *initial], body_context)
+        outputs = self.inline(loop.body, [*consts, *carried], body_context)
+        return tuple(self._add_final_carries(carried, outputs, eqn.outvars, context))
 
-    def add_cond(self, eqn: Any, inputs: list[int], place: _Place) -> tuple[int, ...]:
+    def add_cond(self, eqn: Any, inputs: list[int], context: _EquationContext) -> tuple[int, ...]:
         """Add the slowest branch, or the default branch of a platform-dependent `cond`."""
         branches = eqn.params["branches"]
         branch = branches[-1]
         if eqn.params.get("branches_platforms") is None:
             branch = max(branches, key=lambda branch: _estimate_work(branch.jaxpr))
-        return self.inline(branch, inputs[1:], place)
+        return self.inline(branch, inputs[1:], context)
 
 
 def _is_package_pooling(jaxpr: Any) -> bool:
     """Whether a `max_pool` is this package's: it has no products and no window reductions."""
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
-    return not any(name.startswith(heavy) for name in names)
+    heavy_primitives = (
+        "dot_general",
+        "conv_general_dilated",
+        "reduce_window",
+        "select_and_scatter",
+    )
+    return not any(name.startswith(heavy_primitives) for name in names)
 
 
 def _estimate_work(jaxpr: Any) -> int:
@@ -231,7 +247,7 @@ def _estimate_work(jaxpr: Any) -> int:
 
 
 def _estimate_equation_work(eqn: Any) -> int:
-    called = per_device_jaxpr(eqn)
+    called = find_per_device_jaxpr(eqn)
     if called is not None:
         return _estimate_work(called.jaxpr)
     match eqn.primitive.name:
@@ -244,7 +260,8 @@ def _estimate_equation_work(eqn: Any) -> int:
             return (count_iterations(eqn) or 1) * _estimate_work(read_while(eqn).body.jaxpr)
     elements = sum(math.prod(var.aval.shape) for var in eqn.outvars)
     if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
-        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))  # About the depth.
+        # The square root of the weight's size approximates the length of each sum.
+        elements *= math.isqrt(math.prod(eqn.invars[-1].aval.shape))
     return elements
 
 

@@ -41,7 +41,7 @@ class PrepareTime:
     slowest: SlowSample | None = None
 
     @classmethod
-    def total(cls, times: Iterable[PrepareTime]) -> PrepareTime:
+    def sum_times(cls, times: Iterable[PrepareTime]) -> PrepareTime:
         """Return the sums of times, and the slowest sample of all."""
         seconds: Counter[str] = Counter()
         slowest = None
@@ -129,7 +129,7 @@ class LoaderStats:
 
     def _add_prepared(self, steps: int, prepare_time: PrepareTime) -> None:
         self._prepared_steps += steps
-        self._prepare_time = PrepareTime.total((self._prepare_time, prepare_time))
+        self._prepare_time = PrepareTime.sum_times((self._prepare_time, prepare_time))
 
     @property
     def waited_s(self) -> float:

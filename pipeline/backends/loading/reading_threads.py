@@ -39,7 +39,7 @@ class ReadingThreads:
         self._read_s = self._busy_s = self._thread_s = 0.0
 
     @contextmanager
-    def reading(self, samples: int) -> Iterator[None]:
+    def limit_readers(self, samples: int) -> Iterator[None]:
         """Wait until one more thread may read; the body of `with` reads `samples`."""
         with self._free:
             self._free.wait_for(lambda: self._active < self.limit)

@@ -69,14 +69,14 @@ class Reader:
         self._steps = self._plan.list_steps(self._first_step, number)
         # A wait for an early window, of a reader that just started, isn't starvation.
         early = self._plan.is_early(number)
-        buffer = self._pool.submit(WindowBuffer, self._plan, self._steps, early=early)
+        buffer = self._pool.submit(WindowBuffer, self._plan, self._steps, is_early=early)
         self._parts = [
             self._pool.submit(self._read_part, buffer, part) for part in range(self._plan.parts)
         ]
 
     def _read_part(self, buffer: Future[WindowBuffer], part: int) -> Part:
         window = buffer.result()
-        with self._threads.reading(window.count_samples(part)):
+        with self._threads.limit_readers(window.count_samples(part)):
             return window.read(part)
 
     def count_ready_steps(self) -> int:
@@ -94,7 +94,7 @@ class Reader:
             self._read_window(self._number + 1)
         results = [part.result() for part in parts]
         (window,) = (window for _, window in results if window is not None)
-        return window, PrepareTime.total(time for time, _ in results)
+        return window, PrepareTime.sum_times(time for time, _ in results)
 
     def close(self) -> None:
         """Stop reading ahead; parts that are being read are finished and dropped."""

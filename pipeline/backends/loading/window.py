@@ -19,8 +19,9 @@ from pipeline.training.parallel.placement import DevicePlacement
 class Inputs:
     """A window on the device.
 
-    `columns` are (samples, ...) when resident, else (window, batch, ...). `indices` are int32
-    (window, batch), `epochs` and `counts` int32 (window,), `seed` uint32 (2,).
+    `columns` are the whole split (samples, ...) if `resident`, else (window, batch, ...). `indices`
+    of samples are int32 (window, batch). `epochs` and `counts`, the valid samples of each batch,
+    are int32 (window,). `seed` is uint32 (2,).
     """
 
     columns: Mapping[str, Array]
@@ -30,10 +31,11 @@ class Inputs:
     seed: Array
     resident: bool = field(metadata={"static": True})
     samples: int | None = field(default=None, metadata={"static": True})
-    """Number of samples, as in `Batches`."""
+    """Number of samples if an epoch may repeat them, as in `Batches`. An index is then the sample
+    plus a multiple of this number."""
 
 
-def batch_at(inputs: Inputs, position: Array) -> Batch:
+def read_batch(inputs: Inputs, position: Array) -> Batch:
     """Return the batch at a position of a window, inside the compiled loop."""
     sample = inputs.indices[position]
     rows = sample if inputs.samples is None else sample % inputs.samples
@@ -51,12 +53,12 @@ class Window:
     start: int
     stop: int
     inputs: Inputs
-    early: bool = False
-    """Whether the window is short, as its reader has just started, or is read while a short window
-    is in use. A wait for such a window isn't starvation."""
+    is_early: bool = False
+    """Whether the reader has just started: the window, or the one before it, is short. Waiting for
+    it doesn't count as starvation."""
 
     @property
-    def most_steps(self) -> int:
+    def max_steps(self) -> int:
         """Most steps of a window of this loader."""
         return int(self.inputs.counts.shape[0])
 
@@ -71,7 +73,7 @@ def put_inputs(
 ) -> Inputs:
     """Make the inputs of a window from columns on the devices and the order of its samples."""
     batch_size = batches.indices.shape[1]
-    rows = placement.rows(batch_size)
+    rows = placement.list_rows(batch_size)
     indices = placement.put_batches(batches.indices[:, rows], batch_size)
     epochs, counts, words = placement.put((batches.epochs, batches.counts, seed_words(seed)))
     return Inputs(columns, indices, epochs, counts, words, resident, batches.samples)

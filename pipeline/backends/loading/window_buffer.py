@@ -13,7 +13,7 @@ from pipeline.backends.loading.loader_stats import PrepareTime, SlowSample
 from pipeline.backends.loading.window import Window, put_inputs
 from pipeline.core.errors import DataError, PipelineError
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.npy import aligned_zeros
+from pipeline.core.files.npy import make_aligned_zeros
 from pipeline.data.columns import DECODING_THREADS, BatchedColumn, Column, LazyColumn, Split
 from pipeline.data.host_ops import HostMappedColumn
 from pipeline.data.order import Batches, SampleOrder
@@ -53,7 +53,7 @@ class ReadPlan:
     @property
     def rows(self) -> slice:
         """Rows of a batch that this process reads."""
-        return self.source.placement.rows(self.source.order.batch_size)
+        return self.source.placement.list_rows(self.source.order.batch_size)
 
     @property
     def batch_rows(self) -> int:
@@ -67,7 +67,7 @@ class ReadPlan:
 
     @property
     def threads(self) -> int:
-        """Greatest number of reader threads; one thread is fast enough for columns in memory."""
+        """Most reader threads. One thread is fast enough for columns in memory."""
         columns = self.source.split.columns.values()
         is_lazy = any(isinstance(column, LazyColumn) for column in columns)
         return min(DECODING_THREADS if is_lazy else 1, self.parts)
@@ -99,17 +99,17 @@ class ReadPlan:
 class WindowBuffer:
     """The host buffers of a window, filled by several threads at once."""
 
-    def __init__(self, plan: ReadPlan, span: range, *, early: bool) -> None:
+    def __init__(self, plan: ReadPlan, span: range, *, is_early: bool) -> None:
         started_at = plan.source.clock()
         self._plan = plan
         self._span = span
-        self._early = early
+        self._early = is_early
         self._batches: Batches = plan.source.order.batches(span.start, plan.window_steps)
         self._indices = self._batches.rows[:, plan.rows].ravel()
         keys = self._batches.indices[:, plan.rows].ravel()
         self._draws = np.stack([keys, np.repeat(self._batches.epochs, plan.batch_rows)], axis=1)
         self._columns = {
-            name: aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
+            name: make_aligned_zeros((len(self._indices), *column.shape[1:]), column.dtype)
             for name, column in plan.source.split.columns.items()
         }
         self._parts_left = plan.parts
@@ -124,11 +124,11 @@ class WindowBuffer:
             self._parts_left -= 1
             is_complete = self._parts_left == 0
         if not is_complete:
-            return PrepareTime.total(times), None
+            return PrepareTime.sum_times(times), None
         started_at = self._plan.source.clock()
         window = self._transfer()
         seconds = {"order": self._order_s, "transfer": self._plan.source.clock() - started_at}
-        return PrepareTime.total([*times, PrepareTime(seconds)]), window
+        return PrepareTime.sum_times([*times, PrepareTime(seconds)]), window
 
     def count_samples(self, part: int) -> int:
         rows = self._slice_rows(part)

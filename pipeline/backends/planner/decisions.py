@@ -34,10 +34,10 @@ from pipeline.backends.planner.layouts import (
     Collective,
     Layout,
     Mesh,
+    convert_region_layout,
     count_pieces,
     find_transfer,
     list_layouts,
-    view_layout,
 )
 from pipeline.backends.rates import CollectiveKind, DeviceGroup, Rates
 
@@ -99,7 +99,7 @@ class ShardingPrices:
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Return the price of an operator without transfers; `stored` adds its weight's storage."""
         operand, weight, result = (
-            self.mesh.num_pieces(self._locate(operator, sharding, which))
+            self.mesh.count_pieces(self._locate(operator, sharding, which))
             for which in ("operand", "weight", "result")
         )
         nbytes = operator.weight_bytes / weight
@@ -110,7 +110,7 @@ class ShardingPrices:
         else:
             passes = 3 if operator.operand_gradient else 2
             moved = operator.operand.nbytes / operand + operator.result.nbytes / result
-            flops = operator.flops / self.mesh.num_pieces(sharding)
+            flops = operator.flops / self.mesh.count_pieces(sharding)
             work_us = passes * self.rates.compute_us(flops, moved + nbytes)
         copies = self._find_free_axes(operator, sharding, "weight")
         return Price(
@@ -122,7 +122,7 @@ class ShardingPrices:
     def price_operand(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
         """Return the price of moving an operand from its region, and its gradient back."""
         array = operator.operand
-        source = view_layout(layout, array.groups)
+        source = convert_region_layout(layout, array.groups)
         target = self._locate(operator, sharding, "operand")
         steps = find_transfer(source, (), target, array.nbytes, self.mesh)
         if operator.operand_gradient:
@@ -133,7 +133,7 @@ class ShardingPrices:
     def price_result(self, operator: Operator, layout: Layout, sharding: Layout) -> Price:
         """Return the price of moving a result to its region, and its gradient back."""
         array = operator.result
-        target = view_layout(layout, array.groups)
+        target = convert_region_layout(layout, array.groups)
         source = self._locate(operator, sharding, "result")
         sums = self._find_free_axes(operator, sharding, "result")
         forward = find_transfer(source, sums, target, array.nbytes, self.mesh)
@@ -142,7 +142,7 @@ class ShardingPrices:
 
     def price_weight(self, weight: Weight, layout: Layout) -> Price:
         """Return the price of storing and updating a weight that several operators use."""
-        nbytes = weight.nbytes / self.mesh.num_pieces(layout)
+        nbytes = weight.nbytes / self.mesh.count_pieces(layout)
         return Price(self._compute_update_us(nbytes), memory_bytes=self._count_stored_bytes(nbytes))
 
     def price_fetch(self, operator: Operator, sharding: Layout, layout: Layout) -> Price:

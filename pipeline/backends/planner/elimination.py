@@ -185,8 +185,8 @@ class Eliminator:
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
             cost = self._compute_cost(time, memory)
-            least = cost.min(axis=-1, keepdims=True) * (1 + TIE)
-            order = np.argmin(np.where(cost <= least, memory, np.inf), axis=-1)[..., None]
+            cheapest = cost.min(axis=-1, keepdims=True) * (1 + TIE)
+            order = np.argmin(np.where(cost <= cheapest, memory, np.inf), axis=-1)[..., None]
             return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
         fast = np.argsort(time, axis=-1, kind="stable")
         lean = np.argsort(np.take_along_axis(memory, fast, -1), axis=-1, kind="stable")
@@ -210,7 +210,7 @@ class Eliminator:
 
 
 def _thin_by_levels(
-    undominated: NDArray[Any], memory: Floats, cost: Floats, most: int
+    undominated: NDArray[Any], memory: Floats, cost: Floats, max_count: int
 ) -> NDArray[Any]:
     """Return a mask of at most `most` points of each state.
 
@@ -218,14 +218,14 @@ def _thin_by_levels(
     the cheapest point of each of `most - 2` levels of memory.
     """
     counts = undominated.sum(axis=-1)
-    if counts.max(initial=0) <= most:
+    if counts.max(initial=0) <= max_count:
         return undominated
     first = np.argmax(undominated, axis=-1)[..., None]
     last = undominated.shape[-1] - 1 - np.argmax(undominated[..., ::-1], axis=-1)[..., None]
     low = np.min(np.where(undominated, memory, np.inf), axis=-1, keepdims=True)
     high = np.max(np.where(undominated, memory, -np.inf), axis=-1, keepdims=True)
     span = np.where(high > low, high - low, 1)
-    levels = max(1, most - 2)
+    levels = max(1, max_count - 2)
     with np.errstate(invalid="ignore"):
         level = np.floor((memory - low) / span * levels)
     level = np.where(undominated, np.minimum(level, levels - 1), np.inf)
@@ -238,7 +238,7 @@ def _thin_by_levels(
     np.put_along_axis(thinned, order, cheapest, -1)
     for place in (first, last):
         np.put_along_axis(thinned, place, np.take_along_axis(undominated, place, -1), -1)
-    return np.where((counts > most)[..., None], thinned, undominated)
+    return np.where((counts > max_count)[..., None], thinned, undominated)
 
 
 def find_fastest(

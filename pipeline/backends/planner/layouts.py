@@ -33,7 +33,7 @@ class Mesh:
     def count_along(self, axes: Sequence[int]) -> int:
         return prod(self.sizes[axis] for axis in axes)
 
-    def num_pieces(self, layout: Layout) -> int:
+    def count_pieces(self, layout: Layout) -> int:
         return self.count_along([axis for axis, dim in enumerate(layout) if dim is not None])
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ def count_pieces(layout: Layout, mesh: Mesh, *dims: int) -> int:
     return prod(size for size, dim in zip(mesh.sizes, layout, strict=True) if dim in dims)
 
 
-def view_layout(layout: Layout, groups: Sequence[int | None]) -> Layout:
+def convert_region_layout(layout: Layout, groups: Sequence[int | None]) -> Layout:
     """Return the layout of an array with these groups, from the layout of its region."""
     return tuple(
         groups.index(group) if group is not None and group in groups else None for group in layout
@@ -100,7 +100,7 @@ def find_transfer(
         sharded = tuple(axis for axis in axes if source[axis] is not None)
         steps.append(Collective("all_gather", nbytes, sharded))
         source = (None,) * len(source)
-    nbytes /= mesh.num_pieces(source)
+    nbytes /= mesh.count_pieces(source)
     for axis in axes:
         if source[axis] is None and target[axis] is not None and axis not in partial:
             nbytes /= mesh.sizes[axis]

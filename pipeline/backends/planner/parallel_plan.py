@@ -18,11 +18,11 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from pipeline.backends.planner.blocks import Region, StepBlocks
 from pipeline.backends.planner.decisions import PlanLayouts
-from pipeline.backends.planner.layouts import Layout, Mesh, view_layout
-from pipeline.core.errors import RecipeError, system_reason
+from pipeline.backends.planner.layouts import Layout, Mesh, convert_region_layout
+from pipeline.core.errors import RecipeError, get_system_reason
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.error_text import describe
-from pipeline.core.files.safe_yaml import read_yaml, yaml_text
+from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.safe_yaml import format_yaml, read_yaml
 from pipeline.core.files.value_text import join_first, show
 from pipeline.core.registry import Seq, Spec
 from pipeline.models.layers.path_patterns import covers
@@ -120,7 +120,8 @@ def make_plan(
     axes_by_path = dict(_list_parameter_axes(blocks, plan_layouts))
     outputs = {
         output.layer: to_axes(
-            view_layout(plan_layouts.regions[output.region], output.groups), len(output.groups)
+            convert_region_layout(plan_layouts.regions[output.region], output.groups),
+            len(output.groups),
         )
         for output in blocks.outputs
     }
@@ -159,7 +160,7 @@ def _list_parameter_axes(
             layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
         yield weight.path, to_axes(layout, len(weight.shape))
     for parameter in blocks.parameters:
-        layout = view_layout(plan_layouts.regions[parameter.region], parameter.groups)
+        layout = convert_region_layout(plan_layouts.regions[parameter.region], parameter.groups)
         yield parameter.path, to_axes(layout, len(parameter.shape))
 
 
@@ -186,20 +187,20 @@ def make_rules(
     have no rule.
     """
     paths = {path: tuple(path.split("/")) for path in axes_by_path}
-    done: set[str] = set()
+    seen: set[str] = set()
     general: list[ShardingRule] = []
     special: list[ShardingRule] = []
     for path, axes in axes_by_path.items():
-        if path in done or (only_sharded and not any(axes)):
+        if path in seen or (only_sharded and not any(axes)):
             continue
         for pattern in (*_list_patterns(path), path):
             covered = [key for key, parts in paths.items() if covers(pattern, parts)]
             if all(axes_by_path[key] == axes for key in covered):
-                done.update(covered)
+                seen.update(covered)
                 special.append(ShardingRule(pattern, axes))
                 break
         else:
-            done.add(path)
+            seen.add(path)
             general.append(ShardingRule(path, axes))
     yield from sorted(general, key=lambda rule: rule.pattern.count("/"))
     yield from special
@@ -241,7 +242,7 @@ def save_plan(plan: ParallelPlan, path: Path) -> None:
 
 
 def format_plan(plan: ParallelPlan) -> str:
-    return HEAD + yaml_text(
+    return HEAD + format_yaml(
         {
             "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
             "batch": list(plan.batch),
@@ -266,7 +267,7 @@ def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]])
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:
-        problem = f"parallel.plan = {path}: can't be read: {system_reason(error)}"
+        problem = f"parallel.plan = {path}: can't be read: {get_system_reason(error)}"
         raise RecipeError(problem) from error
     return check_plan(tree, str(path), devices, parameters)
 
@@ -284,7 +285,7 @@ def check_plan(
         file = PlanFile.model_validate(tree)
     except ValidationError as error:
         file = _read_valid_keys(tree)
-        problems = describe(error, tree)
+        problems = describe_problems(error, tree)
     mesh = Mesh(file.mesh.data, file.mesh.model)
     if not problems and mesh.devices != devices:
         problems.append(f"mesh = {mesh}: has {mesh.devices} devices; must have {devices}")

@@ -57,12 +57,12 @@ class LinkCurves:
         if size == 1:
             return 0.0
         rows = self.us_by_kind["all_reduce" if kind == "reduce_scatter" else kind]
-        most = self.nbytes[-1]
-        clipped = min(max(nbytes, self.nbytes[0]), most)
+        max_nbytes = self.nbytes[-1]
+        clipped = min(max(nbytes, self.nbytes[0]), max_nbytes)
         times = [_interpolate(self.nbytes, row, clipped) for row in rows.values()]
         sizes = list(rows)
         us = _interpolate(sizes, times, min(max(size, sizes[0]), sizes[-1]))
-        return us * max(1.0, nbytes / most)
+        return us * max(1.0, nbytes / max_nbytes)
 
 
 Links = LinkRates | LinkCurves

@@ -46,7 +46,7 @@ class RegionGroups:
         self.sample_groups = self._find_sample_groups()
 
     def find_region(self, value: int) -> int | None:
-        """Return the region of a value; None for scalars and values of the backward pass alone."""
+        """Return the region of a value; None for scalars and values of only the backward pass."""
         regions = (self._region_of.get(g) for g in self.groups.get(value) if g is not None)
         return next((region for region in regions if region is not None), None)
 

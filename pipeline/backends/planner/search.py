@@ -18,7 +18,7 @@ from pipeline.backends.planner.decisions import (
 )
 from pipeline.backends.planner.elimination import Eliminator, find_fastest
 from pipeline.backends.planner.find_blocks import find_blocks
-from pipeline.backends.planner.layouts import Layout, Mesh, list_meshes, view_layout
+from pipeline.backends.planner.layouts import Layout, Mesh, convert_region_layout, list_meshes
 from pipeline.backends.planner.parallel_plan import (
     Axes,
     ParallelPlan,
@@ -172,15 +172,15 @@ def _explain_nothing_fits(
     devices: int,
     state_ratio: float,
     bound: float,
-    least: float,
+    least_bytes: float,
 ) -> str:
-    if math.isinf(least):
+    if math.isinf(least_bytes):
         return f"parallel.devices = {devices}: the links support no mesh of these devices"
     largest = blocks.largest
     stored = blocks.parameter_bytes * (COPIES + state_ratio)
     return (
         f"parallel.devices = {devices}: no plan fits in {bound / GIB:.2f} GiB a device; the "
-        f"leanest needs {least / GIB:.2f} GiB. On one device parameters, gradients and the "
+        f"leanest needs {least_bytes / GIB:.2f} GiB. On one device parameters, gradients and the "
         f"optimizer's state take {stored / GIB:.2f} GiB, activations "
         f"{(one_device.memory_bytes - stored) / GIB:.2f} GiB; the largest tensor is "
         f"{largest.path} {list(largest.shape)}, {largest.nbytes / GIB:.2f} GiB. Use more devices, "
@@ -327,7 +327,7 @@ class _FixedShardings:
             if find_sample_axes(region, layout) != used:
                 return False
         return all(
-            to_axes(view_layout(layout, output.groups), len(output.groups)) == axes
+            to_axes(convert_region_layout(layout, output.groups), len(output.groups)) == axes
             for output in self.blocks.outputs
             if output.region == number and (axes := self._find_constraint(output)) is not None
         )

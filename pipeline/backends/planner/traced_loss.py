@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.backends.graph.tracing import make_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
-from pipeline.core.host.item_sizes import stored_bytes
-from pipeline.core.host.tree_paths import leaf_paths
+from pipeline.core.host.item_sizes import get_stored_bytes
+from pipeline.core.host.tree_paths import list_leaf_paths
 from pipeline.training.losses import compute_divisor, reduce_losses, sample_losses
 from pipeline.training.state import StepConfig, TrainState
 
@@ -57,9 +57,11 @@ class TracedLoss:
     def __init__(self, step: LossToPlan) -> None:
         traced = jax.jit(jax.value_and_grad(step.loss)).trace(step.params, step.batch)
         self.graph: Graph = make_graph(traced)
-        names = leaf_paths(step.params)
+        names = list_leaf_paths(step.params)
         self.params = dict(zip(self.graph.inputs, names, strict=False))
-        self.batch = dict(zip(self.graph.inputs[len(names) :], leaf_paths(step.batch), strict=True))
+        self.batch = dict(
+            zip(self.graph.inputs[len(names) :], list_leaf_paths(step.batch), strict=True)
+        )
         self.varying = set(self.batch)
         self.made_of = {index: frozenset([index]) for index in self.params}
         self._follow_inputs()
@@ -78,7 +80,7 @@ class TracedLoss:
     def count_bytes(self, value: int) -> int:
         """Return the bytes of a value in memory. A mask takes a bit per element."""
         stored = self.graph.values[value]
-        return math.ceil(stored.size * stored_bytes(stored.dtype))
+        return math.ceil(stored.size * get_stored_bytes(stored.dtype))
 
     def find_saved_values(self) -> list[int]:
         """Return the values of the forward pass that the backward pass or an operator reads."""

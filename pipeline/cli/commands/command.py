@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import click
 
 from pipeline.core.errors import UsageError
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.signals import interrupt_command
 
 PROGRAM = "python -m pipeline"
@@ -188,7 +188,7 @@ class LazyCommand(click.Command):
             raise
         if prints_facts:
             interrupt_command()
-            print(json_text(result.facts))
+            print(format_json(result.facts))
         return result.exit_status if isinstance(result, CommandResult) else int(result)
 
     def describe_params(self, ctx: click.Context) -> str:
@@ -280,9 +280,9 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first argument names. Raises UsageError for another word."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
-            from pipeline.core.files.error_text import no_such, show_name
+            from pipeline.core.files.error_text import explain_unknown_name, show_name
 
-            reason = no_such("command", args[0], self.commands)
+            reason = explain_unknown_name("command", args[0], self.commands)
             raise UsageError([str(self.name), show_name(args[0])], reason)
         return super().resolve_command(ctx, args)
 
@@ -343,9 +343,11 @@ def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequen
 
 
 def _describe_unknown_option(name: str, names: Sequence[str]) -> str:
-    from pipeline.core.files.error_text import no_such
+    from pipeline.core.files.error_text import explain_unknown_name
 
-    return no_such("option", name, [option for option in names if option.startswith("--")])
+    return explain_unknown_name(
+        "option", name, [option for option in names if option.startswith("--")]
+    )
 
 
 def _is_argument(param: click.Parameter) -> bool:

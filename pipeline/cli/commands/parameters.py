@@ -65,9 +65,9 @@ class OneOf(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the word. Raises UsageError for any other."""
         if value not in self.choices:
-            from pipeline.core.files.error_text import nearest
+            from pipeline.core.files.error_text import find_nearest
 
-            guess = nearest(str(value), self.choices)
+            guess = find_nearest(str(value), self.choices)
             question = f"; did you mean {guess}?" if guess else ""
             _refuse(param, value, f"must be one of {', '.join(self.choices)}{question}")
         return str(value)

@@ -73,10 +73,10 @@ def show_versions(context: click.Context, param: click.Parameter, is_typed: bool
     """Print the versions of this package, Python and jax, and exit, if `--version` is typed."""
     if not is_typed or context.resilient_parsing:
         return
-    from pipeline.core.host.tested_versions import installed_version
+    from pipeline.core.host.tested_versions import find_installed_version
 
-    installed = installed_version(DISTRIBUTION) or "not installed"
-    jax = installed_version("jax")
+    installed = find_installed_version(DISTRIBUTION) or "not installed"
+    jax = find_installed_version("jax")
     print(f"{DISTRIBUTION} {installed}, Python {platform.python_version()}, jax {jax}")
     context.exit()
 
@@ -109,8 +109,8 @@ def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
 
 
 def _refuse_word(name: str) -> NoReturn:
-    """Raise UsageError for a first argument that isn't a command; it may be a recipe's name."""
-    from pipeline.core.files.error_text import no_such, show_name
+    """Raise UsageError if the first argument isn't a command, such as a recipe's name."""
+    from pipeline.core.files.error_text import explain_unknown_name, show_name
 
     if name in find_recipes(Path.cwd()) or name.endswith(".yaml"):
         raise UsageError(
@@ -118,5 +118,5 @@ def _refuse_word(name: str) -> NoReturn:
         )
     if name == "train":
         raise UsageError([name], "must be left out; arguments without a command train")
-    reason = no_such("command", name, ROOT.commands)
+    reason = explain_unknown_name("command", name, ROOT.commands)
     raise UsageError([show_name(name)], f"{reason}; a key is typed as KEY=VALUE")

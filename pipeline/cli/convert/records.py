@@ -35,13 +35,13 @@ def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> Com
         raise RecipeError([f"dataset = {dataset.name}: {problem}"])
 
     def show_progress(column: str, done: int, samples: int) -> None:
-        reporter.stage("convert", f"{column}: {done:,} of {samples:,} samples")
+        reporter.print_stage("convert", f"{column}: {done:,} of {samples:,} samples")
 
     spec = write_records(out, dataset.name, data, overwrite=overwrite, notify=show_progress)
     columns = [*spec.train.columns.values(), *spec.eval.columns.values()]
     files = [file for column in columns for file in column.files]
     size_mb = sum(file.size_bytes for file in files) / 1e6
-    reporter.stage(
+    reporter.print_stage(
         "done",
         f"{out}: {spec.train.samples:,} training and {spec.eval.samples:,} evaluation samples of "
         f"{spec.source} in {len(files)} files, {size_mb:,.1f} MB; use it with dataset=records "

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import UsageError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.real_files import require_real
 from pipeline.core.files.strict_json import write_json
 from pipeline.core.reporter import Reporter
@@ -82,7 +82,7 @@ def _require_valid(
     """Raise UsageError for a wrong name or radius."""
     for name in names:
         if name not in NAMES:
-            raise UsageError([f"--attacks {name}"], no_such("attack", name, NAMES))
+            raise UsageError([f"--attacks {name}"], explain_unknown_name("attack", name, NAMES))
     if norm != "linf" and LINF_ONLY in names:
         raise UsageError([f"--attacks {LINF_ONLY}"], "needs --norm linf")
     if radius is None and adversarial is None:

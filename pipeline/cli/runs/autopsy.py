@@ -1,4 +1,4 @@
-"""`python -m pipeline autopsy RUN_DIR`: compute and examine the non-finite step of a run again."""
+"""`python -m pipeline autopsy RUN_DIR`: replay and examine the non-finite step of a run."""
 
 from __future__ import annotations
 

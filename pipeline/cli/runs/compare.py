@@ -13,7 +13,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.dump_spec import What
 from pipeline.core.errors import DataError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.error_text import nearest
+from pipeline.core.files.error_text import find_nearest
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import format_layers, list_hints
 from pipeline.inspect.compare.reference import pair_reference, read_reference
@@ -105,32 +105,32 @@ def _compare_steps(
     left: Side, right: Side, request: CompareRequest, reporter: Reporter
 ) -> CommandResult:
     """Compute a step on two sides and compare; the exit status is 1 if a layer is named."""
-    reporter.stage("left", f"{left.name} on {left.opened.device_name}")
-    reporter.stage("right", f"{right.name} on {right.opened.device_name}, the reference")
+    reporter.print_stage("left", f"{left.name} on {left.opened.device_name}")
+    reporter.print_stage("right", f"{right.name} on {right.opened.device_name}, the reference")
     with reporter.clock("comparing"):
         comparison = compare_step(left, right, request, reporter)
     left_loss = "none" if comparison.left_loss is None else f"{comparison.left_loss:.8g}"
     text = f"step {comparison.step}: left {left_loss}, right {comparison.right_loss:.8g}"
     if comparison.run_loss is not None:
         text += f" ({compare_losses(comparison.right_loss, comparison.run_loss)})"
-    reporter.stage("loss", text)
+    reporter.print_stage("loss", text)
     for note in comparison.notes:
-        reporter.stage("note", note)
+        reporter.print_stage("note", note)
     _show_rows(comparison.rows, request, reporter)
     if comparison.forced.errors:
-        reporter.say("\nlayers by themselves, fed with what the right side's layers read:")
+        reporter.print_lines("\nlayers by themselves, fed with what the right side's layers read:")
         for line in format_layers(comparison.forced):
-            reporter.say(line)
-    reporter.say("")
+            reporter.print_lines(line)
+    reporter.print_lines("")
     for hint in list_hints(comparison.rows, comparison.forced):
-        reporter.stage("hint", hint)
+        reporter.print_stage("hint", hint)
     findings = comparison.forced.findings
     for finding in findings[:SHOWN_FINDINGS]:
-        reporter.stage("culprit", str(finding))
+        reporter.print_stage("culprit", str(finding))
     if len(findings) > SHOWN_FINDINGS:
-        reporter.stage("culprit", f"and {len(findings) - SHOWN_FINDINGS} more layers")
+        reporter.print_stage("culprit", f"and {len(findings) - SHOWN_FINDINGS} more layers")
     if not findings:
-        reporter.stage("verdict", "no layer makes more error than its type explains")
+        reporter.print_stage("verdict", "no layer makes more error than its type explains")
     facts = {
         "step": comparison.step,
         "left_loss": comparison.left_loss,
@@ -153,12 +153,12 @@ def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Rep
             write_whole(request.out, to_csv(rows))
         except OSError as error:
             raise RunError(f"{request.out}: can't be written: {error.strerror}") from error
-        reporter.stage("rows", f"{len(rows)}: {request.out}")
-    reporter.say("")
+        reporter.print_stage("rows", f"{len(rows)}: {request.out}")
+    reporter.print_lines("")
     for line in format_rows(rows[:SHOWN_ROWS], request.limits):
-        reporter.say(line)
+        reporter.print_lines(line)
     if len(rows) > SHOWN_ROWS:
-        reporter.say(f"  ... {len(rows) - SHOWN_ROWS} more rows; --out FILE writes all")
+        reporter.print_lines(f"  ... {len(rows) - SHOWN_ROWS} more rows; --out FILE writes all")
 
 
 def _open_dump(folder: Path) -> TensorSide:
@@ -174,7 +174,7 @@ def _compare_files(
 ) -> CommandResult:
     """Compare the tensors of two sides; the exit status is 1 if a row is marked."""
     for label, side in (("left", left), ("right", right)):
-        reporter.stage(label, f"{side.name}: {side.about}")
+        reporter.print_stage(label, f"{side.name}: {side.about}")
         if side.warning is not None:
             reporter.warn(f"{side.name}: {side.warning}")
     require_layers(request.layers, [*left.layers, *right.layers], "--layers")
@@ -189,14 +189,14 @@ def _compare_files(
     ]
     rows = compare_tensors(left_names, right_names, left.read, right.read, request.mapped)
     _show_rows(rows, request, reporter)
-    reporter.say("")
+    reporter.print_lines("")
     for hint in list_hints(rows, None):
-        reporter.stage("hint", hint)
+        reporter.print_stage("hint", hint)
     marked = [row for row in rows if request.limits.are_exceeded(row.columns)]
     text = f"{len(marked)} of {len(rows)} rows are beyond a threshold"
     if marked:
         text += f", the first is {marked[0].left or marked[0].right}"
-    reporter.stage("verdict", f"{text}; compare runs to find the layer that makes the error")
+    reporter.print_stage("verdict", f"{text}; compare runs to find the layer that makes the error")
     facts = {"marked": _rows_to_dicts(marked), "rows": _rows_to_dicts(rows)}
     return CommandResult(facts, exit_status=1 if marked else 0)
 
@@ -207,7 +207,7 @@ def _require_same_layers(left: TensorSide, right: TensorSide, mapped: Mapped) ->
     total = max(len(left.layers), len(right.layers))
     if 2 * shared < total:
         unmatched = next((path for path in left.layers if path not in right.layers), "")
-        guess = nearest(unmatched, right.layers)
+        guess = find_nearest(unmatched, right.layers)
         hint = f"; did you mean {guess}?" if guess else ""
         raise DataError(
             f"{left.name} and {right.name}: of different networks, {shared} of {total} layers "

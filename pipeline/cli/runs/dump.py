@@ -63,14 +63,16 @@ def main(
             saved = load_state(opened, run_dir, step, reporter)
             if saved.replayed:
                 first = step - saved.replayed
-                reporter.stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
+                reporter.print_stage(
+                    "state", f"of step {first}; {saved.replayed:,} steps trained again"
+                )
             loss = logged_loss(run_dir, step)
             with reporter.clock(f"dumping step {step}"):
                 weights = Weights.of(saved.state)
                 batch = opened.batch(step)
                 report = dump_step(request, opened.programs(step), weights, batch, step, loss)
-            reporter.stage("dump", f"step {step}: {report}")
-            reporter.stage("dump", f"step {step}: {compare_losses(report.loss, loss)}")
+            reporter.print_stage("dump", f"step {step}: {report}")
+            reporter.print_stage("dump", f"step {step}: {compare_losses(report.loss, loss)}")
             facts = asdict(report)
             facts["written"] = facts.pop("num_tensors")
             losses = {"step": step, "loss": report.loss, "run_loss": loss}

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
-from pipeline.core.files.csv_file import csv_text
+from pipeline.core.files.csv_file import format_csv
 from pipeline.core.files.real_files import require_real_trees
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import find_newest_step, load_state, open_run_recipe
 from pipeline.inspect.fuzz.faults import FaultRow, count_right, measure_faults
@@ -72,7 +72,7 @@ def main(
         with reporter.clock(f"changing samples {mutants:,} times"):
             result = fuzz.search(rows, mutants)
         for line in _format_lines(result, mutants, radius):
-            reporter.stage("fuzz", line)
+            reporter.print_stage("fuzz", line)
         faults: list[FaultRow] = []
         if with_faults:
             faults = _measure_faults(fuzz, variables, rows, predict, reporter)
@@ -87,15 +87,15 @@ def main(
         }
         names = dataset.classes
         files: dict[str, str | bytes] = {
-            FACTS: json_text(facts, indent=1) + "\n",
-            FOOLING: csv_text(_make_row(mutant, names) for mutant in result.fooling),
+            FACTS: format_json(facts, indent=1) + "\n",
+            FOOLING: format_csv(_make_row(mutant, names) for mutant in result.fooling),
         }
         if faults:
-            files[FAULTS] = csv_text(map(asdict, faults))
+            files[FAULTS] = format_csv(map(asdict, faults))
         if result.fooling:
             files[SHEET] = _draw_sheet(result, dataset.eval.columns["image"], names)
         replace_files(folder, FILES, files)
-        reporter.stage("done", f"{folder}: {', '.join(files)}")
+        reporter.print_stage("done", f"{folder}: {', '.join(files)}")
     return CommandResult({**facts, "folder": str(folder)})
 
 
@@ -113,7 +113,7 @@ def _measure_faults(
     faults = []
     for row in measure_faults(variables["params"], compute_accuracy, fuzz.seed):
         text = f"{row.count:,} {row.fault}: accuracy {row.accuracy:.4f}"
-        reporter.stage("faults", f"{text}, at least {row.least:.4f}")
+        reporter.print_stage("faults", f"{text}, at least {row.least:.4f}")
         faults.append(row)
     return faults
 

@@ -36,7 +36,7 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
         opened = open_run_recipe(run_dir)
         audit = plan_audit(opened, step, samples)
         pairs = len(audit.members)
-        reporter.stage(
+        reporter.print_stage(
             "leakage", f"{pairs:,} members and {pairs:,} held-out samples, step {step:,}"
         )
         bound = None
@@ -44,7 +44,7 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
         if budget is not None:
             bound = PrivacyBound(budget.compute_epsilon(step), budget.spec.delta)
             line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
-            reporter.stage("privacy", line)
+            reporter.print_stage("privacy", line)
         margins = audit.compute_margins(load_state(opened, run_dir, step, reporter).state)
         rows = rate_scores("loss", margins[:pairs], margins[pairs:], bound)
         if shadows:
@@ -53,7 +53,7 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
             name = f"LiRA, {shadows} shadow networks"
             rows += rate_scores(name, scores[:pairs], scores[pairs:], bound)
         for row in rows:
-            reporter.stage("leakage", str(row))
+            reporter.print_stage("leakage", str(row))
     facts = {
         "step": step,
         "pairs": pairs,

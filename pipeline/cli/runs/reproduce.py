@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import check_tree
-from pipeline.config.overrides import key_of, quote_value
+from pipeline.config.overrides import get_key, quote_value
 from pipeline.core.errors import DataError, RecipeError, RunError, UsageError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
@@ -52,7 +52,7 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
     Raises UsageError if overrides have `train.resume`, RecipeError and DataError if the run can't
     be read, RunError if it can't be run again.
     """
-    if resume := [override for override in overrides if key_of(override) == RESUME]:
+    if resume := [override for override in overrides if get_key(override) == RESUME]:
         raise UsageError(resume, "goes on with a run, but reproduce makes a new one; leave it out")
     original = read_record(run_dir)
     name = check_tree(dict(original.recipe)).name
@@ -154,7 +154,7 @@ def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResul
     metrics: list[Difference] | None = None
     if original.status == "done":
         outcomes = compare_outcomes(original, repeated)
-        metrics = [difference for difference in outcomes if difference.where[0] == "metrics"]
+        metrics = [difference for difference in outcomes if difference.path[0] == "metrics"]
     is_same = steps.first is None and not steps.only_one and not metrics
     page = SideBySide(original, repeated)
     page.show_steps(steps)

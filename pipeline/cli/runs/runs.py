@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.core.errors import DataError, UsageError, printable
-from pipeline.core.files.error_text import no_such
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.error_text import explain_unknown_name
+from pipeline.core.files.strict_json import format_json
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.runs.recorded_run import MINOR, RecordedRun, differing_keys, read_runs
@@ -61,10 +61,10 @@ def main(
         page = out or folder / PAGE
         write_page(runs, page, folder, ranked_by)
         text = f"{len(runs)} runs: {printable(str(page))}"
-        print(json_text({"page": str(page)}) if as_json else text)
+        print(format_json({"page": str(page)}) if as_json else text)
     elif as_json:
         for run in runs:
-            print(json_text(_to_dict(run)))
+            print(format_json(_to_dict(run)))
     else:
         _print_table(_rank_runs(runs, ranked_by), ranked_by, shows_all=shows_all)
         if ranked_by is not None:
@@ -82,7 +82,9 @@ def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
     """Return the metric that ranks the runs. Raises DataError if no run has the one named."""
     names = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in names:
-        raise DataError(f"--metric {name}: {no_such('figure of these runs', name, names)}")
+        raise DataError(
+            f"--metric {name}: {explain_unknown_name('figure of these runs', name, names)}"
+        )
     return name or main_metric([run.figures for run in runs])
 
 
@@ -101,7 +103,7 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
 
 
 def _rank_runs(runs: Sequence[RecordedRun], metric: str | None) -> list[RecordedRun]:
-    """Return the runs, the best first; those without the metric last, in their order."""
+    """Return the runs, the best first. Runs without the metric are last, in their order."""
     sign = -1 if metric is not None and is_larger_better(metric) else 1
 
     def rank(run: RecordedRun) -> tuple[bool, float]:

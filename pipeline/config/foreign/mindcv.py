@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config.files import find_groups
 from pipeline.config.foreign.adopt import TRAINERS, KeyRow, Settings, read_setting
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 
@@ -39,7 +39,9 @@ def map_model(settings: Settings) -> Iterator[KeyRow]:
     option = TRAINERS["mindcv"]["models"].get(name, name)
     if option not in files:
         hint = "`convert model` writes a network of PyTorch as a recipe"
-        raise RecipeError([f"model = {show(name)}: {no_such('network', name, files)}; {hint}"])
+        raise RecipeError(
+            [f"model = {show(name)}: {explain_unknown_name('network', name, files)}; {hint}"]
+        )
     yield KeyRow("model", {"model": option})
     rate = read_setting(settings, "drop_rate", 0.0)
     if rate and "dropout" in read_yaml(files[option]):
@@ -92,7 +94,7 @@ def map_data(settings: Settings) -> Iterator[KeyRow]:
     else:
         ops = {"resize.size": size, "rescale.factor": 1 / 255, "rescale.shift": 0.0}
         yield KeyRow("dataset", {"dataset": name, **(CIFAR_OPS if name != "mnist" else {})})
-        yield KeyRow("image_resize", _ops_of_splits({**ops, **SMALL_IMAGES[name]}))
+        yield KeyRow("image_resize", _map_to_splits({**ops, **SMALL_IMAGES[name]}))
     for setting, op in (("mixup", "mix_up"), ("cutmix", "cut_mix")):
         if alpha := read_setting(settings, setting, 0.0):
             classes = read_setting(settings, "num_classes", 1000)
@@ -133,10 +135,10 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRo
         yield KeyRow("color_jitter", keys)
     for setting, default in IMAGENET.items():
         pixels = settings.get(setting) or default
-        yield KeyRow(setting, _ops_of_splits({f"normalize.{setting}": pixels}))
+        yield KeyRow(setting, _map_to_splits({f"normalize.{setting}": pixels}))
 
 
-def _ops_of_splits(fields: Settings) -> dict[str, Any]:
+def _map_to_splits(fields: Settings) -> dict[str, Any]:
     """Return `fields`, by op and field such as `normalize.mean`, as keys of both splits."""
     splits = ("train", "eval")
     return {f"dataset.{split}.ops.{key}": fields[key] for split in splits for key in fields}

@@ -18,7 +18,7 @@ from pipeline.core.files.safe_yaml import parse_yaml
 
 MAX_BYTES = 2**18
 MAX_NODES = 2**18
-"""Most nodes of the syntax that are read as values. Constants that use others may be endless."""
+"""Most syntax nodes that are read as values. Constants that use one another may never end."""
 NAME = "NPURunConfig"
 REFUSED = (
     "train_distribute",

@@ -13,7 +13,7 @@ _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)(.*)", re.IGNORECASE | re.DOTA
 
 
 class Address(PosixPath):
-    """An address in place of a path; it names no local file."""
+    """An address in place of a path. It names no local file."""
 
     def __str__(self) -> str:
         """Return the address; pathlib has joined its two slashes."""

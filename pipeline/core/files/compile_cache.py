@@ -18,7 +18,7 @@ import jax
 
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.ownership import find_foreign_owner, find_writers, make_private
-from pipeline.core.host.jax_private import opened_program_files, use_program_files
+from pipeline.core.host.jax_private import find_opened_program_files, use_program_files
 
 _SUFFIX = ".program"
 _OWNER_ONLY = stat.S_IRUSR | stat.S_IWUSR
@@ -40,9 +40,9 @@ def enable_compile_cache(folder: Path | None, report: Report) -> None:
     use_program_files(lambda path: (ProgramFiles(Path(path), report), path))
 
 
-def opened_cache(device: jax.Device) -> ProgramFiles | None:
+def find_opened_cache(device: jax.Device) -> ProgramFiles | None:
     """Return the cache of programs for a device; None if the cache is off."""
-    cache = opened_program_files(device.client)
+    cache = find_opened_program_files(device.client)
     return cache if isinstance(cache, ProgramFiles) else None
 
 

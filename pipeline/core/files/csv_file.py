@@ -12,7 +12,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 
 
-def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+def format_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as CSV, below the names of the first row's columns. Text is written as it is."""
     lines: list[str] = []
     for row in rows:
@@ -34,6 +34,6 @@ def format_line(values: Iterable[Any]) -> str:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows as a CSV file, atomically. Raises RunError if the disk refuses."""
     try:
-        write_whole(path, csv_text(rows))
+        write_whole(path, format_csv(rows))
     except OSError as error:
         raise RunError(f"{path}: can't be written: {error.strerror}") from error

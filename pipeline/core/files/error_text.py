@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline.core.errors import MAX_PROBLEMS, printable
-from pipeline.core.files.tree_diff import Where, dotted_key, value_at
+from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
-from pipeline.core.plugins.loading import missing_flag_hint
+from pipeline.core.plugins.loading import suggest_missing_flag
 from pipeline.core.registry import MAX_FLOAT, MAX_INT, find_components, find_kind
 
 MAX_NAME_LENGTH = 255
@@ -30,7 +30,7 @@ SYNONYMS: Mapping[str, str] = {
 }
 """Keys and components by their names in other frameworks."""
 
-_NO_LINES: Mapping[Where, str] = {}
+_NO_LINES: Mapping[TreePath, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
 _EXPECTED = {
     "int_type": "a whole number",
@@ -50,20 +50,20 @@ _EXPECTED = {
 }
 
 
-def describe(
-    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[Where, str] = _NO_LINES
+def describe_problems(
+    error: ValidationError, tree: Mapping[str, Any], unfit: Mapping[TreePath, str] = _NO_LINES
 ) -> list[str]:
-    """Return every problem that pydantic found in `tree`, one line each.
+    """Return a line for each problem that pydantic found in `tree`.
 
     `unfit` has a line for each section whose keys belong to another component; it replaces the
     lines of the keys. The first MAX_PROBLEMS lines show the value and a guess. Further lines, of
     which a file can cause thousands, have only the key and the kind of problem.
     """
     problems = [
-        (details, where, tags)
+        (details, path, tags)
         for details in error.errors(include_url=False)
-        for where, tags in [locate(details["loc"], tree)]
-        if details["type"] not in ("missing", "extra_forbidden") or where[:-1] not in unfit
+        for path, tags in [split_location(details["loc"], tree)]
+        if details["type"] not in ("missing", "extra_forbidden") or path[:-1] not in unfit
     ]
     unknown = {where for details, where, _ in problems if details["type"] == "extra_forbidden"}
     lines = list(unfit.values())
@@ -72,20 +72,20 @@ def describe(
     for details, where, _ in problems[MAX_PROBLEMS:]:
         kind = details["type"]
         key_problem = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
-        lines.append(f"{show_name(dotted_key(where))}: {key_problem or _describe_rule(details)}")
+        lines.append(f"{show_name(format_key(where))}: {key_problem or _describe_rule(details)}")
     return lines
 
 
-def no_such(noun: str, name: str, choices: Iterable[str]) -> str:
+def explain_unknown_name(noun: str, name: str, choices: Iterable[str]) -> str:
     """Return, for example, `there is no such model; did you mean mlp? Choose from lenet5, mlp`."""
     names = sorted(filter(None, choices))
-    guess = nearest(name, names)
+    guess = find_nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else "."
     listed = f" Choose from {', '.join(map(show_name, names))}" if names else " There are none"
     return f"there is no such {noun}{question}{listed}"
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
+def find_nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is a synonym of `name` or is spelled like it; None if none is."""
     choices = set(choices)
     if len(name) > MAX_NAME_LENGTH:
@@ -101,8 +101,8 @@ def show_name(name: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser) -> str:
-    key = show_name(dotted_key(where))
+def _describe_problem(details: ErrorDetails, path: TreePath, guesser: _KeyGuesser) -> str:
+    key = show_name(format_key(path))
     value = details["input"]
     context = details.get("ctx", {})
     match details["type"]:
@@ -113,13 +113,11 @@ def _describe_problem(details: ErrorDetails, where: Where, guesser: _KeyGuesser)
         case "union_tag_invalid":
             names = [name.strip("' ") for name in context["expected_tags"].split(",")]
             tag = str(context["tag"])
-            problem = (
-                f"{key}.name = {show(tag)}: {no_such(find_kind(names) or 'component', tag, names)}"
-            )
-            return f"{problem}; {missing_flag_hint()}"
+            problem = explain_unknown_name(find_kind(names) or "component", tag, names)
+            return f"{key}.name = {show(tag)}: {problem}; {suggest_missing_flag()}"
         case "extra_forbidden":
-            guess = guesser.guess(where)
-            question = f"; did you mean {show_name(dotted_key(guess))}?" if guess else ""
+            guess = guesser.guess(path)
+            question = f"; did you mean {show_name(format_key(guess))}?" if guess else ""
             rule = f"there is no such key{question}"
         case "union_tag_not_found":
             rule = "must be a section with a `name`"
@@ -165,24 +163,24 @@ def _describe_rule(details: ErrorDetails) -> str:
     return details["msg"].replace("Input should", "must").replace("must be a valid", "must be a")
 
 
-def locate(loc: Where, tree: Mapping[str, Any]) -> tuple[Where, tuple[str, ...]]:
-    """Split a location of pydantic into the path in the recipe and the names of components.
+def split_location(location: TreePath, tree: Mapping[str, Any]) -> tuple[TreePath, tuple[str, ...]]:
+    """Split pydantic's location into the path in the recipe and the names of components.
 
-    Pydantic puts a component's name between the key that holds the component and its keys.
+    Pydantic puts a component's name between the key of the component and its keys.
     """
-    where: list[int | str] = []
+    path: list[int | str] = []
     tags: list[str] = []
     node: Any = tree
     is_component = False
-    for step in loc:
+    for step in location:
         if is_component and step == (node if isinstance(node, str) else node.get("name")):
             tags.append(str(step))
             is_component = False
             continue
-        where.append(step)
-        node = value_at(node, (step,))
+        path.append(step)
+        node = find_value(node, (step,))
         is_component = isinstance(node, str) or (isinstance(node, Mapping) and "name" in node)
-    return tuple(where), tuple(tags)
+    return tuple(path), tuple(tags)
 
 
 class _KeyGuesser(NamedTuple):
@@ -191,35 +189,35 @@ class _KeyGuesser(NamedTuple):
     tree: Mapping[str, Any]
     tags: Sequence[str]
     """Names of the components on the path to the unknown key."""
-    unknown: AbstractSet[Where]
+    unknown: AbstractSet[TreePath]
     """Other unknown keys, which are not proposed."""
 
-    def guess(self, where: Where) -> Where | None:
+    def guess(self, path: TreePath) -> TreePath | None:
         """Return a valid key that an unknown key may mean, in its section or another; or None."""
-        name = str(where[-1])
-        siblings = self._list_siblings(where)
+        name = str(path[-1])
+        siblings = self._list_siblings(path)
         elsewhere = self._find_key(SYNONYMS.get(name, name))
         if name in SYNONYMS and SYNONYMS[name] not in siblings and elsewhere:
             return elsewhere
-        sibling = nearest(name, siblings)
-        return (*where[:-1], sibling) if sibling else elsewhere
+        sibling = find_nearest(name, siblings)
+        return (*path[:-1], sibling) if sibling else elsewhere
 
-    def _find_key(self, name: str) -> Where | None:
+    def _find_key(self, name: str) -> TreePath | None:
         """Return the path of the key of this name that is nearest to the root of the recipe."""
-        sections: list[tuple[Where, Any]] = [((), self.tree)]
-        for where, section in sections:
-            if not isinstance(section, Mapping) or where in self.unknown:
+        sections: list[tuple[TreePath, Any]] = [((), self.tree)]
+        for path, section in sections:
+            if not isinstance(section, Mapping) or path in self.unknown:
                 continue
-            if name in section and (*where, name) not in self.unknown:
-                return (*where, name)
-            sections += [((*where, key), value) for key, value in section.items()]
+            if name in section and (*path, name) not in self.unknown:
+                return (*path, name)
+            sections += [((*path, key), value) for key, value in section.items()]
         return None
 
-    def _list_siblings(self, where: Where) -> set[str]:
+    def _list_siblings(self, path: TreePath) -> set[str]:
         """Return the valid keys of the section of an unknown key."""
-        section = value_at(self.tree, where[:-1])
+        section = find_value(self.tree, path[:-1])
         keys = section if isinstance(section, Mapping) else {}
-        siblings = {str(key) for key in keys if (*where[:-1], key) not in self.unknown}
+        siblings = {str(key) for key in keys if (*path[:-1], key) not in self.unknown}
         if self.tags:
             siblings |= {
                 field for cls in find_components(self.tags[-1]) for field in cls.model_fields

@@ -39,7 +39,7 @@ class Lock:
         while True:
             descriptor = open_real(self._file, os.O_RDWR | os.O_CREAT)
             try:
-                self.is_certain = flock(descriptor, wait=wait)
+                self.is_certain = try_flock(descriptor, wait=wait)
                 if _is_named(descriptor, self._file):
                     self._descriptor = descriptor
                     descriptor = NOT_HELD
@@ -69,7 +69,7 @@ class Lock:
         self._descriptor = NOT_HELD
 
 
-def flock(descriptor: int, *, wait: bool) -> bool:
+def try_flock(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file or folder until it is closed; return False if there are no locks for it.
 
     Raises BlockingIOError if another process holds it and `wait` is false.
@@ -118,7 +118,7 @@ def lock_file(file: Path, *, wait: bool) -> Iterator[Lock | None]:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock on a folder, after waiting for other holders.
 
-    A missing folder is created for this user alone. If the file system has no locks, checksums and
+    A missing folder is created only for this user. If the file system has no locks, checksums and
     atomic renames protect the files. Raises OSError if the folder can't be created or written.
     """
     make_private(folder)
@@ -127,7 +127,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def owned_folder(folder: Path) -> Iterator[Lock | None]:
+def own_folder(folder: Path) -> Iterator[Lock | None]:
     """Hold the lock on a folder without waiting; None if another process holds it.
 
     The folder itself is locked too, since its lock can't be removed with the file. Other machines
@@ -137,7 +137,7 @@ def owned_folder(folder: Path) -> Iterator[Lock | None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
-            flock(descriptor, wait=False)
+            try_flock(descriptor, wait=False)
             is_free = True
         except BlockingIOError:
             is_free = False

@@ -178,7 +178,7 @@ def reuse_or_search(banked: R | None, search: Callable[[], R], *, repeat: bool) 
     return Tuned(searched, "bank_update", searched)
 
 
-def operator_record(
+def make_operator_record(
     op: Sequence[str], key: str, before_us: float, after_us: float, status: Status
 ) -> dict[str, Any]:
     """Return the entry of one operator in a result file.

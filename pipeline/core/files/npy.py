@@ -104,7 +104,7 @@ def _read_aligned(
     file: IO[bytes], shape: tuple[int, ...], in_fortran_order: bool, dtype: np.dtype
 ) -> np.ndarray:
     """Read an array, whose header was read before, into memory that a CPU device uses in place."""
-    array = aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
+    array = make_aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
     content = array.reshape(-1).view(np.uint8).data
     num_read = 0
     while num_read < len(content):
@@ -130,14 +130,14 @@ def check_header(
     shape, in_fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError(f"{show_name(name)} holds objects; must be plain numbers")
-    if not dtype.itemsize or array_bytes(name, dtype, shape) != size_bytes - file.tell():
+    if not dtype.itemsize or count_array_bytes(name, dtype, shape) != size_bytes - file.tell():
         raise ValueError(
             f"{show_name(name)} has shape {shape}, which doesn't match the file's size"
         )
     return shape, in_fortran_order, dtype
 
 
-def array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
+def count_array_bytes(name: str, dtype: np.dtype, shape: Sequence[int]) -> int:
     """Return the size of an array in bytes. Raises ValueError for an impossible shape."""
     if len(shape) > MAX_AXES or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"{show_name(name)} has an impossible shape; the file is damaged")
@@ -156,7 +156,7 @@ def _report_damage() -> Iterator[None]:
             raise ValueError(str(error) or type(error).__name__) from error
 
 
-def aligned_zeros(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
+def make_aligned_zeros(shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
     """Return an array of zeros that a CPU device uses without a copy."""
     dtype = np.dtype(dtype)
     size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

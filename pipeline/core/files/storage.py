@@ -138,16 +138,16 @@ def retry(action: Callable[[], T]) -> T:
 
 
 @contextmanager
-def convert_errors(where: str, action: str) -> Iterator[None]:
+def convert_errors(address: str, action: str) -> Iterator[None]:
     """Raise the errors of a file system as DataError or RunError; messages have no secrets."""
     try:
         yield
     except PipelineError:
         raise
     except ImportError as error:
-        raise DataError(f"{where}: needs another package: {INSTALL} ({error})") from error
+        raise DataError(f"{address}: needs another package: {INSTALL} ({error})") from error
     except Exception as error:  # each file system has errors of its libraries
-        raise _make_error(error, f"{where}: {action}") from error
+        raise _make_error(error, f"{address}: {action}") from error
 
 
 def _make_error(error: BaseException, problem: str) -> PipelineError:

@@ -12,7 +12,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def format_json(value: Any, indent: int | None = None) -> str:
     """Return `value` as JSON; NaN and infinities, which JSON can't represent, become null."""
     return json.dumps(_replace_nan(value), indent=indent, allow_nan=False)
 
@@ -20,7 +20,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as an indented JSON file, atomically. Raises RunError if the disk refuses."""
     try:
-        write_whole(path, json_text(value, indent=1) + "\n")
+        write_whole(path, format_json(value, indent=1) + "\n")
     except OSError as error:
         raise RunError(f"{path}: can't be written: {error.strerror}") from error
 

@@ -22,13 +22,13 @@ class TraceRow:
 
     def name(self, kind: str, name: str) -> TraceEvent:
         """Return the event that names the row (`thread_name`) or its process (`process_name`)."""
-        return self.metadata(kind, {"name": name})
+        return self.make_metadata(kind, {"name": name})
 
-    def metadata(self, kind: str, args: Mapping[str, Any]) -> TraceEvent:
+    def make_metadata(self, kind: str, args: Mapping[str, Any]) -> TraceEvent:
         """Return an event about the row, such as `thread_sort_index`."""
         return {"ph": "M", "name": kind, "pid": self.pid, "tid": self.tid, "args": dict(args)}
 
-    def span(self, name: str, category: str, begin_us: float, end_us: float) -> TraceEvent:
+    def make_span(self, name: str, category: str, begin_us: float, end_us: float) -> TraceEvent:
         """Return an event with a begin and an end, in microseconds."""
         # The end is rounded as the next begin, so that neighbours don't overlap by rounding.
         begin = round(begin_us, 3)
@@ -38,9 +38,9 @@ class TraceRow:
 
 
 def write_trace_file(
-    path: Path, events: Iterable[TraceEvent], about: Mapping[str, Any] | None = None
+    path: Path, events: Iterable[TraceEvent], metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Write a trace, and the facts `about` it. Raises OSError, and ValueError for a NaN."""
-    other_data = {} if about is None else {"otherData": dict(about)}
+    other_data = {} if metadata is None else {"otherData": dict(metadata)}
     trace = {"displayTimeUnit": "ms", **other_data, "traceEvents": list(events)}
     write_whole(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.core.files.value_text import show
 
-Where = tuple[int | str, ...]
+TreePath = tuple[int | str, ...]
 """A path in a tree."""
 
 
@@ -16,39 +16,39 @@ Where = tuple[int | str, ...]
 class Difference:
     """A leaf in which two trees differ: its path, and its value in each tree; None if missing."""
 
-    where: Where
-    one: Any
-    other: Any
+    path: TreePath
+    value: Any
+    other_value: Any
 
     @property
     def key(self) -> str:
         """Dotted path, such as `train.optimizer.lr`."""
-        return dotted_key(self.where)
+        return format_key(self.path)
 
     def __str__(self) -> str:
-        return f"{self.key} = {show(self.one)}: was {show(self.other)}"
+        return f"{self.key} = {show(self.value)}: was {show(self.other_value)}"
 
 
-def dotted_key(where: Sequence[int | str]) -> str:
+def format_key(path: Sequence[int | str]) -> str:
     """Return a path as Hydra writes it: ("dataset", "ops", 0, "size") as `dataset.ops.0.size`."""
-    return ".".join(map(str, where))
+    return ".".join(map(str, path))
 
 
-def leaves(tree: Any, where: Where = ()) -> Iterator[tuple[Where, Any]]:
+def iterate_leaves(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
     """Yield the paths and values of the leaves of nested mappings and lists."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from leaves(value, (*where, key))
+            yield from iterate_leaves(value, (*path, key))
     elif isinstance(tree, list | tuple):
         for index, value in enumerate(tree):
-            yield from leaves(value, (*where, index))
+            yield from iterate_leaves(value, (*path, index))
     else:
-        yield where, tree
+        yield path, tree
 
 
-def value_at(tree: Any, where: Sequence[int | str], default: Any = None) -> Any:
+def find_value(tree: Any, path: Sequence[int | str], default: Any = None) -> Any:
     """Return the value at a path of nested mappings and lists; `default` if the path is missing."""
-    for key in where:
+    for key in path:
         has_key = isinstance(tree, Mapping) and key in tree
         has_index = isinstance(tree, list) and isinstance(key, int) and key < len(tree)
         if not has_key and not has_index:
@@ -57,12 +57,12 @@ def value_at(tree: Any, where: Sequence[int | str], default: Any = None) -> Any:
     return tree
 
 
-def differences(tree: Any, other: Any) -> list[Difference]:
+def list_differences(tree: Any, other: Any) -> list[Difference]:
     """Return the leaves that differ, in the order of `tree`, then those that only `other` has."""
-    values = dict(leaves(tree))
-    other_values = dict(leaves(other))
+    values = dict(iterate_leaves(tree))
+    other_values = dict(iterate_leaves(other))
     return [
-        Difference(where, values.get(where), other_values.get(where))
-        for where in dict.fromkeys((*values, *other_values))
-        if values.get(where) != other_values.get(where)
+        Difference(path, values.get(path), other_values.get(path))
+        for path in dict.fromkeys((*values, *other_values))
+        if values.get(path) != other_values.get(path)
     ]

@@ -25,18 +25,18 @@ def show(value: Any) -> str:
 
 
 def join_first(
-    texts: Sequence[str], most: int, separator: str = ", ", before_more: str = " and "
+    texts: Sequence[str], max_count: int, separator: str = ", ", before_more: str = " and "
 ) -> str:
     """Return the first `most` texts, joined; then `before_more` and the number of further texts."""
-    num_left = len(texts) - most
+    num_left = len(texts) - max_count
     ending = f"{before_more}{num_left:,} more" if num_left > 0 else ""
-    return separator.join(texts[:most]) + ending
+    return separator.join(texts[:max_count]) + ending
 
 
-def first_lines(lines: Sequence[str], most: int) -> list[str]:
+def limit_lines(lines: Sequence[str], max_count: int) -> list[str]:
     """Return the first `most` lines, and a line with the number of further lines."""
-    num_left = len(lines) - most
-    return [*lines[:most], *([f"{num_left:,} more"] if num_left > 0 else [])]
+    num_left = len(lines) - max_count
+    return [*lines[:max_count], *([f"{num_left:,} more"] if num_left > 0 else [])]
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -51,7 +51,7 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
     ]
 
 
-def bytes_text(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes as text, with a decimal unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
@@ -60,7 +60,7 @@ def bytes_text(count: float) -> str:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Return whether YAML reads a text as a text; one of more than 60 characters isn't checked."""
+    """Return whether YAML reads a text as a text. Texts above 60 characters aren't checked."""
     if len(text) > 60:
         return True
     try:

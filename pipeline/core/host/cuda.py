@@ -24,7 +24,7 @@ MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 DEFAULT_SHARE = 0.75
 
 
-def plugin() -> str | None:
+def find_plugin() -> str | None:
     """Return JAX's plug-in for CUDA with its version; None if none is installed."""
     for name in PLUGINS:
         with suppress(PackageNotFoundError):
@@ -32,7 +32,7 @@ def plugin() -> str | None:
     return None
 
 
-def driver_problem() -> str | None:
+def find_driver_problem() -> str | None:
     """Return why NVIDIA's driver can't be used; None if it starts and has a device."""
     try:
         driver = ctypes.CDLL(DRIVER)
@@ -49,15 +49,15 @@ def driver_problem() -> str | None:
     return None if count.value else "the NVIDIA driver sees no device"
 
 
-def why_no_gpu(jax_reason: str = "") -> str:
+def explain_missing_gpu(jax_reason: str = "") -> str:
     """Return why JAX has no GPU, and how to change that."""
-    installed = plugin()
+    installed = find_plugin()
     platforms = os.environ.get(PLATFORMS, "")
     if installed is None:
         return INSTALL
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return f"{PLATFORMS} = {platforms} leaves GPUs out; unset it, or name cuda,cpu"
-    problem = driver_problem()
+    problem = find_driver_problem()
     if problem is not None:
         return f"{problem}; {installed} is installed"
     return f"{jax_reason or 'JAX gives no reason'}; {installed} is installed"
@@ -73,7 +73,7 @@ def share_memory(processes: int) -> dict[str, str]:
     return {MEMORY_SHARE: f"{DEFAULT_SHARE / processes:.3f}"}
 
 
-def cuda_versions() -> dict[str, str]:
+def read_cuda_versions() -> dict[str, str]:
     """Return the versions of `driver`, `cuda` and `cudnn` that can be found."""
     versions = {}
     with suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:

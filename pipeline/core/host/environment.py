@@ -48,7 +48,7 @@ def require_known_flags() -> None:
 
 @cache
 def _require_flags(flags: str) -> None:
-    """Raise RunError unless XLA accepts the flags; it aborts the process at a wrong one."""
+    """Raise RunError unless XLA accepts the flags. A wrong flag would abort the process."""
     # Imported here: few runs need it.
     import subprocess
 

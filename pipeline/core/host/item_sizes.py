@@ -11,11 +11,11 @@ MASK_BYTES = 1 / 8
 """Size of a bool in the memory of an Ascend, which packs masks, one bit each."""
 
 
-def item_bytes(dtype: str) -> int:
+def get_item_bytes(dtype: str) -> int:
     """Return the size of an element in a kernel. Raises TypeError for an unknown type."""
     return KEY_BYTES if dtype.startswith("key") else np.dtype(dtype).itemsize
 
 
-def stored_bytes(dtype: str) -> float:
+def get_stored_bytes(dtype: str) -> float:
     """Return the size of an element in device memory, in which masks are packed."""
-    return MASK_BYTES if dtype == "bool" else item_bytes(dtype)
+    return MASK_BYTES if dtype == "bool" else get_item_bytes(dtype)

@@ -28,7 +28,7 @@ ExecutablePickler: Any = serialize_executable._JaxPjrtPickler
 ExecutableUnpickler: Any = serialize_executable._JaxPjrtUnpickler
 
 
-def num_joined_processes() -> int:
+def count_joined_processes() -> int:
     """Return the number of processes of `jax.distributed`; 1 before it is initialized.
 
     `jax.process_count` opens the devices, after which their number is fixed.
@@ -53,7 +53,7 @@ def close_devices() -> None:
     clear_backends()
 
 
-def coordination_client() -> Any:
+def get_coordination_client() -> Any:
     """Return the client of `jax.distributed`, by which processes exchange values without devices.
 
     JAX's public collectives need devices.
@@ -73,28 +73,28 @@ def use_program_files(open_folder: Callable[[str], tuple[Any, str]]) -> None:
     compilation_cache.reset_cache()
 
 
-def opened_program_files(client: Any) -> object:
+def find_opened_program_files(client: Any) -> object:
     """Return JAX's cache of programs for a client of devices; None if the cache is off."""
     return compilation_cache._get_cache(client)
 
 
 def with_names_in_cache_key() -> AbstractContextManager[None]:
-    """Inside, this thread finds a compiled program only if names and source lines are the same.
+    """Require equal names and source lines of a cached program, in this thread during the body.
 
     Otherwise JAX finds programs of equal layers with other names. `jax.config` sets all threads.
     """
     return config.compilation_cache_include_metadata_in_key(True)
 
 
-def no_compile_cache() -> AbstractContextManager[None]:
-    """Inside, this thread's compiled programs aren't written to the cache.
+def disable_compile_cache() -> AbstractContextManager[None]:
+    """Write no program that this thread compiles to the cache, during the body.
 
     XLA can't serialize programs that call oneDNN: it fails with `std::bad_alloc`.
     """
     return config.persistent_cache_min_compile_time_secs(float("inf"))
 
 
-def machine_code(cached: bytes) -> bytes:
+def read_machine_code(cached: bytes) -> bytes:
     """Return the machine code in an entry of JAX's cache, which is compressed and has a time."""
     unpacked = compilation_cache.decompress_executable(cached)
     code, _ = compilation_cache.extract_executable_and_time(unpacked)

@@ -1,8 +1,8 @@
-"""Walks over jaxprs, with their calls, loops and branches, in all tested versions of JAX.
+"""Read jaxprs with their calls, loops and branches, in all tested versions of JAX.
 
-Code reads a jaxpr by `walk`, with values of any kind in place of arrays, or by `equations_in`.
-Since JAX 0.12 a `ClosedJaxpr` is a `Jaxpr` with its constants. Before, parameters of equations are
-of either type.
+`interpret_jaxpr` evaluates a jaxpr with values of any kind in place of arrays, `iterate_equations`
+lists its equations. Since JAX 0.12 a `ClosedJaxpr` is a `Jaxpr` with its constants. Before,
+parameters of equations are of either type.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def _split_operands(
     return list(operands[:first]), list(operands[first:end]), list(operands[end:])
 
 
-def walk(
+def interpret_jaxpr(
     jaxpr: ClosedJaxpr, operands: Sequence[T], compute: Compute[T], read_constant: ReadConstant[T]
 ) -> list[T]:
-    """Return the results of a jaxpr for operands of any kind, calling `compute` per equation.
+    """Evaluate a jaxpr on operands of any kind; `compute` is called for each equation.
 
     A value is dropped after the last equation that reads it.
     """
@@ -105,7 +105,7 @@ def walk(
     def read(atom: Any) -> T:
         return read_constant(atom, atom.val) if isinstance(atom, Literal) else values[atom]
 
-    for equation, last_read in zip(body.eqns, _last_reads(body), strict=True):
+    for equation, last_read in zip(body.eqns, _list_last_reads(body), strict=True):
         results = compute(equation, [read(atom) for atom in equation.invars])
         values |= dict(zip(equation.outvars, results, strict=True))
         for var in last_read:
@@ -125,7 +125,7 @@ def bind_variables(
     return values | dict(zip(body.invars, operands, strict=True))
 
 
-def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
+def _list_last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
     """Return for each equation the variables that no later equation reads."""
     read_later = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     last_reads: list[list[Var]] = []
@@ -137,17 +137,17 @@ def _last_reads(jaxpr: Jaxpr) -> list[list[Var]]:
     return last_reads[::-1]
 
 
-def equations_in(
+def iterate_equations(
     jaxpr: Jaxpr, outer: tuple[JaxprEqn, ...] = ()
 ) -> Iterator[tuple[JaxprEqn, tuple[JaxprEqn, ...]]]:
     """Yield every equation with the equations that contain it, the outermost first."""
     for equation in jaxpr.eqns:
         yield equation, outer
-        for inner_jaxpr in inner_jaxprs(equation):
-            yield from equations_in(inner_jaxpr, (*outer, equation))
+        for inner_jaxpr in iterate_inner_jaxprs(equation):
+            yield from iterate_equations(inner_jaxpr, (*outer, equation))
 
 
-def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+def iterate_inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """Yield the jaxprs among the parameters of an equation: of calls, loops, branches and rules."""
     for value in equation.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -156,7 +156,7 @@ def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
                 yield inner_jaxpr
 
 
-def scope_of(equation: JaxprEqn, outer: str = "") -> str:
+def join_scope(equation: JaxprEqn, outer: str = "") -> str:
     """Return the named scopes of an equation below `outer`, separated by slashes."""
     return "/".join(filter(None, (outer, str(equation.source_info.name_stack))))
 
@@ -171,7 +171,7 @@ def enter_scope(scope: str) -> Iterator[None]:
         yield
 
 
-def source_line(equation: JaxprEqn) -> str:
+def find_source_line(equation: JaxprEqn) -> str:
     """Return the innermost line of custom code that made an equation, as `train.py, line 12`.
 
     Code of Python, of this and of installed packages is skipped; "" if no line remains.
@@ -184,7 +184,7 @@ def source_line(equation: JaxprEqn) -> str:
     return ""
 
 
-def source_call(equation: JaxprEqn) -> tuple[tuple[int, int], ...]:
+def find_source_call(equation: JaxprEqn) -> tuple[tuple[int, int], ...]:
     """Return the call in traced custom code that made an equation, and the calls below it.
 
     The call in custom code is last. Each is the identity of a function's code and a place in it.
@@ -211,11 +211,11 @@ def _is_custom(path: str) -> bool:
 
 def is_library_call(equation: JaxprEqn) -> bool:
     """Return whether an equation calls one of JAX's functions, such as `jax.nn.silu`."""
-    callee = called_jaxpr(equation)
+    callee = find_called_jaxpr(equation)
     return callee is not None and "/jax/_src/" in callee.jaxpr.debug_info.func_src_info
 
 
-def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+def find_called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     """Return the jaxpr that an equation calls once; None if it isn't a call."""
     if equation.primitive.name not in CALLS:
         return None
@@ -223,10 +223,10 @@ def called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     return as_closed(params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"])
 
 
-def per_device_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+def find_per_device_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     """Return the jaxpr of a call, or of each device in a `shard_map`; None for other equations."""
     is_sharded = equation.primitive.name == "shard_map"
-    return as_closed(equation.params["jaxpr"]) if is_sharded else called_jaxpr(equation)
+    return as_closed(equation.params["jaxpr"]) if is_sharded else find_called_jaxpr(equation)
 
 
 def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:

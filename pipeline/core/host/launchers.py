@@ -86,7 +86,7 @@ class Launcher:
 
     title: str
     name: LaunchName
-    """Value of `launch` that reads these variables alone."""
+    """Value of `launch` that reads only these variables."""
     rank: tuple[str, ...]
     """Variables of the rank; the first that is set counts."""
     size: str
@@ -189,7 +189,7 @@ def _find_mpi_host(environment: Environment) -> str:
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment["OMPI_COMM_WORLD_SIZE"]:
         raise KeyError("MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)")
     # Open MPI names each job of a machine differently.
-    return f"127.0.0.1:{_port_of_job(crc32(environment.get('PMIX_NAMESPACE', '').encode()))}"
+    return f"127.0.0.1:{_choose_port(crc32(environment.get('PMIX_NAMESPACE', '').encode()))}"
 
 
 def _find_first_node(environment: Environment) -> str:
@@ -204,10 +204,10 @@ def _find_slurm_node(environment: Environment) -> str:
     job = environment["SLURM_JOB_ID"]
     if not job.isdecimal():
         raise ValueError(f"SLURM_JOB_ID = {job}: must be a whole number")
-    return f"{prefix}{number or ''}:{_port_of_job(int(job))}"
+    return f"{prefix}{number or ''}:{_choose_port(int(job))}"
 
 
-def _port_of_job(number: int) -> int:
+def _choose_port(number: int) -> int:
     return MAX_PORT + 1 - NUM_PORTS + number % NUM_PORTS
 
 
@@ -288,13 +288,13 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
 def get_rank() -> int:
     """Return the rank of this process in a run, for code that all its processes call.
 
-    It is 0 for a process alone. Raises RecipeError for invalid variables of a launcher.
+    It is 0 for a single process. Raises RecipeError for invalid variables of a launcher.
     """
     return _read_group()[0]
 
 
 def get_group_size() -> int:
-    """Return the number of processes of a run; 1 for a process alone."""
+    """Return the number of processes of a run; 1 for a single process."""
     return _read_group()[1]
 
 

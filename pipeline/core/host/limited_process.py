@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from pipeline.core.errors import printable
 from pipeline.core.host.limited_child import ANSWER, DONE, NOT_INSTALLED, REQUEST
-from pipeline.core.host.memory import available_bytes
+from pipeline.core.host.memory import read_available_bytes
 
 _SETTINGS: Mapping[str, str] = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # other pools reserve a GiB of address space
@@ -78,7 +78,7 @@ class LimitedProcess:
         Raises ImportError if the library isn't installed, LibraryError if it raises, and
         ChildLimitError.
         """
-        memory_bytes = min(available_bytes(), limits.memory_bytes)
+        memory_bytes = min(read_available_bytes(), limits.memory_bytes)
         head = REQUEST.pack(kind, memory_bytes, limits.cpu_s, len(content))
         with self._lock:
             try:

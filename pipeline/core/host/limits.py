@@ -7,7 +7,7 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.host.memory import CGROUP, MEMBERSHIP, available_bytes, list_control_groups
+from pipeline.core.host.memory import CGROUP, MEMBERSHIP, list_control_groups, read_available_bytes
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def read_limits(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> Limits:
         open_files=_read_soft_limit(resource.RLIMIT_NOFILE),
         file_bytes=_read_soft_limit(resource.RLIMIT_FSIZE),
         address_bytes=_read_soft_limit(resource.RLIMIT_AS),
-        memory_bytes=available_bytes(cgroup, membership),
+        memory_bytes=read_available_bytes(cgroup, membership),
         cores=min([cores, *(quota for quota in quotas if quota is not None)]),
         machine_cores=os.cpu_count() or cores,
         load=os.getloadavg()[0],

@@ -27,7 +27,7 @@ _VERSION_2 = _LimitFiles("memory.max", "memory.current", "inactive_file")
 _VERSION_1 = _LimitFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
+def read_available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """Return the memory that is available, on this machine and in its container."""
     free_bytes = 1024 * _read_number(_MEMINFO, r"^MemAvailable: +(\d+) kB$")
     free_bytes = free_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -37,12 +37,12 @@ def available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int
     return min([free_bytes, *(count for count in group_bytes if count is not None)])
 
 
-def require_room(size_bytes: int, what: str) -> None:
+def require_room(size_bytes: int, purpose: str) -> None:
     """Raise ValueError if `what` needs more memory than is available."""
-    available = available_bytes()
+    available = read_available_bytes()
     if size_bytes > available:
         raise ValueError(
-            f"{what} would take {size_bytes / 1e9:,.1f} GB of memory, {available / 1e9:,.1f} GB "
+            f"{purpose} would take {size_bytes / 1e9:,.1f} GB of memory, {available / 1e9:,.1f} GB "
             "are available here"
         )
 

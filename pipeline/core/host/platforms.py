@@ -65,6 +65,6 @@ PLATFORMS = (
 )
 
 
-def platform_of(name: str) -> Platform:
+def get_platform(name: str) -> Platform:
     """Return the facts about a platform of JAX."""
     return next((platform for platform in PLATFORMS if platform.name == name), Platform(name))

@@ -11,7 +11,7 @@ import jax
 LEAST_CALLS = 3
 
 
-def shortest_s(call: Callable[..., Any], *arguments: Any, budget_s: float) -> float:
+def measure_shortest_s(call: Callable[..., Any], *arguments: Any, budget_s: float) -> float:
     """Return the shortest time in seconds of at least three calls, in about `budget_s` seconds."""
     jax.block_until_ready(call(*arguments))
     times_s: list[float] = []

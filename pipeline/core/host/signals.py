@@ -35,7 +35,7 @@ class Signals:
         """Number of signals that requested a checkpoint."""
         self._held = self._interrupted = False
 
-    def note(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. Raises Interrupted for one to stop that can't wait, at most once."""
         if number == SAVE:
             self.saves += 1
@@ -51,8 +51,8 @@ class Signals:
             raise Interrupted(text if is_first else f"{self.stop}, then {text}")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, the first signal to stop is only noted, in `stop`."""
+    def hold_stops(self) -> Iterator[None]:
+        """Record the first signal to stop in `stop`, without an interrupt, during the body."""
         self._held = True
         try:
             yield
@@ -60,8 +60,8 @@ class Signals:
             self._held = False
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Inside, a signal to stop interrupts despite `held`; an earlier signal does so at once."""
+    def allow_interrupts(self) -> Iterator[None]:
+        """Let signals to stop interrupt the body despite `hold_stops`, an earlier one at once."""
         was_held = self._held
         self._held = False
         try:
@@ -79,14 +79,14 @@ class Signals:
 
 @contextmanager
 def handle_signals(signals: Signals) -> Iterator[None]:
-    """Inside, `signals` handles the signals of this process.
+    """Let `signals` handle the signals of this process during the body.
 
     Has no effect outside the main thread, since Python delivers signals to the main thread.
     """
     previous_handlers = {}
     with suppress(ValueError):
         for number in (*find_stops(), SAVE):
-            previous_handlers[number] = signal.signal(number, signals.note)
+            previous_handlers[number] = signal.signal(number, signals.handle)
     try:
         yield
     finally:

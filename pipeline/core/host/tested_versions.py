@@ -18,7 +18,7 @@ PACKAGES_SHOWN = 4
 """Most packages that a line names."""
 
 
-def tested_pythons(distribution: str) -> list[Version]:
+def list_tested_pythons(distribution: str) -> list[Version]:
     """Return the versions of Python that a distribution's classifiers name, in order."""
     classifiers = metadata(distribution).get_all("Classifier") or []
     names = [name.removeprefix(PYTHON) for name in classifiers if name.startswith(PYTHON)]
@@ -32,7 +32,7 @@ def find_untested(distribution: str) -> list[str]:
     counts as tested.
     """
     sentences: dict[str, None] = {}
-    pythons = tested_pythons(distribution)
+    pythons = list_tested_pythons(distribution)
     release = Version(platform.python_version()).release[:2]
     if pythons and not pythons[0].release <= release <= pythons[-1].release:
         tested = ", ".join(map(str, pythons))
@@ -40,7 +40,7 @@ def find_untested(distribution: str) -> list[str]:
     for requirement in map(Requirement, requires(distribution) or ()):
         bounds = _format_bounds(requirement)
         marker = requirement.marker
-        installed = installed_version(requirement.name)
+        installed = find_installed_version(requirement.name)
         if installed is None:
             if marker is None or marker.evaluate({"extra": ""}):
                 sentences[f"{requirement.name}: not installed, tested are {bounds}"] = None
@@ -52,7 +52,7 @@ def find_untested(distribution: str) -> list[str]:
 def describe_tested(distribution: str, names: tuple[str, ...]) -> str:
     """Return the tested versions of Python and of the requirements `names`, on one line."""
     requirements = {req.name: req for req in map(Requirement, requires(distribution) or ())}
-    pythons = ", ".join(map(str, tested_pythons(distribution))) or "any"
+    pythons = ", ".join(map(str, list_tested_pythons(distribution))) or "any"
     bounds = [
         f"{name} {_format_bounds(requirements[name])}" for name in names if name in requirements
     ]
@@ -68,7 +68,7 @@ def compare_with_lock(lock: Path) -> str:
     num_shared = 0
     differing = []
     for name, locked in _read_lock(lock).items():
-        installed = installed_version(name)
+        installed = find_installed_version(name)
         if installed is not None:
             num_shared += 1
             if Version(installed) != Version(locked):
@@ -81,7 +81,7 @@ def compare_with_lock(lock: Path) -> str:
     return f"{count}: {', '.join(differing[:PACKAGES_SHOWN])}{ending}"
 
 
-def installed_version(distribution: str) -> str | None:
+def find_installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution; None if it isn't installed."""
     try:
         return version(distribution)

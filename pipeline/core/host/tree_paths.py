@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def path_text(path: Any) -> str:
+def format_path(path: Any) -> str:
     """Return jax's path of a leaf as text, such as "conv_0/kernel"."""
     # Imported here: descriptions of optimizers are read without jax.
     import jax
@@ -13,15 +13,15 @@ def path_text(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def leaf_paths(tree: Any) -> list[str]:
+def list_leaf_paths(tree: Any) -> list[str]:
     """Return the path of each leaf of a tree."""
     import jax
 
-    return [path_text(path) for path, _ in jax.tree.leaves_with_path(tree)]
+    return [format_path(path) for path, _ in jax.tree.leaves_with_path(tree)]
 
 
-def leaves_by_path(tree: Any) -> dict[str, Any]:
+def flatten_by_path(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by path."""
     import jax
 
-    return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
+    return dict(zip(list_leaf_paths(tree), jax.tree.leaves(tree), strict=True))

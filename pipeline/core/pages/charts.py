@@ -55,7 +55,7 @@ class ChartAxis:
     begin: float
     end: float
 
-    def place(self, value: float) -> float:
+    def to_pixel(self, value: float) -> float:
         """Return the pixel of a value."""
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
@@ -105,18 +105,18 @@ def draw_frame(
     chart = Drawing(WIDTH, HEIGHT, title)
     chart.add("text", "title", title, x=2, y=14)
     for value in round_values(y.low, y.high):
-        place = y.place(value)
+        place = y.to_pixel(value)
         chart.add("line", "rule", x1=LEFT, y1=place, x2=WIDTH - RIGHT, y2=place)
         chart.add("text", "end", _format_tick(value), x=LEFT - 7, y=place + 4)
     if x_ticks is None:
         x_ticks = {value: _format_tick(value) for value in round_values(x.low, x.high)}
     for value, words in x_ticks.items():
-        chart.add("text", "middle", words, x=x.place(value), y=HEIGHT - BOTTOM + 17)
+        chart.add("text", "middle", words, x=x.to_pixel(value), y=HEIGHT - BOTTOM + 17)
     chart.add("text", "end", label, x=WIDTH - RIGHT, y=HEIGHT - 3)
     return chart
 
 
-def curve_chart(title: str, curves: Sequence[Curve], label: str = "step") -> Drawing | None:
+def draw_curves(title: str, curves: Sequence[Curve], label: str = "step") -> Drawing | None:
     """Draw curves over steps, or what `label` names; None if no two steps have a finite value.
 
     A curve of more than `MAX_POINTS` values is drawn as `MAX_POINTS` groups of consecutive values:
@@ -134,7 +134,7 @@ def curve_chart(title: str, curves: Sequence[Curve], label: str = "step") -> Dra
     chart = draw_frame(title, x, y, label)
     right = WIDTH - RIGHT
     for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
-        pixels = [(x.place(step), *map(y.place, values)) for step, *values in groups]
+        pixels = [(x.to_pixel(step), *map(y.to_pixel, values)) for step, *values in groups]
         _draw_curve(chart, np.array(pixels), colour, curve.marked)
         if len(groups_by_curve) > 1:
             chart.add("text", "end", curve.name, x=right, y=14)
@@ -174,7 +174,7 @@ def _group_values(curve: Curve) -> np.ndarray:
     return np.stack([steps[ends - 1], means, low, high], axis=1)
 
 
-def scatter_chart(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing | None:
+def draw_scatter(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing | None:
     """Draw predicted against true numbers (n,), with the line where they are equal."""
     finite = np.isfinite(true) & np.isfinite(predicted)
     true = true[finite]
@@ -188,11 +188,11 @@ def scatter_chart(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawin
     chart = draw_frame(title, x, y, "true")
     chart.add("line", "ideal", x1=x.begin, y1=y.begin, x2=x.end, y2=y.end)
     for across, up in zip(true[dots], predicted[dots], strict=True):
-        chart.add("circle", "dot blue", cx=x.place(across), cy=y.place(up), r=2.2)
+        chart.add("circle", "dot blue", cx=x.to_pixel(across), cy=y.to_pixel(up), r=2.2)
     return chart
 
 
-def histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Drawing | None:
+def draw_histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Drawing | None:
     """Draw how many of the values (n,) are in each of `bars` equal ranges around zero."""
     values = values[np.isfinite(values)]
     if not len(values):
@@ -202,14 +202,16 @@ def histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Dra
     x = make_horizontal_axis(-reach, reach)
     y = make_vertical_axis(0, float(counts.max()) * 1.05)
     chart = draw_frame(title, x, y, label)
-    width = x.place(edges[1]) - x.begin - 1
+    width = x.to_pixel(edges[1]) - x.begin - 1
     for count, edge in zip(counts, edges[:-1], strict=True):
-        top = y.place(count)
-        chart.add("rect", "blue", x=x.place(edge) + 0.5, y=top, width=width, height=y.begin - top)
+        top = y.to_pixel(count)
+        chart.add(
+            "rect", "blue", x=x.to_pixel(edge) + 0.5, y=top, width=width, height=y.begin - top
+        )
     return chart
 
 
-def lane_chart(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = False) -> Drawing:
+def draw_lanes(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = False) -> Drawing:
     """Draw lanes of blocks from 0 to `end`; `ticks` writes round values above them.
 
     Lanes leave room for labels and notes if any has one.
@@ -219,7 +221,7 @@ def lane_chart(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = F
     head = 24.0 if ticks else 0.0
     chart = Drawing(WIDE, head + len(lanes) * (LANE + LANE_GAP) - LANE_GAP, title, "wide")
     for value in round_values(0, end, 8) if ticks else ():
-        place = x.place(value)
+        place = x.to_pixel(value)
         chart.add("line", "rule", x1=place, y1=head - 6, x2=place, y2=chart.height)
         chart.add("text", "middle", f"{value:g}", x=place, y=12)
     for number, lane in enumerate(lanes):
@@ -229,12 +231,12 @@ def lane_chart(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = F
             _draw_block(chart, block, x, top)
         if lane.note:
             last = max((block.end for block in lane.blocks), default=0.0)
-            chart.add("text", "", lane.note, x=x.place(last) + 6, y=top + 15)
+            chart.add("text", "", lane.note, x=x.to_pixel(last) + 6, y=top + 15)
     return chart
 
 
 def _draw_block(chart: Drawing, block: LaneBar, x: ChartAxis, top: float) -> None:
-    begin, end = (min(max(x.place(value), x.begin), x.end) for value in (block.begin, block.end))
+    begin, end = (min(max(x.to_pixel(value), x.begin), x.end) for value in (block.begin, block.end))
     # Thin gaps keep wide blocks apart.
     width = max(end - begin - (0.6 if end - begin > 4 else 0.0), 0.2)
     chart.add("rect", block.colour, tip=block.tip, x=begin, y=top, width=width, height=LANE)
@@ -243,7 +245,7 @@ def _draw_block(chart: Drawing, block: LaneBar, x: ChartAxis, top: float) -> Non
         chart.add("text", f"{tone} middle", block.words, x=begin + width / 2, y=top + 15)
 
 
-def pile_blocks(parts: Iterable[tuple[str, float, str]]) -> list[LaneBar]:
+def stack_blocks(parts: Iterable[tuple[str, float, str]]) -> list[LaneBar]:
     """Return adjacent blocks from their colours, sizes and words; parts of size 0 are left out."""
     blocks = []
     begin = 0.0

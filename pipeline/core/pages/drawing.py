@@ -39,7 +39,7 @@ class Drawing:
         if tip:
             SubElement(element, "title").text = NO_XML.sub("\ufffd", tip)
 
-    def markup(self, margin: float = 0, **attributes: str) -> str:
+    def to_element(self, margin: float = 0, **attributes: str) -> str:
         """Return the drawing as an element of a page, with a margin in pixels."""
         box = (-margin, -margin, self.width + 2 * margin, self.height + 2 * margin)
         root = Element("svg", attributes, viewBox=" ".join(f"{edge:g}" for edge in box), role="img")
@@ -49,9 +49,9 @@ class Drawing:
         root.extend(self.marks)
         return tostring(root, "unicode")
 
-    def file_text(self) -> str:
+    def to_file_text(self) -> str:
         """Return the drawing as an SVG file, light or dark as the viewer's theme."""
-        head, _, marks = self.markup(MARGIN, xmlns="http://www.w3.org/2000/svg").partition(">")
+        head, _, marks = self.to_element(MARGIN, xmlns="http://www.w3.org/2000/svg").partition(">")
         corner = f'x="-{MARGIN:g}" y="-{MARGIN:g}"'
         ground = f'<rect class="ground" {corner} width="100%" height="100%"/>'
         return f"{head}><style>{_make_file_style()}</style>{ground}{marks}\n"

@@ -100,7 +100,7 @@ Block = Words | Charts | Legend | RowTable | Matrix | Beside | SampleGrid
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a sentence and blocks; it is shown if it has blocks."""
+    """A heading, a sentence and blocks. A section without blocks isn't shown."""
 
     title: str
     about: str = ""

@@ -122,7 +122,7 @@ def load_named() -> Iterator[Plugin]:
             )
 
 
-def loaded_plugins() -> tuple[Plugin, ...]:
+def list_loaded_plugins() -> tuple[Plugin, ...]:
     """Return the plug-ins that are loaded, in the order of their names."""
     return tuple(_loaded[name] for name in sorted(_loaded))
 
@@ -151,9 +151,9 @@ def find_object(reference: str) -> Any:
     return value
 
 
-def missing_flag_hint() -> str:
+def suggest_missing_flag() -> str:
     """Return the advice for an unknown component."""
-    named = ", ".join(plugin.source for plugin in loaded_plugins())
+    named = ", ".join(plugin.source for plugin in list_loaded_plugins())
     return f"a custom component needs {FLAG} FILE" + (f" (named: {named})" if named else "")
 
 
@@ -236,10 +236,10 @@ def _describe_import_error(error: BaseException, path: Path | None) -> str:
     ]
     if isinstance(error, SyntaxError) and path is not None and error.filename == str(path):
         lines = [error.lineno]
-    where = f"line {lines[-1]}: " if lines else ""
+    place = f"line {lines[-1]}: " if lines else ""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     hint = f"; {INSTALL[missing]}" if missing in INSTALL else ""
-    return f"can't be imported: {where}{type(error).__name__}: {first_line(error)}{hint}"
+    return f"can't be imported: {place}{type(error).__name__}: {first_line(error)}{hint}"
 
 
 def _hash_files(source: str, module: ModuleType) -> Mapping[str, str]:

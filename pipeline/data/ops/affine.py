@@ -18,7 +18,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Range, list_steps, read_points, require_image
 from pipeline.data.order import draw_permutation
-from pipeline.data.random import integers
+from pipeline.data.random import draw_integers
 
 Interpolation = Literal["linear", "nearest"]
 
@@ -35,7 +35,7 @@ class Maps:
     remainders: Any
     remainder_bits: int
 
-    def at(self, xp: Any, numbers: Any) -> Maps:
+    def select(self, xp: Any, numbers: Any) -> Maps:
         """Return the maps with these numbers, int32 (batch,)."""
         pixels = xp.asarray(self.pixels)[numbers]
         return Maps(pixels, xp.asarray(self.remainders)[numbers], self.remainder_bits)
@@ -105,7 +105,7 @@ def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray
     return xp.where(is_inside[..., None], read, fill)
 
 
-def rotation_map(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
+def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
     """Return the maps from target to source, (n, 2, 3), of counter-clockwise rotations."""
     angle = np.deg2rad(degrees)
     cosine = np.cos(angle)
@@ -116,7 +116,7 @@ def rotation_map(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray
     return np.stack([np.stack(along, -1), np.stack(across, -1)], axis=-2)
 
 
-def shear_map(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
+def make_shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
     """Return the map from target to source, (2, 3), of shears by angles in radians about `centre`.
 
     Rows move by `along` and columns by `across`, as in MindSpore's Affine.
@@ -129,7 +129,7 @@ def shear_map(along: float, across: float, centre: tuple[float, float]) -> np.nd
     return np.linalg.inv(forth)[:2]
 
 
-def translation_map(right: float, down: float) -> np.ndarray:
+def make_translation(right: float, down: float) -> np.ndarray:
     """Return the map from target to source, (2, 3), of a shift by numbers of pixels."""
     return np.array([[1, 0, -right], [0, 1, -down]], np.float64)
 
@@ -172,7 +172,7 @@ class _AffineOp(GeometricOp):
     creates_border: ClassVar[bool] = True
 
     @abstractmethod
-    def matrices(self, height: int, width: int) -> np.ndarray:
+    def make_matrices(self, height: int, width: int) -> np.ndarray:
         """Return the maps from target to source pixels, float64 (maps, 2, 3), for a size."""
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
@@ -192,8 +192,8 @@ class _AffineOp(GeometricOp):
 
     def _draw_maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
         height, width = values.shape[1:3]
-        maps = to_fixed_point(self.matrices(height, width), height, width)
-        return maps.at(xp, integers(xp, uniforms[:, 0], len(maps.pixels)))
+        maps = to_fixed_point(self.make_matrices(height, width), height, width)
+        return maps.select(xp, draw_integers(xp, uniforms[:, 0], len(maps.pixels)))
 
 
 @component("op")
@@ -210,11 +210,11 @@ class RandomRotation(_AffineOp):
     center: Point | None = None
     fill: Fill = 0
 
-    def matrices(self, height: int, width: int) -> np.ndarray:
+    def make_matrices(self, height: int, width: int) -> np.ndarray:
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
         centre = self.center or ((width - 1) / 2, (height - 1) / 2)
-        least, most = degrees
-        return rotation_map(list_steps(least, most), centre)
+        low, high = degrees
+        return make_rotation(list_steps(low, high), centre)
 
 
 @component("op")
@@ -255,7 +255,7 @@ class RandomAffine(_AffineOp):
             )
         return self
 
-    def matrices(self, height: int, width: int) -> np.ndarray:
+    def make_matrices(self, height: int, width: int) -> np.ndarray:
         degrees = self.degrees if isinstance(self.degrees, tuple) else (-self.degrees, self.degrees)
         angle = np.deg2rad(_spread_evenly(0, degrees))
         right = _spread_evenly(1, self.translate_x)
@@ -278,6 +278,6 @@ class RandomAffine(_AffineOp):
 
 def _spread_evenly(column: int, bounds: Range) -> np.ndarray:
     """Return the middles of MAPS even steps of a range, in a random order for each column."""
-    places = (draw_permutation(_TABLE_KEY, column, MAPS) + 0.5) / MAPS
-    least, most = bounds
-    return least + (most - least) * places
+    positions = (draw_permutation(_TABLE_KEY, column, MAPS) + 0.5) / MAPS
+    low, high = bounds
+    return low + (high - low) * positions

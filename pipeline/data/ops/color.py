@@ -1,5 +1,8 @@
-"""Brightness, contrast, saturation and hue of bytes, computed as in OpenCV. Functions take all
-amounts that can be drawn, and the index of each image's amount."""
+"""Brightness, contrast, saturation and hue of bytes, computed as in OpenCV.
+
+`factors` and `shifts` are all amounts that can be drawn, (n,). `numbers` is the index of each
+image's amount, int32 (batch,).
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import Range, draw_rows, list_steps, repeat_op, require_image
 from pipeline.data.ops.interpolation import divide_rounded
-from pipeline.data.random import integers
+from pipeline.data.random import draw_integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 """(xp, bytes, amounts (n,), index of each image's amount, int32 (batch,)) -> bytes."""
 
 _FACTOR_BITS = 16
 _TABLES = 32
-"""The largest number of factors with a table of 64 KiB each; more are computed."""
+"""Most factors that have a table, of 64 KiB each. Results for more factors are computed."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 _HUE_BITS = 12
@@ -32,13 +35,13 @@ _SIXTH = 85
 
 
 def _make_range_check(
-    least: float, most: float, quantity: str
+    low: float, high: float, quantity: str
 ) -> Callable[[tuple[float, float]], tuple[float, float]]:
     """Return a validator that raises ValueError for a range beyond the bounds."""
 
     def check(bounds: tuple[float, float]) -> tuple[float, float]:
-        if not least <= bounds[0] <= bounds[1] <= most:
-            raise ValueError(f"{list(bounds)}: {quantity} must be from {least:g} to {most:g}")
+        if not low <= bounds[0] <= bounds[1] <= high:
+            raise ValueError(f"{list(bounds)}: {quantity} must be from {low:g} to {high:g}")
         return bounds
 
     return check
@@ -74,10 +77,10 @@ class RandomColorAdjust(Op):
         order = draw_rows(xp, uniforms[:, 4], orders)
 
         def change_once(iteration: Any, values: Any) -> Any:
-            turn = broadcast_per_image(order[:, iteration])
+            turns = broadcast_per_image(order[:, iteration])
             changed = values
             for index, (change, amounts, numbers) in enumerate(changes):
-                changed = xp.where(turn == index, change(xp, values, amounts, numbers), changed)
+                changed = xp.where(turns == index, change(xp, values, amounts, numbers), changed)
             return changed
 
         return repeat_op(xp, change_once, len(changes), values)
@@ -92,7 +95,7 @@ class RandomColorAdjust(Op):
         }
         neutral: dict[Adjust, float] = {adjust_hue: 0.0}
         return [
-            (change, table, integers(xp, uniforms[:, draw], len(table)))
+            (change, table, draw_integers(xp, uniforms[:, draw], len(table)))
             for draw, (change, table) in enumerate(amounts.items())
             if table.tolist() != [neutral.get(change, 1.0)]
         ]
@@ -215,15 +218,15 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
 def to_rgb(xp: Any, hue: Any, saturation: Any, value: Any) -> Any:
     """Return RGB bytes of int32 hue, saturation and value. As in OpenCV, a circle has 255 hues."""
     sector = 2 * hue // _SIXTH % 6
-    within = 2 * hue % _SIXTH
+    offset = 2 * hue % _SIXTH
     unit = 255 * _SIXTH
 
     def darken(share: Any) -> Any:
         return (2 * value * (unit - saturation * share) + unit) // (2 * unit)
 
     low = darken(_SIXTH)
-    falling = darken(within)
-    rising = darken(_SIXTH - within)
+    falling = darken(offset)
+    rising = darken(_SIXTH - offset)
     channels = (
         (value, falling, low, low, rising, value),
         (rising, value, value, falling, low, low),

@@ -15,10 +15,10 @@ import numpy as np
 from pipeline.data.ops.affine import (
     Interpolation,
     Maps,
-    rotation_map,
-    shear_map,
+    make_rotation,
+    make_shear,
+    make_translation,
     to_fixed_point,
-    translation_map,
     warp,
 )
 from pipeline.data.ops.color import compute_luma, compute_mean_luma, look_up_blend, make_blend_table
@@ -89,16 +89,16 @@ def _make_matrix(change: Change, height: int, width: int) -> np.ndarray:
     amount = change.magnitude
     match change.name:
         case "ShearX":
-            return shear_map(amount, 0, centre)
+            return make_shear(amount, 0, centre)
         case "ShearY":
-            return shear_map(0, amount, centre)
+            return make_shear(0, amount, centre)
         case "TranslateX":
-            return translation_map(amount, 0)
+            return make_translation(amount, 0)
         case "TranslateY":
-            return translation_map(0, amount)
+            return make_translation(0, amount)
         case "Rotate":
-            return rotation_map(np.array(amount), centre)
-    return translation_map(0, 0)
+            return make_rotation(np.array(amount), centre)
+    return make_translation(0, 0)
 
 
 def make_level_table(change: Change) -> np.ndarray:
@@ -126,7 +126,7 @@ def make_changes(
     fill: np.ndarray,
 ) -> Any:
     """Change each image of RGB bytes by the row of the tables in `numbers`, int32 (batch,)."""
-    values = warp(xp, values, changes.maps.at(xp, numbers), interpolation, fill)
+    values = warp(xp, values, changes.maps.select(xp, numbers), interpolation, fill)
     counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
     for name, table in (
@@ -155,33 +155,33 @@ def look_up(xp: Any, values: Any, tables: Any) -> Any:
     """Replace bytes by tables of each sample and channel, (batch, channels or 1, 256)."""
     batch, channels = tables.shape[:2]
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
-    places = row[:, None, None, :] * LEVELS + values.astype(np.int32)
-    return xp.take(tables.reshape(-1), places, mode="clip").astype(np.uint8)
+    indices = row[:, None, None, :] * LEVELS + values.astype(np.int32)
+    return xp.take(tables.reshape(-1), indices, mode="clip").astype(np.uint8)
 
 
 def count_levels(xp: Any, values: Any) -> Any:
     """Return the histogram of levels of each channel, int32 (batch, channels, 256)."""
     batch, *_, channels = values.shape
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
-    places = (row[:, None, None, :] * LEVELS + values.astype(np.int32)).reshape(-1)
+    indices = (row[:, None, None, :] * LEVELS + values.astype(np.int32)).reshape(-1)
     size = batch * channels * LEVELS
-    counts = np.bincount(places, minlength=size) if xp is np else xp.bincount(places, length=size)
+    counts = np.bincount(indices, minlength=size) if xp is np else xp.bincount(indices, length=size)
     return counts.reshape(batch, channels, LEVELS).astype(np.int32)
 
 
 def make_stretch_table(xp: Any, counts: Any) -> Any:
     """Return tables that stretch each channel's levels to 0..255, as MindSpore's AutoContrast."""
-    least = xp.argmax(counts > 0, axis=-1)[..., None]
-    most = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
-    scaled = xp.asarray(_STRETCHED)[(most - least)[..., 0]]
-    table = xp.trunc(scaled - xp.take_along_axis(scaled, least, axis=-1)).astype(np.int32)
-    return xp.where(most > least, table.clip(0, 255), _IDENTITY)
+    lowest = xp.argmax(counts > 0, axis=-1)[..., None]
+    highest = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
+    scaled = xp.asarray(_STRETCHED)[(highest - lowest)[..., 0]]
+    table = xp.trunc(scaled - xp.take_along_axis(scaled, lowest, axis=-1)).astype(np.int32)
+    return xp.where(highest > lowest, table.clip(0, 255), _IDENTITY)
 
 
 def make_equalize_table(xp: Any, counts: Any) -> Any:
     """Return tables that equalize each channel's levels, as OpenCV's equalizeHist."""
-    least = xp.argmax(counts > 0, axis=-1)[..., None]
-    first = xp.take_along_axis(counts, least, axis=-1)
+    lowest = xp.argmax(counts > 0, axis=-1)[..., None]
+    first = xp.take_along_axis(counts, lowest, axis=-1)
     above = xp.cumsum(counts, axis=-1) - first
     total = counts.sum(axis=-1, keepdims=True) - first
     scale = np.float32(255) / xp.maximum(total, 1).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, Strict
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.random import integers
+from pipeline.data.random import draw_integers
 
 Size = Annotated[tuple[PositiveInt, PositiveInt], Strict(False)]
 """[height, width] in pixels."""
@@ -105,13 +105,13 @@ Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_require_or
 """[least, most], for numbers that are drawn evenly from the range."""
 
 
-def list_steps(least: float, most: float) -> np.ndarray:
+def list_steps(low: float, high: float) -> np.ndarray:
     """Return the middles of a range's steps, float64 (STEPS,), or its only value."""
-    if least == most:
-        return np.array([least])
-    return least + (most - least) * (np.arange(STEPS) + 0.5) / STEPS
+    if low == high:
+        return np.array([low])
+    return low + (high - low) * (np.arange(STEPS) + 0.5) / STEPS
 
 
 def draw_rows(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
     """Draw rows of a table evenly. Returns (*uniforms.shape, *table.shape[1:])."""
-    return xp.asarray(table)[integers(xp, uniforms, len(table))]
+    return xp.asarray(table)[draw_integers(xp, uniforms, len(table))]

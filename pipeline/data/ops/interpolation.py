@@ -58,8 +58,8 @@ def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
         # OpenCV processes eight bytes at a time and rounds halves to even. It rounds halves up in
         # the remaining bytes at the end of a row.
         width, channels = total.shape[2:]
-        place = np.arange(width * channels).reshape(width, channels)
-        halves_up = place >= width * channels // _LANES * _LANES
+        indices = np.arange(width * channels).reshape(width, channels)
+        halves_up = indices >= width * channels // _LANES * _LANES
         mixed = divide_rounded(total, 1 << (2 * WEIGHT_BITS), halves_up)
         return mixed.clip(0, 255).astype(np.uint8)
     # OpenCV has 16 bits for each product, and so rounds to quarters before it adds.
@@ -77,9 +77,9 @@ def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
     """Return taps of two (linear) or four (cubic) neighbours, clamped, without antialiasing."""
-    place = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
-    first = np.floor(place)
-    fraction = place - first
+    centres = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
+    first = np.floor(centres)
+    fraction = centres - first
     if interpolation == "cubic":
         return _make_neighbour_taps(source, first - 1, _compute_cubic_weights(fraction), fixed)
     if axis == 2:  # Along columns the weights stay, though both taps are the pixel of the edge.

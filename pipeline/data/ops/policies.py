@@ -17,7 +17,7 @@ from pipeline.data.ops.affine import Fill, Interpolation, list_fill_levels
 from pipeline.data.ops.color import require_rgb_bytes
 from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
 from pipeline.data.ops.image import Size, repeat_op
-from pipeline.data.random import integers
+from pipeline.data.random import draw_integers
 
 _SIGNED = frozenset(
     {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
@@ -90,7 +90,7 @@ class RandAugment(Policy):
         bins = self.num_magnitude_bins
         changes, rows = _tabulate_random_changes(self.magnitude, bins, self.convention, size)
         negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
-        number = integers(xp, uniforms[:, : self.num_ops], len(rows))
+        number = draw_integers(xp, uniforms[:, : self.num_ops], len(rows))
         side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
         return self._change(xp, values, changes, xp.asarray(rows)[number, side])
 
@@ -108,9 +108,11 @@ class AutoAugment(Policy):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
         changes, rows, probabilities = _tabulate_policy(self.policy, self.convention, size)
-        pair = integers(xp, uniforms[:, 0], len(rows))
+        pair = draw_integers(xp, uniforms[:, 0], len(rows))
         is_changed = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
-        numbers = xp.asarray(rows)[pair[:, None], np.arange(2), integers(xp, uniforms[:, 3:5], 2)]
+        numbers = xp.asarray(rows)[
+            pair[:, None], np.arange(2), draw_integers(xp, uniforms[:, 3:5], 2)
+        ]
         return self._change(xp, values, changes, xp.where(is_changed, numbers, 0))
 
 

@@ -34,7 +34,7 @@ from pipeline.data.ops.interpolation import (
     make_pillow_taps,
     make_widening_taps,
 )
-from pipeline.data.random import integers
+from pipeline.data.random import draw_integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
 
@@ -74,8 +74,8 @@ class Resize(GeometricOp):
         return replace(value, shape=(*compute_target_size(self.size, height, width), channels))
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        size = compute_target_size(self.size, *values.shape[1:3])
-        return resize_images(xp, values, size, self.interpolation)
+        target = compute_target_size(self.size, *values.shape[1:3])
+        return resize_images(xp, values, target, self.interpolation)
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         return resize_images(
@@ -169,7 +169,7 @@ PositiveRange = Annotated[Range, AfterValidator(_require_positive)]
 
 @dataclass(frozen=True)
 class Box:
-    """The crop of each image in pixels, int32 (batch,) each."""
+    """A box for each image, in pixels. Each field is int32 (batch,)."""
 
     top: Any
     left: Any
@@ -236,7 +236,7 @@ class RandomResizedCrop(GeometricOp):
         aspect = np.exp(list_steps(log(self.ratio[0]), log(self.ratio[1])))
         root = np.sqrt(aspect).astype(np.float32)
         inverse = (1 / aspect).astype(np.float32)
-        number = integers(xp, uniforms[:, attempts : 2 * attempts], len(aspect))
+        number = draw_integers(xp, uniforms[:, attempts : 2 * attempts], len(aspect))
         sides = draw_rows(xp, uniforms[:, :attempts], side)
         columns = xp.rint(sides * xp.asarray(root)[number]).clip(1)
         rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
@@ -244,9 +244,9 @@ class RandomResizedCrop(GeometricOp):
 
     def _find_central(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Return top, left, height, width of the largest central box with a ratio in the range."""
-        least, most = self.ratio
-        rows = round(width / least) if width / height < least else height
-        columns = round(height * most) if width / height > most else width
+        min_ratio, max_ratio = self.ratio
+        rows = round(width / min_ratio) if width / height < min_ratio else height
+        columns = round(height * max_ratio) if width / height > max_ratio else width
         return (height - rows + 1) // 2, (width - columns) // 2, rows, columns
 
 
@@ -273,20 +273,20 @@ def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
 
 
 @lru_cache
-def _list_nearest_pixels(longest: int, target: int) -> np.ndarray:
+def _list_nearest_pixels(max_length: int, target: int) -> np.ndarray:
     """Return the nearest pixels for crops of each length from 0, which is unused, to `longest`."""
-    lengths = [find_nearest_pixels(max(length, 1), target) for length in range(longest + 1)]
+    lengths = [find_nearest_pixels(max(length, 1), target) for length in range(max_length + 1)]
     return np.stack(lengths)
 
 
 @lru_cache
 def _list_taps(
-    interpolation: Literal["linear", "cubic"], longest: int, target: int, axis: Axis, fixed: bool
+    interpolation: Literal["linear", "cubic"], max_length: int, target: int, axis: Axis, fixed: bool
 ) -> Taps:
     """Return the taps for crops of each length from 0, which is unused, to `longest`."""
     lengths = [
         make_opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
-        for length in range(longest + 1)
+        for length in range(max_length + 1)
     ]
     return Taps(
         np.concatenate([taps.pixels for taps in lengths]),

@@ -18,7 +18,7 @@ from pipeline.data.padding.buckets import (
     compute_canvas,
     to_ragged,
 )
-from pipeline.data.random import integers, uniforms
+from pipeline.data.random import draw_integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
 """Column of sizes before a crop, int32 (dimensions,), if some images exceed every bucket."""
@@ -100,15 +100,15 @@ def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
     room = columns[UNCROPPED_SIZE] - columns[SIZE]
     if is_random:
         draws = uniforms(xp, batch.seed, batch.epoch, batch.sample, CROP_OP, len(bucket))
-        corner = integers(xp, draws, (room + 1).astype(np.float32))
+        corner = draw_integers(xp, draws, (room + 1).astype(np.float32))
     else:
         corner = room // 2
     # int32 (batch, 1, 1), (batch, height, 1) and (batch, 1, width) for buckets of two dimensions.
     index = [np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))]
     for axis, length in enumerate(bucket):
-        places = corner[:, axis : axis + 1] + np.arange(length, dtype=np.int32)
+        indices = corner[:, axis : axis + 1] + np.arange(length, dtype=np.int32)
         shape = [1] * len(bucket)
         shape[axis] = length
-        index.append(places.reshape([-1, *shape]))
+        index.append(indices.reshape([-1, *shape]))
     cropped = {name: columns[name][tuple(index)] for name in names}
     return replace(batch, columns={**columns, **cropped})

@@ -103,7 +103,7 @@ class Examples:
     """int64 (n,) for classes, float32 (n, K) for numbers."""
     label_key: str
 
-    def at(self, rows: np.ndarray) -> Examples:
+    def select_rows(self, rows: np.ndarray) -> Examples:
         images = replace(self.images, rows=self.images.rows[rows])
         return replace(self, images=images, labels=self.labels[rows])
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from pipeline.core.errors import limit_problems
-from pipeline.core.files.error_text import describe, show_name
+from pipeline.core.files.error_text import describe_problems, show_name
 from pipeline.core.registry import Seq
 from pipeline.data.records.tf_example import Feature
 
@@ -153,7 +153,7 @@ def _read_header(path: Path, size: int) -> Header:
     try:
         return Header.model_validate(tree)
     except ValidationError as error:
-        problems = "; ".join(limit_problems(describe(error, tree)))
+        problems = "; ".join(limit_problems(describe_problems(error, tree)))
         raise ValueError(f"its header is damaged: {problems}") from error
 
 

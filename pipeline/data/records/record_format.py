@@ -23,7 +23,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from pipeline.core.errors import DataError, limit_problems
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.error_text import describe
+from pipeline.core.files.error_text import describe_problems
 from pipeline.core.registry import Seq, Spec
 from pipeline.data.targets import Targets, Task
 
@@ -167,7 +167,9 @@ def read_description(folder: Path) -> RecordsSpec:
     try:
         return RecordsSpec.model_validate(tree)
     except ValidationError as error:
-        raise DataError(f"{file}: {'; '.join(limit_problems(describe(error, tree)))}") from error
+        raise DataError(
+            f"{file}: {'; '.join(limit_problems(describe_problems(error, tree)))}"
+        ) from error
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.errors import RunError, system_reason
+from pipeline.core.errors import RunError, get_system_reason
 from pipeline.core.files.atomic_write import commit
 from pipeline.data.columns import Column, RawData, Split
 from pipeline.data.padding.buckets import RaggedColumn
@@ -82,7 +82,7 @@ def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
             folder.rename(replaced)
         commit(scratch, folder)
     except OSError as error:
-        raise RunError(f"{folder}: can't be written: {system_reason(error)}") from error
+        raise RunError(f"{folder}: can't be written: {get_system_reason(error)}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -157,7 +157,7 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
         writer.close()
         size_bytes = path.stat().st_size
     except (RuntimeError, OSError) as error:
-        raise RunError(f"{path}: can't be written: {system_reason(error)}") from error
+        raise RunError(f"{path}: can't be written: {get_system_reason(error)}") from error
     return RecordFile(
         name=path.name, samples=len(rows), size_bytes=size_bytes, first_crc32=first_crc32
     )

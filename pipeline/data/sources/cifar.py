@@ -20,7 +20,13 @@ from pipeline.core.errors import DataError
 from pipeline.core.files.atomic_write import commit
 from pipeline.core.files.ownership import make_private
 from pipeline.core.registry import component
-from pipeline.data.checksums import SUMS, RemoteFile, checksum, format_checksums, has_recorded_sums
+from pipeline.data.checksums import (
+    SUMS,
+    RemoteFile,
+    compute_checksum,
+    format_checksums,
+    has_recorded_sums,
+)
 from pipeline.data.columns import Facts, RawData, Split, make_blank_data
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.download import fetch_all, lock_data_folder, require_published
@@ -203,7 +209,7 @@ def _hash_archive(archive: Path, release: Release) -> str:
                 f"has {size_bytes:,} bytes; it can't be {release.stem}, which has "
                 f"{release.max_archive_bytes:,} at most"
             )
-        return checksum(archive)
+        return compute_checksum(archive)
 
 
 def _unpack(archive: Path, release: Release, folder: Path) -> None:

@@ -171,7 +171,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
                 groups = labels - self.first_label
             names = [str(n) for n in range(self.first_label, self.first_label + MAX_CLASSES)]
             train, evaluated = hold_out(groups, names, share, self.split_seed)
-        return examples.at(train), examples.at(evaluated)
+        return examples.select_rows(train), examples.select_rows(evaluated)
 
     def _make_targets(
         self, train: Examples, evaluated: Examples

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pipeline.core.errors import DataError, system_reason
+from pipeline.core.errors import DataError, get_system_reason
 from pipeline.data.columns import DECODING_THREADS, Column, read_samples
 from pipeline.data.image_file import (
     FORMATS,
@@ -20,8 +20,8 @@ from pipeline.data.image_file import (
     open_image,
     read_pixels,
     read_upright_size,
+    require_complete,
     require_eight_bits,
-    require_whole,
     turn_upright,
 )
 from pipeline.data.padding.buckets import Ragged
@@ -207,9 +207,9 @@ def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, 
     def read(path: str) -> DataError | None:
         try:
             if masks:
-                require_whole(Path(path), _MASK_FORMATS, _require_one_channel)
+                require_complete(Path(path), _MASK_FORMATS, _require_one_channel)
             else:
-                require_whole(Path(path), FORMATS, require_eight_bits)
+                require_complete(Path(path), FORMATS, require_eight_bits)
         except UNREADABLE_IMAGE as error:
             return _make_read_error(path, error)
         return None
@@ -230,4 +230,4 @@ def _open_named(path: str, formats: Sequence[str]) -> Iterator[Image.Image]:
 
 
 def _make_read_error(path: str, error: Exception) -> DataError:
-    return DataError(f"{path}: can't be read as an image: {system_reason(error)}")
+    return DataError(f"{path}: can't be read as an image: {get_system_reason(error)}")

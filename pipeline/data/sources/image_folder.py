@@ -51,7 +51,7 @@ class ImageFolder(LocalDatasetSpec):
     split: Share | None = None
     """The share of the images of each class for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
+    """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     labels_csv: FilePath | None = None
     """A CSV file with the paths of images, relative to `root`, and their targets."""
     eval_csv: FilePath | None = None
@@ -283,7 +283,7 @@ def list_images(
 
 
 def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
-    """Return a line of the log about files that aren't read; none if all are read."""
+    """Return a line of the log about files that aren't read; empty if all are read."""
     if not left_out:
         return ()
     kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()

@@ -61,7 +61,7 @@ class ImageMasks(LocalDatasetSpec):
     split: Share | None = None
     """The share of the images for evaluation; null: they are in another folder."""
     split_seed: NonNegativeInt = 0
-    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
+    """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of values; null: one more than the largest
     value of all masks, which are read first."""
@@ -73,8 +73,8 @@ class ImageMasks(LocalDatasetSpec):
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
-        halves, left_out = self._list_splits()
-        masks = [mask for half in halves for _, mask in half]
+        split_pairs, left_out = self._list_splits()
+        masks = [mask for half in split_pairs for _, mask in half]
         if isinstance(self.classes, tuple):
             names = self.classes
         else:
@@ -82,12 +82,12 @@ class ImageMasks(LocalDatasetSpec):
             names = tuple(str(label) for label in range(count))
         values = MaskValues(len(names), self.ignore_index)
         images = make_image_columns(
-            [[image for image, _ in half] for half in halves],
+            [[image for image, _ in half] for half in split_pairs],
             self.image_size,
             several_sizes=self.buckets is not None,
         )
         splits = []
-        for column, half in zip(images, halves, strict=True):
+        for column, half in zip(images, split_pairs, strict=True):
             paths = [mask for _, mask in half]
             labels: Column
             if self.buckets is not None and self.image_size is None:
@@ -114,13 +114,13 @@ class ImageMasks(LocalDatasetSpec):
     def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
         """Return pairs of image and mask, and the files left out. Raises DataError for an image
         without a mask, a mask without an image, and different sizes."""
-        within = None if self.follow_links else self.root.resolve()
+        root = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
                 raise DataError(f"{folder}: has no folder {name}; must hold images and their masks")
         listings = [
-            list_images(folder / self.images, within),
-            list_images(folder / self.masks, within, MASK_SUFFIXES),
+            list_images(folder / self.images, root),
+            list_images(folder / self.masks, root, MASK_SUFFIXES),
         ]
         images = _map_stems(listings[0].images, folder / self.images)
         masks = _map_stems(listings[1].images, folder / self.masks)

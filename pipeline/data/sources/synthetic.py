@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import PositiveInt, field_validator
 
 from pipeline.core.host.memory import require_room
-from pipeline.core.registry import component, components
+from pipeline.core.registry import component, list_components
 from pipeline.data.columns import Facts, RawData, Split
 from pipeline.data.dataset_spec import DatasetSpec
 from pipeline.data.file_errors import name_file
@@ -95,14 +95,14 @@ def require_facts(source: str) -> Facts:
     """Return the sizes of a source by name. Raises ValueError if they depend on its files."""
     facts = _find_facts(source)
     if facts is None:
-        names = ", ".join(name for name in components("dataset") if _find_facts(name))
+        names = ", ".join(name for name in list_components("dataset") if _find_facts(name))
         raise ValueError(f"{source}: must be a source whose sizes are known: {names}")
     return facts
 
 
 def _find_facts(source: str) -> Facts | None:
     """Return the sizes of a source by name; None if they depend on files or settings."""
-    cls = components("dataset").get(source)
+    cls = list_components("dataset").get(source)
     unchecked = cls.model_construct() if cls else None
     try:
         return unchecked.facts() if isinstance(unchecked, DatasetSpec) else None

@@ -83,7 +83,7 @@ class TableDataset(DatasetSpec):
     split: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The share of the rows for evaluation, the same for each class if there are classes."""
     split_seed: NonNegativeInt = 0
-    """Seed of the split, apart from `seed`, so that runs with different seeds share the split."""
+    """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()

@@ -60,7 +60,7 @@ class EncodeTable(Op):
 
 
 def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """Make the op for a table and a network that reads features or fields; none without a table."""
+    """Make the op for a table and a network that reads features or fields, if there is a table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)

@@ -94,7 +94,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     }
     for position, column in enumerate(table.numeric):
         if column.date is None:
-            values = require_numbers(column.name, raw.column(column.name), raw.place).values
+            values = require_numbers(column.name, raw.get_column(column.name), raw.locate).values
         else:
             values = compute_part_values(days[column.name], column.date)
         missing = np.isnan(values)
@@ -107,15 +107,15 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
         if overflowed.any():
             row = int(np.argmax(overflowed))
             raise ValueError(
-                f"{raw.place(row)}: {show_name(column.name)} = {values[row]:g} is too far from the "
-                f"mean {column.mean:g} of the training split, whose standard deviation is "
+                f"{raw.locate(row)}: {show_name(column.name)} = {values[row]:g} is too far from "
+                f"the mean {column.mean:g} of the training split, whose standard deviation is "
                 f"{column.std:g}"
             )
         if column.indicator:
             encoded[:, indicators] = missing
             indicators += 1
     for position, column in enumerate(table.categories, start=table.num_numbers):
-        texts = to_texts(raw.column(column.name))
+        texts = to_texts(raw.get_column(column.name))
         text_numbers = {text: number for number, text in enumerate(column.categories, start=1)}
         numbers = [text_numbers.get(text, 0) for text in (*texts.texts, MISSING)]
         encoded[:, position] = np.array(numbers, np.float32)[texts.codes]
@@ -149,7 +149,7 @@ def _fit_column(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
     """Fit a column on the training rows: one column for each part of dates, none if it is empty."""
-    column = raw.column(name)
+    column = raw.get_column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
         date_format = _find_date_format(raw, name, rows, options)
@@ -168,13 +168,13 @@ def _fit_column(
         require_one_type(name, column, raw)
     if kind == "category" or (kind == "auto" and isinstance(column, Texts)):
         return _fit_category(name, to_texts(column), rows, options)
-    return _fit_numbers(name, require_numbers(name, column, raw.place).values[rows], options)
+    return _fit_numbers(name, require_numbers(name, column, raw.locate).values[rows], options)
 
 
 def _fit_numbers(
     name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of numbers, or a part of dates; none without a number."""
+    """Fit a column of numbers, or a part of dates, if it has a number."""
     present = numbers[~np.isnan(numbers)]
     if not present.size:
         return ()
@@ -198,9 +198,11 @@ def _find_date_format(
 ) -> str | None:
     """Return the format of all dates in the training rows; None if the column doesn't have dates.
     Raises ValueError for a column of `dates` with several formats or other values."""
-    column = to_texts(raw.column(name))
+    column = to_texts(raw.get_column(name))
     must_be = options.kind_of(name) == "date"
-    texts = [text for text, count in zip(column.texts, column.counts(rows), strict=True) if count]
+    texts = [
+        text for text, count in zip(column.texts, column.count_rows(rows), strict=True) if count
+    ]
     if options.date_format is not None:
         is_date = must_be or (texts and not np.isnan(parse_days(texts, options.date_format)).any())
         return options.date_format if is_date else None
@@ -218,14 +220,14 @@ def _find_date_format(
 
 def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray:
     """Return days since 1970, float64 (rows,), NaN if missing. Raises ValueError with the row."""
-    column = to_texts(raw.column(name))
+    column = to_texts(raw.get_column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
     wrong = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
     if wrong.size:
         row = int(wrong[0])
         text = column.texts[column.codes[row]]
         raise ValueError(
-            f"{raw.place(row)}: {show_name(name)} = {text!r:.60}: must be a date such as "
+            f"{raw.locate(row)}: {show_name(name)} = {text!r:.60}: must be a date such as "
             f"{format_example_date(date_format)}, as in the training split, or missing"
         )
     return days
@@ -234,8 +236,8 @@ def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray
 def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of categories; none without a value."""
-    counts = column.counts(rows)
+    """Fit a column of categories, if it has a value."""
+    counts = column.count_rows(rows)
     frequencies = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
     if not frequencies:
         return ()
@@ -255,7 +257,7 @@ def describe_columns(
         for column in table.columns
         if column.date is None
         for note in _describe_column(
-            raw.column(column.name), rows, column, kind_of(column.name) == "auto"
+            raw.get_column(column.name), rows, column, kind_of(column.name) == "auto"
         )
     )
 
@@ -272,7 +274,7 @@ def _describe_column(
         )
     if column.kind == "numeric" or isinstance(values, Numbers):
         return
-    counts = values.counts(rows)
+    counts = values.count_rows(rows)
     count = np.count_nonzero(counts)
     encoded = sum(map(bool, column.categories))
     if encoded < count:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.files.error_text import nearest, show_name
+from pipeline.core.files.error_text import find_nearest, show_name
 from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.table import Kind
 
@@ -32,7 +32,7 @@ class Texts:
     codes: np.ndarray
     texts: tuple[str, ...]
 
-    def counts(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+    def count_rows(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return the number of rows with each text, int64 (texts,)."""
         codes = self.codes[rows]
         return np.bincount(codes[codes >= 0], minlength=len(self.texts))
@@ -46,10 +46,10 @@ class RawTable:
     names: tuple[str, ...]
     """The names of all columns of the file."""
     rows: int
-    place: Callable[[int], str]
+    locate: Callable[[int], str]
     """The place of a row, counted from 0, in the file, such as "line 2"."""
 
-    def column(self, name: str) -> Numbers | Texts:
+    def get_column(self, name: str) -> Numbers | Texts:
         """Return a column. Raises ValueError with the nearest name if it is missing."""
         if name not in self.columns:
             raise ValueError(describe_missing_column(name, self.names))
@@ -59,7 +59,7 @@ class RawTable:
 def describe_missing_column(name: str, names: Iterable[str]) -> str:
     """Return a message for a missing column, with the nearest name."""
     names = list(names)
-    guess = nearest(name, names)
+    guess = find_nearest(name, names)
     question = f"; did you mean {show_name(guess)}?" if guess else ";"
     ellipsis = ", ..." if len(names) > 20 else ""
     columns = ", ".join(map(show_name, names[:20]))
@@ -73,18 +73,18 @@ def require_unique(names: Iterable[str]) -> None:
         raise ValueError(f"has the column {', '.join(map(show_name, repeated[:5]))} more than once")
 
 
-def require_finite(name: str, values: np.ndarray, place: Callable[[int], str]) -> None:
+def require_finite(name: str, values: np.ndarray, locate: Callable[[int], str]) -> None:
     """Raise ValueError for the first number that is infinite or beyond float32."""
     wrong = np.abs(values) > MAX_FLOAT
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{place(row)}: {show_name(name)} = {values[row]:g}: must be a number of at most "
+            f"{locate(row)}: {show_name(name)} = {values[row]:g}: must be a number of at most "
             f"{MAX_FLOAT:.4g}, the largest of float32, or missing"
         )
 
 
-def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], str]) -> Numbers:
+def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], str]) -> Numbers:
     """Return the numbers of a column. Raises ValueError with the first row that has no number."""
     if isinstance(column, Numbers):
         return column
@@ -92,7 +92,7 @@ def require_numbers(name: str, column: Numbers | Texts, place: Callable[[int], s
     for row in np.sort(rows[np.unique(column.codes[rows], return_index=True)[1]]):
         if not is_number(text := column.texts[column.codes[row]]):
             raise ValueError(
-                f"{place(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"
+                f"{locate(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"
             )
     raise ValueError(f"{show_name(name)}: must be numbers")
 

@@ -50,7 +50,7 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     """
     require_room(path.stat().st_size, "its table")
 
-    def place(row: int) -> str:
+    def locate(row: int) -> str:
         with _open_rows(path, form) as opened:
             next(islice(opened.rows, row, None), None)
             return f"line {opened.line():,}"
@@ -70,8 +70,8 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
         if name and (kind := kind_of(name)) != "ignore":
             read[name] = column = _convert_column(values, kind, form)
             if isinstance(column, Numbers):
-                require_finite(name, column.values, place)
-    return RawTable(read, names, rows, place)
+                require_finite(name, column.values, locate)
+    return RawTable(read, names, rows, locate)
 
 
 def _split_by_arrow(

@@ -41,7 +41,7 @@ _VALUES_PER_CPU_S = 200_000
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
     """Read numbers as float64, others as texts. Raises OSError, and ValueError for a bad file."""
 
-    def place(row: int) -> str:
+    def locate(row: int) -> str:
         return f"row {row + 1:,}"
 
     size_bytes = path.stat().st_size
@@ -70,8 +70,8 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
         columns |= zip(batch_names, _parse_columns(memoryview(answer)), strict=True)
     for name, values in columns.items():
         if isinstance(values, Numbers):
-            require_finite(name, values.values, place)
-    return RawTable(columns, tuple(names), rows, place)
+            require_finite(name, values.values, locate)
+    return RawTable(columns, tuple(names), rows, locate)
 
 
 def _compute_limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:

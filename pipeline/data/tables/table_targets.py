@@ -22,12 +22,12 @@ def infer_task(table: RawTable, names: Sequence[str]) -> Task:
 
     Raises ValueError for a column that mixes numbers and texts, and for several of texts.
     """
-    columns = {name: table.column(name) for name in names}
+    columns = {name: table.get_column(name) for name in names}
     if len(names) > 1:
         if all(_parse_flags(column) is not None for column in columns.values()):
             return "multi_label"
         for name, column in columns.items():
-            require_numbers(name, column, table.place)
+            require_numbers(name, column, table.locate)
         return "regression"
     (column,) = columns.values()
     if isinstance(column, Texts):
@@ -42,7 +42,7 @@ def infer_task(table: RawTable, names: Sequence[str]) -> Task:
 def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
     """Return the first row whose text isn't a number, the text, and the share of numbers. None if
     at most half of the values, or all, are numbers."""
-    counts = column.counts()
+    counts = column.count_rows()
     numbers = np.array([is_number(text) for text in column.texts], bool)
     share = float(counts[numbers].sum() / max(1, counts.sum()))
     if share <= 0.5 or numbers.all():
@@ -58,7 +58,7 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
         return
     row, text, share = mixed
     raise ValueError(
-        f"{table.place(row)}: {show_name(name)} = {text!r:.60}, and {share:.1%} of its values are "
+        f"{table.locate(row)}: {show_name(name)} = {text!r:.60}, and {share:.1%} of its values are "
         "numbers; correct it, or add it to dataset.missing_values, or the column to "
         "dataset.categories"
     )
@@ -66,7 +66,7 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
 
 def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
     """Return the sorted classes of a column. Raises ValueError for fewer than two, or too many."""
-    column = table.column(name)
+    column = table.get_column(name)
     if isinstance(column, Numbers):
         values = np.unique(column.values[~np.isnan(column.values)])
         names = tuple(map(_format_number, values[: MAX_TABLE_CLASSES + 1]))
@@ -100,7 +100,7 @@ def require_varied(labels: np.ndarray) -> None:
 
 def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
     """Return the class of each row, int32. Raises ValueError for a missing or unknown class."""
-    column = table.column(name)
+    column = table.get_column(name)
     position = {text: n for n, text in enumerate(classes)}
     if isinstance(column, Numbers):
         values, codes = np.unique(column.values, return_inverse=True)
@@ -114,21 +114,21 @@ def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndar
         _require_present(table, name, column.codes < 0)
         text = column.texts[column.codes[row]]
         raise ValueError(
-            f"{table.place(row)}: {show_name(name)} = {text!r:.60}: no row of the training split "
+            f"{table.locate(row)}: {show_name(name)} = {text!r:.60}: no row of the training split "
             "has this class"
         )
     return labels
 
 
 def _read_numbers(table: RawTable, name: str) -> np.ndarray:
-    column = require_numbers(name, table.column(name), table.place)
+    column = require_numbers(name, table.get_column(name), table.locate)
     _require_present(table, name, np.isnan(column.values))
     return column.values
 
 
 def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
     """Return 0 or 1 for each row, float64. Raises ValueError for other or missing values."""
-    column = table.column(name)
+    column = table.get_column(name)
     missing = (np.isnan(column.values)) if isinstance(column, Numbers) else column.codes < 0
     _require_present(table, name, missing)
     flags = _parse_flags(column)
@@ -155,7 +155,7 @@ def _require_present(table: RawTable, name: str, missing: np.ndarray) -> None:
     if missing.any():
         row = int(np.argmax(missing))
         raise ValueError(
-            f"{table.place(row)}: {show_name(name)} is missing, and it is a target; "
+            f"{table.locate(row)}: {show_name(name)} is missing, and it is a target; "
             "leave such rows out"
         )
 

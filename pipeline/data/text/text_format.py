@@ -137,11 +137,11 @@ def make_tokenizer(
     return read_tokenizer(Path(name).expanduser(), special_tokens=special_tokens)
 
 
-def read_text_format(folder: Path, about: Mapping[str, Any]) -> TextFormat | None:
+def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | None:
     """Read the text format of a run or an export, by its description; None for other samples.
     Raises DataError if the tokenizer is missing or damaged, ValueError for an invalid description.
     """
-    match about.get("text"):
+    match record.get("text"):
         case None:
             return None
         case {"predicts": ("next_token" | "class") as predicts}:

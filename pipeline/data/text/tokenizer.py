@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.tokenizer_process import TokenizerProcess
 
 UNKNOWN = -1
@@ -67,7 +67,7 @@ class ByteTokenizer(Tokenizer):
         return tuple(chr(n) if 33 <= n < 127 else f"0x{n:02x}" for n in range(256))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one token per byte; none is unknown."""
+        """Return one token per byte. No byte is unknown."""
         return self.encode_file(text.encode("utf-8", "surrogateescape"))
 
     def encode_file(self, content: bytes) -> np.ndarray:
@@ -99,8 +99,8 @@ class CharacterTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         codes = _to_code_points(text)
-        places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
-        return np.where(self._codes[places] == codes, places, UNKNOWN).astype(np.int32)
+        positions = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
+        return np.where(self._codes[positions] == codes, positions, UNKNOWN).astype(np.int32)
 
     def decode(self, tokens: Iterable[int]) -> str:
         return "".join(self.characters[token] for token in tokens)
@@ -252,4 +252,4 @@ def _to_code_points(text: str) -> np.ndarray:
 
 
 def _to_json(tree: Any) -> bytes:
-    return (json_text(tree) + "\n").encode()
+    return (format_json(tree) + "\n").encode()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.training.telemetry import Telemetry
 
@@ -81,7 +81,7 @@ class StatusMonitor(Monitor):
             evaluation=self.evaluation,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        text = json_text(asdict(status))
+        text = format_json(asdict(status))
         write_whole(self.run_dir / STATUS, text + "\n")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:

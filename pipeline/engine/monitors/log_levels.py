@@ -78,7 +78,7 @@ class ReporterHandler(logging.Handler):
 
 @contextmanager
 def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
-    """Inside, a reporter shows messages by the recipe's level and the environment.
+    """Show messages by the recipe's level and the environment, during the body.
 
     Below the level warning, messages of `LOGGERS` are shown too; otherwise `logging` isn't changed.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
 from pipeline.engine.monitors.monitors import convert_write_errors
@@ -96,7 +96,7 @@ class MetricsLog(Monitor):
         with convert_write_errors(log.path):
             if replaces_line:
                 log.truncate(step - 1)
-            log.append((json_text({"step": step, **values}) + "\n").encode())
+            log.append((format_json({"step": step, **values}) + "\n").encode())
 
     def flush(self) -> None:
         """Write all lines so far to the files, so that they outlive the process."""

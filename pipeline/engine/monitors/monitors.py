@@ -63,7 +63,9 @@ class LossMonitor(Monitor):
             position = self.run_schedule.place(report.step)
             # As a float32, which has fewer digits than a Python float.
             loss = str(np.float32(report.loss))
-            self.reporter.say(f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}")
+            self.reporter.print_lines(
+                f"epoch: {position.sink} step: {position.sink_step}, loss is {loss}"
+            )
 
 
 @dataclass
@@ -107,7 +109,7 @@ class TimeMonitor(Monitor):
                 f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
                 f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.plural}/s"
             )
-        self.reporter.say(
+        self.reporter.print_lines(
             f"epoch time: {1000 * self.seconds:5.3f} ms, "
             f"per step time: {1000 * self.seconds / self.steps:5.3f} ms | {sink}"
             f"step {report.step}/{schedule.total}, pass {position.epoch} | "
@@ -127,7 +129,7 @@ class EvalMonitor(Monitor):
     reporter: Reporter
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        self.reporter.stage("eval", f"step {step}: {evaluation}")
+        self.reporter.print_stage("eval", f"step {step}: {evaluation}")
 
 
 @dataclass
@@ -181,7 +183,7 @@ class NonFiniteStepMonitor(Monitor):
     """Steps since the last warning."""
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        skipped = telemetry.outcome(skips_overflow=self.skips_overflow).skipped_non_finite
+        skipped = telemetry.classify_steps(skips_overflow=self.skips_overflow).skipped_non_finite
         self.skipped += (telemetry.start + 1 + np.flatnonzero(skipped)).tolist()
 
     def on_sink(self, report: SinkReport) -> None:
@@ -205,7 +207,7 @@ class FunctionalMonitor(Monitor):
     If `every_batches` is 0, no losses are printed.
     """
 
-    say: Callable[[str], None]
+    print_lines: Callable[[str], None]
     run_schedule: RunSchedule
     every_batches: int = EVERY_BATCHES
     has_begun: bool = False
@@ -213,21 +215,21 @@ class FunctionalMonitor(Monitor):
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         if not self.has_begun:
             self.has_begun = True
-            self.say(BANNER)
+            self.print_lines(BANNER)
         if not self.every_batches:
             return
         num_batches = self.run_schedule.steps_per_epoch
         for index, loss in enumerate(telemetry.loss.tolist(), start=telemetry.start):
             batch = index % num_batches
             if batch % self.every_batches == 0:
-                self.say(f"loss: {loss:>7f} [{batch:>3d}/{num_batches:>3d}]")
+                self.print_lines(f"loss: {loss:>7f} [{batch:>3d}/{num_batches:>3d}]")
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         """Print the accuracy and the loss, if the evaluation has them."""
         scalars = evaluation.scalars()
         texts = [f"Accuracy: {100 * scalars['accuracy']:>0.1f}%"] if "accuracy" in scalars else []
         texts += [f"Avg loss: {scalars['loss']:>8f}"] if "loss" in scalars else []
-        self.say(f"Test:\n{', '.join(texts)}")
+        self.print_lines(f"Test:\n{', '.join(texts)}")
 
 
 def format_class_table(evaluation: Evaluation) -> list[str]:

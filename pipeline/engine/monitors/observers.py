@@ -124,7 +124,7 @@ def open_observers(
     ]
     if settings.lines == "functional":
         every_batches = EVERY_BATCHES if settings.loss_every else 0
-        lines = [FunctionalMonitor(reporter.say, run_schedule, every_batches)]
+        lines = [FunctionalMonitor(reporter.print_lines, run_schedule, every_batches)]
     monitors: list[Monitor] = [
         *([LockMonitor(run_dir, settings.lock)] if settings.lock is not None else []),
         log,
@@ -134,7 +134,7 @@ def open_observers(
     if settings.trains:
         status = StatusMonitor(run_dir, run_schedule.total, first)
         monitors.append(BestEffortMonitor(status, STATUS, reporter.warn))
-    bar = reporter.bar(run_schedule.total, first) if settings.trains else None
+    bar = reporter.open_bar(run_schedule.total, first) if settings.trains else None
     if bar is not None:
         monitors.append(BestEffortMonitor(ProgressMonitor(bar), "the progress bar", reporter.warn))
     tensorboard = None

@@ -21,9 +21,14 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from pipeline.backends.graph.replay.interpreter import Interpreter, ReplayValue
 from pipeline.backends.graph.replay.origins import COLUMN, Cause, NamedTensor, Origin, find_cause
-from pipeline.backends.graph.replay.ranges import find_non_finite, find_range, is_float, largest
-from pipeline.core.host.jax_private import no_compile_cache
-from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
+from pipeline.backends.graph.replay.ranges import (
+    find_largest_magnitude,
+    find_non_finite,
+    find_range,
+    is_float,
+)
+from pipeline.core.host.jax_private import disable_compile_cache
+from pipeline.core.host.tree_paths import flatten_by_path, list_leaf_paths
 from pipeline.data.batch import Batch
 from pipeline.data.dataset_spec import WrappedOp
 from pipeline.inspect.autopsy.finding import Autopsy, Finding, NonFiniteSamples, Phase, Tensor
@@ -106,9 +111,9 @@ class _Replay:
         )
         function = partial(compute_outcome, scoped)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(self.state, self.batch)
-        leaves = leaves_by_path((self.state, self.batch))
+        leaves = flatten_by_path((self.state, self.batch))
         inputs = [_make_input(path, leaf) for path, leaf in leaves.items()]
-        outputs = leaf_paths(shape)
+        outputs = list_leaf_paths(shape)
         is_loss = [path == "loss" for path in outputs]
         loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
         names = {
@@ -117,7 +122,7 @@ class _Replay:
             if path.startswith("gradients/") and not hasattr(var, "val")
         }
         # Each operation is a program, which no later run uses.
-        with no_compile_cache():
+        with disable_compile_cache():
             (loss,) = self.interpreter.run(core.ClosedJaxpr(loss_jaxpr, closed.consts), inputs)
             if loss.origin is not None:
                 return loss, None
@@ -183,7 +188,7 @@ class _Replay:
             return ()
         return tuple(
             Tensor("parameter", name, find_range(leaf))
-            for name, leaf in leaves_by_path(self.state.params).items()
+            for name, leaf in flatten_by_path(self.state.params).items()
             if name.startswith(f"{layer}/")
         )
 
@@ -222,7 +227,7 @@ def _make_input(path: str, leaf: Any) -> ReplayValue:
     _, _, inner_path = path.partition("/")
     field, _, name = inner_path.partition("/")
     named = NamedTensor(_INPUTS.get(field, field), name)
-    if not is_float(leaf) or np.isfinite(largest(leaf)):
+    if not is_float(leaf) or np.isfinite(find_largest_magnitude(leaf)):
         return ReplayValue(leaf, named)
     input_range = find_range(leaf)
     origin = Origin(-1, "", "", input_range.nan > 0, result=input_range, array=leaf, named=named)

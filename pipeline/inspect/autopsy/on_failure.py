@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.backends.base import Executable
-from pipeline.backends.graph.replay.ranges import largest
+from pipeline.backends.graph.replay.ranges import find_largest_magnitude
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import batch_at
+from pipeline.backends.loading.window import read_batch
 from pipeline.checkpoint.autopsy_archive import AUTOPSY
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.signals import Interrupted
-from pipeline.core.plugins.loading import loaded_plugins, to_flags
+from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.data.batch import Batch
 from pipeline.engine.non_finite_step import Examined
 from pipeline.inspect.autopsy.examine import examine
@@ -41,21 +41,23 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
     """
     context = run.context
     reporter = context.reporter
-    reporter.stage("autopsy", f"replaying step {step}, one operation at a time")
+    reporter.print_stage("autopsy", f"replaying step {step}, one operation at a time")
     state = gather_arrays(state)
     weights = [leaf for leaf in jax.tree.leaves(state.params) if leaf.size]
     # NaN if a weight is NaN.
-    largest_weight = float(np.max([largest(np.asarray(leaf)) for leaf in weights], initial=0.0))
+    largest_weight = float(
+        np.max([find_largest_magnitude(np.asarray(leaf)) for leaf in weights], initial=0.0)
+    )
     examined = Examined(largest_weight=largest_weight)
     try:
         # A signal may interrupt this: the state is saved already.
-        with context.options.signals.interruptible(), reporter.clock(f"examining step {step}"):
+        with context.options.signals.allow_interrupts(), reporter.clock(f"examining step {step}"):
             autopsy = _repeat_or_examine(run, state, step)
         if autopsy is not None:
-            reporter.stage("autopsy", str(autopsy))
-            flags = to_flags([plugin.source for plugin in loaded_plugins()])
+            reporter.print_stage("autopsy", str(autopsy))
+            flags = to_flags([plugin.source for plugin in list_loaded_plugins()])
             command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
-            reporter.stage("autopsy", f"again: {shlex.join(command)}")
+            reporter.print_stage("autopsy", f"again: {shlex.join(command)}")
             finding = autopsy.finding
             is_in_data = finding is not None and finding.phase == "data"
             examined = Examined(not autopsy.is_fault_of_machine, is_in_data, largest_weight)
@@ -77,7 +79,7 @@ def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autops
     if autopsy is None:
         autopsy = examine(step_config, before, batch, run.backend.device)
     write_reproducer(run.context.run_dir, step_config, before, batch, autopsy)
-    write_whole(run.context.run_dir / AUTOPSY, json_text(autopsy.to_dict(), indent=2) + "\n")
+    write_whole(run.context.run_dir / AUTOPSY, format_json(autopsy.to_dict(), indent=2) + "\n")
     return autopsy
 
 
@@ -100,5 +102,5 @@ def batch_of(loader: Loader, step: int) -> Batch:
 
     All processes of a run must call it.
     """
-    window = loader.window(step - 1)
-    return batch_at(gather_arrays(window.inputs), jnp.int32(step - 1 - window.start))
+    window = loader.get_window(step - 1)
+    return read_batch(gather_arrays(window.inputs), jnp.int32(step - 1 - window.start))

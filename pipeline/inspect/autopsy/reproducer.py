@@ -28,8 +28,8 @@ from pipeline.config.recipe import CacheSpec, Recipe
 from pipeline.core.errors import DataError, PipelineError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import json_text
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.files.strict_json import format_json
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec, Split
 from pipeline.data.dataset_spec import MapOp
@@ -93,7 +93,7 @@ def write_reproducer(
         "state": {name: getattr(state, name) for name in _STATE},
         "batch": {name: getattr(batch, field) for name, field in _BATCH.items()},
     }
-    arrays = {path: np.asarray(leaf) for path, leaf in leaves_by_path(tree).items()}
+    arrays = {path: np.asarray(leaf) for path, leaf in flatten_by_path(tree).items()}
     write_weights(folder / ARRAYS, arrays)
     first = next(iter(step_config.train_ops), None)
     document = {
@@ -106,7 +106,7 @@ def write_reproducer(
         "samples": batch.samples,
         "autopsy": autopsy.to_dict(),
     }
-    write_whole(folder / STEP, json_text(document, indent=2) + "\n")
+    write_whole(folder / STEP, format_json(document, indent=2) + "\n")
     return folder
 
 

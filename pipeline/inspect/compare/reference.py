@@ -62,8 +62,8 @@ def read_reference(folder: Path) -> TensorSide:
             raise DataError(printable(f"{folder}: {problem}"))
         files[tensor] = path
         times.setdefault(tensor.layer, int(fields["time"]))
-    places = _read_order(folder)
-    ops = sorted(times, key=lambda op: (places.get(op, len(places)), times[op]))
+    positions = _read_order(folder)
+    ops = sorted(times, key=lambda op: (positions.get(op, len(positions)), times[op]))
     ranks = {op: rank for rank, op in enumerate(ops)}
     names = sorted(files, key=lambda name: (ranks[name.layer], ROLES.index(name.role), name.index))
 
@@ -86,17 +86,17 @@ def _read_order(folder: Path) -> dict[str, int]:
     if len(files) > 1:
         names = join_first([file.name for file in files], 4)
         raise DataError(printable(f"{folder}: must have one execution order, it has {names}"))
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for file in files:
         try:
             lines = read_text(file).splitlines()
         except (OSError, ValueError) as error:
             raise DataError(printable(f"{file}: can't be read: {error}")) from error
-        for place, line in enumerate(lines):
+        for position, line in enumerate(lines):
             op = line.partition(",")[0].strip()
             for name in (op, op.rpartition("/")[2]):
-                places.setdefault(flatten_name(name), place)
-    return places
+                positions.setdefault(flatten_name(name), position)
+    return positions
 
 
 def flatten_name(name: str) -> str:
@@ -109,9 +109,9 @@ def pair_reference(
 ) -> tuple[TensorSide, TensorSide, Mapped]:
     """Return both sides in one layout, and the operators of the reference by layer.
 
-    An operator has the name of its layer. If less than half of the layers have one by name, the
-    outputs of both sides are aligned in their orders, by shape and by similarity of values.
-    `mapped` takes precedence. Images of a reference with channels first are transposed.
+    Layers and operators of the same name are paired. If less than half of the layers find an
+    operator, outputs are paired in order, by shape and by similarity of values. `mapped` takes
+    precedence. Images of a reference with channels first are transposed.
 
     Raises DataError if less than half of the layers, or of the operators if they are fewer, have a
     counterpart of the same shape: the reference is of another network or batch.
@@ -120,8 +120,8 @@ def pair_reference(
     right_heads = _read_heads(reference)
     shapes = [head.shape for head in left_heads.values()]
     image_shapes = [head.shape for head in right_heads.values() if len(head.shape) == 4]
-    num_moved = sum((n, h, w, channels) in shapes for n, channels, h, w in image_shapes)
-    if num_moved > sum(shape in shapes for shape in image_shapes):
+    num_channels_first = sum((n, h, w, channels) in shapes for n, channels, h, w in image_shapes)
+    if num_channels_first > sum(shape in shapes for shape in image_shapes):
         left = _flatten_channels_first(left)
         reference = _move_channels_last(reference)
         left_heads = _read_heads(left)
@@ -192,7 +192,7 @@ class _Head(NamedTuple):
 
 
 def _read_heads(side: TensorSide) -> dict[TensorName, _Head]:
-    """Read the first outputs of all layers; those with statistics only are left out."""
+    """Read the first output of each layer. Layers that have only statistics are left out."""
     names = [name for name in side.names if (name.role, name.index) == ("output", "0")]
     arrays = ((name, side.read(name)) for name in names)
     return {
@@ -207,19 +207,19 @@ def _align(
 ) -> list[tuple[TensorName, TensorName]]:
     """Pair tensors of the same shape, in the orders of both sides, with the largest total score.
 
-    A pair scores 1, plus its cosine similarity if it is positive. So an operator that makes an
-    error is paired by its place, and one of several operators of the same shape by its values.
+    A pair scores 1, plus its cosine similarity if it is positive. So an operator with wrong values
+    is paired by its position, and one of several operators of the same shape by its values.
     """
     left_names = list(left)
     right_names = list(right)
     totals = np.zeros((len(left) + 1, len(right) + 1))
     for i, head in enumerate(left.values()):
         for j, other in enumerate(right.values()):
-            with_pair = 0.0
+            paired_total = 0.0
             if head.shape == other.shape:
                 cosine = compute_cosine(head.sample.ravel(), other.sample.ravel())
-                with_pair = totals[i, j] + 1 + max(0.0, cosine)
-            totals[i + 1, j + 1] = max(totals[i, j + 1], totals[i + 1, j], with_pair)
+                paired_total = totals[i, j] + 1 + max(0.0, cosine)
+            totals[i + 1, j + 1] = max(totals[i, j + 1], totals[i + 1, j], paired_total)
     pairs = []
     i = len(left)
     j = len(right)

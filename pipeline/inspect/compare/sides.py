@@ -9,14 +9,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.checkpoint.restore import join_problems
 from pipeline.config.compose import compose_and_check
 from pipeline.config.dump_spec import What
-from pipeline.config.overrides import key_of
+from pipeline.config.overrides import get_key
 from pipeline.core.errors import DataError, first_line
-from pipeline.core.files.error_text import nearest
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.files.error_text import find_nearest
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.accuracy_columns import compare_arrays
 from pipeline.inspect.compare.forced_layers import ForcedComparison, ReferenceStep
@@ -80,7 +80,7 @@ def open_changed_side(side: Side, overrides: Sequence[str], changes: Sequence[st
         recipe = read_run_recipe(side.run_dir, changes)
     else:
         recipe = compose_and_check([*overrides, *changes])
-    keys = [key_of(change) for change in changes]
+    keys = [get_key(change) for change in changes]
     keeps_lowerings = not any(
         key == prefix or key.startswith(f"{prefix}.") for key in keys for prefix in LOWERING_KEYS
     )
@@ -109,9 +109,9 @@ class CompareRequest:
     """The step to compare, and the output of its tensors."""
 
     step: int | None
-    """Steps done; None for the reference's newest checkpoint, or 0 without a run."""
+    """Number of steps before it; None for the reference's newest checkpoint, or 0 without a run."""
     layers: tuple[str, ...]
-    """Glob patterns of layers; none for all."""
+    """Glob patterns of layers; empty for all layers."""
     what: What
     mapped: Mapped
     limits: Thresholds
@@ -183,7 +183,7 @@ def _require_same_network(left: Side, right: Side) -> None:
     ]
     for path in right_kinds:
         if path not in left_kinds:
-            guess = nearest(path, left_kinds)
+            guess = find_nearest(path, left_kinds)
             hint = f" (the left side has {guess})" if guess else ""
             problems.append(f"{path} is only on the right side{hint}")
     problems += [
@@ -192,7 +192,7 @@ def _require_same_network(left: Side, right: Side) -> None:
         if path in right_kinds and left_kinds[path] != right_kinds[path]
     ]
     shapes = [
-        {path: leaf.shape for path, leaf in leaves_by_path(side.opened.built.state.params).items()}
+        {path: leaf.shape for path, leaf in flatten_by_path(side.opened.built.state.params).items()}
         for side in (left, right)
     ]
     if not problems:
@@ -218,7 +218,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
     step = steps[-1] if step is None else step
     saved = load_state(side.opened, side.run_dir, step, reporter)
     if saved.replayed:
-        reporter.stage(
+        reporter.print_stage(
             "state", f"of step {step - saved.replayed}; {saved.replayed:,} steps trained again"
         )
     return saved.state, step
@@ -226,7 +226,7 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
 
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
     """Return the reference's weights with the left loss scale, or those the left side restores."""
-    if any(key_of(change) == RESTORE for change in left.changed):
+    if any(get_key(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
     scales = left.opened.built.step_config.loss_scale, right.opened.built.step_config.loss_scale
     if scales[0] == scales[1]:
@@ -250,11 +250,11 @@ def _compare_tensors(
 
 def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Weights) -> str:
     """Describe the distance of the left run's weights from the weights that both sides use."""
-    if step not in saved_steps(run_dir / FOLDER):
+    if step not in list_saved_steps(run_dir / FOLDER):
         return f"{left.name} has no checkpoint of step {step}: its weights are not compared"
     left_weights = Weights.of(load_state(left.opened, run_dir, step, Reporter()).state)
-    left_params = leaves_by_path(left_weights.params)
-    right_params = leaves_by_path(weights.params)
+    left_params = flatten_by_path(left_weights.params)
+    right_params = flatten_by_path(weights.params)
     squares = [
         float(np.square(np.subtract(left_params[p], right_params[p], dtype=np.float64)).sum())
         for p in left_params

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.csv_file import format_line
-from pipeline.core.files.error_text import nearest, show_name
+from pipeline.core.files.error_text import find_nearest, show_name
 from pipeline.core.files.value_text import align_columns
 from pipeline.inspect.compare.accuracy_columns import Columns, compare_arrays
 from pipeline.inspect.dumps.tensor_names import DATA, LOSS, TensorName
@@ -122,7 +122,7 @@ def require_mapped(mapped: Mapped, left: Collection[str], right: Collection[str]
         for name in names:
             if name in layers or name in (DATA, LOSS):
                 continue
-            guess = nearest(name, layers)
+            guess = find_nearest(name, layers)
             hint = f"; did you mean {guess}?" if guess else ""
             problems.append(f"--map: the {side} side has no layer {show_name(name)}{hint}")
     if problems:

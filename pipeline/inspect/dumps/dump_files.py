@@ -28,7 +28,7 @@ from pipeline.core.errors import DataError, printable
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes, read_json, read_text
 from pipeline.core.files.npy import parse_npy
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.files.value_text import join_first
 from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 
@@ -128,13 +128,13 @@ def write_dump(
                 entry |= {"file": file, "sha256": hashlib.sha256(content).hexdigest()}
                 nbytes += array.nbytes
             with open(folder / TENSORS, "a", encoding="utf-8") as index:
-                index.write(json_text(entry | {"statistics": _compute_statistics(array)}) + "\n")
+                index.write(format_json(entry | {"statistics": _compute_statistics(array)}) + "\n")
             num_written += 1
     except OSError as error:
         stopped = f"stops at {name}: {error.strerror or error}"
     document = {**asdict(header), "tensors": num_written, "left_out": left_out, "stopped": stopped}
     try:
-        write_whole(folder / ABOUT, json_text(document, indent=2) + "\n")
+        write_whole(folder / ABOUT, format_json(document, indent=2) + "\n")
     except OSError as error:
         stopped = stopped or f"without {ABOUT}: {error.strerror or error}"
     return DumpReport(folder, header.loss, num_written, nbytes, tuple(left_out), stopped)
@@ -144,7 +144,7 @@ def add_run_loss(folder: Path, loss: float) -> None:
     """Add the loss that the run logged for a dump's step to dump.json; raises nothing."""
     with suppress(OSError, ValueError):
         header = read_json(folder / ABOUT)
-        write_whole(folder / ABOUT, json_text({**header, "run_loss": loss}, indent=2) + "\n")
+        write_whole(folder / ABOUT, format_json({**header, "run_loss": loss}, indent=2) + "\n")
 
 
 def _compute_statistics(array: np.ndarray) -> dict[str, float | int]:

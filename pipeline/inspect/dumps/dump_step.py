@@ -156,7 +156,7 @@ class RunDumps(Dumps):
         except Exception as error:  # the run matters more than its dump
             self._end_dumps(f"dump of step {step}: {type(error).__name__}: {error}")
             return
-        self.run.context.reporter.stage("dump", f"step {step}: {report}")
+        self.run.context.reporter.print_stage("dump", f"step {step}: {report}")
         if report.stopped is not None:
             self._end_dumps(f"dump of step {step} {report.stopped}")
         else:
@@ -190,7 +190,7 @@ class RunDumps(Dumps):
             if index < 0:
                 continue
             loss = float(telemetry.loss[index])
-            self.run.context.reporter.stage(
+            self.run.context.reporter.print_stage(
                 "dump", f"step {step}: {compare_losses(report.loss, loss)}"
             )
             add_run_loss(report.folder, loss)

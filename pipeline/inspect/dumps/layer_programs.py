@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.core.host.platforms import CPU, platform_of
+from pipeline.core.host.platforms import CPU, get_platform
 from pipeline.inspect.dumps.layer_observer import (
     ForcedTensors,
     LayerForm,
@@ -145,7 +145,7 @@ class LayerPrograms:
                 tensors = ForcedTensors(forced.outputs, forced.input_gradients)
             shapes = _trace_shapes(self.config, weights, portion, tensors)
             compute = partial(function, self.config, shapes)
-            options = QUICK if platform_of(self.device.platform).optimizes_slowly else None
+            options = QUICK if get_platform(self.device.platform).optimizes_slowly else None
             wide = name == "float64"
             call = (
                 compile_in_float64(compute) if wide else jax.jit(compute, compiler_options=options)

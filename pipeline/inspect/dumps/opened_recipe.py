@@ -13,7 +13,7 @@ from rich.console import Console
 from pipeline.backends.base import Backend
 from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
-from pipeline.checkpoint.checkpoint_folder import FOLDER, checkpoint_path, saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps, make_checkpoint_path
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import arrange_arrays, read_checkpoint
 from pipeline.config.compose import check_tree
@@ -135,7 +135,7 @@ class ReplayedState:
 
 def require_checkpoints(run_dir: Path) -> list[int]:
     """Return the steps of a run's checkpoints. Raises DataError without any."""
-    steps = saved_steps(run_dir / FOLDER)
+    steps = list_saved_steps(run_dir / FOLDER)
     if not steps:
         raise DataError(
             f"{run_dir}: has no checkpoints, so no step can be computed; train with the stage "
@@ -177,11 +177,11 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
     first = 0
     for saved in reversed(earlier_steps):
         try:
-            checkpoint = read_checkpoint(checkpoint_path(run_dir / FOLDER, saved))
+            checkpoint = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, saved))
         except DamagedError as error:
             reporter.warn(f"{error}; reading an earlier one")
             continue
-        state = arrange_arrays(checkpoint.where, checkpoint.arrays, opened.built.state)
+        state = arrange_arrays(checkpoint.folder, checkpoint.arrays, opened.built.state)
         first = saved
         break
     if state is None:

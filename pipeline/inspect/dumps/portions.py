@@ -21,7 +21,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import crop_to
 from pipeline.data.transform import count_choices, draw_choice, select_ops
-from pipeline.training.losses import compute_divisor, count_valid_labels, is_label_mean
+from pipeline.training.losses import compute_divisor, count_valid_labels, divides_by_labels
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.state import StepConfig
 from pipeline.training.step import make_dropout_key, map_batch
@@ -76,7 +76,7 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
         for part, (_, labels) in zip(parts, mapped, strict=True)
     ]
     divisor = jnp.float32(batch.count)
-    if is_label_mean(config):
+    if divides_by_labels(config):
         weights: list[Any] = [
             count_valid_labels(config, labels, mask)
             for (_, labels), mask in zip(mapped, masks, strict=True)

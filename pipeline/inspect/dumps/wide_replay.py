@@ -17,10 +17,10 @@ from jax.extend import core
 from pipeline.core.host.jaxpr import (
     FLOW,
     bind_equation,
-    called_jaxpr,
     compute_flow,
+    find_called_jaxpr,
+    interpret_jaxpr,
     run_traced,
-    walk,
 )
 from pipeline.core.host.platforms import CPU
 
@@ -54,13 +54,13 @@ def _run_wide(jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     def compute(eqn: Any, operands: list[Any]) -> list[Any]:
         return list(map(_widen_value, _compute_equation(eqn, operands)))
 
-    return walk(jaxpr, list(map(_widen_value, operands)), compute, read)
+    return interpret_jaxpr(jaxpr, list(map(_widen_value, operands)), compute, read)
 
 
 def _compute_equation(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     name = eqn.primitive.name
     params = eqn.params
-    called = called_jaxpr(eqn)
+    called = find_called_jaxpr(eqn)
     if called is not None:
         return _run_wide(called, operands)
     if name in FLOW:

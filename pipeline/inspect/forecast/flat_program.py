@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from pipeline.core.host.jaxpr import per_device_jaxpr, read_scan, walk
+from pipeline.core.host.jaxpr import find_per_device_jaxpr, interpret_jaxpr, read_scan
 
 Atom = Any
 """A variable of a program, or a literal value: `Var | Literal`."""
@@ -73,7 +73,7 @@ class _Flattening:
 
     def add(self, program: ClosedJaxpr, inputs: list[Atom]) -> list[Atom]:
         """Append a program's equations on these inputs, and return its results."""
-        return walk(program, inputs, self._add_equation, self._add_constant)
+        return interpret_jaxpr(program, inputs, self._add_equation, self._add_constant)
 
     def _add_constant(self, atom: Atom, value: Any) -> Atom:
         if isinstance(atom, Literal):
@@ -84,7 +84,7 @@ class _Flattening:
 
     def _add_equation(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
         name = equation.primitive.name
-        called = per_device_jaxpr(equation)
+        called = find_per_device_jaxpr(equation)
         if name in IDENTITIES:
             return inputs
         if name == "cond":
@@ -141,7 +141,7 @@ def _count_values(jaxpr: Jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
         is_scan = equation.primitive.name == "scan"
-        called = read_scan(equation).body if is_scan else per_device_jaxpr(equation)
+        called = read_scan(equation).body if is_scan else find_per_device_jaxpr(equation)
         total += _count_values(called.jaxpr) if called is not None else values_of(*equation.outvars)
     return total
 

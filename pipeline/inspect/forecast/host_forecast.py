@@ -20,13 +20,13 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from pipeline.backends.base import Backend, CompileInputs, CompileReport
-from pipeline.backends.loading.window import Inputs, batch_at
+from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.backends.step_loops import LoopCarry, make_buffers
 from pipeline.backends.xla import Programs, XlaExecutable, pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
-from pipeline.core.host.platforms import platform_of
-from pipeline.core.host.shortest_time import shortest_s
+from pipeline.core.host.platforms import get_platform
+from pipeline.core.host.shortest_time import measure_shortest_s
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.forecast.flat_program import bytes_of, is_key, values_of
 from pipeline.inspect.forecast.step_parts import Kind, StepPart, parts_of
@@ -115,7 +115,7 @@ def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     if looped:
         return Timer(operands, device, ROUNDS, ROUND_S).time_us(call)
     with jax.default_device(device):
-        return 1e6 * shortest_s(jax.jit(call), operands, budget_s=ROUNDS * ROUND_S)
+        return 1e6 * measure_shortest_s(jax.jit(call), operands, budget_s=ROUNDS * ROUND_S)
 
 
 def _make_operand(shape: Any) -> Array:
@@ -211,7 +211,7 @@ class DeviceTime:
 def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> DeviceTime:
     """Return the time of a traced step on a device; `looped` is whether a loop runs it."""
     # XLA's name of the platform: "cuda" for the platform that jax calls "gpu".
-    parts = parts_of(program, platform_of(device.platform).lowering_name or device.platform)
+    parts = parts_of(program, get_platform(device.platform).lowering_name or device.platform)
     times = _measure_times_us(parts, device, looped=looped)
     measured_us = sum(parts[part] * us for part, us in times.items())
     by_kind = _sum_by_kind(parts, times)
@@ -232,10 +232,10 @@ def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
     def step(
         state: TrainState, inputs: Inputs, rates: Any, position: Any
     ) -> tuple[TrainState, Record]:
-        return work.step.step(state, batch_at(inputs, position), rates)
+        return work.step.step(state, read_batch(inputs, position), rates)
 
     rates = pad_to_block(work.learning_rates)
-    return jax.make_jaxpr(step)(state, work.train.window(0).inputs, rates, np.int32(0))
+    return jax.make_jaxpr(step)(state, work.train.get_window(0).inputs, rates, np.int32(0))
 
 
 def _measure_times_us(
@@ -292,7 +292,7 @@ def _measure_host_ms(
     """Return the milliseconds of an empty step: the host's time for each step."""
     placement = backend.placement
     rates = placement.put(pad_to_block(work.learning_rates))
-    buffers = placement.put(make_buffers(work.train.window(0).inputs))
+    buffers = placement.put(make_buffers(work.train.get_window(0).inputs))
 
     def return_carry(carry: LoopCarry, *_: Any) -> LoopCarry:
         return carry

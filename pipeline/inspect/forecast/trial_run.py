@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.overrides import key_of
-from pipeline.core.errors import RunError, exit_status_of
-from pipeline.core.plugins.loading import loaded_plugins, to_flags
+from pipeline.config.overrides import get_key
+from pipeline.core.errors import RunError, get_exit_status
+from pipeline.core.plugins.loading import list_loaded_plugins, to_flags
 from pipeline.engine.monitors.live_status import STATUS
 
 POLL_S = 0.05
@@ -45,9 +45,9 @@ class TrialRun:
 
 def replace_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
     """Return the arguments of a run with other values of keys, and with the loaded plug-ins."""
-    replaced = set(map(key_of, changes))
-    unchanged = [override for override in overrides if key_of(override) not in replaced]
-    return [*to_flags([plugin.source for plugin in loaded_plugins()]), *unchanged, *changes]
+    replaced = set(map(get_key, changes))
+    unchanged = [override for override in overrides if get_key(override) not in replaced]
+    return [*to_flags([plugin.source for plugin in list_loaded_plugins()]), *unchanged, *changes]
 
 
 def run_trial(overrides: Sequence[str]) -> TrialRun:
@@ -67,7 +67,7 @@ def run_trial(overrides: Sequence[str]) -> TrialRun:
                 process.kill()
                 raise
         stop_s = time.monotonic() - started_at - start_s
-    is_stopped = process.returncode == exit_status_of("stopped")
+    is_stopped = process.returncode == get_exit_status("stopped")
     if not is_stopped and process.returncode != 0:
         raise RunError(f"a run of this recipe ends here with exit status {process.returncode}")
     peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss

@@ -33,10 +33,10 @@ from pipeline.training.state import TrainState
 from pipeline.training.step import get_evaluated_weights, predict
 
 STREAM = 3 << 60
-"""Number of the first draw of an audit, which no epoch has."""
+"""Number of an audit's first random draw. Epochs have smaller numbers."""
 CHUNK_SAMPLES = 256
 DISPATCH_STEPS = 1000
-"""Most steps between two moments at which Ctrl-C ends the command."""
+"""Steps of a dispatch. Ctrl-C ends the command between two dispatches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +179,8 @@ def plan_audit(opened: OpenedRecipe, step: int, samples: int) -> Audit:
     members = _list_members(dataset, step)
     pairs = min(samples, len(members), len(dataset.eval))
     held_out = permute(np.arange(pairs), len(dataset.eval), recipe.seed, STREAM - 1)
-    places = permute(np.arange(pairs), len(members), recipe.seed, STREAM - 2)
-    return Audit(opened, step, members[places], held_out)
+    positions = permute(np.arange(pairs), len(members), recipe.seed, STREAM - 2)
+    return Audit(opened, step, members[positions], held_out)
 
 
 def _list_members(dataset: Dataset, step: int) -> np.ndarray:

@@ -14,12 +14,12 @@ import jax
 
 from pipeline.core.host.jax_private import COMPILE_LOGGER
 
-COMPILES = "/jax/core/compile/"
+EVENT_PREFIX = "/jax/core/compile/"
 """Prefix of JAX's events for tracing, lowering and compiling."""
-EVENT = "/jax/core/compile/backend_compile_duration"
-"""The last event of a compilation; it has the program's name."""
-PAUSE_S = 0.01
-"""Longest time between two events of one program."""
+LAST_EVENT = "/jax/core/compile/backend_compile_duration"
+"""The last event of a compilation, which has the program's name."""
+MAX_GAP_S = 0.01
+"""Longest time between the end of an event and the begin of the next one of the same program."""
 _COMPILING = re.compile(r"Compiling (\S+) with global shapes and types (.*?)\. Argument mapping")
 
 
@@ -43,26 +43,26 @@ class Compilations(logging.Handler):
         super().__init__(logging.DEBUG)
         self.compilations: list[Compilation] = []
         self._shapes: dict[str, str] = {}
-        self._first_s = self._last_s = -math.inf
+        self._began_s = self._last_event_s = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record the shapes in a line that JAX logs before a compilation."""
         if line := _COMPILING.match(record.getMessage()):
             self._shapes[line[1]] = line[2]
 
-    def note(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def record_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         """Record a compilation when its last event arrives."""
-        if not event.startswith(COMPILES):
+        if not event.startswith(EVENT_PREFIX):
             return
         ended_s = time.perf_counter()
         began_s = ended_s - duration_secs
-        # An event long before isn't part of this compilation.
-        follows = began_s - self._last_s < PAUSE_S
-        self._first_s = min(self._first_s, began_s) if follows else began_s
-        self._last_s = ended_s
-        if event == EVENT:
-            seconds = ended_s - self._first_s
-            self._last_s = -math.inf
+        # After a longer gap, the earlier events are of another program.
+        is_same_program = began_s - self._last_event_s < MAX_GAP_S
+        self._began_s = min(self._began_s, began_s) if is_same_program else began_s
+        self._last_event_s = ended_s
+        if event == LAST_EVENT:
+            seconds = ended_s - self._began_s
+            self._last_event_s = -math.inf
             name = str(kwargs.get("fun_name", ""))
             shapes = self._shapes.get(name, "")
             self.compilations.append(Compilation(name, ended_s, seconds, shapes))
@@ -75,7 +75,7 @@ def watch_compilations() -> Iterator[Compilations]:
     logger = logging.getLogger(COMPILE_LOGGER)
     level = logger.level
     propagates = logger.propagate
-    jax.monitoring.register_event_duration_secs_listener(watch.note)
+    jax.monitoring.register_event_duration_secs_listener(watch.record_event)
     logger.addHandler(watch)
     # Only this handler reads the lines.
     logger.setLevel(logging.DEBUG)
@@ -86,4 +86,4 @@ def watch_compilations() -> Iterator[Compilations]:
         logger.removeHandler(watch)
         logger.setLevel(level)
         logger.propagate = propagates
-        jax.monitoring.unregister_event_duration_listener(watch.note)
+        jax.monitoring.unregister_event_duration_listener(watch.record_event)

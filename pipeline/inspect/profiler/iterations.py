@@ -18,7 +18,7 @@ StepPhase = Literal["data", "forward", "backward", "update", "other"]
 PHASES: tuple[StepPhase, ...] = ("data", "forward", "backward", "update", "other")
 UNKNOWN = HloInstruction("unknown", frozenset({"unknown"}), 0)
 COPIES = "(moves)"
-"""Name of the layer for copies that the compiler added; they have no scope."""
+"""Name of the layer for copies that the compiler added, which have no scope."""
 _CONTROL = re.compile(r"cond|while|body|closed_call|scan|branch_\d+_fun")
 """Parts of a scope that JAX's loops and branches add."""
 
@@ -42,7 +42,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Iteration:
-    """Points of an iteration in ns, with their numbers in CANN's documents."""
+    """Times of an iteration's points in ns. Their numbers in parentheses are CANN's."""
 
     begin: float
     """Begin of the first operation."""
@@ -60,7 +60,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class IterationTimes:
-    """Parts of an iteration in ms, as CANN's documents define them; they add up to `iteration`."""
+    """Parts of an iteration in ms, as CANN's documents define them. They add up to `iteration`."""
 
     iteration: float
     data_tail: float
@@ -81,7 +81,7 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class Traced:
-    """The operations of some traced steps."""
+    """The operations of the traced steps, with their times."""
 
     operations: Mapping[str, Operation]
     times: Mapping[str, OperationTime]
@@ -95,7 +95,7 @@ class Traced:
 
 
 def phase_of(scope: str) -> StepPhase:
-    """Return a scope's phase: data and update first, as optimizers may compute gradients."""
+    """Return a scope's phase. Data and update are tested first: optimizers may differentiate."""
     parts = scope.split("/")
     if UPDATE in parts:
         return "update"
@@ -223,7 +223,7 @@ def share_clock(
 def _group_by_iteration(
     by_name: Mapping[str, Sequence[TracedOp]], steps: int
 ) -> list[list[TracedOp]]:
-    """Return the operations of each iteration; none if no operation ran once in every step."""
+    """Return the operations of each iteration; empty if no operation ran once in every step."""
     regular = {name: ops for name, ops in by_name.items() if len(ops) == steps}
     if not regular:
         return []
@@ -233,9 +233,9 @@ def _group_by_iteration(
         if name in regular:
             continue
         for event in ops:
-            place = bisect.bisect_right(ends, event.begin_ns)
-            if place < steps:
-                groups[place].append(event)
+            number = bisect.bisect_right(ends, event.begin_ns)
+            if number < steps:
+                groups[number].append(event)
     return groups
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.limits import read_limits
-from pipeline.core.host.platforms import platform_of
-from pipeline.core.host.shortest_time import shortest_s
+from pipeline.core.host.platforms import get_platform
+from pipeline.core.host.shortest_time import measure_shortest_s
 
 FILE = "peaks.json"
 MEASUREMENT_S = 0.5
@@ -67,13 +67,13 @@ def peaks_of(device: jax.Device, folder: Path | None, *, again: bool = False) ->
     if file is not None:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, json_text({**entries, key: asdict(measured)}, indent=2) + "\n")
+            write_whole(file, format_json({**entries, key: asdict(measured)}, indent=2) + "\n")
     return measured
 
 
 def measure_peaks(device: jax.Device) -> Peaks:
     """Measure the peaks of a device in about half a second; the fastest of several runs counts."""
-    size = platform_of(device.platform).product_size
+    size = get_platform(device.platform).product_size
     with jax.default_device(device):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
         half = matrix.astype(jnp.bfloat16)
@@ -84,7 +84,7 @@ def measure_peaks(device: jax.Device) -> Peaks:
         share = MEASUREMENT_S / 3
         product_flops = 2.0 * size**3
         return Peaks(
-            flops=product_flops / shortest_s(product, matrix, matrix, budget_s=share),
-            bf16_flops=product_flops / shortest_s(product, half, half, budget_s=share),
-            bytes_per_s=3.0 * left.nbytes / shortest_s(triad, left, right, budget_s=share),
+            flops=product_flops / measure_shortest_s(product, matrix, matrix, budget_s=share),
+            bf16_flops=product_flops / measure_shortest_s(product, half, half, budget_s=share),
+            bytes_per_s=3.0 * left.nbytes / measure_shortest_s(triad, left, right, budget_s=share),
         )

@@ -10,10 +10,10 @@ from textwrap import wrap
 from typing import Any
 
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.files.trace_file import TraceEvent, TraceRow, write_trace_file
-from pipeline.core.files.value_text import bytes_text
-from pipeline.core.pages.charts import WIDE, Lane, LaneBar, lane_chart, pile_blocks
+from pipeline.core.files.value_text import format_bytes
+from pipeline.core.pages.charts import WIDE, Lane, LaneBar, draw_lanes, stack_blocks
 from pipeline.core.pages.drawing import Drawing, stack_drawings
 from pipeline.inspect.profiler.iterations import Iteration, Traced
 from pipeline.inspect.profiler.step_profile import LayerTime, StepProfile, StepVerdict
@@ -70,7 +70,7 @@ class ProfileReport:
 def write_profile(report: ProfileReport, folder: Path) -> Path:
     """Write a profile's files into a folder, which is created if needed. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / JSON, json_text(report.to_dict(), indent=1) + "\n")
+    write_whole(folder / JSON, format_json(report.to_dict(), indent=1) + "\n")
     write_whole(folder / TABLE, profile_table(report, rows=None) + "\n")
     write_trace_file(folder / TRACE, list(_trace_events(report.traced, report.profiles[0])))
     write_whole(folder / PICTURE, profile_picture(report))
@@ -85,7 +85,7 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
 
     def span(name: str, category: str, begin_ns: float, end_ns: float, tid: int) -> TraceEvent:
         row = TraceRow(PID, tid)
-        return row.span(name, category, (begin_ns - zero) / 1e3, (end_ns - zero) / 1e3)
+        return row.make_span(name, category, (begin_ns - zero) / 1e3, (end_ns - zero) / 1e3)
 
     yield TraceRow(PID, 0).name("process_name", f"{profile.recipe} on {profile.device}, measured")
     yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
@@ -149,7 +149,7 @@ def _format_head(profile: StepProfile) -> Iterator[str]:
         shares = (f"{name} {share:.1%}" for name, share in profile.shares.items() if share)
         yield f"  shares     {', '.join(shares)}"
     if profile.memory:
-        cells = (f"{name} {bytes_text(count)}" for name, count in profile.memory.items())
+        cells = (f"{name} {format_bytes(count)}" for name, count in profile.memory.items())
         yield f"  memory     {', '.join(cells)}"
     if profile.coverage is not None:
         coverage = profile.coverage
@@ -258,7 +258,7 @@ def profile_picture(report: ProfileReport) -> str:
         drawings.append(_draw_iteration(report.traced, before, median_iteration))
     for profile in report.profiles:
         drawings += _draw_profile(profile)
-    return stack_drawings(drawings, title, gap=10).file_text()
+    return stack_drawings(drawings, title, gap=10).to_file_text()
 
 
 def _draw_lines(kind: str, lines: Sequence[str]) -> Drawing:
@@ -288,10 +288,10 @@ def _draw_iteration(traced: Traced, before: Iteration, iteration: Iteration) -> 
             colour = COLOURS.get(operation.phase, COLOURS["other"])
             start, stop = ((ns - begin) / 1e6 for ns in (event.begin_ns, event.end_ns))
             threads.setdefault(event.thread, []).append(LaneBar(start, stop, colour, tip, label))
-    lanes = [Lane("Iteration", pile_blocks(lane_parts))]
+    lanes = [Lane("Iteration", stack_blocks(lane_parts))]
     for number, thread in enumerate(sorted(threads), 1):
         lanes.append(Lane(f"Thread {number}", threads[thread]))
-    return lane_chart("One iteration", lanes, (end - begin) / 1e6, ticks=True)
+    return draw_lanes("One iteration", lanes, (end - begin) / 1e6, ticks=True)
 
 
 def _draw_profile(profile: StepProfile) -> Iterator[Drawing]:
@@ -307,13 +307,13 @@ def _draw_profile(profile: StepProfile) -> Iterator[Drawing]:
         for phase in profile.phases
     ]
     total_ms = sum(phase.ms for phase in profile.phases)
-    yield lane_chart("Phases", [Lane("", pile_blocks(phases))], total_ms)
+    yield draw_lanes("Phases", [Lane("", stack_blocks(phases))], total_ms)
     layers = profile.layers[:MAX_LAYERS]
     lanes = [
-        Lane(layer.layer[-22:], pile_blocks(_split_layer(layer)), f"{layer.ms:.3g} ms")
+        Lane(layer.layer[-22:], stack_blocks(_split_layer(layer)), f"{layer.ms:.3g} ms")
         for layer in layers
     ]
-    yield lane_chart("Layers", lanes, max((layer.ms for layer in layers), default=0.0))
+    yield draw_lanes("Layers", lanes, max((layer.ms for layer in layers), default=0.0))
 
 
 def _split_layer(layer: LayerTime) -> Iterator[tuple[str, float, str]]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from pipeline.backends.base import Backend, Estimate, Executable, Mechanism
 from pipeline.backends.graph.hlo_program import FREE, HloProgram, parse_program
-from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, split_bytes
+from pipeline.backends.loading.loader import RESIDENT_LIMIT_BYTES, count_split_bytes
 from pipeline.backends.sink_choice import choose, predict_ms
 from pipeline.config.cache import cache_root
 from pipeline.config.precision import resolve_level
@@ -18,7 +18,7 @@ from pipeline.config.profile_spec import LEAST_STEPS, ProfileSpec
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RecipeError, RunError, first_line
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.data.dataset import Dataset
 from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.schedule import Event, RunSchedule
@@ -74,7 +74,7 @@ SINKS_S = 1.0
 def require_profilable(recipe: Recipe, platform: str) -> None:
     """Raise RecipeError if a run can't be profiled."""
     problems = []
-    if not platform_of(platform).is_traceable:
+    if not get_platform(platform).is_traceable:
         problems.append(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
     if recipe.profile.mode == "only" and recipe.train.resume is not None:
         problems.append(
@@ -151,7 +151,7 @@ class RunProfiler(Profile):
         self._window = window
         self._watch: Compilations | None = None
         text = f"steps {window.first + 1:,} to {window.first + window.steps:,} are traced"
-        notify = partial(self._reporter.stage, "profile", text)
+        notify = partial(self._reporter.print_stage, "profile", text)
         self.executable = ProfiledExecutable(self._plain, window.first, window.steps, notify)
         built = replace(run.built, run_schedule=replace(run.built.run_schedule, total=window.total))
         super().__init__(replace(run, built=built, executable=self.executable))
@@ -223,8 +223,10 @@ class RunProfiler(Profile):
         with convert_write_errors(folder):
             write_profile(report, folder)
             write_record(record, self.executable.raw, folder)
-        self._reporter.say(str(report))
-        self._reporter.stage("profile", f"table, profile.json, trace.json and picture in {folder}")
+        self._reporter.print_lines(str(report))
+        self._reporter.print_stage(
+            "profile", f"table, profile.json, trace.json and picture in {folder}"
+        )
 
     def _collect_evidence(
         self, run: ProfiledRun, profile: StepProfile, state: TrainState
@@ -245,7 +247,7 @@ class RunProfiler(Profile):
         timed = select_untraced(dispatches) or dispatches
         first_s = timed[0].end_s
         last_s = timed[-1].end_s
-        fits_on_device = split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
+        fits_on_device = count_split_bytes(dataset.train) <= RESIDENT_LIMIT_BYTES
         evidence = Evidence(
             profile=replace(profile, host=host, step_ms=host.step),
             host=host,
@@ -281,7 +283,7 @@ class RunProfiler(Profile):
         loader.close()
         waited_s = loader.waited_s
         try:
-            window = loader.window(0)
+            window = loader.get_window(0)
         finally:
             loader.close()
         read_ms = 1000 * (loader.waited_s - waited_s) / max(1, window.stop - window.start)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.core.errors import DataError, first_line, system_reason
+from pipeline.core.errors import DataError, first_line, get_system_reason
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.inspect.profiler.iterations import Traced
@@ -70,7 +70,7 @@ def read_report(folder: Path) -> ProfileReport:
             raise ValueError(f"{RECORD} has no peaks of the device")
         profile, traced = measured_profile(record.run, peaks, events)
     except OSError as error:
-        raise DataError(f"{folder / RAW}: can't be read: {system_reason(error)}") from error
+        raise DataError(f"{folder / RAW}: can't be read: {get_system_reason(error)}") from error
     except ValidationError as error:
         raise DataError(f"{folder / RAW / RECORD}: isn't a record: {first_line(error)}") from error
     except (ValueError, LookupError, ArithmeticError) as error:

@@ -10,10 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.tree_diff import value_at
+from pipeline.core.files.tree_diff import find_value
 from pipeline.core.pages.page import Beside, Block, RowTable, Section, Words
 from pipeline.inspect.dumps.dump_files import ABOUT
 from pipeline.stages.record.descendants import read_descendants
@@ -85,7 +85,7 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
     except DataError:
         processes = []
     for number, process in enumerate(processes):
-        commit = str(value_at(process, ("code", "git", "commit"), ""))[:10]
+        commit = str(find_value(process, ("code", "git", "commit"), ""))[:10]
         kind = "resumed" if number else "run"
         name = run.name if not number else run.sources.get("resumed", "")
         if number and number < len(processes) - 1:
@@ -93,7 +93,7 @@ def _list_lineage(run: RecordedRun) -> Iterator[dict[str, str]]:
             name = ""
         text = ", ".join(filter(None, (name, f"code {commit}" if commit else "")))
         yield row(kind, text, str(process.get("begun", "")))
-    steps = saved_steps(run.run_dir / FOLDER)
+    steps = list_saved_steps(run.run_dir / FOLDER)
     if steps:
         yield row("checkpoints", ", ".join(f"step {step:,}" for step in steps))
     for descendant in read_descendants(run.run_dir):
@@ -127,7 +127,7 @@ def _show_profile(run_dir: Path) -> list[Block]:
     """Return the verdict of a profile, and its tables of phases and layers."""
     trees = filter(None, (_read_object(run_dir / name) for name in PROFILES))
     tree: Mapping[str, Any] = next(trees, {})
-    text = value_at(tree, ("verdict", "text"))
+    text = find_value(tree, ("verdict", "text"))
     profiles = tree.get("profiles")
     blocks: list[Block] = [Words(text)] if isinstance(text, str) else []
     for profile in profiles[:MAX_PROFILES] if isinstance(profiles, list) else ():

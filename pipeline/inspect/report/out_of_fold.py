@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.files.csv_file import csv_text
+from pipeline.core.files.csv_file import format_csv
 from pipeline.data.folds import find_folds
 from pipeline.inspect.dumps.opened_recipe import make_silent_reporter
 from pipeline.inspect.report.evaluated import evaluate_samples
@@ -66,8 +66,8 @@ def write_folds(sweep_dir: Path, metrics: Sequence[FoldMetric]) -> int:
     written.
     """
     rows = _predict_out_of_fold(sweep_dir)
-    folds = csv_text(metric.cells() for metric in metrics)
-    replace_files(sweep_dir, (), {FOLDS: folds, OUT_OF_FOLD: csv_text(rows)})
+    folds = format_csv(metric.cells() for metric in metrics)
+    replace_files(sweep_dir, (), {FOLDS: folds, OUT_OF_FOLD: format_csv(rows)})
     return len(rows)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.csv_file import csv_text
+from pipeline.core.files.csv_file import format_csv
 from pipeline.data.targets import Targets
 from pipeline.inspect.report.evaluated import (
     ClassCounts,
@@ -49,19 +49,19 @@ def replace_files(folder: Path, names: Iterable[str], files: Mapping[str, str | 
 def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:
     """Return the texts of an evaluation's CSV files by file name."""
     names = targets.names
-    files = {PREDICTIONS: csv_text(list_predictions(predictions, names))}
+    files = {PREDICTIONS: format_csv(list_predictions(predictions, names))}
     if isinstance(predictions, NumberPredictions):
-        return {**files, NUMBERS: csv_text(number_rows(predictions, names))}
+        return {**files, NUMBERS: format_csv(number_rows(predictions, names))}
     if isinstance(predictions, LabelPredictions):
         rows = count_rows(predictions.counts, names)
         labels = [{"label": row.pop("class"), **row} for row in rows]
-        return {**files, LABELS: csv_text(labels)}
-    files[CLASSES] = csv_text(count_rows(predictions.counts, names))
+        return {**files, LABELS: format_csv(labels)}
+    files[CLASSES] = format_csv(count_rows(predictions.counts, names))
     if predictions.counts.confusion is not None:
         # The prefix keeps columns apart from `true`, which may be the name of a class.
         header = [f"predicted {name}" for name in names]
         matrix = zip(names, predictions.counts.confusion.tolist(), strict=True)
-        files[CONFUSION] = csv_text(
+        files[CONFUSION] = format_csv(
             {"true": name, **dict(zip(header, counts, strict=True))} for name, counts in matrix
         )
     return files

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.csv_file import csv_text
+from pipeline.core.files.csv_file import format_csv
 from pipeline.core.files.real_files import require_real_trees
-from pipeline.core.pages.charts import Curve, curve_chart, histogram, scatter_chart
+from pipeline.core.pages.charts import Curve, draw_curves, draw_histogram, draw_scatter
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import (
     GENERATOR,
@@ -140,8 +140,8 @@ def write_report(
             findings = find_suspicious_labels(ledger, dataset)
             sections += make_ledger_sections(findings, dataset)
             figures |= findings.figures
-            files |= {SUSPICIOUS: csv_text(findings.suspicious)}
-            files |= {DUPLICATES: csv_text(findings.duplicates)} if findings.duplicates else {}
+            files |= {SUSPICIOUS: format_csv(findings.suspicious)}
+            files |= {DUPLICATES: format_csv(findings.duplicates)} if findings.duplicates else {}
         sections += origin_sections(run_dir)
     page = Page(
         KIND,
@@ -151,7 +151,7 @@ def write_report(
         figures,
         f"Checkpoint of step {run.step:,}. Every prediction is in {PREDICTIONS}.",
     )
-    files |= {name: chart.file_text() for name, chart in charts.items()}
+    files |= {name: chart.to_file_text() for name, chart in charts.items()}
     if worst:
         files[MISTAKES] = png(
             sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
@@ -238,23 +238,23 @@ def _draw_charts(
 ) -> dict[str, Drawing]:
     """Draw the charts of a report; return them by file name."""
     charts: dict[str, Drawing | None] = {
-        "loss.svg": curve_chart("loss", _list_train_and_eval_curves("loss", steps, evaluations)),
-        "learning_rate.svg": curve_chart(
+        "loss.svg": draw_curves("loss", _list_train_and_eval_curves("loss", steps, evaluations)),
+        "learning_rate.svg": draw_curves(
             "learning rate", _list_curves("rate", steps, "learning_rate")
         ),
     }
     for name in HEADLINES:
         if name in evaluations:
             title = HEADS.get(name, name.replace("_", " "))
-            charts["metric.svg"] = curve_chart(
+            charts["metric.svg"] = draw_curves(
                 title, _list_train_and_eval_curves(name, steps, evaluations)
             )
             break
     if isinstance(predictions, NumberPredictions):
         true = predictions.true[:, 0]
         predicted = predictions.predicted[:, 0]
-        charts["scatter.svg"] = scatter_chart(f"{names[0]}: predicted", true, predicted)
-        charts["residuals.svg"] = histogram("residuals", predicted - true, "predicted - true")
+        charts["scatter.svg"] = draw_scatter(f"{names[0]}: predicted", true, predicted)
+        charts["residuals.svg"] = draw_histogram("residuals", predicted - true, "predicted - true")
     ordered = ((name, charts.get(name)) for name in CHARTS)
     return {name: chart for name, chart in ordered if chart is not None}
 
@@ -318,7 +318,7 @@ def _list_worst_samples(predictions: Predictions, names: Sequence[str]) -> Itera
 def _picture_samples(
     worst: Sequence[WorstSample], dataset: Dataset
 ) -> list[tuple[WorstSample, Any]]:
-    """Return the samples with their pictures; none if samples aren't images."""
+    """Return the samples with their pictures; empty if samples aren't images."""
     column = dataset.eval.columns["image"]
     if not worst or not can_picture(column.shape[1:]):
         return []
@@ -358,9 +358,9 @@ def _make_task_sections(predictions: Predictions, names: Sequence[str]) -> list[
             for column, name in enumerate(names[:MAX_SCATTER_CHARTS]):
                 true = predictions.true[:, column]
                 predicted = predictions.predicted[:, column]
-                drawings.append(scatter_chart(f"{name}: predicted", true, predicted))
+                drawings.append(draw_scatter(f"{name}: predicted", true, predicted))
                 drawings.append(
-                    histogram(f"{name}: residuals", predicted - true, "predicted - true")
+                    draw_histogram(f"{name}: residuals", predicted - true, "predicted - true")
                 )
             charts = [chart for chart in drawings if chart is not None]
             pairs = [Charts(charts, pairs=True)] if charts else []

@@ -1,7 +1,7 @@
 """Blocks: lists of layers with parameters, which a recipe defines once and uses in its layers.
 
-A block has parameters with a dollar, `{name: conv, features: $features}`. A list of layers uses it
-in place of a layer: `{use: block, repeat: 2, with: {features: 64}}`.
+Parameters of a block begin with a dollar: `{name: conv, features: $features}`. In a list of layers,
+`{use: block, repeat: 2, with: {features: 64}}` stands for the layers of the block.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ MAX_USES = 1000
 def expand_uses(
     node: Any,
     blocks: Blocks,
-    where: Location,
+    location: Location,
     parents: tuple[str, ...] = (),
     uses: Counter[str] | None = None,
 ) -> Any:
-    """Replace every use of a block in `node`, at location `where`, by a sequence of its layers.
+    """Replace every use of a block in `node`, at location `location`, by a sequence of its layers.
 
     The layers of a block are validated here, so that a problem is reported at the block's location.
     `parents` names the blocks that are being expanded, and `uses` counts their uses. Raises
@@ -56,31 +56,31 @@ def expand_uses(
     uses = Counter() if uses is None else uses
     if isinstance(node, Mapping):
         items = node.items()
-        return {k: expand_uses(value, blocks, (*where, k), parents, uses) for k, value in items}
+        return {k: expand_uses(value, blocks, (*location, k), parents, uses) for k, value in items}
     if not isinstance(node, list):
         return node
     counts: Counter[str] = Counter()
     expanded = []
     for index, entry in enumerate(node):
         if isinstance(entry, Mapping) and "use" in entry:
-            use = _read_use(entry, (*where, index))
-            body = _expand_use(use, blocks, (*where, index), parents, uses)
+            use = _read_use(entry, (*location, index))
+            body = _expand_use(use, blocks, (*location, index), parents, uses)
             scope = use.scope or f"{use.use}_{counts[use.use]}"
             expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
             counts[use.use] += 1
         else:
-            expanded.append(expand_uses(entry, blocks, (*where, index), parents, uses))
+            expanded.append(expand_uses(entry, blocks, (*location, index), parents, uses))
     return expanded
 
 
-def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
+def _read_use(entry: Mapping[str, Any], location: Location) -> BlockUse:
     try:
         return BlockUse.model_validate(entry)
     except ValidationError as error:
         problems = [
             InitErrorDetails(
                 type=details["type"],
-                loc=(*where, *details["loc"]),
+                loc=(*location, *details["loc"]),
                 input=details["input"],
                 ctx=details.get("ctx", {}),
             )
@@ -90,20 +90,20 @@ def _read_use(entry: Mapping[str, Any], where: Location) -> BlockUse:
 
 
 def _expand_use(
-    use: BlockUse, blocks: Blocks, where: Location, parents: tuple[str, ...], uses: Counter[str]
+    use: BlockUse, blocks: Blocks, location: Location, parents: tuple[str, ...], uses: Counter[str]
 ) -> Any:
     """Return the layers of the block, with the values of the use in place of parameters."""
     name = use.use
     if name not in blocks:
         hint = _suggest(name, blocks)
-        raise _to_error(f"there is no block {name!r}{hint}", (*where, "use"), name)
+        raise _to_error(f"there is no block {name!r}{hint}", (*location, "use"), name)
     if name in parents:
         chain = " -> ".join((*parents, name))
-        raise _to_error(f"a block can't use itself: {chain}", (*where, "use"), name)
+        raise _to_error(f"a block can't use itself: {chain}", (*location, "use"), name)
     uses[name] += 1
     if uses.total() > MAX_USES:
-        raise _to_error(f"blocks are used more than {MAX_USES:,} times", (*where, "use"), name)
-    _check_parameters(use, set(_find_parameters(blocks[name])), (*where, "with"))
+        raise _to_error(f"blocks are used more than {MAX_USES:,} times", (*location, "use"), name)
+    _check_parameters(use, set(_find_parameters(blocks[name])), (*location, "with"))
     layers = _fill_parameters(blocks[name], use.values)
     body = expand_uses(layers, blocks, ("blocks", name), (*parents, name), uses)
     return _make_validator().validate_python({"blocks": {name: body}})["blocks"][name]
@@ -111,16 +111,18 @@ def _expand_use(
 
 @cache
 def _make_validator() -> TypeAdapter[Any]:
-    """Return a validator of layers at `blocks.<name>`, the location in its errors."""
+    """Return a validator of a block's layers. Its errors have locations in `blocks.<name>`."""
     return TypeAdapter(dict[str, dict[str, Layers]])
 
 
-def _check_parameters(use: BlockUse, parameters: set[str], where: Location) -> None:
+def _check_parameters(use: BlockUse, parameters: set[str], location: Location) -> None:
     for name in sorted(parameters - use.values.keys()):
-        raise _to_error(f"block {use.use!r} needs a value for {name!r}", where, use.values)
+        raise _to_error(f"block {use.use!r} needs a value for {name!r}", location, use.values)
     for name in sorted(use.values.keys() - parameters):
         hint = _suggest(name, parameters) or f"; it has {', '.join(sorted(parameters)) or 'none'}"
-        raise _to_error(f"block {use.use!r} has no parameter {name!r}{hint}", (*where, name), name)
+        raise _to_error(
+            f"block {use.use!r} has no parameter {name!r}{hint}", (*location, name), name
+        )
 
 
 def _find_parameters(node: Any) -> Iterator[str]:
@@ -146,9 +148,9 @@ def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
     return node
 
 
-def _to_error(message: str, where: Location, value: Any) -> ValidationError:
+def _to_error(message: str, location: Location, value: Any) -> ValidationError:
     details = InitErrorDetails(
-        type="value_error", loc=where, input=value, ctx={"error": ValueError(message)}
+        type="value_error", loc=location, input=value, ctx={"error": ValueError(message)}
     )
     return ValidationError.from_exception_data("BlockUse", [details])
 

@@ -52,7 +52,7 @@ def has_parameter(target: Callable[..., Any], name: str) -> bool:
 
 
 def list_parameters(target: Callable[..., Any]) -> list[str]:
-    """List the names of keyword parameters; none if Python can't inspect the target."""
+    """List the names of keyword parameters; empty if Python can't inspect the target."""
     try:
         parameters = _inspect_signature(target).parameters.values()
     except (TypeError, ValueError):

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend import core
 
-from pipeline.core.host.jaxpr import bind_equation, equations_in
+from pipeline.core.host.jaxpr import bind_equation, iterate_equations
 from pipeline.models.imported.replaced_equations import (
     CONVOLUTION,
     MAXIMA,
@@ -117,7 +117,7 @@ def find_gradients(jaxpr: core.Jaxpr) -> GradientTable:
     """
     derived: dict[Key, Gradient] = {}
     visited: set[Key] = set()
-    for equation, _ in equations_in(jaxpr):
+    for equation, _ in iterate_equations(jaxpr):
         if equation.primitive.name not in REPLACED:
             continue
         key = _make_key(equation)

@@ -19,11 +19,11 @@ from jax.extend import core
 
 from pipeline.core.host.jaxpr import (
     bind_equation,
-    called_jaxpr,
     enter_scope,
+    find_called_jaxpr,
+    interpret_jaxpr,
+    join_scope,
     run_traced,
-    scope_of,
-    walk,
 )
 from pipeline.models.lowerings.problem.conv_window import make_window
 from pipeline.models.modules.layer_capture import observe_layer, with_observer
@@ -87,11 +87,11 @@ class _Evaluation:
 
     def run(self, closed: core.ClosedJaxpr, values: Sequence[_Value]) -> list[_Value]:
         """Evaluate a jaxpr."""
-        return walk(closed, values, self._compute, lambda _, constant: _Value(constant))
+        return interpret_jaxpr(closed, values, self._compute, lambda _, constant: _Value(constant))
 
     def _compute(self, equation: Any, values: list[_Value]) -> list[_Value]:
-        with enter_scope(scope_of(equation)), equation.ctx.manager:
-            called = called_jaxpr(equation) if equation.primitive.name in CALLS else None
+        with enter_scope(join_scope(equation)), equation.ctx.manager:
+            called = find_called_jaxpr(equation) if equation.primitive.name in CALLS else None
             if called is not None and any(value.kernel for value in values):
                 return self.run(called, values)
             results = bind_equation(equation, [value.array for value in values])

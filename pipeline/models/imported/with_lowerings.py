@@ -25,14 +25,14 @@ from jax.extend import core
 from pipeline.core.host.jaxpr import (
     FLOW,
     bind_equation,
-    called_jaxpr,
     compute_flow,
     enter_scope,
-    equations_in,
-    inner_jaxprs,
+    find_called_jaxpr,
+    interpret_jaxpr,
+    iterate_equations,
+    iterate_inner_jaxprs,
+    join_scope,
     run_traced,
-    scope_of,
-    walk,
 )
 from pipeline.models.imported.gradient_equations import (
     Gradient,
@@ -129,7 +129,7 @@ def list_unreplaced(
 def _find_unreplaced(
     jaxpr: core.Jaxpr, gradients: GradientTable | None, root: str
 ) -> Iterator[UnreplacedOperation]:
-    for equation, outer in equations_in(jaxpr):
+    for equation, outer in iterate_equations(jaxpr):
         name = equation.primitive.name
         if name not in (CONVOLUTION, MAXIMA):
             continue
@@ -137,7 +137,7 @@ def _find_unreplaced(
         if has_rule or not _is_replaced(equation, gradients):
             why = "has its own derivative" if has_rule else explain_no_lowering(equation)
             nested = [*outer, equation]
-            scopes = (_replace_root(nested[0], root, ""), *map(scope_of, nested[1:]))
+            scopes = (_replace_root(nested[0], root, ""), *map(join_scope, nested[1:]))
             yield UnreplacedOperation(name, "/".join(filter(None, scopes)), why)
 
 
@@ -153,7 +153,9 @@ class _Evaluation:
 
     def run(self, jaxpr: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Evaluate a jaxpr for its operands."""
-        return walk(jaxpr, operands, self._compute_in_scope, lambda _, constant: constant)
+        return interpret_jaxpr(
+            jaxpr, operands, self._compute_in_scope, lambda _, constant: constant
+        )
 
     def _compute_in_scope(self, equation: Any, operands: list[Any]) -> list[Any]:
         scope = _replace_root(equation, self.root, self.root.partition("/")[0])
@@ -172,7 +174,7 @@ class _Evaluation:
             return [compute_replaced(equation, operands, policy, self.layout)]
         if not _has_replaced(equation, self.gradients):
             return bind_equation(equation, operands)
-        called = called_jaxpr(equation)
+        called = find_called_jaxpr(equation)
         if called is None:
             return compute_flow(equation, operands, self._run_inner)
         if name not in CHECKPOINTS:
@@ -201,20 +203,20 @@ def _has_replaced(equation: core.JaxprEqn, gradients: GradientTable | None) -> b
     """Whether an equation without a custom rule has inner equations that are replaced."""
     return _is_entered(equation) and any(
         all(map(_is_entered, outer)) and _is_replaced(inner, gradients)
-        for jaxpr in inner_jaxprs(equation)
-        for inner, outer in equations_in(jaxpr)
+        for jaxpr in iterate_inner_jaxprs(equation)
+        for inner, outer in iterate_equations(jaxpr)
     )
 
 
 def _is_entered(equation: core.JaxprEqn) -> bool:
     """Whether an equation is entered: it is a call without a custom rule, a loop or branches."""
     name = equation.primitive.name
-    return name not in CUSTOM_RULES and (name in FLOW or called_jaxpr(equation) is not None)
+    return name not in CUSTOM_RULES and (name in FLOW or find_called_jaxpr(equation) is not None)
 
 
 def _replace_root(equation: Any, root: str, replacement: str) -> str:
     """Return the named scopes around an equation, with the scopes of the root replaced."""
-    scope = scope_of(equation)
+    scope = join_scope(equation)
     if root and f"{scope}/".startswith(f"{root}/"):
         return f"{replacement}{scope[len(root) :]}".removeprefix("/")
     return scope

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from pipeline.core.files.error_text import nearest, show_name
+from pipeline.core.files.error_text import find_nearest, show_name
 
 Path = tuple[str, ...]
-"""Scopes of a layer, outermost first; of a parameter, with its name at the end."""
+"""Scopes of a layer, outermost first. A parameter's path ends with its name."""
 
 MAX_SCOPES = 40
 EXCEPT = "!"
@@ -25,8 +25,8 @@ def covers(pattern: str, path: Path) -> bool:
 def is_frozen(patterns: Sequence[str], path: Path) -> bool:
     """Return whether patterns freeze a parameter: the last pattern that covers it decides.
 
-    Parameters of a pattern that begins with ! are trained. If the first pattern does, parameters
-    of no pattern are frozen, otherwise they are trained.
+    A pattern that begins with ! trains the parameters that it covers. Parameters that no pattern
+    covers are frozen if the first pattern begins with !, and trained otherwise.
     """
     frozen = bool(patterns) and patterns[0].startswith(EXCEPT)
     for pattern in patterns:
@@ -45,11 +45,11 @@ def require_covered(
     for pattern in patterns:
         if any(covers(pattern, path) for path in paths):
             continue
-        counts = outermost(paths)
+        counts = count_outermost_scopes(paths)
         scopes = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
         if len(scopes) > MAX_SCOPES:
             scopes[MAX_SCOPES:] = ["..."]
-        guess = nearest(pattern, counts)
+        guess = find_nearest(pattern, counts)
         raise ValueError(
             f"{key}pattern {show_name(repr(pattern))} matches none of the {len(paths)} {noun} in "
             f"{', '.join(scopes)}, such as {'/'.join(paths[0])}"
@@ -57,10 +57,10 @@ def require_covered(
         )
 
 
-def outermost(paths: Sequence[Path]) -> dict[str, int]:
+def count_outermost_scopes(paths: Sequence[Path]) -> dict[str, int]:
     """Return the outermost scopes that distinguish paths, and the number of paths in each."""
-    deepest = max(map(len, paths))
-    for depth in range(1, deepest + 1):
+    max_depth = max(map(len, paths))
+    for depth in range(1, max_depth + 1):
         counts = Counter("/".join(path[:depth]) for path in paths)
         if len(counts) > 1:
             break

@@ -34,8 +34,11 @@ class _Recurrent(nn.Module):
     context: LayerContext
 
     def update_state(self, state: State, inputs: Array, products: Array) -> State:
-        """Return the next state. Products of the token and of the state before it with their
-        weights, biases included, are (batch, gates * features)."""
+        """Return the next state; each kind of cell overrides this.
+
+        `inputs` and `products` are the products of the token and of the last state with their
+        weights, biases included, (batch, gates * features).
+        """
         raise NotImplementedError
 
     @nn.compact

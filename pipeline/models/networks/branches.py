@@ -280,7 +280,7 @@ class UNet(LayeredModelSpec):
         return (*self._depth(0), Conv(features=classes, kernel=1, bias=True))
 
     def _depth(self, depth: int) -> Stack:
-        """Return the layers of this depth and the depths below; they keep the image's size."""
+        """Return the layers of this depth and the depths below, which keep the image's size."""
         convs = self._convs(self.widths[depth])
         if depth == len(self.widths) - 1:
             return convs

@@ -51,7 +51,7 @@ class SinkPlan:
 
     size: int | None
     mechanism: Mechanism
-    why: str
+    reason: str
     choice: SinkChoice | None = None
     host_entry: Mapping[str, Any] = field(default_factory=dict)
     """JSON for a checkpoint, so that a resumed run has these sinks; {} for the recipe's sinks."""
@@ -61,7 +61,11 @@ class SinkPlan:
 
     def summary(self) -> dict[str, Any]:
         """Return the section `sink` of summary.json."""
-        section: dict[str, Any] = {"size": self.size, "mechanism": self.mechanism, "why": self.why}
+        section: dict[str, Any] = {
+            "size": self.size,
+            "mechanism": self.mechanism,
+            "why": self.reason,
+        }
         if self.choice is not None:
             names = ("off_ms", "step_ms", "gain")
             section["predicted"] = {name: getattr(self.choice, name) for name in names}
@@ -89,17 +93,17 @@ def choose_sink(
     if not chooses_sink(train):
         if train.sink and executable.report.single_steps:
             return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS)
-        mechanism, why = backend.mechanism(train.mechanism, sink=train.sink)
-        return SinkPlan(run_schedule.sink_steps, mechanism, why)
+        mechanism, reason = backend.choose_mechanism(train.mechanism, sink=train.sink)
+        return SinkPlan(run_schedule.sink_steps, mechanism, reason)
     mechanisms = list_mechanisms(train.mechanism, executable)
     if estimate is not None and estimate.choice is not None:
         # The size is best for the emulated device, the mechanism for the host.
         choice = estimate.choice
         # Several mean that the recipe has auto.
-        mechanism, _ = backend.mechanism(
+        mechanism, _ = backend.choose_mechanism(
             mechanisms[0] if len(mechanisms) == 1 else "auto", sink=choice.size is not None
         )
-        plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.why}")
+        plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.reason}")
         return _report(plan, reporter)
     bounds = make_measured_bounds(recipe, run_schedule, executable)
     is_terminal = reporter.console.is_terminal
@@ -107,10 +111,10 @@ def choose_sink(
         try:
             with TimedRuns(recipe, run_schedule, executable, is_terminal=is_terminal) as trials:
                 choice = _measure_choice(bounds, mechanisms, trials)
-            plan = SinkPlan(choice.size, choice.mechanism, choice.why, choice)
+            plan = SinkPlan(choice.size, choice.mechanism, choice.reason, choice)
         except RunError as error:
-            why = f"not measured, steps that were only timed failed: {error}"
-            plan = SinkPlan(None, "none", why)
+            reason = f"not measured, steps that were only timed failed: {error}"
+            plan = SinkPlan(None, "none", reason)
     return _report(plan, reporter)
 
 
@@ -122,7 +126,7 @@ def resume_sink(saved: SinkState, reporter: Reporter) -> SinkPlan:
 
 def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
     """Report chosen sinks; return them with their entry in checkpoints."""
-    reporter.stage("sink", f"{plan}; {plan.why}")
+    reporter.print_stage("sink", f"{plan}; {plan.reason}")
     return replace(plan, host_entry={SINK_KEY: {"size": plan.size, "mechanism": plan.mechanism}})
 
 
@@ -161,7 +165,7 @@ def make_measured_bounds(
     recipe: Recipe, run_schedule: RunSchedule, executable: Executable
 ) -> Bounds:
     """Return the bounds of a dispatch on this device."""
-    return _make_bounds(recipe, run_schedule, executable.loader.window(0).most_steps)
+    return _make_bounds(recipe, run_schedule, executable.loader.get_window(0).max_steps)
 
 
 def make_modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.backends.rates import Communication
 from pipeline.backends.sink_choice import SHOWN, Bounds, Cost, Costs, SinkChoice, predict_ms
-from pipeline.core.files.value_text import bytes_text
+from pipeline.core.files.value_text import format_bytes
 from pipeline.training.state import Record
 
 TELEMETRY_BYTES = 4 * len(Record._fields)
@@ -119,7 +119,7 @@ class Explanation:
         return {
             **vars(self.run),
             "sink": {"size": self.choice.size, "mechanism": self.choice.mechanism},
-            "why": self.choice.why,
+            "why": self.choice.reason,
             f"{expected}_off_ms": self.choice.off_ms,
             f"{expected}_ms": self.predictions(),
             f"{expected}_gain": self.choice.gain,
@@ -188,7 +188,7 @@ class Explanation:
         choice = self.choice
         achieved = self.achieved
         size = "no sinks" if choice.size is None else f"{choice.mechanism}, {choice.size:,} steps"
-        yield f"  {'chosen':<11} {size}: {choice.why}"
+        yield f"  {'chosen':<11} {size}: {choice.reason}"
         if choice.size is not None:
             error = self.costs.error if self.costs is not None else 0.0
             name = "modelled" if self.modelled else "predicted"
@@ -210,10 +210,10 @@ def _format_memory(memory: Memory, size: int) -> str:
     plural = "" if size == 1 else "es"
     content = "numbers of samples" if memory.resident else "samples"
     window_bytes = memory.window_steps * memory.batch_bytes
-    samples = f" beside all samples, {bytes_text(memory.data_bytes)}" if memory.resident else ""
+    samples = f" beside all samples, {format_bytes(memory.data_bytes)}" if memory.resident else ""
     return (
-        f"{size:,} batch{plural} of {content} {bytes_text(size * memory.batch_bytes)}; "
+        f"{size:,} batch{plural} of {content} {format_bytes(size * memory.batch_bytes)}; "
         f"the device has {memory.window_steps:,} at once whatever the sink, "
-        f"{bytes_text(window_bytes)}{samples}; "
-        f"telemetry {bytes_text(size * TELEMETRY_BYTES)} a sink"
+        f"{format_bytes(window_bytes)}{samples}; "
+        f"telemetry {format_bytes(size * TELEMETRY_BYTES)} a sink"
     )

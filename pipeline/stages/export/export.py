@@ -24,7 +24,7 @@ from jax import export
 from pipeline.core.errors import DataError, RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.text_format import TOKENIZER, write_tokenizer
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import read_weights, write_weights
@@ -83,7 +83,7 @@ def export_run(
         write_weights(folder / WEIGHTS, run.arrays)
         _write_text_files(run, folder)
         description = {**_describe(run, program), **(onnx_entries or {})}
-        write_whole(folder / DESCRIPTION, json_text(description, indent=2) + "\n")
+        write_whole(folder / DESCRIPTION, format_json(description, indent=2) + "\n")
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {error.strerror}") from error
 

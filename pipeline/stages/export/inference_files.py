@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.errors import DataError, RunError, first_line, system_reason
+from pipeline.core.errors import DataError, RunError, first_line, get_system_reason
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.npy import read_npy
 from pipeline.data.image_file import (
@@ -64,7 +64,7 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     try:
         return _decode_image(path, samples) if suffix in SUFFIXES else _read_array(path, samples)
     except UNREADABLE_IMAGE as error:
-        raise DataError(f"{path}: can't be read as images: {system_reason(error)}") from error
+        raise DataError(f"{path}: can't be read as images: {get_system_reason(error)}") from error
 
 
 def _decode_image(path: Path, samples: Samples) -> np.ndarray:

@@ -17,9 +17,9 @@ import numpy as np
 
 from pipeline.checkpoint.checkpoint_folder import (
     FOLDER,
-    checkpoint_path,
-    checkpoint_step,
-    saved_steps,
+    list_saved_steps,
+    make_checkpoint_path,
+    parse_checkpoint_step,
 )
 from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, read_saved
@@ -69,7 +69,7 @@ def list_weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np
 
     Names of the state are such as `moments.conv_0/kernel` and `optimizer.count`.
     """
-    arrays = {path.removeprefix("params/"): array for path, array in saved.weights().items()}
+    arrays = {path.removeprefix("params/"): array for path, array in saved.select_weights().items()}
     if not optimizer:
         return arrays
     for path, array in saved.arrays.items():
@@ -110,13 +110,13 @@ def write_checkpoints(
 
 def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
     """Read the checkpoint at `source`, or all checkpoints of a run. Raises DataError."""
-    if checkpoint_step(source) is not None and source.parent.name == FOLDER:
+    if parse_checkpoint_step(source) is not None and source.parent.name == FOLDER:
         return [read_saved(source)]
     root = run_dir / FOLDER
-    steps = saved_steps(root)
+    steps = list_saved_steps(root)
     if not steps:
         raise DataError(f"{run_dir}: holds no checkpoint")
-    return [read_checkpoint(checkpoint_path(root, step)) for step in steps]
+    return [read_checkpoint(make_checkpoint_path(root, step)) for step in steps]
 
 
 def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
@@ -166,7 +166,7 @@ class MindSporeCopies:
 
     def add(self, checkpoint: Path) -> None:
         """Write the file of a complete checkpoint, and list it."""
-        step = checkpoint_step(checkpoint)
+        step = parse_checkpoint_step(checkpoint)
         assert step is not None, "a checkpoint is named by its step"
         name = make_file_name(self._prefix, self._steps_per_sink_epoch, step)
         # If the process is killed while writing, the listed file can be removed later.

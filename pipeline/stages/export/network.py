@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.config.cache import cache_root
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.host.tree_paths import leaves_by_path
+from pipeline.core.host.tree_paths import flatten_by_path
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.tables.encode_table import count_encoded_features, make_encoding_ops
 from pipeline.data.targets import Targets
@@ -88,7 +88,7 @@ def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> Net
     except ValueError as error:
         raise RecipeError(f"model {model.name}: {error}") from error
     collections = {name: variables[name] for name in COLLECTIONS if name in variables}
-    shapes = {name: tuple(leaf.shape) for name, leaf in leaves_by_path(collections).items()}
+    shapes = {name: tuple(leaf.shape) for name, leaf in flatten_by_path(collections).items()}
     try:
         return NetworkArrays(model.name, shapes, _find_flattened_channels(model, classes, images))
     except ValueError as error:

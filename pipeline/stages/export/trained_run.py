@@ -12,7 +12,7 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.host.cuda import plugin
+from pipeline.core.host.cuda import find_plugin
 from pipeline.data.table import FittedTable
 from pipeline.data.targets import Targets, Task
 from pipeline.data.text.text_format import TextFormat, read_text_format
@@ -20,7 +20,7 @@ from pipeline.data.transform import replace_targets
 from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, find_run_dir, require_run_dir
 from pipeline.stages.record.saved_recipe import list_changes
-from pipeline.training.parallel.devices import leave_gpus_alone
+from pipeline.training.parallel.devices import hide_gpus
 
 DTYPES = frozenset(("uint8", "int32", "float32"))
 """Dtypes of images and of tokens."""
@@ -80,9 +80,9 @@ def spare_gpus(folder: Path) -> None:
     JAX would reserve most of a GPU's memory, which another run may need.
     """
     run_dir = find_run_dir(folder)
-    if plugin() is None or run_dir is None or read_run_recipe(run_dir).device.uses_cuda:
+    if find_plugin() is None or run_dir is None or read_run_recipe(run_dir).device.uses_cuda:
         return
-    leave_gpus_alone()
+    hide_gpus()
 
 
 def read_trained_run(folder: Path) -> TrainedRun:
@@ -96,10 +96,10 @@ def read_trained_run(folder: Path) -> TrainedRun:
     saved = read_saved(folder)
     if changes := list_changes(saved, recipe.model_dump(mode="json")):
         raise DataError(
-            f"{saved.where}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
+            f"{saved.folder}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
-    return TrainedRun(recipe, saved.weights(), saved.step, samples, ledger=saved.ledger())
+    return TrainedRun(recipe, saved.select_weights(), saved.step, samples, ledger=saved.ledger())
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

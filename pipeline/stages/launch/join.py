@@ -12,10 +12,10 @@ from itertools import count
 from threading import Timer
 
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError, RunError, exit_status_of, first_line
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.errors import RecipeError, RunError, first_line, get_exit_status
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.launchers import RankPlace, find_place
-from pipeline.core.plugins.loading import FLAG, loaded_plugins
+from pipeline.core.plugins.loading import FLAG, list_loaded_plugins
 from pipeline.stages.launch.meeting import meet
 from pipeline.stages.record.summary import find_version, list_versions
 from pipeline.training.parallel.parallel_spec import LaunchSpec
@@ -75,8 +75,10 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
 def list_shared_facts(recipe: Recipe) -> dict[str, str]:
     """Return the recipe, plug-ins and versions that all processes of a run must share, by name."""
     tree = recipe.model_dump(mode="json", exclude={"launch", "debug"})
-    digest = hashlib.sha256(json_text(tree).encode()).hexdigest()[:16]
-    plugins = {f"{FLAG} {plugin.name}": json_text(plugin.describe()) for plugin in loaded_plugins()}
+    digest = hashlib.sha256(format_json(tree).encode()).hexdigest()[:16]
+    plugins = {
+        f"{FLAG} {plugin.name}": format_json(plugin.describe()) for plugin in list_loaded_plugins()
+    }
     libraries = list_versions({name: find_version(name) for name in ("jax", "jaxlib")})
     return {"recipe": digest, **plugins, **libraries}
 
@@ -85,14 +87,14 @@ def _find_connection(recipe: Recipe) -> Ranks | None:
     """Return the connection of this process if an earlier run or the program has made it."""
     if "jax" not in sys.modules:
         return None
-    from pipeline.core.host.jax_private import coordination_client, read_joined_process
+    from pipeline.core.host.jax_private import get_coordination_client, read_joined_process
 
     joined = read_joined_process()
     if joined is None:
         return None
     rank, size = joined
     _require_parallel_mode(recipe, f"jax.distributed has connected {size} processes")
-    return Ranks(rank, size, recipe.launch.stuck_seconds, coordination_client(), AGREEMENTS)
+    return Ranks(rank, size, recipe.launch.stuck_seconds, get_coordination_client(), AGREEMENTS)
 
 
 def _require_parallel_mode(recipe: Recipe, reason: str) -> None:
@@ -113,7 +115,11 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
 
-    from pipeline.core.host.jax_private import close_devices, coordination_client, has_open_devices
+    from pipeline.core.host.jax_private import (
+        close_devices,
+        get_coordination_client,
+        has_open_devices,
+    )
 
     if has_open_devices():
         close_devices()
@@ -143,7 +149,9 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
         os.environ.update(proxies)
     # Another run may follow. JAX waits for all here, and would abort late processes otherwise.
     atexit.register(jax.distributed.shutdown)
-    return Ranks(place.rank, place.size, launch.stuck_seconds, coordination_client(), AGREEMENTS)
+    return Ranks(
+        place.rank, place.size, launch.stuck_seconds, get_coordination_client(), AGREEMENTS
+    )
 
 
 def _give_up(place: RankPlace) -> None:
@@ -159,7 +167,7 @@ def _give_up(place: RankPlace) -> None:
 
 def _leave_at_exit(error: BaseException) -> None:
     """When Python exits, end the process without JAX's wait for the others."""
-    status = exit_status_of(error)
+    status = get_exit_status(error)
 
     def leave() -> None:
         sys.stdout.flush()

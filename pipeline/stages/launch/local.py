@@ -73,7 +73,7 @@ def run_locally(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps(request))
-        with _start_workers(launch, folder, run_dir) as workers, signals.held():
+        with _start_workers(launch, folder, run_dir) as workers, signals.hold_stops():
             failure = _watch(workers, folder, signals, launch)
             running = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
         if failure is not None and failure.is_interrupted:
@@ -122,7 +122,7 @@ def make_environment(
 ) -> dict[str, str]:
     """Return the variables of process `rank` of `size` processes that meet at a port.
 
-    Those that a launcher has set for the process that starts it name another place.
+    Variables of the same names that a launcher has set for this process are replaced.
     """
     names = {name for row in LAUNCHERS if row.name == "env" for name in row.variables}
     return {
@@ -142,7 +142,7 @@ def _kill(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec) -> Failure | None:
-    """Wait for all to end, `launch.end_seconds` after the first at most; return the failure."""
+    """Wait until all end, at most `launch.end_seconds` after the first; return the failure."""
     failure = None
     is_stopped = False
     # A checkpoint was requested of processes that have died, or before there were any.

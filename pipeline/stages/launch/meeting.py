@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from pipeline.core.errors import RunError, printable, system_reason
+from pipeline.core.errors import RunError, get_system_reason, printable
 from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
@@ -42,7 +42,7 @@ def _gather(place: RankPlace, limit_s: float) -> str:
         try:
             server = stack.enter_context(_listen(place))
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else system_reason(error)
+            reason = os.strerror(error.errno) if error.errno else get_system_reason(error)
             return f"{place}: can't listen at {place.address}: {reason}"
         connections = _Connections(place, stack)
         problem = connections.wait(server, limit_s)
@@ -150,7 +150,7 @@ def _report(place: RankPlace, limit_s: float) -> str:
                 return printable(problem)
             reason = "it closed the connection"
         except OSError as error:
-            reason = system_reason(error)
+            reason = get_system_reason(error)
         if time.monotonic() + RETRY_S > deadline:
             return (
                 f"{place}: no answer from process 0 at {place.address} in {limit_s:g} s ({reason})"

@@ -64,9 +64,9 @@ class Comparison:
     first_loss: Discrepancy | None
     largest_loss: Discrepancy | None
     only_one: int
-    """Number of steps in the first log alone."""
+    """Number of steps that only the first log has."""
     only_other: int
-    """Number of steps in the second log alone."""
+    """Number of steps that only the second log has."""
 
 
 def compare_steps(a: Path, b: Path) -> Comparison:

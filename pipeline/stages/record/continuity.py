@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.value_text import first_lines, show
+from pipeline.core.files.value_text import limit_lines, show
 from pipeline.core.plugins.loading import FLAG
 from pipeline.stages.record.provenance import PROVENANCE, Provenance, read_provenance
 
@@ -111,7 +111,7 @@ def find_changed_data(processes: Processes, current: Mapping[str, Any]) -> list[
         for split, column, old, new in _pair_columns(recorded, current)
         if not _is_same_data(old, new)
     ]
-    return first_lines(lines, MAX_COLUMNS)
+    return limit_lines(lines, MAX_COLUMNS)
 
 
 def _pair_columns(
@@ -165,7 +165,7 @@ def find_changed_plugins(processes: Processes, current: Provenance) -> list[str]
             if old_value != new_value:
                 change = f"{_format_digest(old_value)} -> {_format_digest(new_value)}"
                 lines.append(f"{show_name(f'{name}: {file}')} {change}")
-    return first_lines(lines, MAX_COLUMNS)
+    return limit_lines(lines, MAX_COLUMNS)
 
 
 def _pair_plugin_versions(old: Any, new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -243,7 +243,7 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
             is_decisive = is_decisive and not name.startswith(HARMLESS_VARIABLES)
             change = _format_change(name, old.get(name), new.get(name))
             (decisive if is_decisive else harmless).append(change)
-    return ChangedSettings(first_lines(decisive, MAX_SETTINGS), first_lines(harmless, MAX_SETTINGS))
+    return ChangedSettings(limit_lines(decisive, MAX_SETTINGS), limit_lines(harmless, MAX_SETTINGS))
 
 
 def _split_flags(variables: Mapping[str, Any]) -> dict[str, Any]:

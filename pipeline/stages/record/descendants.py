@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pipeline.core.files.real_files import open_unshared
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 
 DESCENDANTS = "descendants.jsonl"
 Made = Literal["exported", "converted", "reproduced"]
@@ -38,7 +38,7 @@ def note_descendant(run_dir: Path, made: Made, to: Path) -> None:
         suppress(OSError),
         open(run_dir / DESCENDANTS, "a", encoding="utf-8", opener=open_unshared) as file,
     ):
-        file.write(json_text(asdict(entry)) + "\n")
+        file.write(format_json(asdict(entry)) + "\n")
 
 
 def read_descendants(run_dir: Path) -> Sequence[Descendant]:

@@ -22,7 +22,7 @@ import numpy as np
 from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import hide_secrets
 from pipeline.core.files.package_paths import PACKAGE
-from pipeline.core.plugins.loading import loaded_plugins
+from pipeline.core.plugins.loading import list_loaded_plugins
 from pipeline.data.columns import BlankColumn, Column, Split
 from pipeline.data.padding.buckets import PaddedColumn, RaggedArray, UniformColumn
 from pipeline.data.text.windows import TokenWindows
@@ -59,7 +59,7 @@ def describe_process(
             name: {column: asdict(entry) for column, entry in fingerprint_columns(split).items()}
             for name, split in splits.items()
         },
-        plugins={plugin.name: plugin.describe() for plugin in loaded_plugins()},
+        plugins={plugin.name: plugin.describe() for plugin in list_loaded_plugins()},
         numerics=describe_numerics(),
     )
 

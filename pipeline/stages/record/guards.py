@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jax.errors import JaxRuntimeError
 
-from pipeline.core.errors import RunError, exit_status_of, first_line, status_after
+from pipeline.core.errors import RunError, first_line, get_exit_status, get_status_after
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.stages.record.summary import Summary, read_metrics
 
@@ -53,9 +53,9 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
             summary.metrics = {**earlier, **new}
             folder.advanced.release()
     except BaseException as error:
-        summary.status = status_after(error)
+        summary.status = get_status_after(error)
         summary.reason = str(error) or type(error).__name__
-        summary.exit_status = exit_status_of(error)
+        summary.exit_status = get_exit_status(error)
         raise
     finally:
         summary.time["total_s"] = time.perf_counter() - started_at

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import DataError, system_reason
+from pipeline.core.errors import DataError, get_system_reason
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 
 PROVENANCE = "provenance.json"
 
@@ -51,7 +51,7 @@ def add_provenance(run_dir: Path, process: Provenance) -> None:
         # A damaged file is replaced, and doesn't stop the run.
         earlier = []
     processes = [*earlier, asdict(process)]
-    write_whole(run_dir / PROVENANCE, json_text({"processes": processes}, indent=2) + "\n")
+    write_whole(run_dir / PROVENANCE, format_json({"processes": processes}, indent=2) + "\n")
 
 
 def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
@@ -66,7 +66,7 @@ def read_provenance(run_dir: Path) -> Sequence[Mapping[str, Any]]:
         return []
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{file}: can't be read: {system_reason(error)}; delete it to continue without it"
+            f"{file}: can't be read: {get_system_reason(error)}; delete it to continue without it"
         ) from error
     processes = tree.get("processes") if isinstance(tree, dict) else None
     if not isinstance(processes, list) or not all(isinstance(item, dict) for item in processes):

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.files.atomic_write import sync_ancestors, write_whole
 from pipeline.core.files.bounded_read import read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, read_yaml
-from pipeline.core.files.tree_diff import Difference, Where, differences
+from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
 from pipeline.stages.record.run_directory import (
     OUTPUTS,
     RECIPE,
@@ -64,7 +64,7 @@ FREE_AT_SAME_LENGTH = tuple(key for key in FREE_TO_CHANGE if key not in LENGTH)
 """Keys that a run may change if `train.resume=auto` finds it."""
 
 
-def decides_numbers(where: Where, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
+def decides_numbers(where: TreePath, free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE) -> bool:
     """Return whether a key decides the numbers of a run: whether it isn't `free` to change."""
     return not any(where[: len(prefix)] == prefix for prefix in free)
 
@@ -203,7 +203,7 @@ def find_changes(
     """Return the differences of two resolved recipes, except in `free` keys."""
     return [
         change
-        for change in differences(recipe, recorded)
-        if decides_numbers(change.where, free)
-        and (change.where != MODE or {change.one, change.other} != set(EQUAL_MODES))
+        for change in list_differences(recipe, recorded)
+        if decides_numbers(change.path, free)
+        and (change.path != MODE or {change.value, change.other_value} != set(EQUAL_MODES))
     ]

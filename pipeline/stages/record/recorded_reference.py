@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import describe
+from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.package_paths import RECIPES
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.registry import Seq, Spec
@@ -84,7 +84,7 @@ def find_reference(name: str, recipe_folder: Path | None = None) -> Reference | 
     try:
         return Reference.model_validate(tree)
     except ValidationError as error:
-        problems = describe(error, tree)
+        problems = describe_problems(error, tree)
         raise RecipeError([f"{file}: {problem}" for problem in problems]) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.tree_diff import Difference, differences
+from pipeline.core.files.tree_diff import Difference, list_differences
 from pipeline.stages.record.provenance import read_provenance
 from pipeline.stages.record.recorded_recipe import read_recorded_recipe
 from pipeline.stages.record.run_directory import SUMMARY, require_run_dir
@@ -65,12 +65,12 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
 
     A section is None if a run has no provenance.
     """
-    sections: dict[str, list[Difference] | None] = {"config": differences(a.recipe, b.recipe)}
+    sections: dict[str, list[Difference] | None] = {"config": list_differences(a.recipe, b.recipe)}
     origin_a = _make_origin(a)
     origin_b = _make_origin(b)
     for section in ("data", "code", "environment"):
         is_recorded = bool(a.processes and b.processes)
-        changes = differences(origin_a[section], origin_b[section]) if is_recorded else None
+        changes = list_differences(origin_a[section], origin_b[section]) if is_recorded else None
         sections[section] = changes
     return sections
 
@@ -88,7 +88,7 @@ def _make_origin(record: RunRecord) -> dict[str, Any]:
 
 def compare_outcomes(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Compare the outcomes of two runs: status, lengths, metrics, speeds."""
-    return differences(_make_outcome(a), _make_outcome(b))
+    return list_differences(_make_outcome(a), _make_outcome(b))
 
 
 def _make_outcome(record: RunRecord) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pipeline.checkpoint.restore import (
 )
 from pipeline.config.defaults import normalise_recipe
 from pipeline.core.errors import DataError, RecipeError
-from pipeline.core.files.tree_diff import Difference, leaves
+from pipeline.core.files.tree_diff import Difference, iterate_leaves
 from pipeline.stages.record.recorded_recipe import EQUAL_MODES, MODE, decides_numbers, find_changes
 from pipeline.training.state import TrainState
 
@@ -29,7 +29,7 @@ def hash_recipe(recipe: Mapping[str, Any]) -> str:
     """Return a SHA-256 of the keys of a resolved recipe that decide the numbers of a run."""
     deciding = {
         json.dumps(where): EQUAL_MODES[0] if where == MODE and leaf in EQUAL_MODES else leaf
-        for where, leaf in leaves(recipe)
+        for where, leaf in iterate_leaves(recipe)
         if decides_numbers(where)
     }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
@@ -48,13 +48,13 @@ def list_changes_of_meaning(saved: Checkpoint, recipe: Mapping[str, Any]) -> lis
     """
     changes = _find_differences(saved, recipe)
     sections: list[tuple[str, ...]] = [("model",)]
-    if not any(change.where == ("dataset", "name") for change in changes):
+    if not any(change.path == ("dataset", "name") for change in changes):
         sections += [("dataset", "eval", "host_ops"), ("dataset", "eval", "ops")]
     return [
         str(change)
         for change in changes
-        if any(change.where[: len(section)] == section for section in sections)
-        and change.where[:2] != ("model", "init")
+        if any(change.path[: len(section)] == section for section in sections)
+        and change.path[:2] != ("model", "init")
     ]
 
 
@@ -70,8 +70,8 @@ def restore_state(
     if saved is None:
         return None
     if changes := list_changes(saved, recipe):
-        raise RecipeError([f"{change} in {saved.where}" for change in changes])
-    return arrange_arrays(saved.where, saved.arrays, like), saved.host
+        raise RecipeError([f"{change} in {saved.folder}" for change in changes])
+    return arrange_arrays(saved.folder, saved.arrays, like), saved.host
 
 
 def restore_weights(
@@ -85,7 +85,9 @@ def restore_weights(
     saved = read_saved(folder, warn)
     variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        return replace(like, **arrange_arrays(saved.where, saved.weights(), variables)), saved
+        return replace(
+            like, **arrange_arrays(saved.folder, saved.select_weights(), variables)
+        ), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error

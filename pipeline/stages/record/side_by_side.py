@@ -48,8 +48,8 @@ class SideBySide:
             return
         table = Table(section, "A", "B", "B against A", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for difference in differences:
-            a = difference.one
-            b = difference.other
+            a = difference.value
+            b = difference.other_value
             table.add_row(
                 show_name(difference.key), _format_cell(a), _format_cell(b), _format_change(a, b)
             )
@@ -69,7 +69,7 @@ def differences_to_dicts(differences: Sequence[Difference] | None) -> list[dict[
     """Return the differences for JSON; None if they are unknown."""
     if differences is None:
         return None
-    return [{"key": line.key, "a": line.one, "b": line.other} for line in differences]
+    return [{"key": line.key, "a": line.value, "b": line.other_value} for line in differences]
 
 
 def _format_steps(comparison: Comparison) -> str:

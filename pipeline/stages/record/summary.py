@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
@@ -73,7 +73,7 @@ class Summary:
 
     def write(self, run_dir: Path) -> None:
         """Replace the file as a whole, so that a reader never sees half of it."""
-        write_whole(run_dir / "summary.json", json_text(asdict(self), indent=2) + "\n")
+        write_whole(run_dir / "summary.json", format_json(asdict(self), indent=2) + "\n")
 
 
 def read_summary(run_dir: Path) -> Summary:

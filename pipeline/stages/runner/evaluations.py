@@ -53,7 +53,7 @@ class Evaluations:
         return evaluation
 
     def evaluate_alone(self, state: TrainState) -> Evaluation | None:
-        """Evaluate a state for a callback, in the first process alone."""
+        """Evaluate a state for a callback, only in the first process."""
         return self._evaluate(state, decide_alone)
 
     def conclude(self, state: TrainState, history: History) -> None:
@@ -94,7 +94,7 @@ class Evaluations:
         if not context.ranks.is_first or self.run.dataset.targets.task != "classification":
             return
         for line in format_class_table(evaluation):
-            monitor.submit(partial(context.reporter.stage, "", line))
+            monitor.submit(partial(context.reporter.print_stage, "", line))
         if (problem := describe_never_predicted(evaluation)) is not None:
             monitor.submit(partial(context.reporter.warn, problem))
 

@@ -102,7 +102,7 @@ def make_initial_state(
         state = replace(state, average=restart_average(state.average, state.params))
         if "train" not in context.recipe.stages and restored.step is not None:
             state = replace(state, step=jnp.asarray(restored.step, jnp.int32))
-        context.reporter.stage("restore", restored.line)
+        context.reporter.print_stage("restore", restored.line)
         state = executable.put(state)
     if secret is not None and built.privacy is not None:
         state = executable.put(set_secret(state, secret, built.privacy))
@@ -152,5 +152,5 @@ def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState
     if ranks.is_first:
         context.folder.accepted.add(partial(set_others_aside, context.run_dir, step, warn))
     context.summary.resumed_from = {"run": str(context.run_dir), "step": step}
-    context.reporter.stage("resume", f"{context.run_dir} from step {step}")
+    context.reporter.print_stage("resume", f"{context.run_dir} from step {step}")
     return saved

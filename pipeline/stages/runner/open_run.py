@@ -15,10 +15,10 @@ from typing import Any
 import jax
 
 from pipeline.checkpoint.mirror import DRAFT, MirroredRun
-from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.config.checks import fit_to_processes
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import RecipeError, exit_status_of
+from pipeline.core.errors import RecipeError, get_exit_status
 from pipeline.core.host.signals import Interrupted, Signals, handle_signals
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
@@ -72,7 +72,7 @@ def run_in_processes(recipe: Recipe, options: RunOptions) -> Summary:
         with handle_signals(options.signals):
             summary = _run_with_restarts(fitted, request, run_dir, options.signals)
     except BaseException:
-        if saved_steps(run_dir / FOLDER):
+        if list_saved_steps(run_dir / FOLDER):
             _advise_to_resume(fitted, options, run_dir, Reporter())
         raise
     if summary.status == "stopped":
@@ -94,7 +94,7 @@ def _run_with_restarts(
             resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
             restores = recipe.checkpoint.restore is not None
             # A run to resume doesn't restore other weights.
-            if resumed and restores and not saved_steps(run_dir / FOLDER):
+            if resumed and restores and not list_saved_steps(run_dir / FOLDER):
                 raise
             recipe = _leave_out_process(recipe)
             processes = recipe.launch.num_processes
@@ -152,17 +152,19 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         # If the process is killed after this, the run has no summary.
         folder.advanced.add(partial((run_dir / run_directory.SUMMARY).unlink, missing_ok=True))
         folder.advanced.add(partial(recorded_recipe.write_recipe, run_dir, recipe))
-        reporter = stack.enter_context(Reporter(run_dir, options.console, held=folder.resuming))
-        folder.accepted.add(reporter.write_held_lines)
+        reporter = stack.enter_context(
+            Reporter(run_dir, options.console, delay_log=folder.resuming)
+        )
+        folder.accepted.add(reporter.start_log)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         stack.enter_context(write_summary(summary, folder))
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_out_of_memory())
-        reporter.stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
+        reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
         if not lock.is_certain:
             reporter.warn(f"{run_dir}: has no locks, so nothing keeps other processes out of it")
         if recipe.train.resume == "auto" and not folder.resuming:
-            reporter.stage("resume", "no unfinished run of this recipe; starting a new one")
+            reporter.print_stage("resume", "no unfinished run of this recipe; starting a new one")
         yield RunContext(recipe, options, folder, reporter, summary, lock)
 
 
@@ -205,7 +207,9 @@ def _restore_run(mirrored: MirroredRun, run_dir: Path) -> None:
         with suppress(OSError):
             run_dir.rmdir()
         raise
-    reporter.stage("mirror", f"step {mirrored.newest} and before, from {url}; now in {run_dir}")
+    reporter.print_stage(
+        "mirror", f"step {mirrored.newest} and before, from {url}; now in {run_dir}"
+    )
 
 
 @contextmanager
@@ -218,7 +222,7 @@ def conclude_run(context: RunContext) -> Iterator[None]:
 
     def has_saved() -> bool:
         # An error before training would occur again.
-        return summary.steps > 0 and bool(saved_steps(run_dir / FOLDER))
+        return summary.steps > 0 and bool(list_saved_steps(run_dir / FOLDER))
 
     try:
         yield
@@ -226,21 +230,21 @@ def conclude_run(context: RunContext) -> Iterator[None]:
         # With several processes the error must reach the others, which wait for this process.
         if not isinstance(error, Interrupted) or context.ranks.size > 1:
             if isinstance(error, NonFiniteStepError) and error.advice:
-                reporter.stage("resume", error.advice)
+                reporter.print_stage("resume", error.advice)
             elif has_saved():
                 _advise_to_resume(context.recipe, context.options, run_dir, reporter)
             raise
         summary.status = "stopped"
         summary.reason = str(error)
-        summary.exit_status = exit_status_of(error)
+        summary.exit_status = get_exit_status(error)
     if summary.status == "stopped" or (summary.status == "failed" and has_saved()):
         _advise_to_resume(context.recipe, context.options, run_dir, reporter)
     if summary.time.get("first_step_s") is not None:
-        reporter.stage("time", describe_start_up(summary.time))
+        reporter.print_stage("time", describe_start_up(summary.time))
     if reference is not None and context.ranks.is_first and summary.metrics:
         summary.reference = reference.compare(summary, run_dir)
-        reporter.stage("reference", describe_comparison(summary.reference))
-    reporter.stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
+        reporter.print_stage("reference", describe_comparison(summary.reference))
+    reporter.print_stage(summary.status, f"{summary.reason or 'all stages'}; {run_dir}")
 
 
 def _advise_to_resume(
@@ -250,7 +254,7 @@ def _advise_to_resume(
     if set(recipe.stages) >= SAVING:
         advice = options.how_to_resume(run_dir, recipe.checkpoint.restore)
         if advice is not None:
-            reporter.stage("resume", advice)
+            reporter.print_stage("resume", advice)
 
 
 def record_data(
@@ -269,7 +273,7 @@ def record_data(
         process = describe_process(recipe.seed, context.summary.versions, device, splits)
         if rate_files:
             process = replace(process, data={**process.data, "learning rates": rate_files})
-        if context.resuming and saved_steps(context.run_dir / FOLDER):
+        if context.resuming and list_saved_steps(context.run_dir / FOLDER):
             on_changed = recipe.train.resume_changed
             warn = context.reporter.warn
             if recipe.train.ledger and on_changed == "allow":

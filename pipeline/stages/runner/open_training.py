@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from pipeline.checkpoint.checkpointer import Checkpoints, Copies, NoCheckpoints, read_state
-from pipeline.checkpoint.restore import FOLDER, saved_steps
+from pipeline.checkpoint.restore import FOLDER, list_saved_steps
 from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import EarlyStopSpec, Recipe
 from pipeline.config.run_length import list_event_periods, schedule_events
-from pipeline.core.errors import RecipeError, exit_status_of, first_line
+from pipeline.core.errors import RecipeError, first_line, get_exit_status
 from pipeline.core.files.value_text import show
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
@@ -83,7 +83,7 @@ def open_training(
         context.reporter.warn(f"train.sink_size = {recipe.train.sink_size}: ignored, sink is false")
     if context.resuming and context.ranks.is_first:
         context.folder.advanced.add(partial(_archive_findings, context))
-    with signals.held(), ExitStack() as stack:
+    with signals.hold_stops(), ExitStack() as stack:
         periods = list_event_periods(recipe, built.run_schedule.steps_per_epoch)
         save_periods = periods[Event.CHECKPOINT]
         checkpoints = _open_checkpoints(evaluations, save_periods, stack)
@@ -193,7 +193,7 @@ def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> 
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
     # A run without a checkpoint starts again from the beginning.
-    resumed = context.resuming and bool(saved_steps(context.run_dir / FOLDER))
+    resumed = context.resuming and bool(list_saved_steps(context.run_dir / FOLDER))
     view = RunView(
         context.run_dir,
         evaluations.run.built.run_schedule,
@@ -215,7 +215,7 @@ def _require_callback(callback: Any) -> Callback:
 def _archive_findings(context: RunContext) -> None:
     folder = context.options.inspection.archive(context.run_dir)
     if folder is not None:
-        context.reporter.stage("autopsy", f"the earlier autopsy is in {folder}")
+        context.reporter.print_stage("autopsy", f"the earlier autopsy is in {folder}")
 
 
 def _open_checkpoints(
@@ -274,7 +274,7 @@ def _make_rollbacks(
     if checkpoints is None or not isinstance(policy, Rollback):
         return NoRollbacks()
     read = partial(read_state, context.run_dir)
-    return Rollbacks(policy.most, save_periods, checkpoints.steps, read, context.ranks.agree)
+    return Rollbacks(policy.most, save_periods, checkpoints.list_steps, read, context.ranks.agree)
 
 
 def record_overflows(context: RunContext, state: TrainState) -> None:
@@ -283,7 +283,9 @@ def record_overflows(context: RunContext, state: TrainState) -> None:
     skipped = 0 if state.overflows is None else int(state.overflows.skipped_steps)
     context.summary.loss_scale = {"final": scale, "skipped_steps": skipped}
     if state.overflows is not None:
-        context.reporter.stage("loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped")
+        context.reporter.print_stage(
+            "loss scale", f"{scale:,g} at the end; {skipped:,} updates skipped"
+        )
 
 
 def _record_results(run: CompiledRun, history: History, training: Training) -> None:
@@ -297,7 +299,7 @@ def _record_results(run: CompiledRun, history: History, training: Training) -> N
     summary.reason = history.reason
     if history.status == "done" and history.reason is None and history.step < run_schedule.total:
         summary.reason = f"the deadline: {history.step:,} of {run_schedule.total:,} steps"
-    summary.exit_status = exit_status_of(history.status)
+    summary.exit_status = get_exit_status(history.status)
     summary.steps = history.step
     summary.passes = history.step / run_schedule.steps_per_epoch
     summary.sinks = run_schedule.place(max(1, history.step)).sink

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipeline.config.overrides import hide_secret_values, key_of, quote_value
+from pipeline.config.overrides import get_key, hide_secret_values, quote_value
 from pipeline.core.plugins.loading import take_flags, to_flags
 
 RESUME = "train.resume"
@@ -34,14 +34,14 @@ def make_resume_overrides(run_dir: Path, weights: Path | None) -> str:
 def make_resume_run_command(args: Sequence[str], run_dir: Path, weights: Path | None) -> str:
     """Return the shell command that resumes the run of a command with arguments `args`."""
     overrides = _make_overrides(run_dir, weights)
-    replaced = {RUN_DIR, *map(key_of, overrides)}
-    unchanged = [arg for arg in args if key_of(arg) not in replaced]
+    replaced = {RUN_DIR, *map(get_key, overrides)}
+    unchanged = [arg for arg in args if get_key(arg) not in replaced]
     return shlex.join(hide_secret_values([*_find_program_words(args), *unchanged, *overrides]))
 
 
 def make_resume_sweep_command(args: Sequence[str], sweep_dir: Path) -> str:
     """Return the shell command that resumes the sweep of a command with arguments `args`."""
-    words = [arg for arg in args if key_of(arg) not in (RESUME, SWEEP_DIR)]
+    words = [arg for arg in args if get_key(arg) not in (RESUME, SWEEP_DIR)]
     # Keys after -- belong to the second side of a comparison.
     end = words.index("--") if "--" in words else len(words)
     words.insert(end, f"{SWEEP_DIR}={_quote_path(sweep_dir)}")

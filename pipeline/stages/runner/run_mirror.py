@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import FOLDER, saved_steps
+from pipeline.checkpoint.checkpoint_folder import FOLDER, list_saved_steps
 from pipeline.checkpoint.mirror import Mirror, MirroredRun, read_mirror
 from pipeline.config.defaults import normalise_recipe
 from pipeline.config.recipe import Recipe
-from pipeline.core.errors import DataError, RecipeError, exit_status_of
+from pipeline.core.errors import DataError, RecipeError, get_exit_status
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
 from pipeline.core.files.storage import open_storage
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.text_format import TOKENIZER
 from pipeline.stages.record.provenance import PROVENANCE, read_provenance
 from pipeline.stages.record.recorded_recipe import list_changes_at_same_length
@@ -57,7 +57,7 @@ def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | Non
     if changes := list_changes_at_same_length(recipe, normalise_recipe(recorded), url):
         raise RecipeError([f"{KEY} = {url}: holds a run of another recipe", *changes])
     if run_dir is not None and identify_run(run_dir) == mirrored.identity:
-        newest = max(saved_steps(run_dir / FOLDER), default=0)
+        newest = max(list_saved_steps(run_dir / FOLDER), default=0)
         if newest >= mirrored.newest:
             return None
     return mirrored
@@ -67,7 +67,7 @@ def identify_run(run_dir: Path) -> str:
     """Return a digest of the process that began a run; "" without its provenance."""
     with suppress(DataError):
         for process in read_provenance(run_dir):
-            return hashlib.sha256(json_text(process).encode()).hexdigest()
+            return hashlib.sha256(format_json(process).encode()).hexdigest()
     return ""
 
 
@@ -99,4 +99,4 @@ def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
         return
     summary.status = "failed"
     summary.reason = f"{reason}; {context.run_dir} has them, and train.resume=auto copies them"
-    summary.exit_status = exit_status_of(summary.status)
+    summary.exit_status = get_exit_status(summary.status)

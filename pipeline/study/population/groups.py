@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.models.imported.model_specs import ImportedModelSpec
 from pipeline.models.networks.onnx_network import OnnxNetwork
 from pipeline.models.networks.torch_module import TorchModule
@@ -104,7 +104,7 @@ def require_members(recipes: Iterable[Recipe]) -> None:
 def list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
     """Return the reasons why runs of the recipes can't be members of a population."""
     recipes = list(recipes)
-    specs: Mapping[str, Any] = components("device")
+    specs: Mapping[str, Any] = list_components("device")
     devices = tuple(name for name, device in specs.items() if device.runs_populations)
     problems = [
         f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"

@@ -22,8 +22,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_text
-from pipeline.core.host.memory import available_bytes
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.memory import read_available_bytes
+from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built, build
@@ -50,7 +50,7 @@ class Places:
 
     def require_room(self, run_bytes: int) -> None:
         """Raise RunError if runs that need `run_bytes` each don't fit into memory at once."""
-        available = available_bytes()
+        available = read_available_bytes()
         if self.count * run_bytes <= available:
             return
         max_count = max(1, available // run_bytes)
@@ -122,7 +122,7 @@ class SharedProgram:
             opened = self._open_programs(context, dataset, built, backend)
         if opened is None:
             line = "other lowerings or sizes than the other runs, so separate programs"
-            context.reporter.stage("lower", line)
+            context.reporter.print_stage("lower", line)
             return lower_and_compile(context, recipe, dataset, built, backend)
         lowered, executable = opened
         return CompiledRun(context, dataset, lowered, backend, executable)
@@ -221,7 +221,9 @@ class SharedProgram:
             return compiled.programs.init
         if values not in self._inits:
             seed = backend.placement.put(built.seed)
-            options = UNOPTIMIZED if platform_of(backend.device.platform).optimizes_slowly else None
+            options = (
+                UNOPTIMIZED if get_platform(backend.device.platform).optimizes_slowly else None
+            )
             program = jax.jit(built.step.init).lower(seed)
             self._inits[values] = program.compile(compiler_options=options)
         return self._inits[values]

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.backends.base import CompileInputs
 from pipeline.backends.loading.loader import Loader
-from pipeline.backends.loading.window import batch_at
+from pipeline.backends.loading.window import read_batch
 from pipeline.backends.xla import pad_to_block
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
@@ -93,7 +93,7 @@ class SharedStep:
     """Step with the values of `arguments_of` as its last arguments."""
     tracer: StepTracer
     positions: tuple[tuple[int, ...], ...]
-    """Positions of the constants that each argument replaces; they are equal within a run."""
+    """Positions of the constants that each argument replaces. They are equal within a run."""
     has_same_init: bool
     """Whether initial states don't depend on the numbers."""
 
@@ -169,7 +169,7 @@ def _compute_shapes(inputs: CompileInputs) -> StepShapes:
 
 
 def _compute_batch_shape(loader: Loader) -> Any:
-    return jax.eval_shape(batch_at, loader.window(0).inputs, np.int32(0))
+    return jax.eval_shape(read_batch, loader.get_window(0).inputs, np.int32(0))
 
 
 def _trace_step(step: TrainStep, shapes: StepShapes) -> StepTrace:

@@ -21,10 +21,10 @@ from pipeline.core.host.jaxpr import (
     FLOW,
     as_closed,
     bind_equation,
-    called_jaxpr,
     compute_flow,
+    find_called_jaxpr,
+    interpret_jaxpr,
     run_traced,
-    walk,
 )
 from pipeline.models.imported.with_lowerings import CHECKPOINTS, CUSTOM_RULES
 
@@ -49,17 +49,19 @@ class TracedConstants:
         """Add the equations of a jaxpr and of the jaxprs inside it."""
         operands = [("operand", number) for number in range(len(jaxpr.jaxpr.invars))]
         self.structure.append(("types", jaxpr.in_avals, jaxpr.out_avals))
-        self.structure.append(walk(jaxpr, operands, self._read_equation, self._read_constant))
+        self.structure.append(
+            interpret_jaxpr(jaxpr, operands, self._read_equation, self._read_constant)
+        )
 
     def _read_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         before = self._enclosing, self._is_fixed
         number = len(self.structure)
         params = equation.params
-        is_call = called_jaxpr(equation) is not None
+        is_call = find_called_jaxpr(equation) is not None
         self.structure.append((equation.primitive, operands))
         if equation.primitive.name in CUSTOM_RULES:
             # The rules for derivatives are left out: they are new objects in every trace.
-            params = {"called": called_jaxpr(equation)}
+            params = {"called": find_called_jaxpr(equation)}
         self._enclosing = (*self._enclosing, id(equation))
         # Jaxprs inside of other equations can't be evaluated with arguments for constants.
         self._is_fixed |= equation.primitive.name in CHECKPOINTS
@@ -141,14 +143,14 @@ class _Evaluation:
 
     def run(self, jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         """Return the results of a jaxpr for its operands."""
-        return walk(jaxpr, operands, self._compute_equation, self._read_constant)
+        return interpret_jaxpr(jaxpr, operands, self._compute_equation, self._read_constant)
 
     def _read_constant(self, atom: Any, constant: Any) -> Any:
         return self.values.get(id(atom), constant)
 
     def _compute_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         with equation.ctx.manager:
-            called = called_jaxpr(equation)
+            called = find_called_jaxpr(equation)
             if id(equation) not in self.holders:
                 return bind_equation(equation, operands)
             if called is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.training.component_specs import Direction, list_metric_directions
 
 TRAIN_LOSS = "train_loss"
@@ -16,7 +16,7 @@ _PREFERRED = ("accuracy", "rmse", "mean_iou", "loss", "train_loss")
 
 def directions() -> Mapping[str, Direction]:
     """Return the metrics that a study can optimize, and whether larger or smaller is better."""
-    return {**list_metric_directions(components("metric")), TRAIN_LOSS: "min"}
+    return {**list_metric_directions(list_components("metric")), TRAIN_LOSS: "min"}
 
 
 def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
@@ -43,5 +43,5 @@ def is_larger_better(figure: str) -> bool:
     """Return whether a larger figure is better, for figures of training and of evaluation."""
     if figure in SMALLER_IS_BETTER:
         return False
-    metrics = list_metric_directions(components("metric"))
+    metrics = list_metric_directions(list_components("metric"))
     return metrics.get(figure, metrics.get(figure.removeprefix("train_"), "max")) == "max"

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml
-from pipeline.core.files.tree_diff import dotted_key, leaves, value_at
+from pipeline.core.files.tree_diff import find_value, format_key, iterate_leaves
 from pipeline.engine.monitors.live_status import STATUS, LiveStatus
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, LogLine, finite_number, parse_line
 from pipeline.stages.record.descendants import Descendant, read_descendants
@@ -184,8 +184,8 @@ def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's values by dotted key; a list of scalars is one value, as text."""
     flat: dict[str, Any] = {}
     for section, value in recipe.items():
-        for path, leaf in leaves(_format_lists({section: value})):
-            key = dotted_key(path)
+        for path, leaf in iterate_leaves(_format_lists({section: value})):
+            key = format_key(path)
             if not key.startswith(PLACE_KEYS):
                 flat[key] = leaf
     return flat
@@ -205,27 +205,27 @@ def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     metrics = summary.get("metrics")
     values = {str(name): v for name, v in metrics.items()} if isinstance(metrics, Mapping) else {}
     values |= {name: summary.get(name) for name in ("parameters", "steps")}
-    values |= {name: value_at(summary, ("time", name)) for name in ("step_ms", "train_s")}
+    values |= {name: find_value(summary, ("time", name)) for name in ("step_ms", "train_s")}
     for split in ("train", "eval"):
-        values[f"{split}_samples"] = value_at(summary, ("data", "samples", split))
+        values[f"{split}_samples"] = find_value(summary, ("data", "samples", split))
     numbers = {name: finite_number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _join_fingerprints(splits: Any) -> str:
     """Return the first digits of the fingerprint of each column of the training split."""
-    columns = value_at(splits, ("train",))
+    columns = find_value(splits, ("train",))
     if not isinstance(columns, Mapping):
         return ""
-    digests = (value_at(column, ("sha256",)) for column in columns.values())
+    digests = (find_value(column, ("sha256",)) for column in columns.values())
     return " ".join(str(digest)[:8] for digest in digests if digest)
 
 
 def _find_commit(process: Mapping[str, Any]) -> str:
-    commit = value_at(process, ("code", "git", "commit"))
+    commit = find_value(process, ("code", "git", "commit"))
     if isinstance(commit, str):
-        return commit[:10] + ("+" if value_at(process, ("code", "git", "dirty")) else "")
-    return str(value_at(process, ("code", "sha256"), ""))[:10]
+        return commit[:10] + ("+" if find_value(process, ("code", "git", "dirty")) else "")
+    return str(find_value(process, ("code", "sha256"), ""))[:10]
 
 
 def _list_sources(
@@ -235,7 +235,7 @@ def _list_sources(
     resumed = summary.get("resumed_from")
     if isinstance(resumed, Mapping):
         yield "resumed", f"at step {resumed.get('step')}"
-    restored = value_at(recipe, ("checkpoint", "restore"))
+    restored = find_value(recipe, ("checkpoint", "restore"))
     if isinstance(restored, str):
         yield "restored", os.path.normpath(os.path.join(folder, restored))
 

@@ -13,8 +13,8 @@ from pipeline.config.optional_keys import mark_optional_keys
 from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import DataError, RecipeError, hide_secrets_in_tree
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.error_text import describe
-from pipeline.core.files.safe_yaml import read_yaml, yaml_text
+from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.safe_yaml import format_yaml, read_yaml
 from pipeline.stages.record.run_directory import OUTPUTS, read_written_at_ns
 from pipeline.study.sweep.directory import read_model
 
@@ -77,7 +77,7 @@ def make_command(hydra_config: Any, overrides: Sequence[str]) -> Command:
     try:
         return Command(overrides=tuple(overrides), sweeper=Sweeper.model_validate(settings))
     except ValidationError as error:
-        problems = describe(error, settings)
+        problems = describe_problems(error, settings)
         raise RecipeError([f"hydra.sweeper.{problem}" for problem in problems]) from error
 
 
@@ -98,7 +98,7 @@ def write_command(sweep_dir: Path, command: Command) -> None:
     """
     redacted = command.redact()
     if read_command(sweep_dir) != redacted:
-        write_whole(sweep_dir / COMMAND, yaml_text(redacted.model_dump(mode="json")))
+        write_whole(sweep_dir / COMMAND, format_yaml(redacted.model_dump(mode="json")))
 
 
 def read_command(sweep_dir: Path) -> Command | None:

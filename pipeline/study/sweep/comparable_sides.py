@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.tree_diff import Difference, Where, differences
+from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
 from pipeline.study.runs.ranking import TRAIN_LOSS
 
 TRAINING_DATA = (("dataset", "train"), ("dataset", "exclude"))
@@ -20,7 +20,7 @@ LOSSES = ("loss", TRAIN_LOSS)
 
 def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> None:
     """Raise RecipeError if a key of side B changes what the metric measures, or if none differs."""
-    changes = differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
+    changes = list_differences(other.model_dump(mode="json"), recipe.model_dump(mode="json"))
     if not changes:
         raise RecipeError("side B: has the recipe of side A; must differ in a key")
     problems = [
@@ -34,7 +34,7 @@ def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> Non
 
 def _explain_refusal(change: Difference, recipe: Recipe, metric: str | None) -> str | None:
     """Return the reason why sides can't differ in a key; None if they can."""
-    where = change.where
+    where = change.path
     if where[-1] == "seed":
         return "must be equal: each pair has the same seed on both sides"
     if where[0] == "dataset" and not _is_below(where, TRAINING_DATA):
@@ -48,5 +48,5 @@ def _explain_refusal(change: Difference, recipe: Recipe, metric: str | None) -> 
     return None
 
 
-def _is_below(where: Where, sections: Sequence[Where]) -> bool:
+def _is_below(where: TreePath, sections: Sequence[TreePath]) -> bool:
     return any(where[: len(section)] == section for section in sections)

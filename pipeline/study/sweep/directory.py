@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from pipeline.config.overrides import hide_secret_values, value_of
-from pipeline.core.errors import SUCCEEDED, DataError, exit_status_of, limit_problems
+from pipeline.core.errors import SUCCEEDED, DataError, get_exit_status, limit_problems
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
-from pipeline.core.files.error_text import describe
+from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.folder_lock import LOCK, lock_file
-from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, parse_yaml, yaml_text
+from pipeline.core.files.safe_yaml import MAX_BYTES, format_yaml, parse_written_yaml, parse_yaml
 from pipeline.stages.record.run_directory import (
     CLAIM,
     OVERRIDES,
@@ -115,7 +115,7 @@ def format_changed(changed: Mapping[str, Any]) -> str:
 
 def write_overrides(job_dir: Path, changed: Mapping[str, Any]) -> None:
     """Write the keys that distinguish a job, with their values."""
-    write_whole(job_dir / OVERRIDES, yaml_text(dict(changed)))
+    write_whole(job_dir / OVERRIDES, format_yaml(dict(changed)))
 
 
 def read_overrides(job_dir: Path) -> dict[str, Any] | None:
@@ -151,7 +151,9 @@ def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Mo
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise DataError(f"{file}: {'; '.join(limit_problems(describe(error, tree)))}") from error
+        raise DataError(
+            f"{file}: {'; '.join(limit_problems(describe_problems(error, tree)))}"
+        ) from error
 
 
 def find_jobs(sweep_dir: Path) -> list[Path]:
@@ -217,7 +219,7 @@ class JobSummary(BaseModel):
     @property
     def exits_with(self) -> int:
         """Exit status of the job's command; 1 for a job that has not ended."""
-        return exit_status_of(self.status) if self.exit_status is None else self.exit_status
+        return get_exit_status(self.status) if self.exit_status is None else self.exit_status
 
     def metric(self, name: str) -> float | None:
         """Return a metric as a number: the macro average if it has a value per class."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.overrides import key_of
+from pipeline.config.overrides import get_key
 from pipeline.config.recipe import Recipe
 from pipeline.study.runs.recorded_run import MINOR, RecordedRun, flat_keys, read_runs
 
@@ -46,7 +46,7 @@ def read_trials(
     """
     runs = read_runs(folder, curves=False)
     fixed = flat_keys(recipe.model_dump(mode="json"))
-    searched = {key_of(name) for name in space}
+    searched = {get_key(name) for name in space}
     candidates = (_make_trial(run, fixed, searched, space, metric) for run in runs)
     return [trial for trial in candidates if trial is not None], len(runs)
 
@@ -64,7 +64,7 @@ def _make_trial(
     keys = {**fixed, **run.keys}
     if any(_differs(run, fixed, key) for key in keys if not _is_free(key, searched)):
         return None
-    params = {name: _find_param(run.keys.get(key_of(name)), space[name]) for name in space}
+    params = {name: _find_param(run.keys.get(get_key(name)), space[name]) for name in space}
     if any(value is None for value in params.values()):
         return None
     import optuna

@@ -21,13 +21,13 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import (
     RecipeError,
     RunError,
-    exit_status_of,
+    get_exit_status,
+    get_status_after,
     printable,
     report_errors,
-    status_after,
 )
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.core.host.launchers import find_place
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.events import Pruner
@@ -177,10 +177,10 @@ def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if not (job_dir / SUMMARY).exists():
             failure = {
-                "status": status_after(error),
+                "status": get_status_after(error),
                 "reason": str(error),
-                "exit_status": exit_status_of(error),
+                "exit_status": get_exit_status(error),
             }
             with suppress(OSError):
-                write_whole(job_dir / SUMMARY, json_text(failure) + "\n")
+                write_whole(job_dir / SUMMARY, format_json(failure) + "\n")
         raise

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.hydra_versions import BasicSweeper
-from pipeline.config.overrides import key_of, list_swept_keys
+from pipeline.config.overrides import get_key, list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.paired_test import MIN_PAIRS
 from pipeline.study.population.groups import list_member_problems, require_members
 from pipeline.study.runs.ranking import directions
@@ -65,7 +65,7 @@ def read_settings(sweeper: Mapping[str, Any]) -> PairsSettings:
         f"{key}: has several values on side B; must have one" for key in list_swept_keys(other)
     ]
     if metric is not None and metric not in directions():
-        problem = no_such("metric", str(metric), directions())
+        problem = explain_unknown_name("metric", str(metric), directions())
         problems.append(f"hydra.sweeper.metric = {metric}: {problem}")
     if not isinstance(pairs, int) or not MIN_PAIRS <= pairs <= MAX_PAIRS:
         rule = f"must be a whole number from {MIN_PAIRS}, the fewest that decide, to {MAX_PAIRS:,}"
@@ -132,7 +132,7 @@ def plan_pairs(
         raise RecipeError([f"{key}: has several values; must have one" for key in swept])
     first_seed = int(compose_job(sweeper, arguments)[SEED])
     sides = [
-        [item for item in side if key_of(item) != SEED] for side in (arguments, settings.other)
+        [item for item in side if get_key(item) != SEED] for side in (arguments, settings.other)
     ]
     combinations = [
         [*side, f"{SEED}={seed}"]

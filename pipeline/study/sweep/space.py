@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from pipeline.config.optional_keys import mark_optional_keys
-from pipeline.config.overrides import find_parse_problems, key_of
+from pipeline.config.overrides import find_parse_problems, get_key
 from pipeline.core.errors import RecipeError
 from pipeline.core.files.value_text import show
 
@@ -47,7 +47,7 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
 def _name_key(override: Override) -> str:
     """Return a key's name for Optuna, without the `++` that `to_overrides` adds."""
     name = override.get_key_element()
-    plain = key_of(name)
+    plain = get_key(name)
     return plain if mark_optional_keys([f"{plain}="]) != [f"{plain}="] else name
 
 

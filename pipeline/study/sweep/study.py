@@ -15,7 +15,7 @@ from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial
 
 from pipeline.core.errors import RecipeError, RunError
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.engine.callbacks.events import Evaluation, Pruner, SinkReport
 from pipeline.study.runs.ranking import TRAIN_LOSS, directions
 from pipeline.study.sweep.storage import open_storage
@@ -63,7 +63,7 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
     metric = sweeper["metric"]
     problems = []
     if metric not in directions():
-        problem = no_such("metric", str(metric), directions())
+        problem = explain_unknown_name("metric", str(metric), directions())
         problems.append(f"hydra.sweeper.metric = {metric}: {problem}")
     if sweeper["reports"] not in REPORTS:
         rule = f"must be {' or '.join(REPORTS)}"

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pipeline.core.errors import RunError, printable
 from pipeline.core.files.atomic_write import write_whole
-from pipeline.core.files.csv_file import csv_text
+from pipeline.core.files.csv_file import format_csv
 from pipeline.core.pages.charts import (
     draw_frame,
     format_points,
@@ -207,7 +207,7 @@ def _draw_points(points: Sequence[tuple[int, float]]) -> Drawing:
     x = make_horizontal_axis(min(sizes) - margin, max(sizes) + margin)
     y = make_vertical_axis(0, max(ms for _, ms in points) * 1.08)
     chart = draw_frame("Time of a step against sink size", x, y, "steps per launch", sizes)
-    places = [(x.place(math.log10(size)), y.place(ms)) for size, ms in points]
+    places = [(x.to_pixel(math.log10(size)), y.to_pixel(ms)) for size, ms in points]
     chart.add("polyline", "curve blue", points=format_points(places))
     for (size, ms), (x_px, y_px) in zip(points, places, strict=True):
         chart.add("circle", "blue", tip=f"sink of {size}: {ms:.3f} ms", cx=x_px, cy=y_px, r=3.5)
@@ -239,7 +239,7 @@ def write_table(sweep_dir: Path) -> None:
 def _write_rows(rows: Sequence[JobRow], file: Path) -> None:
     cells = [row.cells() for row in rows]
     columns = _list_columns(cells)
-    write_whole(file, csv_text({name: row.get(name) for name in columns} for row in cells))
+    write_whole(file, format_csv({name: row.get(name) for name in columns} for row in cells))
 
 
 def _list_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

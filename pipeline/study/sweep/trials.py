@@ -20,7 +20,7 @@ from optuna.storages import fail_stale_trials
 from optuna.trial import Trial, TrialState
 
 from pipeline.config.hydra_versions import BasicSweeper
-from pipeline.config.overrides import key_of
+from pipeline.config.overrides import get_key
 from pipeline.core.errors import RunError, printable
 from pipeline.study.population.groups import require_members
 from pipeline.study.sweep.command import Command, make_command
@@ -182,7 +182,7 @@ def _run_trials(
     for trial in trials:
         frozen = search.study.trials[trial.number]
         overrides = [*search.fixed, *to_overrides(trial.params)]
-        keys = [key_of(name) for name in search.space]
+        keys = [get_key(name) for name in search.space]
         job = plan_job(sweeper, find_first_number(frozen), overrides, keys)
         numbered = (*job.overrides, f"hydra.sweeper.trial={trial.number}")
         jobs.append(replace(job, overrides=numbered))

@@ -226,7 +226,11 @@ def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
         if signals.stop is None:
             run(member_signal)
 
-    with signals.held(), handle_signals(signals), ThreadPoolExecutor(places, "member") as threads:
+    with (
+        signals.hold_stops(),
+        handle_signals(signals),
+        ThreadPoolExecutor(places, "member") as threads,
+    ):
         waiting: set[Future[None]] = {
             threads.submit(run_unless_stopped, run, member_signal)
             for run, member_signal in zip(runs, member_signals, strict=True)

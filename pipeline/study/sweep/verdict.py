@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.core.errors import RunError, printable
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.paired_test import (
     MIN_PAIRS,
     compute_interval,
@@ -125,7 +125,7 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     for summary in (summary for pair in pairs for summary in pair):
         numbers = summary.numbers()
         if metric not in numbers:
-            problem = no_such("metric of these runs", metric, numbers)
+            problem = explain_unknown_name("metric of these runs", metric, numbers)
             raise RunError(f"--metric {metric}: {problem}")
     if metric != TRAIN_LOSS:
         _require_equal_counts(pairs, sweep_dir)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from pipeline.core.host.tree_paths import path_text
+from pipeline.core.host.tree_paths import format_path
 from pipeline.core.registry import Spec, component
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.training.component_specs import DecayRule, OptimizerSpec
@@ -118,7 +118,7 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     import optax
 
     def scopes(path: Any) -> Path:
-        return tuple(path_text(path).split("/"))
+        return tuple(format_path(path).split("/"))
 
     def init(params: optax.Params) -> optax.EmptyState:
         paths = [scopes(path) for path, _ in jax.tree.leaves_with_path(params)]

@@ -12,9 +12,9 @@ import jax
 from jax.extend.backend import clear_backends
 
 from pipeline.core.errors import RunError, first_line
-from pipeline.core.host.cuda import plugin, why_no_gpu
-from pipeline.core.host.jax_private import PLUGIN_LOGGER, has_open_devices, num_joined_processes
-from pipeline.core.host.platforms import CPU, platform_of
+from pipeline.core.host.cuda import explain_missing_gpu, find_plugin
+from pipeline.core.host.jax_private import PLUGIN_LOGGER, count_joined_processes, has_open_devices
+from pipeline.core.host.platforms import CPU, get_platform
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.parallel.ranks import Ranks
@@ -31,22 +31,22 @@ ACCEPTED_SETTINGS: Mapping[str, tuple[Any, ...]] = {
 """Settings of JAX, from the environment or `jax.config`, and the values that a run supports."""
 
 
-def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
+def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     """Return the devices of a run, the same number from each process. A run on one device uses
     device `index`. Raises RunError if JAX has too few devices, or can't open them."""
     _require_settings()
     if parallel.mode == "none":
         return DevicePlacement((find_device(platform, index),))
-    processes = num_joined_processes()
-    total = num_devices(parallel, processes)
+    processes = count_joined_processes()
+    total = count_devices(parallel, processes)
     if total % processes:
         raise RunError(
             f"parallel.devices = {total}: must be a multiple of the {processes} processes"
         )
     per_process = total // processes
-    if platform_of(platform).is_host:
+    if get_platform(platform).is_host:
         provide_cpu_devices(per_process)
-    elif platform_of(platform).is_cuda:
+    elif get_platform(platform).is_cuda:
         _take_gpus()
     _open_devices()
     try:
@@ -66,7 +66,7 @@ def place(platform: str, index: int, parallel: ParallelSpec) -> DevicePlacement:
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 
-def place_host(parallel: ParallelSpec) -> DevicePlacement:
+def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
     """Return the host's processor as one device. It is split as for runs on several devices, since
     results differ in their last bits otherwise. Raises RunError for unsupported settings of JAX."""
     _require_settings()
@@ -75,20 +75,20 @@ def place_host(parallel: ParallelSpec) -> DevicePlacement:
     return DevicePlacement((find_device(CPU.name, 0),))
 
 
-def num_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
+def count_devices(parallel: ParallelSpec, processes: int | None = None) -> int:
     """Return the number of devices of all processes: one each if the recipe doesn't set it.
 
     By default `processes` is the number that have joined. No device is opened, since that would fix
     the number of devices.
     """
     if parallel.devices is None and parallel.mesh is None:
-        return num_joined_processes() if processes is None else processes
+        return count_joined_processes() if processes is None else processes
     return parallel.num_devices
 
 
 def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> str:
     """Return a line of the log that describes the layout of the run, in MindSpore's terms."""
-    devices = num_devices(parallel, ranks.size)
+    devices = count_devices(parallel, ranks.size)
     parts = [f"{parallel.mode}: device_num {devices}"]
     if parallel.mesh_sizes["model"] > 1:
         parts[0] += f" ({parallel.mesh_sizes['data']} data x {parallel.mesh_sizes['model']} model)"
@@ -113,7 +113,7 @@ def provide_cpu_devices(count: int) -> None:
     Existing arrays are lost if the processor had fewer devices. Devices of connected processes
     stay, since they have exchanged their numbers.
     """
-    if num_joined_processes() > 1 and has_open_devices():
+    if count_joined_processes() > 1 and has_open_devices():
         return
     count = max(count, DEFAULT_SHARDS)
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
@@ -128,18 +128,18 @@ def provide_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def leave_gpus_alone() -> None:
+def hide_gpus() -> None:
     """Make JAX open only the host's processor, unless it has opened devices already. JAX's plug-in
     for CUDA reserves most of a GPU's memory at once. Platforms that the user has set stay."""
     configured: Any = jax.config
-    if configured.jax_platforms or has_open_devices() or plugin() is None:
+    if configured.jax_platforms or has_open_devices() or find_plugin() is None:
         return
     jax.config.update(PLATFORMS, CPU.name)
     _left_alone.append(True)
 
 
 _left_alone: list[bool] = []
-"""Not empty once `leave_gpus_alone` has set the platforms of JAX."""
+"""Not empty once `hide_gpus` has set the platforms of JAX."""
 
 
 def choose_gpus(numbers: Sequence[int] | None) -> None:
@@ -162,7 +162,7 @@ def _take_gpus() -> None:
 def find_device(platform: str, index: int) -> jax.Device:
     """Return a device of this process. Raises RunError with the existing devices, and with the
     reason if no GPU was found."""
-    if platform_of(platform).is_cuda:
+    if get_platform(platform).is_cuda:
         _take_gpus()
     with _collect_plugin_failures() as failures:
         all_devices = _open_devices()
@@ -205,7 +205,7 @@ def _require_settings() -> None:
 
 
 def _explain_no_gpu(platform: str, reason: str) -> str:
-    return f"; {why_no_gpu(reason)}" if platform_of(platform).is_cuda else ""
+    return f"; {explain_missing_gpu(reason)}" if get_platform(platform).is_cuda else ""
 
 
 @contextmanager

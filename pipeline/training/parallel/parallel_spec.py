@@ -100,7 +100,7 @@ class ParallelSpec(Spec):
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
-        """Devices along each axis; one if the recipe doesn't set the number."""
+        """Devices along each axis; 1 if the recipe doesn't set the number."""
         if self.mesh is not None:
             return {DATA: self.mesh.data, MODEL: self.mesh.model}
         return {DATA: self.devices or 1, MODEL: 1}
@@ -112,7 +112,7 @@ class ParallelSpec(Spec):
 
     @property
     def num_devices(self) -> int:
-        """Devices of all processes together; one if the recipe doesn't set the number."""
+        """Devices of all processes together; 1 if the recipe doesn't set the number."""
         return prod(self.mesh_sizes.values())
 
 

@@ -19,7 +19,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.training.parallel.parallel_spec import AXES, DATA, MODEL
 from pipeline.training.parallel.ranks import is_readable
 
@@ -70,7 +70,7 @@ class DevicePlacement:
 
     def _memory_stats(self) -> list[dict[str, int]]:
         local = (d for d in self.devices if d.process_index == jax.process_index())
-        gpus = [device for device in local if platform_of(device.platform).reports_free_memory]
+        gpus = [device for device in local if get_platform(device.platform).reports_free_memory]
         return [stats for device in gpus if (stats := device.memory_stats())]
 
     @property
@@ -89,7 +89,7 @@ class DevicePlacement:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, spec)
 
-    def rows(self, batch: int) -> slice:
+    def list_rows(self, batch: int) -> slice:
         """Return the rows of a batch that the devices of this process need."""
         sharding = self.make_sharding(PartitionSpec(self.batch_axes))
         if sharding.is_fully_addressable:
@@ -120,7 +120,7 @@ class DevicePlacement:
         """
         if self.mesh is None:
             return jax.device_put(rows, self.devices[0])
-        first = self.rows(batch).start
+        first = self.list_rows(batch).start
 
         def read(index: Any) -> np.ndarray:
             start, stop, _ = index[1].indices(batch)
@@ -129,7 +129,7 @@ class DevicePlacement:
         shape = (len(rows), batch, *rows.shape[2:])
         return jax.make_array_from_callback(shape, self.batch_sharding, read)
 
-    def shapes(self, tree: Any, shardings: Any = None) -> Any:
+    def make_shapes(self, tree: Any, shardings: Any = None) -> Any:
         """Return the shapes and dtypes of a tree, replicated or with a tree of shardings."""
         if shardings is None:
             shardings = jax.tree.map(lambda _: self.replicated, tree)

@@ -14,8 +14,8 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
-from pipeline.core.files.error_text import nearest, show_name
-from pipeline.core.host.tree_paths import path_text
+from pipeline.core.files.error_text import find_nearest, show_name
+from pipeline.core.host.tree_paths import format_path
 from pipeline.models.layers.path_patterns import Path, covers, require_covered
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardingSpec
@@ -33,7 +33,7 @@ class ShardingRules:
     constraints: tuple[ShardingSpec, ...]
     """Shardings of results of layers."""
 
-    def state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
+    def make_state_shardings(self, state: Any, placement: DevicePlacement) -> Any:
         """Return the sharding of every leaf of a state.
 
         The optimizer's leaves and the average are sharded like their parameter, whose path is the
@@ -43,7 +43,7 @@ class ShardingRules:
         param_specs = {path: self.find_param_spec(path) for path in shapes}
         leaves, structure = jax.tree_util.tree_flatten_with_path(state)
         leaf_specs = [
-            _find_leaf_spec(path_text(path), leaf, shapes, param_specs) for path, leaf in leaves
+            _find_leaf_spec(format_path(path), leaf, shapes, param_specs) for path, leaf in leaves
         ]
         return jax.tree.unflatten(structure, [placement.make_sharding(spec) for spec in leaf_specs])
 
@@ -101,7 +101,7 @@ class ShardingRules:
         for rule in self.constraints:
             layers = {path: r for path, r in ranks.items() if fnmatchcase(path, rule.pattern)}
             if not layers:
-                guess = nearest(rule.pattern, ranks)
+                guess = find_nearest(rule.pattern, ranks)
                 raise ValueError(
                     f"pattern {show_name(repr(rule.pattern))} matches none of the {len(ranks)} "
                     f"layers, such as {min(ranks)}{f'; did you mean {guess}?' if guess else ''}"

@@ -30,7 +30,7 @@ class Shards:
     sync_batch_norm: bool = False
     """Whether batch norm uses the statistics of all devices together."""
     at_once: int = 1
-    """Shards that a device computes at once; it must divide `per_device`, and decides no bits."""
+    """Shards that a device computes at once, a divisor of `per_device`; results are the same."""
 
     @property
     def per_device(self) -> int:
@@ -46,7 +46,7 @@ def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards
     axis = DATA if devices > 1 else None
     factor = 1 if parallel.mirror_mean else parallel.num_devices
     if parallel.is_data_parallel and parallel.reproducible == "exact":
-        count = num_shards(parallel, batch_size)
+        count = count_shards(parallel, batch_size)
         if count % devices:
             raise ValueError(f"{count} shards can't be divided among {devices} devices")
         return Shards(count, devices, axis, "tree", factor) if count > 1 else None
@@ -55,8 +55,8 @@ def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards
     return None
 
 
-def num_shards(parallel: ParallelSpec, batch_size: int) -> int:
-    """Return the number of shards with `exact`: as in the recipe, else of `choose_num_shards`."""
+def count_shards(parallel: ParallelSpec, batch_size: int) -> int:
+    """Return the recipe's number of shards, or by default `choose_num_shards`'s."""
     return parallel.shards or choose_num_shards(batch_size, parallel.num_devices)
 
 

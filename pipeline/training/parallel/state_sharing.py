@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-from pipeline.core.host.jaxpr import ELEMENTWISE, bind_equation, called_jaxpr, walk
+from pipeline.core.host.jaxpr import ELEMENTWISE, bind_equation, find_called_jaxpr, interpret_jaxpr
 from pipeline.training.parallel.fixed_sum import copy_unfused
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
 
@@ -132,11 +132,11 @@ class StateSharing:
         return jax.tree.unflatten(structure, results)
 
     def _run(self, closed: ClosedJaxpr, operands: Sequence[_Value]) -> list[_Value]:
-        return walk(closed, operands, self._compute, lambda _, value: self._wrap(value))
+        return interpret_jaxpr(closed, operands, self._compute, lambda _, value: self._wrap(value))
 
     def _compute(self, equation: JaxprEqn, operands: list[_Value]) -> list[_Value]:
         """Compute an equation of an update. Raises _WholeNeededError."""
-        called = called_jaxpr(equation)
+        called = find_called_jaxpr(equation)
         if called is not None:
             return self._run(called, operands)
         shapes: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in equation.outvars]

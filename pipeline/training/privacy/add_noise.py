@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from pipeline.data.random import Words, threefry_2x32
+from pipeline.data.random import Words, encrypt_threefry
 from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.privacy.privacy_spec import AdaptiveClip
 
@@ -53,7 +53,7 @@ class PrivacyRule:
         return PrivacyState(jnp.zeros(4, jnp.uint32), jnp.float32(np.nan), jnp.float32(self.clip))
 
 
-def round_up(noise: float) -> float:
+def round_up_to_float32(noise: float) -> float:
     """Return the smallest float32 that isn't below a number."""
     rounded = np.float32(noise)
     return float(rounded if float(rounded) >= noise else np.nextafter(rounded, np.float32(np.inf)))
@@ -115,9 +115,9 @@ def draw_normals(key: Array, step: Array, number: int, size: int) -> Array:
     Threefry with its readers, in a third of the time.
     """
     counter = (jnp.uint32(step)[None], jnp.full(1, number, jnp.uint32))
-    step_key: Words = threefry_2x32((key[:1], key[1:2]), counter)
+    step_key: Words = encrypt_threefry((key[:1], key[1:2]), counter)
     positions = jnp.arange(size, dtype=jnp.uint32)
-    word, _ = threefry_2x32(step_key, (positions, jnp.zeros_like(positions)))
+    word, _ = encrypt_threefry(step_key, (positions, jnp.zeros_like(positions)))
     # Odd multiples of 2**-23 between -1 and 1 have finite normals.
     uniform = ((word >> 9 << 1) + 1).astype(jnp.float32) * 2.0**-23 - 1
     return jax.lax.erf_inv(uniform) * np.float32(2**0.5)

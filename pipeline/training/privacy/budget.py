@@ -11,7 +11,12 @@ from pipeline.core.errors import RecipeError
 from pipeline.data.order import SampleOrder
 from pipeline.data.poisson_order import PoissonOrder
 from pipeline.training.privacy.accounting import Accounting
-from pipeline.training.privacy.add_noise import COUNTED_SHARE, PrivacyRule, round_up, split_noise
+from pipeline.training.privacy.add_noise import (
+    COUNTED_SHARE,
+    PrivacyRule,
+    round_up_to_float32,
+    split_noise,
+)
 from pipeline.training.privacy.privacy_spec import AdaptiveClip, PrivacySpec
 
 
@@ -50,7 +55,7 @@ class Budget:
             if spec.epsilon is not None:
                 noise = self._accounting.find_noise(spec.epsilon, self.steps)
             assert noise is not None, "a recipe has epsilon or noise"
-            noise = round_up(noise)
+            noise = round_up_to_float32(noise)
             self._accounting.require_meaningful(noise, self.steps)
             if self.rule.adaptive is not None:
                 split_noise(noise, COUNTED_SHARE * self.rule.expected_batch_size)

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.training.robustness.apgd import search
-from pipeline.training.robustness.attack_losses import LOSSES, AttackedNetwork, cross_entropy
+from pipeline.training.robustness.attack_losses import (
+    LOSSES,
+    AttackedNetwork,
+    compute_cross_entropy,
+)
 from pipeline.training.robustness.attack_specs import (
     ApgdAttack,
     BallAttack,
@@ -48,7 +52,7 @@ def attack_images(
 
     def ascend(start: Array, steps: int, size: float) -> Array:
         def objective(points: Array) -> Array:
-            return cross_entropy(attacked.predict(points), attacked.labels)
+            return compute_cross_entropy(attacked.predict(points), attacked.labels)
 
         return maximize(objective, ball, start, steps, size)
 

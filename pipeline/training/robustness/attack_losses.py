@@ -42,7 +42,7 @@ class AttackedNetwork:
         return losses, fooled, gradients
 
 
-def cross_entropy(logits: Array, labels: Array) -> Array:
+def compute_cross_entropy(logits: Array, labels: Array) -> Array:
     """Return the cross-entropy of each prediction."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
@@ -54,7 +54,7 @@ def compute_margin(logits: Array, labels: Array) -> Array:
     return others - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
 
 
-def difference_of_logits_ratio(logits: Array, labels: Array) -> Array:
+def compute_logits_ratio(logits: Array, labels: Array) -> Array:
     """Return the margin divided by the largest logit minus the third (Croce and Hein 2020, eq. 6).
 
     The ratio doesn't change if logits are scaled. It needs three classes.
@@ -63,4 +63,4 @@ def difference_of_logits_ratio(logits: Array, labels: Array) -> Array:
     return compute_margin(logits, labels) / (ordered[:, -1] - ordered[:, -3] + TINY)
 
 
-LOSSES: Mapping[str, Any] = {"ce": cross_entropy, "dlr": difference_of_logits_ratio}
+LOSSES: Mapping[str, Any] = {"ce": compute_cross_entropy, "dlr": compute_logits_ratio}

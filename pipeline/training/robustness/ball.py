@@ -81,7 +81,7 @@ def draw_uniforms(seed: Array, turn: Any, sample: Array, op: int, count: int) ->
 def maximize(objective: Objective, ball: Ball, start: Array, steps: int, size: Any) -> Array:
     """Return the end of projected gradient steps of length `size` from `start` (Madry et al. 2018).
 
-    Each image's steps depend on its objective alone.
+    Each image's steps depend only on its objective.
     """
     differentiate = jax.grad(lambda points: objective(points).sum())
 

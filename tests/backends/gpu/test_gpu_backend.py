@@ -16,7 +16,7 @@ from pipeline.backends.gpu.gpu_backend import (
     GpuBackend,
     GpuExecutable,
 )
-from pipeline.backends.gpu.step_programs import Graphs, compiler_options
+from pipeline.backends.gpu.step_programs import Graphs, make_compiler_options
 from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
@@ -140,13 +140,13 @@ def test_learning_rates_can_be_replaced() -> None:
 
 
 def test_compiler_options_depend_on_graphs_and_determinism() -> None:
-    assert compiler_options("auto", deterministic=False) == {}
-    exact = compiler_options("off", deterministic=True)
+    assert make_compiler_options("auto", deterministic=False) == {}
+    exact = make_compiler_options("off", deterministic=True)
     assert exact == {
         "xla_gpu_enable_command_buffer": "",
         "xla_gpu_exclude_nondeterministic_ops": True,
     }
-    step, loop = (compiler_options(graphs, deterministic=False) for graphs in ("step", "loop"))
+    step, loop = (make_compiler_options(graphs, deterministic=False) for graphs in ("step", "loop"))
     captured = str(step["xla_gpu_enable_command_buffer"])
     assert "CONVOLUTION" in captured
     assert loop["xla_gpu_enable_command_buffer"] == f"{captured},WHILE"
@@ -154,10 +154,10 @@ def test_compiler_options_depend_on_graphs_and_determinism() -> None:
 
 def test_mechanism_is_reported_with_its_reason() -> None:
     placement = DevicePlacement((find_device("cpu", 0),))
-    assert GpuBackend(placement).mechanism("auto", sink=True) == ("loop", LOOP_REASON)
-    assert GpuBackend(placement, "loop").mechanism("loop", sink=True) == (
+    assert GpuBackend(placement).choose_mechanism("auto", sink=True) == ("loop", LOOP_REASON)
+    assert GpuBackend(placement, "loop").choose_mechanism("loop", sink=True) == (
         "loop",
         LOOP_REASONS["loop"],
     )
-    assert GpuBackend(placement).mechanism("soft", sink=True) == ("soft", SOFT_REASON)
-    assert GpuBackend(placement).mechanism("auto", sink=False)[0] == "none"
+    assert GpuBackend(placement).choose_mechanism("soft", sink=True) == ("soft", SOFT_REASON)
+    assert GpuBackend(placement).choose_mechanism("auto", sink=False)[0] == "none"

@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RunError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.host.cuda import plugin
+from pipeline.core.host.cuda import find_plugin
 from pipeline.stages.record.run_directory import COMPILED
 from tests.conftest import compose_tiny
 from tests.whole_run import run
@@ -20,7 +20,7 @@ from tests.whole_run import run
 Compose = Callable[..., Recipe]
 ABSENT = ("device=gpu", "device.target=h200", "stages=[data,build,compile]")
 pytestmark = pytest.mark.skipif(
-    plugin() is None, reason="needs the extra gpu-compile: pip install -e '.[gpu-compile]'"
+    find_plugin() is None, reason="needs the extra gpu-compile: pip install -e '.[gpu-compile]'"
 )
 
 

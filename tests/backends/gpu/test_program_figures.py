@@ -38,9 +38,9 @@ condition:
 def test_loop_with_graphs_in_its_body_is_parsed() -> None:
     thunks = parse_thunks(PARTS)
     ((loop, in_graph),) = find_outer_loops(thunks)
-    body = [one for one in loop.inside if one.part == "body"]
+    body = [one for one in loop.inner_thunks if one.part == "body"]
     assert not in_graph
-    assert [one.part for one in loop.inside] == ["condition", "body", "body", "body"]
+    assert [one.part for one in loop.inner_thunks] == ["condition", "body", "body", "body"]
     assert count_launches(body) == Launches(kernels=2, cudnn=1, gemm=1, graphs=1, alone=2)
     assert count_launches(thunks).loops == 1
 
@@ -48,7 +48,7 @@ def test_loop_with_graphs_in_its_body_is_parsed() -> None:
 def test_loop_in_one_graph_is_parsed() -> None:
     thunks = parse_thunks(ONE_GRAPH)
     ((loop, in_graph),) = find_outer_loops(thunks)
-    body = [one for one in loop.inside if one.part == "body"]
+    body = [one for one in loop.inner_thunks if one.part == "body"]
     assert in_graph
     assert count_launches(body, in_graph=in_graph) == Launches(kernels=1, cudnn=1)
     assert count_launches(thunks).graphs == 1

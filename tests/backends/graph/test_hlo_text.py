@@ -38,7 +38,7 @@ def test_instructions_are_grouped_by_computation() -> None:
     assert main["call"].target == "__cudnn$conv"
     assert main["call"].arrays == (HloArray("f8", (2, 3)), HloArray("pred", ()))
     assert (main["call"].elements, main["call"].nbytes) == (7, 7)
-    assert len(list(program.lines())) == 6
+    assert len(list(program.parse_lines())) == 6
 
 
 def test_instructions_outside_of_a_computation_are_read() -> None:
@@ -55,5 +55,5 @@ def test_instructions_of_a_compiled_program_are_all_read() -> None:
     text = jax.jit(function).lower(shape, shape).compile().as_text()
     written = sum(" = " in line for line in text.splitlines() if line.startswith("  "))
     program = read_hlo_text(text)
-    assert len(list(program.lines())) == written
+    assert len(list(program.parse_lines())) == written
     assert program.entry in program.computations

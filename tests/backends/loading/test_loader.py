@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading.loader import Loader, split_bytes
-from pipeline.backends.loading.window import batch_at
+from pipeline.backends.loading.loader import Loader, count_split_bytes
+from pipeline.backends.loading.window import read_batch
 from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.order import SampleOrder
@@ -30,9 +30,9 @@ KINDS = ("resident", "stream")
 def steps_of(loader: Loader, first: int, last: int) -> Iterator[Batch]:
     """The batches of steps first .. last - 1, counted from 0, as a backend takes them."""
     for step in range(first, last):
-        window = loader.window(step)
+        window = loader.get_window(step)
         assert window.start <= step < window.stop
-        yield batch_at(window.inputs, step - window.start)
+        yield read_batch(window.inputs, step - window.start)
 
 
 def assert_is_step(batch: Batch, step: int, order: SampleOrder, split: Split) -> None:
@@ -82,11 +82,11 @@ def test_batches_are_the_same_after_going_back(kind: str, monkeypatch: pytest.Mo
 def test_window_covers_all_its_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
     loader = make(kind)
-    first = loader.window(6)
+    first = loader.get_window(6)
     assert (first.start, first.stop) == (6, 10)
-    assert all(loader.window(step) is first for step in (9, 7, 6))
-    assert loader.window(10).start == 10
-    assert loader.window(5).start == 5
+    assert all(loader.get_window(step) is first for step in (9, 7, 6))
+    assert loader.get_window(10).start == 10
+    assert loader.get_window(5).start == 5
 
 
 def test_next_window_is_prepared_in_advance(
@@ -95,11 +95,11 @@ def test_next_window_is_prepared_in_advance(
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
     for kind in KINDS:
         loader = make(kind)
-        loader.window(0)
+        loader.get_window(0)
         assert loader.report().queue_depth is None
         wait_until(lambda loader=loader: loader._source.count_ready_steps(2) == 2)
         assert loader._source.count_ready_steps(4) == 0
-        loader.window(2)
+        loader.get_window(2)
         assert loader.report().queue_depth == 1
 
 
@@ -112,7 +112,7 @@ def test_windows_after_the_end_are_prepared_only_on_request(
     loader = make(kind, stop=4)
     for step, batch in enumerate(steps_of(loader, 0, 11)):
         assert_is_step(batch, step, make_order(), make_split())
-    loader.window(2)
+    loader.get_window(2)
     assert loader._source.count_ready_steps(4) == 0
 
 
@@ -120,11 +120,11 @@ def test_windows_after_the_end_are_prepared_only_on_request(
 def test_closed_loader_still_loads_on_request(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 2)
     loader = make(kind)
-    loader.window(0)
+    loader.get_window(0)
     loader.close()
     assert loader._source.count_ready_steps(2) == 0
     waited_s = loader.waited_s
-    loader.window(1)
+    loader.get_window(1)
     assert loader.waited_s > waited_s, "the window in hand was let go"
     for step, batch in zip(range(2, 7), steps_of(loader, 2, 7), strict=True):
         assert_is_step(batch, step, make_order(), make_split())
@@ -133,7 +133,7 @@ def test_closed_loader_still_loads_on_request(kind: str, monkeypatch: pytest.Mon
 def test_auto_feed_is_resident_up_to_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    size = split_bytes(make_split())
+    size = count_split_bytes(make_split())
     assert size == SAMPLES * (4 + 4)
     monkeypatch.setattr(loader_module, "RESIDENT_LIMIT_BYTES", size)
     assert make("auto").kind == "resident"
@@ -150,7 +150,7 @@ def test_streamed_window_is_bounded_in_bytes_and_steps(
     monkeypatch.setattr(loader_module, "WINDOW_LIMIT_BYTES", limit_bytes)
     monkeypatch.setattr(loader_module, "WINDOW_STEPS", 4)
     loader = make("stream")
-    window = loader.window(0)
+    window = loader.get_window(0)
     shifted = sum(column.nbytes for column in window.inputs.columns.values())
     assert (window.stop - window.start, shifted) == (steps, 24 * steps)
     assert shifted <= max(limit_bytes, 24)
@@ -160,7 +160,7 @@ def test_streamed_window_is_bounded_in_bytes_and_steps(
 def test_resident_windows_have_one_shape() -> None:
     """One shape, one program, whatever the step."""
     loader = make("resident")
-    shapes = [jax.tree.map(np.shape, loader.window(step).inputs) for step in (0, 5000)]
+    shapes = [jax.tree.map(np.shape, loader.get_window(step).inputs) for step in (0, 5000)]
     assert shapes[0] == shapes[1]
 
 
@@ -171,7 +171,7 @@ def test_padded_split_has_the_shape_of_a_larger_split() -> None:
     for step, batch in enumerate(steps_of(loader, 0, 6)):
         assert_is_step(batch, step, order, padded)
     assert loader.device_bytes == make("resident").device_bytes
-    windows = loader.window(0), make("resident").window(0)
+    windows = loader.get_window(0), make("resident").get_window(0)
     shapes = [jax.tree.map(np.shape, window.inputs) for window in windows]
     assert shapes[0] == shapes[1]
 

@@ -89,7 +89,7 @@ def test_single_window_reports_nothing() -> None:
 
 def test_slowest_sample_of_all_readers_is_reported() -> None:
     slow, slower = SlowSample("image", 3, "c.png", 0.5), SlowSample("image", 8, "h.png", 0.75)
-    total = PrepareTime.total(
+    total = PrepareTime.sum_times(
         [PrepareTime({"image": 1.0}, slow), PrepareTime(), PrepareTime({"image": 2.0}, slower)]
     )
     assert total == PrepareTime({"image": 3.0}, slower)
@@ -125,7 +125,7 @@ def make_watched(column: LazyNumbers, clock: HandClock, reported: Reports) -> Lo
         loader = make(
             "stream", split, order, clock=clock, notify=lambda *what: reported.append(what), stop=8
         )
-        loader.window(0)
+        loader.get_window(0)
         return loader
 
 
@@ -146,7 +146,7 @@ def test_slow_sample_that_starves_training_is_reported(clock: HandClock, reporte
     clock.advance(0.5)
     clock.requested.clear()
     armed.set()
-    loader.window(2)
+    loader.get_window(2)
     ((starves, text),) = reported
     assert starves
     assert "training waits for data from step 3: 250.00 of 500.00 ms a step (50%)" in text
@@ -157,7 +157,7 @@ def test_slow_sample_that_starves_training_is_reported(clock: HandClock, reporte
     assert report.slowest_sample == SlowSample("image", 7, "7.png", 1.0)
 
     wait_until(lambda: loader._source.count_ready_steps(4) == 2)
-    loader.window(4)
+    loader.get_window(4)
     assert [starves for starves, _ in reported] == [True, False]
     assert reported[1][1] == "data is fast enough again from step 5"
     assert loader.report().starved, "it was"
@@ -168,7 +168,7 @@ def test_ready_data_never_starves_training(clock: HandClock, reported: Reports) 
     for step in (2, 4, 6):
         wait_until(lambda step=step: loader._source.count_ready_steps(step) == 2)
         clock.advance(0.1)
-        loader.window(step)
+        loader.get_window(step)
     report = loader.report()
     assert (reported, report.starved, report.wait_share) == ([], False, 0)
     assert (report.queue_depth, report.wait_ms_per_step) == (1, 0)
@@ -177,7 +177,7 @@ def test_ready_data_never_starves_training(clock: HandClock, reported: Reports) 
 def test_first_window_after_a_jump_is_not_starvation(clock: HandClock, reported: Reports) -> None:
     slow = LazyNumbers(np.arange(SAMPLES, dtype=np.int32), lambda _: clock.advance(1.0))
     loader = make_watched(slow, clock, reported)
-    loader.window(7)
+    loader.get_window(7)
     report = loader.report()
     assert (reported, report.starved, report.wait_share) == ([], False, None)
     assert report.first_wait_ms >= 6000
@@ -185,5 +185,5 @@ def test_first_window_after_a_jump_is_not_starvation(clock: HandClock, reported:
 
 def test_loader_reads_in_separate_threads() -> None:
     column = LazyNumbers(np.arange(SAMPLES, dtype=np.int32))
-    make("stream", Split({"image": column}), make_order()).window(0)
+    make("stream", Split({"image": column}), make_order()).get_window(0)
     assert threading.get_ident() not in column.threads

@@ -27,7 +27,7 @@ def _trial(gate: ReadingThreads, clock: _Clock, rates: dict[int, float]) -> int:
     number = gate.limit
     with ExitStack() as reads:
         for _ in range(number):
-            reads.enter_context(gate.reading(round(rates[number] * PART_S / number)))
+            reads.enter_context(gate.limit_readers(round(rates[number] * PART_S / number)))
         clock.now += PART_S
     return number
 
@@ -46,7 +46,7 @@ def test_overlapping_trials_do_not_distort_the_thread_count() -> None:
     for _ in range(400):
         while len(reads) < gate.limit:
             read = ExitStack()
-            read.enter_context(gate.reading(100))
+            read.enter_context(gate.limit_readers(100))
             reads.append((clock.now + PART_S + 0.01 * len(reads), read))
         reads.sort(key=lambda one: one[0])
         clock.now, read = reads.pop(0)
@@ -65,7 +65,7 @@ def test_thread_counts_are_tried_again_later() -> None:
 
 def test_concurrent_reads_are_limited() -> None:
     gate, entered = ReadingThreads(1), threading.Event()
-    with gate.reading(1):
+    with gate.limit_readers(1):
         other = threading.Thread(target=lambda: _enter(gate, entered), daemon=True)
         other.start()
         assert not entered.wait(0.05)
@@ -74,5 +74,5 @@ def test_concurrent_reads_are_limited() -> None:
 
 
 def _enter(gate: ReadingThreads, entered: threading.Event) -> None:
-    with gate.reading(1):
+    with gate.limit_readers(1):
         entered.set()

@@ -59,10 +59,10 @@ def test_first_window_reads_few_samples() -> None:
     column = CountedColumn(np.arange(11, dtype=np.int32))
     order = make_order(shuffle=False)
     loader = make("stream", Split({"label": column}), order, stop=40, short_first=True)
-    first = loader.window(0)
-    assert (first.start, first.stop, first.early) == (0, 2, True)
+    first = loader.get_window(0)
+    assert (first.start, first.stop, first.is_early) == (0, 2, True)
     for step in count(1):
-        window = loader.window(step)
+        window = loader.get_window(step)
         assert window.start <= step < window.stop
         if window.stop == 40:
             break
@@ -82,11 +82,11 @@ def test_wait_for_short_windows_is_not_starvation() -> None:
         short_first=True,
     )
     for step in (0, 2, 6):
-        loader.window(step)
+        loader.get_window(step)
     assert lines == []
     assert loader.report().wait_share is None
     assert loader.report().first_wait_ms > 0
     wait_until(lambda: loader._source.count_ready_steps(14) > 0)
-    loader.window(14)
+    loader.get_window(14)
     assert loader.report().wait_share is not None
     loader.close()

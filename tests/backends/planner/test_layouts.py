@@ -5,10 +5,10 @@ from __future__ import annotations
 from pipeline.backends.planner.layouts import (
     Collective,
     Mesh,
+    convert_region_layout,
     find_transfer,
     list_layouts,
     list_meshes,
-    view_layout,
 )
 
 MESH = Mesh(2, 4)
@@ -26,8 +26,8 @@ def test_layouts_shard_data_by_samples_in_equal_pieces() -> None:
 
 
 def test_array_layout_follows_its_region() -> None:
-    assert view_layout((0, 2), (2, None, 0)) == (2, 0)
-    assert view_layout((0, 2), (1,)) == REPLICATED
+    assert convert_region_layout((0, 2), (2, None, 0)) == (2, 0)
+    assert convert_region_layout((0, 2), (1,)) == REPLICATED
 
 
 def test_layout_change_of_one_axis_is_one_collective() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.files.compile_cache import enable_compile_cache
-from pipeline.core.host.jax_private import no_compile_cache
+from pipeline.core.host.jax_private import disable_compile_cache
 from tests.engine.monitors.disk import files_end_at
 
 CONFIGURED = (
@@ -214,7 +214,7 @@ def test_unreadable_program_is_recompiled(reported: list[str], tmp_path: Path) -
 
 def test_disabled_compile_cache_writes_no_file(reported: list[str], tmp_path: Path) -> None:
     kept(tmp_path).unlink()
-    with no_compile_cache():
+    with disable_compile_cache():
         compile_again()
     assert list(tmp_path.iterdir()) == []
     assert reported == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.csv_file import csv_text, write_csv
+from pipeline.core.files.csv_file import format_csv, write_csv
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 
@@ -19,12 +19,12 @@ texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 @given(pairs=st.lists(st.tuples(texts, texts), min_size=1))
 def test_rows_round_trip(pairs: list[tuple[str, str]]) -> None:
     rows = [{"name": name, "value, unit": value} for name, value in pairs]
-    text = csv_text(rows)
+    text = format_csv(rows)
     assert list(csv.DictReader(io.StringIO(text, newline=""))) == rows
 
 
 def test_text_without_rows_is_empty() -> None:
-    assert csv_text([]) == ""
+    assert format_csv([]) == ""
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:

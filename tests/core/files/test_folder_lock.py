@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.files.folder_lock import LOCK, Lock, flock, lock_file, lock_folder, owned_folder
+from pipeline.core.files.folder_lock import (
+    LOCK,
+    Lock,
+    lock_file,
+    lock_folder,
+    own_folder,
+    try_flock,
+)
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -24,14 +31,14 @@ def test_lock_has_one_holder(tmp_path: Path) -> None:
 
 def test_owned_folder_remains_owned_without_its_lock_file(tmp_path: Path) -> None:
     """The lock was on a file; who removed it could write the same run."""
-    with owned_folder(tmp_path) as first:
+    with own_folder(tmp_path) as first:
         assert first is not None
         (tmp_path / LOCK).unlink()
-        with owned_folder(tmp_path) as second:
+        with own_folder(tmp_path) as second:
             assert second is None
         assert first.keep()
         assert (tmp_path / LOCK).exists()
-    with owned_folder(tmp_path) as third:
+    with own_folder(tmp_path) as third:
         assert third is not None
 
 
@@ -82,9 +89,9 @@ def _wait_and_mark(folder: Path) -> None:
 
     def look(descriptor: int, *, wait: bool) -> bool:
         (folder / "waits").touch()
-        return flock(descriptor, wait=wait)
+        return try_flock(descriptor, wait=wait)
 
-    module.flock = look
+    module.try_flock = look
     lock = Lock(folder / LOCK)
     assert lock.acquire(wait=True)
     assert os.path.samestat(os.stat(folder / LOCK), os.fstat(lock._descriptor))
@@ -123,7 +130,7 @@ def test_one_of_several_simultaneous_processes_owns_the_folder(tmp_path: Path) -
 
 def _own(folder: Path, start: Barrier, end: Event) -> None:
     start.wait()
-    with owned_folder(folder) as lock:
+    with own_folder(folder) as lock:
         (folder / f"tried-{os.getpid()}").touch()
         if lock is None:
             raise SystemExit(1)

@@ -11,7 +11,7 @@ from pipeline.core.errors import RunError
 from pipeline.core.files.knowledge_bank import (
     Banks,
     Entry,
-    operator_record,
+    make_operator_record,
     read_bank,
     reuse_or_search,
     write_bank,
@@ -76,7 +76,7 @@ def test_foreign_file_in_place_of_a_bank_is_named(tmp_path: Path) -> None:
 
 
 def test_record_has_its_status_as_booleans() -> None:
-    record = operator_record(("conv2d", "forward"), "key", 2.0, 1.0, "bank_hit")
+    record = make_operator_record(("conv2d", "forward"), "key", 2.0, 1.0, "bank_hit")
     flags = {"bank_append": False, "bank_hit": True, "bank_reserved": False, "bank_update": False}
     assert record == {
         "op": ["conv2d", "forward"],

@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import array_shapes, arrays, scalar_dtypes
 
 from pipeline.core.files.npy import (
     ALIGNMENT_BYTES,
-    aligned_zeros,
-    array_bytes,
+    count_array_bytes,
+    make_aligned_zeros,
     open_archive,
     parse_npy,
     read_npy,
@@ -41,7 +41,7 @@ def test_archive_has_the_arrays_written_by_numpy(
 
 @given(dtype=scalar_dtypes(), shape=array_shapes(max_dims=3))
 def test_zeros_are_aligned_for_devices(dtype: np.dtype, shape: tuple[int, ...]) -> None:
-    array = aligned_zeros(shape, dtype)
+    array = make_aligned_zeros(shape, dtype)
     assert (array.shape, array.dtype) == (shape, dtype)
     assert array.ctypes.data % ALIGNMENT_BYTES == 0
 
@@ -76,4 +76,4 @@ def test_foreign_file_in_place_of_an_archive_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(-1,), (2.0,), (1,) * 40])
 def test_impossible_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="has an impossible shape"):
-        array_bytes("array", np.dtype("int8"), shape)
+        count_array_bytes("array", np.dtype("int8"), shape)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.files.package_paths import CONF, RECIPES
-from pipeline.core.files.safe_yaml import parse_written_yaml, parse_yaml, yaml_text
+from pipeline.core.files.safe_yaml import format_yaml, parse_written_yaml, parse_yaml
 
 ODD = ["=", "<<", "1_0", "0x1F", "yes", "1e3", "2020-01-01"]
 SCALARS = (
@@ -30,7 +30,7 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_written_yaml_is_read_as_by_the_strict_reader(value: object) -> None:
-    text = yaml_text(value)
+    text = format_yaml(value)
     assert parse_written_yaml(text) == parse_yaml(text)
 
 

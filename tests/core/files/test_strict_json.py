@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.strict_json import json_text, write_json
+from pipeline.core.files.strict_json import format_json, write_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -35,11 +35,11 @@ def refuse(name: str) -> None:
 
 @given(value=values)
 def test_json_round_trips_with_null_for_nan_and_infinities(value: Any) -> None:
-    assert json.loads(json_text(value), parse_constant=refuse) == without_nan(value)
+    assert json.loads(format_json(value), parse_constant=refuse) == without_nan(value)
 
 
 def test_tuples_are_lists_and_an_indent_makes_lines() -> None:
-    assert json_text((1.5, math.nan), indent=1) == "[\n 1.5,\n null\n]"
+    assert format_json((1.5, math.nan), indent=1) == "[\n 1.5,\n null\n]"
 
 
 def test_unwritable_file_is_a_run_error(tmp_path: Path) -> None:

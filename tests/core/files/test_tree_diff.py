@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.files.tree_diff import Difference, differences, leaves
+from pipeline.core.files.tree_diff import Difference, iterate_leaves, list_differences
 
 TREES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
@@ -17,7 +17,11 @@ TREES = st.recursive(
 
 def test_leaves_are_named_by_their_path() -> None:
     tree = {"a": {"b": [1, {"c": None}]}, "d": "text", "e": {}}
-    assert dict(leaves(tree)) == {("a", "b", 0): 1, ("a", "b", 1, "c"): None, ("d",): "text"}
+    assert dict(iterate_leaves(tree)) == {
+        ("a", "b", 0): 1,
+        ("a", "b", 1, "c"): None,
+        ("d",): "text",
+    }
 
 
 @pytest.mark.parametrize(
@@ -31,7 +35,7 @@ def test_leaves_are_named_by_their_path() -> None:
     ids=["value", "longer", "missing", "null is nothing"],
 )
 def test_differences_are_listed(one: object, other: object, found: list[Difference]) -> None:
-    assert differences(one, other) == found
+    assert list_differences(one, other) == found
 
 
 def test_difference_key_has_dotted_form() -> None:
@@ -41,10 +45,12 @@ def test_difference_key_has_dotted_form() -> None:
 @pytest.mark.slow
 @given(TREES)
 def test_tree_has_no_differences_from_itself(tree: object) -> None:
-    assert differences(tree, tree) == []
+    assert list_differences(tree, tree) == []
 
 
 @given(TREES, TREES)
 def test_swapped_trees_have_the_same_differences(one: object, other: object) -> None:
-    swapped = {(d.where, repr(d.other), repr(d.one)) for d in differences(other, one)}
-    assert {(d.where, repr(d.one), repr(d.other)) for d in differences(one, other)} == swapped
+    swapped = {(d.path, repr(d.other_value), repr(d.value)) for d in list_differences(other, one)}
+    assert {
+        (d.path, repr(d.value), repr(d.other_value)) for d in list_differences(one, other)
+    } == swapped

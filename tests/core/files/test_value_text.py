@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.files.value_text import align_columns, bytes_text, first_lines, join_first
+from pipeline.core.files.value_text import align_columns, format_bytes, join_first, limit_lines
 
 
 def test_omitted_texts_are_counted() -> None:
     assert join_first(["a", "b"], 2) == "a, b"
     assert join_first(["a", "b", "c"], 2, "; ", "; and ") == "a; b; and 1 more"
     assert join_first([str(n) for n in range(1003)], 2) == "0, 1 and 1,001 more"
-    assert first_lines(["a", "b"], 2) == ["a", "b"]
-    assert first_lines([str(n) for n in range(1003)], 1) == ["0", "1,002 more"]
+    assert limit_lines(["a", "b"], 2) == ["a", "b"]
+    assert limit_lines([str(n) for n in range(1003)], 1) == ["0", "1,002 more"]
 
 
 def test_columns_are_aligned_without_trailing_spaces() -> None:
@@ -24,4 +24,4 @@ def test_columns_are_aligned_without_trailing_spaces() -> None:
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2.5e12, "2,500.0 GB")]
 )
 def test_byte_counts_have_a_decimal_unit(count: float, text: str) -> None:
-    assert bytes_text(count) == text
+    assert format_bytes(count) == text

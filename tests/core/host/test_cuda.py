@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.host import cuda
-from pipeline.core.host.cuda import INSTALL, MEMORY_SHARE, PLATFORMS, share_memory, why_no_gpu
+from pipeline.core.host.cuda import (
+    INSTALL,
+    MEMORY_SHARE,
+    PLATFORMS,
+    explain_missing_gpu,
+    share_memory,
+)
 
 
 def test_processes_share_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,17 +23,17 @@ def test_processes_share_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_missing_gpu_reason_is_the_first_applicable_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "plugin", lambda: None)
-    assert why_no_gpu("CUDA failed") == INSTALL
-    monkeypatch.setattr(cuda, "plugin", lambda: "jax-cuda13-pjrt 0.10.0")
+    monkeypatch.setattr(cuda, "find_plugin", lambda: None)
+    assert explain_missing_gpu("CUDA failed") == INSTALL
+    monkeypatch.setattr(cuda, "find_plugin", lambda: "jax-cuda13-pjrt 0.10.0")
     monkeypatch.setenv(PLATFORMS, "cpu")
-    assert why_no_gpu().startswith("JAX_PLATFORMS = cpu leaves GPUs out; unset it")
+    assert explain_missing_gpu().startswith("JAX_PLATFORMS = cpu leaves GPUs out; unset it")
     monkeypatch.setenv(PLATFORMS, "cuda,cpu")
     monkeypatch.setattr(cuda, "DRIVER", "libmissing.so.1")
-    assert why_no_gpu() == (
+    assert explain_missing_gpu() == (
         "this machine has no NVIDIA driver (libmissing.so.1 can't be loaded); "
         "jax-cuda13-pjrt 0.10.0 is installed"
     )
-    monkeypatch.setattr(cuda, "driver_problem", lambda: None)
-    assert why_no_gpu("CUDA failed") == "CUDA failed; jax-cuda13-pjrt 0.10.0 is installed"
-    assert why_no_gpu().startswith("JAX gives no reason; ")
+    monkeypatch.setattr(cuda, "find_driver_problem", lambda: None)
+    assert explain_missing_gpu("CUDA failed") == "CUDA failed; jax-cuda13-pjrt 0.10.0 is installed"
+    assert explain_missing_gpu().startswith("JAX gives no reason; ")

@@ -59,11 +59,11 @@ def compile_sine(scope: str = "") -> Any:
 def test_programs_are_stored_in_the_configured_cache(kept: Kept) -> None:
     compile_sine()
     assert len(kept) == 1
-    assert jax_private.opened_program_files(jax.devices("cpu")[0].client) is kept
+    assert jax_private.find_opened_program_files(jax.devices("cpu")[0].client) is kept
 
 
 def test_thread_can_disable_program_storage(kept: Kept) -> None:
-    with jax_private.no_compile_cache():
+    with jax_private.disable_compile_cache():
         compile_sine()
     assert not kept
 
@@ -85,7 +85,7 @@ def test_machine_code_matches_jax_serialization(kept: Kept) -> None:
     assert jax_private.is_machine_code(loaded)
     assert not jax_private.is_machine_code(compiled)
     device = jax.devices("cpu")[0]
-    read = device.client.deserialize_executable(jax_private.machine_code(content), [device])
+    read = device.client.deserialize_executable(jax_private.read_machine_code(content), [device])
     assert jax_private.is_machine_code(read)
 
 
@@ -128,7 +128,7 @@ def test_compile_logger_names_the_function() -> None:
 def test_devices_are_opened_at_first_use() -> None:
     script = (
         "import jax; from pipeline.core.host import jax_private as p;"
-        "print(p.has_open_devices(), p.num_joined_processes(), p.coordination_client());"
+        "print(p.has_open_devices(), p.count_joined_processes(), p.get_coordination_client());"
         "print(p.has_open_devices()); jax.devices(); print(p.has_open_devices())"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)

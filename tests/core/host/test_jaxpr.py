@@ -15,14 +15,14 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from pipeline.core.host.jaxpr import (
     CALLS,
-    called_jaxpr,
     compute_flow,
-    equations_in,
-    per_device_jaxpr,
+    find_called_jaxpr,
+    find_per_device_jaxpr,
+    interpret_jaxpr,
+    iterate_equations,
+    join_scope,
     read_scan,
     read_while,
-    scope_of,
-    walk,
 )
 
 X = np.float32(1.5)
@@ -135,7 +135,7 @@ def test_loops_and_branches_match_jax(
 )
 def test_called_jaxpr_is_returned(function: Callable[..., Any]) -> None:
     (equation,) = jax.make_jaxpr(function)(X).jaxpr.eqns
-    called = called_jaxpr(equation)
+    called = find_called_jaxpr(equation)
     assert called is not None
     assert equation.primitive.name in CALLS
     np.testing.assert_allclose(jaxpr_as_fun(called)(X), [np.cos(X)], rtol=1e-6)
@@ -143,8 +143,8 @@ def test_called_jaxpr_is_returned(function: Callable[..., Any]) -> None:
 
 def test_operations_and_loops_have_no_called_jaxpr() -> None:
     for function, primitive in ((scanned, "scan"), (looped, "while"), (branching, "cond")):
-        assert called_jaxpr(only_equation(function, primitive, X, ROWS)) is None
-    assert called_jaxpr(only_equation(jnp.sin, "sin", X)) is None
+        assert find_called_jaxpr(only_equation(function, primitive, X, ROWS)) is None
+    assert find_called_jaxpr(only_equation(jnp.sin, "sin", X)) is None
 
 
 def test_walk_accepts_values_of_any_type() -> None:
@@ -157,7 +157,7 @@ def test_walk_accepts_values_of_any_type() -> None:
     def read_constant(atom: Any, value: Any) -> str:
         return f"{value}" if np.ndim(value) == 0 else "scale"
 
-    results = walk(closed, ["x", "y"], compute, read_constant)
+    results = interpret_jaxpr(closed, ["x", "y"], compute, read_constant)
     assert results[1] == "y"
     assert "sin(x)" in results[0]
     assert "scale" in results[0]
@@ -181,7 +181,7 @@ def test_walk_drops_values_after_their_last_use() -> None:
         return [make() for _ in equation.outvars]
 
     closed = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(jnp.tan(jnp.exp(x)))))(X)
-    walk(closed, [make()], compute, lambda *_: make())
+    interpret_jaxpr(closed, [make()], compute, lambda *_: make())
     # The operand of each; of the first one the argument is held by the caller's list.
     assert max(alive) <= 2
 
@@ -189,9 +189,9 @@ def test_walk_drops_values_after_their_last_use() -> None:
 def test_operand_and_result_counts_must_match_the_jaxpr() -> None:
     closed = jax.make_jaxpr(jnp.sin)(X)
     with pytest.raises(ValueError, match="zip"):
-        walk(closed, [], lambda *_: [0], lambda *_: 0)
+        interpret_jaxpr(closed, [], lambda *_: [0], lambda *_: 0)
     with pytest.raises(ValueError, match="zip"):
-        walk(closed, [0], lambda *_: [0, 0], lambda *_: 0)
+        interpret_jaxpr(closed, [0], lambda *_: [0, 0], lambda *_: 0)
 
 
 def test_inner_equations_are_listed_with_enclosing_equations() -> None:
@@ -201,19 +201,19 @@ def test_inner_equations_are_listed_with_enclosing_equations() -> None:
 
     found = {
         equation.primitive.name: [call.primitive.name for call in outer]
-        for equation, outer in equations_in(jax.make_jaxpr(function)(X).jaxpr)
+        for equation, outer in iterate_equations(jax.make_jaxpr(function)(X).jaxpr)
     }
     assert found["scan"] == []
     assert found["cond"][0] == "scan"
     assert found["sub"][-1] == "cond"
     scan = only_equation(function, "scan", X)
-    assert scope_of(scan) == "outer"
-    assert scope_of(scan, "a/b") == "a/b/outer"
+    assert join_scope(scan) == "outer"
+    assert join_scope(scan, "a/b") == "a/b/outer"
 
 
 def test_composite_is_read_as_a_call() -> None:
     equation = only_equation(lambda x: lax.composite(jnp.sin, "p.sine")(x), "composite", X)
-    called = called_jaxpr(equation)
+    called = find_called_jaxpr(equation)
     assert called is not None
     assert jaxpr_as_fun(called)(X)[0] == jnp.sin(X)
 
@@ -223,5 +223,5 @@ def test_shard_map_is_not_a_call() -> None:
     spec = jax.sharding.PartitionSpec()
     sharded = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
     equation = only_equation(sharded, "shard_map", X)
-    assert called_jaxpr(equation) is None
-    assert per_device_jaxpr(equation) is not None
+    assert find_called_jaxpr(equation) is None
+    assert find_per_device_jaxpr(equation) is not None

@@ -7,7 +7,7 @@ import time
 import jax.numpy as jnp
 from jax import Array
 
-from pipeline.core.host.shortest_time import shortest_s
+from pipeline.core.host.shortest_time import measure_shortest_s
 
 
 def test_shortest_time_ignores_first_and_slow_calls() -> None:
@@ -17,7 +17,7 @@ def test_shortest_time_ignores_first_and_slow_calls() -> None:
         time.sleep(next(pauses_s, 0.05))
         return x
 
-    assert 0.01 <= shortest_s(call, jnp.zeros(()), budget_s=0.0) < 0.05
+    assert 0.01 <= measure_shortest_s(call, jnp.zeros(()), budget_s=0.0) < 0.05
 
 
 def test_larger_budget_makes_more_calls() -> None:
@@ -27,4 +27,4 @@ def test_larger_budget_makes_more_calls() -> None:
         time.sleep(next(pauses_s, 0.05))
         return x
 
-    assert 0.005 <= shortest_s(call, jnp.zeros(()), budget_s=0.5) < 0.05
+    assert 0.005 <= measure_shortest_s(call, jnp.zeros(()), budget_s=0.5) < 0.05

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.backends.xla import XlaExecutable
 from pipeline.checkpoint import checkpointer
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.manifest import verify_files
 from pipeline.config.recipe import Recipe
 from pipeline.core.host.signals import Interrupted, Signals, handle_signals
@@ -46,7 +46,7 @@ def test_signal_to_stop_interrupts(number: signal.Signals, signals: Signals) -> 
 def test_held_signal_is_noted_and_a_second_interrupts(
     number: signal.Signals, signals: Signals
 ) -> None:
-    with signals.held():
+    with signals.hold_stops():
         signal.raise_signal(number)
         assert signals.stop == f"{number.name} received"
         with pytest.raises(Interrupted) as caught:
@@ -58,7 +58,7 @@ def test_held_signal_is_noted_and_a_second_interrupts(
 @pytest.mark.parametrize("first", STOP, ids=lambda number: number.name)
 def test_hangup_is_not_a_second_signal(first: signal.Signals, signals: Signals) -> None:
     """Shell and system send a SIGHUP each, systemd one after its SIGTERM; all is to be saved."""
-    with signals.held():
+    with signals.hold_stops():
         signal.raise_signal(first)
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
@@ -113,7 +113,7 @@ def test_signals_after_the_first_are_ignored(signals: Signals) -> None:
 
 def test_check_raises_for_a_noted_signal(signals: Signals) -> None:
     signals.check()
-    with signals.held():
+    with signals.hold_stops():
         signal.raise_signal(signal.SIGTERM)
     with pytest.raises(Interrupted, match=r"^SIGTERM received$"):
         signals.check()
@@ -362,7 +362,7 @@ def test_pending_checkpoint_is_saved_however_the_run_ends(
         with pytest.raises(type(error)):
             run(tiny(*SAVING), tmp_path)
     assert outcome.checkpoints(tmp_path) == [10]
-    verify_files(checkpoint_path(tmp_path / "checkpoints", 10))
+    verify_files(make_checkpoint_path(tmp_path / "checkpoints", 10))
     status = "failed" if isinstance(error, Exception) else "stopped"
     assert outcome.read_summary(tmp_path)["status"] == status
     assert outcome.read_summary(tmp_path)["exit_status"] == (1 if status == "failed" else 75)

@@ -12,8 +12,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.host.tested_versions import (
     compare_with_lock,
     describe_tested,
+    find_installed_version,
     find_untested,
-    installed_version,
 )
 
 Install = Callable[..., str]
@@ -120,5 +120,5 @@ def test_damaged_lock_is_named(text: str, tmp_path: Path) -> None:
 
 
 def test_missing_package_has_no_version() -> None:
-    assert installed_version("no-such-package") is None
-    assert installed_version("numpy") == version("numpy")
+    assert find_installed_version("no-such-package") is None
+    assert find_installed_version("numpy") == version("numpy")

@@ -15,12 +15,12 @@ from pipeline.core.pages.charts import (
     Curve,
     Lane,
     LaneBar,
-    curve_chart,
-    histogram,
-    lane_chart,
-    pile_blocks,
+    draw_curves,
+    draw_histogram,
+    draw_lanes,
+    draw_scatter,
     round_values,
-    scatter_chart,
+    stack_blocks,
 )
 from pipeline.core.pages.drawing import Drawing, stack_drawings
 
@@ -41,7 +41,7 @@ def test_curves_are_drawn_at_their_values() -> None:
         Curve("train", np.arange(1, 4), np.array([1.0, np.nan, 3.0])),
         Curve("eval", np.arange(2, 4), np.array([2.0, 2.0]), marked=True),
     ]
-    chart = curve_chart("loss", curves)
+    chart = draw_curves("loss", curves)
     assert chart is not None
     lines = [
         [tuple(map(float, place.split(","))) for place in line.get("points", "").split()]
@@ -57,7 +57,7 @@ def test_curves_are_drawn_at_their_values() -> None:
 
 def test_long_curve_is_grouped_with_value_range() -> None:
     values = np.tile([0.0, 1.0], 5000)
-    chart = curve_chart("loss", [Curve("train", np.arange(10_000), values)])
+    chart = draw_curves("loss", [Curve("train", np.arange(10_000), values)])
     assert chart is not None
     (line,) = chart.marks.iter("polyline")
     (area,) = chart.marks.iter("polygon")
@@ -67,14 +67,14 @@ def test_long_curve_is_grouped_with_value_range() -> None:
 
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0]])
 def test_curve_chart_needs_two_steps(values: list[float]) -> None:
-    assert curve_chart("loss", [Curve("train", np.arange(len(values)), np.array(values))]) is None
+    assert draw_curves("loss", [Curve("train", np.arange(len(values)), np.array(values))]) is None
 
 
 def test_non_finite_numbers_are_left_out() -> None:
     nothing = np.array([np.nan, np.inf])
-    assert histogram("residuals", nothing, "") is None
-    assert scatter_chart("price", nothing, nothing) is None
-    bars = histogram("residuals", np.array([0.0, 0.0, 1.0, np.nan]), "")
+    assert draw_histogram("residuals", nothing, "") is None
+    assert draw_scatter("price", nothing, nothing) is None
+    bars = draw_histogram("residuals", np.array([0.0, 0.0, 1.0, np.nan]), "")
     assert bars is not None
     heights = [float(bar.get("height", 0)) for bar in bars.marks.iter("rect")]
     assert sorted(heights)[-2] == pytest.approx(max(heights) / 2, rel=1e-3)
@@ -83,9 +83,9 @@ def test_non_finite_numbers_are_left_out() -> None:
 def test_lane_blocks_are_drawn_at_their_times() -> None:
     lanes = [
         Lane("one", [LaneBar(1, 2, "blue", "tip", "words")]),
-        Lane("two", pile_blocks([("red", 1.0, "a"), ("blue", 0.0, "b"), ("sand", 3.0, "c")])),
+        Lane("two", stack_blocks([("red", 1.0, "a"), ("blue", 0.0, "b"), ("sand", 3.0, "c")])),
     ]
-    chart = lane_chart("lanes", lanes, 4.0, ticks=True)
+    chart = draw_lanes("lanes", lanes, 4.0, ticks=True)
     blocks = list(chart.marks.iter("rect"))
     assert [block.get("class") for block in blocks] == ["blue", "red", "sand"]
     quarter = (WIDE - LABELS) / 4
@@ -99,15 +99,15 @@ def test_untrusted_names_are_escaped_in_a_file() -> None:
     drawing = Drawing(10, 10, HOSTILE)
     drawing.add("text", "title", HOSTILE, x=1, y=2)
     drawing.add("rect", "blue", tip=HOSTILE, x=1, y=2)
-    text = stack_drawings([drawing, lane_chart(HOSTILE, [Lane(HOSTILE, [])], 1.0)], HOSTILE)
-    root = ElementTree.fromstring(text.file_text())
-    assert "<script" not in text.file_text()
+    text = stack_drawings([drawing, draw_lanes(HOSTILE, [Lane(HOSTILE, [])], 1.0)], HOSTILE)
+    root = ElementTree.fromstring(text.to_file_text())
+    assert "<script" not in text.to_file_text()
     shown = "</svg></style><script>alert(1)</script>\"'&\ufffd\ufffd"
     assert [found.text for found in root.iter("{http://www.w3.org/2000/svg}text")] == [shown, shown]
 
 
 def test_chart_file_has_dark_style_and_no_variables() -> None:
-    text = Drawing(10, 10, "empty").file_text()
+    text = Drawing(10, 10, "empty").to_file_text()
     assert text.startswith("<svg ")
     assert "prefers-color-scheme: dark" in text
     assert "var(" not in text

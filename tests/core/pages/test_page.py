@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pipeline.core.pages.charts import Lane, lane_chart
+from pipeline.core.pages.charts import Lane, draw_lanes
 from pipeline.core.pages.drawing import read_template
 from pipeline.core.pages.page import (
     Beside,
@@ -32,7 +32,7 @@ HOSTILE = "</title></style><script>alert(1)</script>\"'&\ud800"
 SHOWN = HOSTILE.replace("\ud800", "?")
 BLOCKS: list[Block] = [
     Words(HOSTILE),
-    Charts([lane_chart(HOSTILE, [Lane(HOSTILE, [])], 1.0)]),
+    Charts([draw_lanes(HOSTILE, [Lane(HOSTILE, [])], 1.0)]),
     Legend({"blue": HOSTILE}),
     RowTable([{HOSTILE: HOSTILE, "n": 1234, "f1": 0.5}]),
     Matrix([HOSTILE, "b"], [[3, 1], [0, 0]]),

@@ -18,10 +18,10 @@ from pipeline.core.plugins.loading import (
     VARIABLE,
     Plugin,
     find_object,
+    list_loaded_plugins,
     load_named,
-    loaded_plugins,
-    missing_flag_hint,
     name_for_all,
+    suggest_missing_flag,
     take_flags,
     to_flags,
 )
@@ -84,8 +84,8 @@ def test_plugin_file_is_the_module_of_references(write: Write) -> None:
     assert plugin.name == file.stem
     assert find_object(f"{file.stem}:Net").__name__ == "Net"
     assert find_object(f"{file.stem}:Net.deeper")(None) == 3
-    assert plugin in loaded_plugins()
-    assert str(file) in missing_flag_hint()
+    assert plugin in list_loaded_plugins()
+    assert str(file) in suggest_missing_flag()
     assert load(file) == []
 
 

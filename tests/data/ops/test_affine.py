@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from scipy import stats
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.ops.affine import MAPS, RandomAffine, RandomRotation, rotation_map
+from pipeline.data.ops.affine import MAPS, RandomAffine, RandomRotation, make_rotation
 from tests.data.ops.op_calls import BYTES, GREY, on_host
 
 HEIGHT, WIDTH = 11, 14
@@ -53,7 +53,7 @@ def test_fixed_affine_map_is_the_product_of_its_parts(values: tuple[float, ...])
         shear_x=(along, along),
         shear_y=(across, across),
     )
-    maps = op.matrices(HEIGHT, WIDTH)
+    maps = op.make_matrices(HEIGHT, WIDTH)
     assert maps.shape == (MAPS, 2, 3)
     np.testing.assert_allclose(maps, np.broadcast_to(by_hand(*values), maps.shape), atol=1e-9)
 
@@ -61,8 +61,8 @@ def test_fixed_affine_map_is_the_product_of_its_parts(values: tuple[float, ...])
 def test_affine_rotation_matches_random_rotation() -> None:
     op = RandomAffine(degrees=(25.0, 25.0))
     centre = (WIDTH - 1) / 2, (HEIGHT - 1) / 2
-    expected = rotation_map(np.array([25.0]), centre)[0]
-    np.testing.assert_allclose(op.matrices(HEIGHT, WIDTH)[0], expected, atol=1e-9)
+    expected = make_rotation(np.array([25.0]), centre)[0]
+    np.testing.assert_allclose(op.make_matrices(HEIGHT, WIDTH)[0], expected, atol=1e-9)
 
 
 def test_affine_pixels_match_pillow() -> None:
@@ -71,7 +71,7 @@ def test_affine_pixels_match_pillow() -> None:
         degrees=50.0, scale=(0.6, 1.4), shear_x=(-25.0, 25.0), translate_x=(-0.3, 0.3), fill=7
     )
     result = op(np, PIXELS, UNIFORMS)
-    maps = op.matrices(HEIGHT, WIDTH)[np.floor(UNIFORMS[:, 0] * MAPS).astype(int)]
+    maps = op.make_matrices(HEIGHT, WIDTH)[np.floor(UNIFORMS[:, 0] * MAPS).astype(int)]
     same = 0
     for picture, (along, across), found in zip(PIXELS, maps, result, strict=True):
         a, b, c = along
@@ -87,7 +87,7 @@ def test_affine_pixels_match_pillow() -> None:
 
 def test_drawn_parameters_fill_their_ranges() -> None:
     op = RandomAffine(translate_x=(-0.5, 0.5), scale=(1.0, 1.0))
-    shifts = -op.matrices(HEIGHT, WIDTH)[:, 0, 2] / WIDTH
+    shifts = -op.make_matrices(HEIGHT, WIDTH)[:, 0, 2] / WIDTH
     expected = -0.5 + (np.arange(MAPS) + 0.5) / MAPS
     np.testing.assert_allclose(np.sort(shifts), expected, atol=1e-12)
 

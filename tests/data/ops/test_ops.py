@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.ops.affine import RandomAffine, RandomRotation
 from pipeline.data.ops.color import RandomColorAdjust
@@ -123,7 +123,7 @@ def test_output_matches_reported_shape_and_dtype(op, values):
 
 
 def test_every_op_is_registered():
-    assert set(components("op")) == {
+    assert set(list_components("op")) == {
         "auto_augment",
         "center_crop",
         "constant_labels",

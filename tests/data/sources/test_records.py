@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.backends.loading import loader as loader_module
-from pipeline.backends.loading.window import batch_at
+from pipeline.backends.loading.window import read_batch
 from pipeline.core.errors import DataError, RunError
 from pipeline.data.columns import LazyColumn, RawData, Split
 from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
@@ -155,8 +155,8 @@ def test_any_step_can_be_fed_directly(kind: str, step: int, sharded: Path) -> No
     """D-14: O(1) seek, through the same loader as every other source."""
     split, order = read(sharded).train, make_order(samples=SAMPLES, batch_size=4)
     loader = make(kind, split, order, stop=step + 1)
-    window = loader.window(step)
-    batch = batch_at(window.inputs, step - window.start)
+    window = loader.get_window(step)
+    batch = read_batch(window.inputs, step - window.start)
     rows = order.batches(step, 1).indices[0]
     loader.close()
     assert np.array_equal(batch.columns["image"], output().train.columns["image"][rows])
@@ -169,8 +169,8 @@ def test_several_threads_read_a_stream(sharded: Path, monkeypatch: pytest.Monkey
     split, order = read(sharded).train, make_order(samples=SAMPLES, batch_size=4)
     loader, images = make("stream", split, order, stop=60), output().train.columns["image"]
     for step in range(60):
-        window = loader.window(step)
-        batch = batch_at(window.inputs, step - window.start)
+        window = loader.get_window(step)
+        batch = read_batch(window.inputs, step - window.start)
         assert np.array_equal(batch.columns["image"], images[order.batches(step, 1).indices[0]])
     # Records are read many at a time.
     assert loader.report().slowest_sample is None

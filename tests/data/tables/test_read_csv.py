@@ -34,7 +34,7 @@ def read(
 
 
 def values(table: RawTable, name: str) -> list[Any]:
-    column = table.column(name)
+    column = table.get_column(name)
     if isinstance(column, Numbers):
         return [None if math.isnan(value) else value for value in column.values.tolist()]
     return [None if code < 0 else column.texts[code] for code in column.codes.tolist()]
@@ -62,7 +62,7 @@ def test_column_with_late_text_is_reread_as_text(
     table = read(tmp_path, "a,b\n1,1\n2,2\n3,3\n4,x\n5,5\n")
     assert values(table, "a") == [1, 2, 3, 4, 5]
     assert values(table, "b") == ["1", "2", "3", "x", "5"]
-    assert table.place(3) == "line 5"
+    assert table.locate(3) == "line 5"
 
 
 SOUND = [
@@ -106,7 +106,7 @@ def test_table_larger_than_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short fields take more memory than their text."""
-    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("pipeline.core.host.memory.read_available_bytes", lambda: 1_000_000)
     assert read(tmp_path, "a,b\n" + "1,2\n" * 10_000).rows == 10_000
     with pytest.raises(ValueError, match=r"its table would take .* of memory"):
         read(tmp_path, "a,b\n" + "1,2\n" * 50_000)
@@ -144,7 +144,7 @@ def test_compressed_files_are_read(tmp_path: Path, kind: str) -> None:
     table = read(tmp_path, pack(text.encode("utf-16"), kind), encoding="utf-16")
     assert values(table, "a") == ["1", "2", "z"]
     assert values(table, "b") == ["x", "y", "\u00fc"]
-    assert table.place(2) == "line 4"
+    assert table.locate(2) == "line 4"
 
 
 @pytest.mark.parametrize(
@@ -250,4 +250,4 @@ def test_columns_match_a_plain_csv_reader(
         except ValueError:
             wanted = bare
         assert values(table, name) == wanted
-    assert np.all([table.place(row).startswith("line ") for row in range(table.rows)])
+    assert np.all([table.locate(row).startswith("line ") for row in range(table.rows)])

@@ -17,7 +17,7 @@ import pytest
 
 from pipeline import load_recipe, run
 from pipeline.api.trainer import Trainer
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.stages.export.trained_run import read_trained_run
@@ -133,7 +133,10 @@ def test_killed_run_resumes_to_identical_results(
     process = start_forked(
         [*length, f"hydra.run.dir={killed}"], tmp_path, environment, [tmp_path / "said"] * 2
     )
-    while process.exitcode is None and not (checkpoint_path(killed / "checkpoints", 150)).exists():
+    while (
+        process.exitcode is None
+        and not (make_checkpoint_path(killed / "checkpoints", 150)).exists()
+    ):
         time.sleep(0.005)
     process.kill()
     process.join()

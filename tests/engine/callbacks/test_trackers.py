@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.engine.callbacks import trackers
@@ -198,7 +198,9 @@ def test_stores_have_every_step_after_a_kill_and_a_resume(cache: Path, tmp_path:
     command = [sys.executable, "-m", "pipeline", *overrides]
     killed = subprocess.Popen([*command, "hydra.run.dir=run"], cwd=tmp_path, env=environment)
     deadline = time.monotonic() + 300
-    while not (checkpoint_path(tmp_path / "run" / "checkpoints", 1000) / "manifest.json").exists():
+    while not (
+        make_checkpoint_path(tmp_path / "run" / "checkpoints", 1000) / "manifest.json"
+    ).exists():
         assert killed.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -54,7 +54,7 @@ def spoken(level: LogLevel, run_dir: Path) -> tuple[str, str]:
         logging.getLogger("pipeline.stages").debug("a dispatch")
         logging.getLogger("jax._src").info("a compilation")
         reporter.warn("a warning")
-        reporter.say("a line")
+        reporter.print_lines("a line")
     return file.getvalue(), (run_dir / "run.log").read_text()
 
 

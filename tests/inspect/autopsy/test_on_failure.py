@@ -139,7 +139,7 @@ def test_damaged_reproducer_is_refused(damage: Callable[[Path], None], copied: P
 class Healthy:
     """An executable that finds nothing wrong with a step when it is run again."""
 
-    loader = SimpleNamespace(window=None)
+    loader = SimpleNamespace(get_window=None)
 
     def put(self, state: Any) -> Any:
         return state

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from pipeline import run
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.inspect.compare.accuracy_columns import compare_arrays
@@ -54,7 +54,7 @@ def compute_outputs(run_dir: Path, dumps: Path) -> dict[str, np.ndarray]:
     record = read_dump(folder)
     batch = record.read(TensorName("dataset.train.ops", "output"))
     assert batch is not None
-    arrays = read_checkpoint(checkpoint_path(run_dir / "checkpoints", 12)).arrays
+    arrays = read_checkpoint(make_checkpoint_path(run_dir / "checkpoints", 12)).arrays
     weights = {path.partition("params/")[2]: array for path, array in arrays.items()}
     kernel = np.float64(weights["conv_0/kernel"])
     images = np.pad(np.float64(batch), ((0, 0), *_same_padding(batch.shape[1:3]), (0, 0)))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pipeline import run
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
-from pipeline.checkpoint.restore import read_checkpoint, saved_steps
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
+from pipeline.checkpoint.restore import list_saved_steps, read_checkpoint
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
 from pipeline.inspect.dumps import dump_files
@@ -42,7 +42,7 @@ def plain(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(run_dir: Path) -> dict[str, np.ndarray]:
-    return dict(read_checkpoint(checkpoint_path(run_dir / "checkpoints", 12)).arrays)
+    return dict(read_checkpoint(make_checkpoint_path(run_dir / "checkpoints", 12)).arrays)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_impossible_dump_is_refused_before_training(
 ) -> None:
     with pytest.raises(RecipeError, match=problem):
         run(tiny(*MLP, "dump.steps=5", override), tmp_path / "run")
-    assert saved_steps(tmp_path / "run" / "checkpoints") == []
+    assert list_saved_steps(tmp_path / "run" / "checkpoints") == []
 
 
 @pytest.mark.slow

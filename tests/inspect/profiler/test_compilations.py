@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from pipeline.inspect.profiler import compilations
-from pipeline.inspect.profiler.compilations import EVENT, PAUSE_S, Compilations, watch_compilations
+from pipeline.inspect.profiler.compilations import (
+    LAST_EVENT,
+    MAX_GAP_S,
+    Compilations,
+    watch_compilations,
+)
 
 
 def test_compilation_is_recorded_for_each_shape() -> None:
@@ -40,14 +45,14 @@ def test_compilation_time_excludes_earlier_tracing(
     watch = Compilations()
     events = (
         (1.000, "/jax/core/compile/jaxpr_trace_duration", 0.500),
-        (1.000 + 3 * PAUSE_S, "/jax/core/compile/jaxpr_trace_duration", 0.004),
-        (1.003 + 3 * PAUSE_S, "/jax/core/compile/jaxpr_to_mlir_module_duration", 0.002),
-        (1.030 + 3 * PAUSE_S, EVENT, 0.026),
+        (1.000 + 3 * MAX_GAP_S, "/jax/core/compile/jaxpr_trace_duration", 0.004),
+        (1.003 + 3 * MAX_GAP_S, "/jax/core/compile/jaxpr_to_mlir_module_duration", 0.002),
+        (1.030 + 3 * MAX_GAP_S, LAST_EVENT, 0.026),
     )
     ends = iter([ended_s for ended_s, _, _ in events])
     monkeypatch.setattr(compilations, "time", SimpleNamespace(perf_counter=lambda: next(ends)))
     for _, event, length_s in events:
-        watch.note(event, length_s, fun_name="step")
+        watch.record_event(event, length_s, fun_name="step")
     (found,) = watch.compilations
     assert found.name == "step"
     assert found.seconds == pytest.approx(0.034)

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.core.pages.page import Page, render_page
 from pipeline.inspect.report.origin import origin_sections
 from pipeline.stages.record.descendants import note_descendant, read_descendants
@@ -30,7 +30,7 @@ def text_of(run_dir: Path) -> str:
 
 def test_lineage_goes_from_the_data_to_descendants(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", restore="../first")
-    (checkpoint_path(run_dir / "checkpoints", 100) / "state").mkdir(parents=True)
+    (make_checkpoint_path(run_dir / "checkpoints", 100) / "state").mkdir(parents=True)
     process = json.loads((run_dir / "provenance.json").read_text())["processes"][0]
     later = {**process, "begun": "2026-11-23T10:00:00+00:00"}
     (run_dir / "provenance.json").write_text(json.dumps({"processes": [process, later]}))

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.core.plugins.loading import VARIABLE, load_named
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 
 IMPORTED_NETWORKS = Path(__file__).with_name("imported_networks.py")
 
@@ -32,6 +32,6 @@ def imported() -> Callable[..., nn.Module]:
             "arguments": arguments,
             "init": {},
         }
-        return components("model")[kind].model_validate(tree).build(10, dtype)
+        return list_components("model")[kind].model_validate(tree).build(10, dtype)
 
     return build

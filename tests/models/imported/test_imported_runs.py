@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.reporter import Reporter
@@ -57,7 +57,7 @@ def test_resumed_run_is_bit_equal_to_the_unbroken_one(
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run(tiny(*network, *SHORT), whole)
     shutil.copytree(whole, broken)
-    shutil.rmtree(checkpoint_path(broken / "checkpoints", 12))
+    shutil.rmtree(make_checkpoint_path(broken / "checkpoints", 12))
     run(tiny(*network, *SHORT, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.plugins.loading import KERAS_BACKEND, VARIABLE, load_named
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from tests import outcome
 from tests.models.build import initialise, parameters, random
 from tests.whole_run import run
@@ -69,7 +69,7 @@ def build(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
 
     def model(name: str, dtype: str = "float32", **arguments: Any) -> Any:
         tree = {"name": "keras", "import": f"own_models:{name}", "arguments": arguments, "init": {}}
-        return components("model")["keras"].model_validate(tree).build(10, dtype)
+        return list_components("model")["keras"].model_validate(tree).build(10, dtype)
 
     return model
 
@@ -153,7 +153,7 @@ def test_resumed_run_is_bit_equal_to_the_unbroken_one(
     keys += ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
     run(tiny(*keys), whole)
     shutil.copytree(whole, broken)
-    shutil.rmtree(checkpoint_path(broken / "checkpoints", 12))
+    shutil.rmtree(make_checkpoint_path(broken / "checkpoints", 12))
     run(tiny(*keys, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))

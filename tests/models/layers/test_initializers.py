@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 
 DENSE = (300, 200)
 CONV = (3, 3, 40, 80)
@@ -17,7 +17,7 @@ FAN_IN, FAN_OUT = 3 * 3 * 40, 3 * 3 * 80
 
 
 def draw(name: str, shape: tuple[int, ...] = DENSE, **fields: Any) -> np.ndarray:
-    initializer = components("initializer")[name].model_validate({"name": name, **fields})
+    initializer = list_components("initializer")[name].model_validate({"name": name, **fields})
     values = initializer.build()(jax.random.key(3), shape, jnp.float32)
     assert values.shape == shape
     assert values.dtype == jnp.float32
@@ -30,7 +30,7 @@ def assert_deviation(values: np.ndarray, expected: float) -> None:
 
 
 def test_list_of_tested_initializers_is_complete() -> None:
-    assert set(components("initializer")) == {
+    assert set(list_components("initializer")) == {
         "constant",
         "he_normal",
         "he_uniform",
@@ -135,4 +135,4 @@ def test_fan_scaled_initializers_refuse_a_bias(name: str) -> None:
 )
 def test_invalid_initializer_values_are_refused(name: str, fields: Any) -> None:
     with pytest.raises(ValidationError):
-        components("initializer")[name].model_validate({"name": name, **fields})
+        list_components("initializer")[name].model_validate({"name": name, **fields})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.models.layers.path_patterns import Path, outermost, require_covered
+from pipeline.models.layers.path_patterns import Path, count_outermost_scopes, require_covered
 
 DEEP: list[Path] = [
     *(
@@ -34,4 +34,4 @@ def test_scopes_in_the_error_are_limited() -> None:
     with pytest.raises(ValueError, match=r"layer_39, \.\.\., such as layer_0/kernel") as caught:
         require_covered(["x\\n" * 300], many, "parameters")
     assert len(str(caught.value)) < 1_000
-    assert outermost([("only", "kernel")]) == {"only/kernel": 1}
+    assert count_outermost_scopes([("only", "kernel")]) == {"only/kernel": 1}

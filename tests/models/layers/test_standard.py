@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.models.layers.model_spec import Layer, Layers, LayerSpec
 from pipeline.models.layers.standard import (
     BatchNorm,
@@ -46,7 +46,7 @@ def test_defaults_match_mindspore() -> None:
 
 
 def test_layer_docstrings_are_unique() -> None:
-    texts = [cls.__doc__ for cls in components("layer").values()]
+    texts = [cls.__doc__ for cls in list_components("layer").values()]
     assert len(texts) == 42
     assert len(set(texts)) == 42
 

@@ -82,7 +82,7 @@ def test_auto_is_the_fastest_by_the_clock(
 def test_events_shorten_sinks(chosen: ChooseSink) -> None:
     found = chosen(Clockwork(), "eval.every_passes=10")
     assert found.size == 60
-    assert found.why.endswith("; something is due every 60 steps")
+    assert found.reason.endswith("; something is due every 60 steps")
 
 
 def test_auto_selects_the_faster_mechanism(chosen: ChooseSink) -> None:
@@ -112,7 +112,7 @@ def test_auto_is_off_if_no_sink_is_faster(
 ) -> None:
     found = chosen(clockwork, total=total)
     assert (found.size, found.mechanism) == (None, "none")
-    assert why in found.why
+    assert why in found.reason
     assert found.summary()["predicted"]["gain"] == 1
 
 
@@ -128,7 +128,9 @@ def test_steps_that_diverge_are_not_measured(chosen: ChooseSink) -> None:
     clockwork.nan_step = 3
     found = chosen(clockwork)
     assert (found.size, found.choice) == (None, None)
-    assert found.why.startswith("not measured, steps that were only timed failed: epoch: 1 step: 3")
+    assert found.reason.startswith(
+        "not measured, steps that were only timed failed: epoch: 1 step: 3"
+    )
 
 
 def test_signal_stops_a_measurement(chosen: ChooseSink) -> None:

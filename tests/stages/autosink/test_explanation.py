@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from pipeline.backends.sink_choice import Bounds, Cost, Costs, choose, choose_no_sink
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.stages.autosink.explanation import (
     Achieved,
     Calendar,
@@ -94,7 +94,7 @@ def test_unmeasured_values_are_omitted() -> None:
         "  chosen      no sinks: a sink would hold 1",
     ]
     assert alone.predictions() == {}
-    document = json.loads(json_text(alone.to_dict()))
+    document = json.loads(format_json(alone.to_dict()))
     assert (document["sink"], document["predicted_gain"]) == (
         {"size": None, "mechanism": "none"},
         1.0,
@@ -102,7 +102,7 @@ def test_unmeasured_values_are_omitted() -> None:
 
 
 def test_json_has_the_facts_of_the_text() -> None:
-    document = json.loads(json_text(MEASURED.to_dict()))
+    document = json.loads(format_json(MEASURED.to_dict()))
     assert document["recipe"] == "lenet5_digits"
     assert document["sink"] == {"size": 110, "mechanism": "loop"}
     assert list(document["predicted_ms"]) == ["1", "10", "100", "110", "200", "1000"]

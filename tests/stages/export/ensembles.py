@@ -12,7 +12,7 @@ from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.export.trained_run import Samples, TrainedRun
-from pipeline.training.step import image_shape
+from pipeline.training.step import get_image_shape
 
 DIGITS = Samples((8, 8, 1), "uint8", Targets(tuple("0123456789")))
 
@@ -22,7 +22,7 @@ def make_run(recipe: Recipe, seed: int, samples: Samples = DIGITS) -> TrainedRun
     network = build_network(recipe, len(samples.classes))
     columns = {"image": ColumnSpec(samples.shape, samples.dtype)}
     mapped = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
-    images = np.zeros((1, *image_shape(mapped)), np.float32)
+    images = np.zeros((1, *get_image_shape(mapped)), np.float32)
     variables = network.init(jax.random.key(seed), images, train=False)
     arrays = {name: np.asarray(a) for name, a in flatten_dict(variables, sep="/").items()}
     return TrainedRun(recipe, arrays, seed, samples)

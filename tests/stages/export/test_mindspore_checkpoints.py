@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.core.errors import DataError
 from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.mindspore_checkpoints import find_free_prefix
@@ -38,7 +38,7 @@ def test_file_names_have_sink_epoch_and_step(trained: Path, tmp_path: Path) -> N
 
 
 def test_optimizer_state_is_exported_on_request(trained: Path, tmp_path: Path) -> None:
-    one = checkpoint_path(trained / "checkpoints", 20)
+    one = make_checkpoint_path(trained / "checkpoints", 20)
     assert export([str(one), str(tmp_path), "--to=ckpt", "--optimizer", "--prefix=net"]) == 0
     (file,) = tmp_path.iterdir()
     assert file.name == "net-2_10.ckpt"

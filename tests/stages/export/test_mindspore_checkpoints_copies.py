@@ -13,7 +13,7 @@ import pytest
 from tensorboardX.proto.graph_pb2 import GraphDef
 
 from pipeline import load_recipe
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.engine.monitors.tensorboard import BoardNode, encode_graph
@@ -127,7 +127,7 @@ def made(folder: Path) -> tuple[str, str]:
 def test_kill_between_a_checkpoint_and_its_file_is_repaired(tmp_path: Path) -> None:
     save(tmp_path, None, 5, 10)
     (tmp_path / "ckpt" / "net-1_5.ckpt").unlink()
-    shutil.rmtree(checkpoint_path(tmp_path / "checkpoints", 10))
+    shutil.rmtree(make_checkpoint_path(tmp_path / "checkpoints", 10))
     save(tmp_path, None)
     assert names(tmp_path / "ckpt") == ["net-1_5.ckpt"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import load_recipe
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.restore import read_saved
 from pipeline.core.host.launchers import RankPlace, find_place
 from pipeline.core.host.signals import Interrupted, Signals
@@ -95,7 +95,7 @@ def is_alive(pid: int) -> bool:
 
 def has_trained(folder: Path) -> bool:
     """Whether a checkpoint has been written."""
-    return (checkpoint_path(folder / "run/checkpoints", 200) / "manifest.json").exists()
+    return (make_checkpoint_path(folder / "run/checkpoints", 200) / "manifest.json").exists()
 
 
 def normal(folder: Path) -> list[object]:

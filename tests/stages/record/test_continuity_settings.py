@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.stages.record.continuity import (
     ChangedSettings,
     compare_settings,
@@ -93,13 +93,13 @@ def test_jax_settings_are_read_from_this_process() -> None:
         assert describe_numerics()["default_matmul_precision"] == "bfloat16"
     finally:
         jax.config.update("jax_default_matmul_precision", before)
-    json_text(describe_numerics())
+    format_json(describe_numerics())
 
 
 def write(run_dir: Path, now: Provenance, **changed: Any) -> None:
     run_dir.mkdir(exist_ok=True)
     kept = {"settings": now.settings, "numerics": now.numerics, **changed}
-    (run_dir / "provenance.json").write_text(json_text({"processes": [kept]}))
+    (run_dir / "provenance.json").write_text(format_json({"processes": [kept]}))
 
 
 def test_changed_settings_are_refused_unless_allowed(tmp_path: Path) -> None:

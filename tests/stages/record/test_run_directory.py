@@ -13,7 +13,7 @@ from threading import Barrier
 import pytest
 
 from pipeline.backends.ascend.estimate import PICTURE, PRICE, TRACE
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.checkpoint.restore import FOLDER as CHECKPOINTS
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
@@ -156,7 +156,11 @@ def test_directory_named_by_two_new_runs_is_used_by_one(tiny: Compose, tmp_path:
 
 def test_run_directory_is_derived_from_a_path(tiny: Compose, tmp_path: Path) -> None:
     run_dir = leave(tmp_path / "run", tiny())
-    for path in (run_dir, run_dir / "checkpoints", checkpoint_path(run_dir / "checkpoints", 40)):
+    for path in (
+        run_dir,
+        run_dir / "checkpoints",
+        make_checkpoint_path(run_dir / "checkpoints", 40),
+    ):
         assert find_run_dir(path) == run_dir
     assert find_run_dir(tmp_path) is None
 

@@ -36,7 +36,7 @@ def attempt(
         ) -> Summary:
             trees.append(request["recipe"])
             (run_dir / "recipe.yaml").touch()
-            monkeypatch.setattr(open_run, "saved_steps", lambda _: [1] if saves else [])
+            monkeypatch.setattr(open_run, "list_saved_steps", lambda _: [1] if saves else [])
             if len(trees) <= len(failures):
                 raise ProcessError("a process has ended", failures[len(trees) - 1])
             return Summary("name", "cpu", 0, (), str(run_dir))

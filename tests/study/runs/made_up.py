@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.files.safe_yaml import yaml_text
+from pipeline.core.files.safe_yaml import format_yaml
 
 RECIPE: dict[str, Any] = {
     "name": "made_up",
@@ -44,7 +44,7 @@ def make_run(
     recipe["train"]["optimizer"]["lr"] = lr
     recipe["model"]["hidden"] = [hidden]
     recipe["checkpoint"]["restore"] = restore
-    (folder / "recipe.yaml").write_text(yaml_text(recipe))
+    (folder / "recipe.yaml").write_text(format_yaml(recipe))
     lines = (
         json.dumps({"step": step, "pass": 1, "loss": 2 / (1 + lr * step), "learning_rate": lr})
         for step in range(1, steps + 1)

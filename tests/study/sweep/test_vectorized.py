@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.core.host.signals import Signals
 from pipeline.study.population import shared_program
 from pipeline.study.sweep.vectorized import run_in_places
@@ -73,7 +73,7 @@ def test_member_has_the_files_of_a_separate_run(
     assert found.keys() == expected.keys()
     assert {f.name for f in one.iterdir()} == {f.name for f in other.iterdir()}
     manifests = [
-        json.loads((checkpoint_path(d / "checkpoints", 12) / "manifest.json").read_text())
+        json.loads((make_checkpoint_path(d / "checkpoints", 12) / "manifest.json").read_text())
         for d in (one, other)
     ]
     assert manifests[0].keys() == manifests[1].keys()
@@ -121,7 +121,7 @@ def test_invalid_vectorize_settings_are_refused(
 def test_too_little_memory_error_names_the_fitting_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_program, "available_bytes", lambda: 7 * 10**9)
+    monkeypatch.setattr(shared_program, "read_available_bytes", lambda: 7 * 10**9)
     shared_program.Places(3, is_set_by_user=True).require_room(2 * 10**9)
     with pytest.raises(shared_program.RunError) as error:
         shared_program.Places(8, is_set_by_user=True).require_room(2 * 10**9)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.core.files.strict_json import json_text
+from pipeline.core.files.strict_json import format_json
 from pipeline.stages.record.run_directory import SUMMARY
 from pipeline.study.sweep.directory import JobSummary, write_overrides
 from pipeline.study.sweep.verdict import PairedVerdict, judge_pairs, read_verdict
@@ -80,7 +80,7 @@ def test_identical_metrics_have_a_difference_of_exactly_zero() -> None:
     verdict = judge_pairs(make_pairs([0.0] * 6), "accuracy")
     assert verdict.is_final
     assert str(verdict) == "the difference is exactly 0 in all metrics after 6 pairs: keep A"
-    facts = json.loads(json_text(verdict.to_dict()))
+    facts = json.loads(format_json(verdict.to_dict()))
     assert (facts["low"], facts["high"], facts["better"]) == (0.0, 0.0, None)
 
 
@@ -96,7 +96,7 @@ def test_one_equal_metric_is_not_identical_metrics() -> None:
 def test_verdict_requires_six_pairs(count: int) -> None:
     verdict = judge_pairs(make_pairs([0.02, 0.021, 0.019, 0.02, 0.022][:count]), "accuracy")
     assert str(verdict) == f"no verdict after {count} pair{'s' * (count > 1)}: it takes at least 6"
-    assert json.loads(json_text(verdict.to_dict()))["low"] is None
+    assert json.loads(format_json(verdict.to_dict()))["low"] is None
 
 
 def write_job(sweep: Path, number: int, summary: dict[str, Any] | None) -> None:

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from pipeline.core.errors import RunError
-from pipeline.training.parallel.devices import place, place_host
+from pipeline.training.parallel.devices import make_host_placement, make_placement
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
 OPEN = (
@@ -51,7 +51,7 @@ def test_conflicting_jax_settings_are_refused(
     before = getattr(jax.config, name)
     jax.config.update(name, value)
     try:
-        for opened in (lambda: place("cpu", 0, alone), lambda: place_host(alone)):
+        for opened in (lambda: make_placement("cpu", 0, alone), lambda: make_host_placement(alone)):
             with pytest.raises(RunError) as caught:
                 opened()
             assert str(caught.value) == message

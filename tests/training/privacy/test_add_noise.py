@@ -12,7 +12,7 @@ from pipeline.training.privacy.add_noise import (
     adapt_clip,
     add_noise,
     draw_normals,
-    round_up,
+    round_up_to_float32,
     split_noise,
 )
 from pipeline.training.privacy.privacy_spec import AdaptiveClip
@@ -72,6 +72,6 @@ def test_noise_increases_to_pay_for_the_noisy_count() -> None:
 
 @pytest.mark.parametrize("noise", [0.1, 1.0, 1 / 3, 7.7])
 def test_noise_is_rounded_up(noise: float) -> None:
-    rounded = round_up(noise)
+    rounded = round_up_to_float32(noise)
     assert np.float32(rounded) == rounded
     assert noise <= rounded < noise * (1 + 1e-6)

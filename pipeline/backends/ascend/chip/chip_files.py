@@ -11,11 +11,16 @@ from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import FIGURES, UNREAD, Chip, find_unit
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
-from pipeline.core.files.error_text import describe, nearest, no_such, show_name
+from pipeline.core.files.error_text import (
+    describe_problems,
+    explain_unknown_name,
+    find_nearest,
+    show_name,
+)
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 
 DEVICES = CONF / "device"
 CHIP_KEYS = frozenset(Chip.model_fields)
@@ -49,7 +54,7 @@ def load_chip(name_or_path: str | Path) -> Any:
     """
     file = _find_file(name_or_path)
     # Keys of a device file that set how a run uses the chip.
-    run_keys = frozenset(components("device")["ascend"].model_fields) - CHIP_KEYS
+    run_keys = frozenset(list_components("device")["ascend"].model_fields) - CHIP_KEYS
     tree = {key: value for key, value in _read_merged(file).items() if key not in run_keys | UNREAD}
     try:
         return Chip.model_validate(tree)
@@ -65,7 +70,7 @@ def load_chip(name_or_path: str | Path) -> Any:
         reported = {*map(show_name, unknown), *missing}
         problems += [
             problem
-            for problem in describe(error, tree)
+            for problem in describe_problems(error, tree)
             if problem.partition(": ")[0].partition(" = ")[0] not in reported
         ]
         raise ChipError(file, problems) from error
@@ -75,7 +80,7 @@ def _describe_unknown_key(key: str, value: Any) -> str:
     """Return the message for an unknown key, with the key of another unit or a similar key."""
     stem = key.rpartition("_")[0] or key
     other_units = [name for name in sorted(CHIP_KEYS) if name.startswith((f"{key}_", f"{stem}_"))]
-    guess = nearest(key, other_units) or nearest(key, CHIP_KEYS)
+    guess = find_nearest(key, other_units) or find_nearest(key, CHIP_KEYS)
     question = f"; did you mean {guess}? Keys carry their unit" if guess else ""
     return f"{show_name(key)} = {show(value)}: there is no such key{question}"
 
@@ -90,7 +95,7 @@ def _find_file(name_or_path: str | Path) -> Path:
     chips = [chip.stem for chip in sorted(DEVICES.glob("*.yaml")) if "chip" in _read_merged(chip)]
     if text in chips:
         return DEVICES / f"{text}.yaml"
-    hint = no_such("chip", text, chips)
+    hint = explain_unknown_name("chip", text, chips)
     raise ChipError(f"hardware = {text}", [f"{hint}; or name a YAML file"])
 
 
@@ -144,4 +149,6 @@ def _find_default(name: Any, file: Path) -> Path:
         if is_name and candidate.is_file() and candidate.resolve() != file.resolve():
             return candidate
     names = (shipped.stem for shipped in DEVICES.glob("*.yaml"))
-    raise ChipError(file, [f"defaults: {show(name)}: {no_such('device file', str(name), names)}"])
+    raise ChipError(
+        file, [f"defaults: {show(name)}: {explain_unknown_name('device file', str(name), names)}"]
+    )

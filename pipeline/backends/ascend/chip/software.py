@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.files.error_text import nearest
+from pipeline.core.files.error_text import find_nearest
 from pipeline.core.files.safe_yaml import parse_written_yaml
 
 EAGER = ("mindspore_eager", "pytorch_eager")
@@ -48,7 +48,7 @@ def find_stack(software: str) -> Stack:
     stacks = load_stacks()
     name, at, version = software.partition("@")
     if name not in stacks:
-        guess = nearest(name, stacks)
+        guess = find_nearest(name, stacks)
         question = f"; did you mean {guess}?" if guess else ""
         names = ", ".join(stacks)
         raise ValueError(

@@ -27,7 +27,7 @@ from pipeline.backends.ascend.compiler.map_moves import find_channel_axes
 from pipeline.backends.ascend.compiler.phases import Phases, Signature, find_half_type
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
 from pipeline.backends.graph.graph import Graph, Value
-from pipeline.core.host.item_sizes import stored_bytes
+from pipeline.core.host.item_sizes import get_stored_bytes
 
 
 class Buffers:
@@ -82,7 +82,7 @@ class Buffers:
                 shape=self._compute_stored_shape(value, layout),
                 dtype=dtype,
                 layout=layout,
-                nbytes=math.ceil(stored * stored_bytes(dtype)),
+                nbytes=math.ceil(stored * get_stored_bytes(dtype)),
                 role=self._roles.get(value, "activation"),
                 name=self._name_value(value),
                 within=within,

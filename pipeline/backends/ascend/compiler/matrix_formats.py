@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.backends.ascend.chip.tasks import CHANNEL_BLOCK, Buffer, Task, TaskGraph, VectorWork
 from pipeline.backends.ascend.compiler.buffers import is_aligned, pad_to_blocks
-from pipeline.core.host.item_sizes import stored_bytes
+from pipeline.core.host.item_sizes import get_stored_bytes
 
 Matrices = tuple[int, int, int]
 """Batch, rows and columns."""
@@ -120,7 +120,7 @@ class _Conversion:
         """Write a buffer of matrices in FRACTAL_NZ for all readers."""
         buffer = self.buffers[index]
         edges = map(pad_to_blocks, shape[-2:] if len(shape) > 1 else ())
-        nbytes = math.ceil(math.prod((*shape[:-2], *edges)) * stored_bytes(buffer.dtype))
+        nbytes = math.ceil(math.prod((*shape[:-2], *edges)) * get_stored_bytes(buffer.dtype))
         self.buffers[index] = replace(buffer, layout="FRACTAL_NZ", nbytes=nbytes, shape=shape)
         self.blocked[index] = index
 
@@ -197,7 +197,7 @@ class _Conversion:
                 index=place,
                 shape=(batch, rows, columns),
                 layout="FRACTAL_NZ",
-                nbytes=math.ceil(elements * stored_bytes(buffer.dtype)),
+                nbytes=math.ceil(elements * get_stored_bytes(buffer.dtype)),
                 role="activation",
                 within=None,
             )

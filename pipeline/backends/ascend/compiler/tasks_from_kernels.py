@@ -49,7 +49,7 @@ from pipeline.backends.ascend.compiler.primitives import (
 from pipeline.backends.ascend.compiler.recurrent_cells import find_cells, fuse_cells
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.core.errors import RunError
-from pipeline.core.host.item_sizes import stored_bytes
+from pipeline.core.host.item_sizes import get_stored_bytes
 
 MOVERS: dict[str, CostClass] = {
     "gather": "gather",
@@ -117,7 +117,7 @@ class _Lowering:
         self.kernels = Kernels(
             graph,
             self.phases,
-            lambda index: graph.values[index].size * stored_bytes(self.dtypes[index]),
+            lambda index: graph.values[index].size * get_stored_bytes(self.dtypes[index]),
             by_op=options.by_op,
         )
         self.dataflow = self.kernels.dataflow

@@ -40,7 +40,7 @@ from pipeline.backends.ascend.cost.vector_work import (
     price_vector_product,
     price_vector_work,
 )
-from pipeline.core.host.item_sizes import item_bytes
+from pipeline.core.host.item_sizes import get_item_bytes
 
 CUBE_CLASSES = frozenset(("conv", "conv_input_grad", "conv_kernel_grad", "matmul"))
 DEPTHWISE_CLASSES = frozenset(("depthwise", "depthwise_input_grad", "depthwise_kernel_grad"))
@@ -211,7 +211,7 @@ def to_product(task: Task, work: CubeWork, buffers: tuple[Buffer, ...], hw: Hard
 
     A cube without float32 multiplies float16.
     """
-    out_bytes = item_bytes(buffers[task.writes[0]].dtype) if task.writes else 2
+    out_bytes = get_item_bytes(buffers[task.writes[0]].dtype) if task.writes else 2
     shapes = [buffers[index].shape for index in task.reads]
     images = max((shape[0] for shape in shapes if len(shape) >= 3), default=1)
     if not hw.cube_fp32_macs_per_cycle:

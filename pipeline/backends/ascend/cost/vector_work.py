@@ -20,7 +20,7 @@ from pipeline.backends.ascend.chip.tasks import (
 from pipeline.backends.ascend.cost.efficiency import Constants
 from pipeline.backends.ascend.cost.l2_cache import Traffic
 from pipeline.backends.ascend.cost.tiling import Tiling
-from pipeline.core.host.item_sizes import item_bytes
+from pipeline.core.host.item_sizes import get_item_bytes
 
 BLOCK_BYTES = 32
 """The unit of a transfer between memory and a core's buffers (CANN's platform file)."""
@@ -90,7 +90,7 @@ def price_depthwise(work: CubeWork, traffic: Traffic, context: CostContext) -> W
 
     As many lanes are in use as in other vector kernels (`vector_rate`).
     """
-    lane_bytes = work.macs * item_bytes(work.dtype)
+    lane_bytes = work.macs * get_item_bytes(work.dtype)
     lanes_us = lane_bytes / (context.hw.vector_bytes_per_us * context.constants.vector_rate)
     return price_transfer(lanes_us, traffic, context, context.hw.vector_cores_count)
 
@@ -127,7 +127,7 @@ def _compute_lanes_us(task: Task, context: CostContext) -> float:
     if work is None:
         return 0.0
     passes = work.simple + constants.heavy_operations * work.heavy
-    nbytes = max(item_bytes(work.dtype), FLOAT16_BYTES)
+    nbytes = max(get_item_bytes(work.dtype), FLOAT16_BYTES)
     if task.cost_class in ("bn_reduce", "bn_update"):
         passes = min(passes, NORMALISATION_PASSES)
     elif nbytes == FLOAT16_BYTES and (work.heavy or work.dtype == "bfloat16"):
@@ -324,7 +324,7 @@ def _price_transpose(task: Task, traffic: Traffic, context: CostContext) -> Vect
     source = context.buffers[task.reads[0]]
     moved = task.permutation or _guess_permutation(source, context.buffers[task.writes[0]])
     elements = math.prod(moved.lengths)
-    nbytes = max(item_bytes(source.dtype), 1)
+    nbytes = max(get_item_bytes(source.dtype), 1)
     if moved.keeps_rows:
         row = moved.lengths[-1] if moved.lengths else 1
         if moved.keeps_bytes or row * nbytes % BLOCK_BYTES == 0:

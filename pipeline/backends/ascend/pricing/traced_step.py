@@ -23,8 +23,8 @@ from pipeline.backends.ascend.simulate.timeline import Timeline
 from pipeline.backends.graph.graph import Graph
 from pipeline.backends.graph.tracing import make_graph
 from pipeline.core.errors import RunError
-from pipeline.core.host.item_sizes import stored_bytes
-from pipeline.core.host.tree_paths import leaf_paths, leaves_by_path
+from pipeline.core.host.item_sizes import get_stored_bytes
+from pipeline.core.host.tree_paths import flatten_by_path, list_leaf_paths
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 get_params = attrgetter("params")
@@ -65,7 +65,7 @@ class TracedStep:
     def batch_bytes(self) -> int:
         """Bytes of a batch as it is copied to the device."""
         values = (self.graph.values[index] for index in self.signature.inputs)
-        return round(sum(value.size * stored_bytes(value.dtype) for value in values))
+        return round(sum(value.size * get_stored_bytes(value.dtype) for value in values))
 
     @property
     def batch_size(self) -> int:
@@ -174,10 +174,10 @@ def _check_same(before: Mapping[str, str], after: Mapping[str, str]) -> None:
 def _make_signature(
     graph: Graph, state: Any, batch: Any, parameters: Callable[[Any], Any] | None
 ) -> Signature:
-    paths = leaf_paths(state)
+    paths = list_leaf_paths(state)
     count = len(paths)
     state_names = dict(zip(graph.inputs, paths, strict=False))
-    names = (f"batch/{path}".rstrip("/") for path in leaf_paths(batch))
+    names = (f"batch/{path}".rstrip("/") for path in list_leaf_paths(batch))
     inputs = dict(zip(graph.inputs[count:], names, strict=True))
     updates = dict(zip(graph.outputs[:count], graph.inputs[:count], strict=True))
     trained = _find_trained(graph, state, state_names, updates, parameters)
@@ -191,7 +191,7 @@ def _make_signature(
 
 def _describe_leaves(tree: Any) -> dict[str, str]:
     """Return the type and shape of each leaf by its path, which is the same in lists and tuples."""
-    leaves = leaves_by_path(tree)
+    leaves = flatten_by_path(tree)
     return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves.items()}
 
 

@@ -34,9 +34,9 @@ from pipeline.backends.ascend.published.dbnet import dbnet
 from pipeline.backends.ascend.published.swin import Swin
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.errors import RunError
-from pipeline.core.files.error_text import describe
+from pipeline.core.files.error_text import describe_problems
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.data.columns import ColumnSpec
 from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
@@ -115,7 +115,7 @@ def _parse_row(row: Mapping[str, str]) -> Published:
             keep_batchnorm_fp32=(row["framework"] or "").startswith(BATCHNORM_IN_FLOAT32),
         )
     except ValidationError as error:
-        raise ValueError("; ".join(describe(error, columns))) from error
+        raise ValueError("; ".join(describe_problems(error, columns))) from error
 
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -132,7 +132,7 @@ def model_spec(name: str) -> ModelSpec:
         raise RunError(f"network {name!r}: must be one of {', '.join(files)}")
     settings: Any = OmegaConf.to_container(OmegaConf.load(files[name]))
     settings |= changes
-    return cast(ModelSpec, components("model")[settings["name"]].model_validate(settings))
+    return cast(ModelSpec, list_components("model")[settings["name"]].model_validate(settings))
 
 
 @cache

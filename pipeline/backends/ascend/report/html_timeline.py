@@ -11,7 +11,7 @@ from pipeline.backends.ascend.report.priced_step import Layer, find_slowest_laye
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import LABELS as LABEL_WIDTH
-from pipeline.core.pages.charts import WIDE, Lane, LaneBar, lane_chart, pile_blocks
+from pipeline.core.pages.charts import WIDE, Lane, LaneBar, draw_lanes, stack_blocks
 from pipeline.core.pages.drawing import Drawing
 from pipeline.core.pages.page import Charts, Legend, Page, RowTable, Section, render_page
 
@@ -40,14 +40,14 @@ def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
         COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_format_ms(us)}"
         for kind, us in exposed
     }
-    bar = Lane("", pile_blocks((COLOURS[kind], us, shares[COLOURS[kind]]) for kind, us in exposed))
+    bar = Lane("", stack_blocks((COLOURS[kind], us, shares[COLOURS[kind]]) for kind, us in exposed))
     layers = [_make_layer_row(layer, timeline) for layer in find_slowest_layers(timeline, graph)]
     sections = [
         Section("One step, ms", "", [Charts([_draw_lanes(timeline, graph)])]),
         Section(
             "Shares of the step",
             "",
-            [Charts([lane_chart("Shares of the step", [bar], timeline.step_us)]), Legend(shares)],
+            [Charts([draw_lanes("Shares of the step", [bar], timeline.step_us)]), Legend(shares)],
         ),
         Section("Slowest layers", "", [RowTable(layers)] if layers else []),
     ]
@@ -91,13 +91,13 @@ def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
         ("pale-blue", step.fp_bp_us / 1e3, f"FP + BP {_format_ms(step.fp_bp_us)}"),
         ("pale-red", step.tail_us / 1e3, f"Tail {_format_ms(step.tail_us)}"),
     )
-    lanes = [Lane("Iteration", pile_blocks(parts))]
+    lanes = [Lane("Iteration", stack_blocks(parts))]
     for stream, number in used:
         spans = [span for span in timeline.spans if (span.stream, span.lane) == (stream, number)]
         label = dict(STREAMS)[stream] + (f" {number + 1}" if number else "")
         lanes.append(Lane(label, list(_draw_blocks(spans, timeline, graph))))
     title = "Streams of one step over time"
-    return lane_chart(title, lanes, timeline.step_us / 1e3, ticks=True)
+    return draw_lanes(title, lanes, timeline.step_us / 1e3, ticks=True)
 
 
 def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) -> Iterator[LaneBar]:

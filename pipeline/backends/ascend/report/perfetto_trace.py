@@ -90,7 +90,7 @@ def _list_iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
     for step in range(steps):
         at_us = _compute_begin_us(timeline, step)
         for name, us in parts:
-            span = row.span(name, "ITERATION", at_us, at_us + us)
+            span = row.make_span(name, "ITERATION", at_us, at_us + us)
             yield span | {"args": {"iteration": step + 1}}
             at_us += us
 
@@ -98,7 +98,7 @@ def _list_iterations(timeline: Timeline, steps: int) -> Iterator[TraceEvent]:
 def _make_event(span: Span, graph: TaskGraph) -> TraceEvent:
     category = CATEGORIES.get(span.stream, "HOST")
     row = TraceRow(_find_pid(span), _find_tid(span))
-    event = row.span(span.name, category, span.start_us, span.end_us)
+    event = row.make_span(span.name, category, span.start_us, span.end_us)
     args: dict[str, Any] = {"kind": span.kind, "phase": span.phase}
     if span.task is not None:
         task = graph.tasks[span.task]
@@ -122,11 +122,11 @@ def _list_names(spans: tuple[Span, ...]) -> Iterator[TraceEvent]:
     for pid, name in ((HOST_PID, "Host (modelled)"), (DEVICE_PID, "Ascend (modelled)")):
         row = TraceRow(pid, 0)
         yield row.name("process_name", name)
-        yield row.metadata("process_sort_index", {"sort_index": pid})
+        yield row.make_metadata("process_sort_index", {"sort_index": pid})
     labels = dict(STREAMS)
     threads = {(_find_pid(span), _find_tid(span)): labels[span.stream] for span in spans}
     threads[DEVICE_PID, ITERATION_TID] = "Iterations"
     for (pid, tid), name in sorted(threads.items()):
         row = TraceRow(pid, tid)
         yield row.name("thread_name", name)
-        yield row.metadata("thread_sort_index", {"sort_index": tid})
+        yield row.make_metadata("thread_sort_index", {"sort_index": tid})

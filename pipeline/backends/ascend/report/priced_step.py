@@ -20,7 +20,7 @@ from pipeline.backends.ascend.report.explanation import (
 )
 from pipeline.backends.ascend.simulate.timeline import IterationTrace, Kind, Timeline
 from pipeline.backends.rates import Communication
-from pipeline.core.files.error_text import no_such
+from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.models.modules.name_stack import find_layer
 
 IMPORTED = "ImportedNetwork"
@@ -217,7 +217,7 @@ class PricedStep:
         """
         costs = {cost.layer: cost for cost in self.layers}
         if layer not in costs:
-            raise OptionError(f"layer: {no_such('layer', str(layer), costs)}")
+            raise OptionError(f"layer: {explain_unknown_name('layer', str(layer), costs)}")
         spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
         return LayerExplanation(
             layer=layer,

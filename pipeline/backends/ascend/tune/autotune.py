@@ -38,7 +38,7 @@ from pipeline.core.files.knowledge_bank import (
     Round,
     Status,
     format_rounds,
-    operator_record,
+    make_operator_record,
     reuse_or_search,
 )
 from pipeline.core.files.ownership import find_foreign_owner, find_writers
@@ -263,7 +263,7 @@ def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
     """Return an operator of the result file, named by its scope, type and fused operators."""
     op = [part for part in (task.scope, task.type, *task.fused) if part]
     return {
-        **operator_record(op, task.key, task.before_us, task.after_us, task.status),
+        **make_operator_record(op, task.key, task.before_us, task.after_us, task.status),
         "mode": (mode or REPEAT_MODE) if task.trials else "off",
         "gain": task.gain,
         "tiling": asdict(task.tiling),

@@ -15,15 +15,15 @@ import numpy as np
 from jax.extend import core
 
 from pipeline.backends.graph.replay.origins import COLUMN, MOVES, NamedTensor, Operand, Origin
-from pipeline.backends.graph.replay.ranges import find_range, is_float, largest
+from pipeline.backends.graph.replay.ranges import find_largest_magnitude, find_range, is_float
 from pipeline.core.host.jaxpr import (
     bind_equation,
-    called_jaxpr,
+    find_called_jaxpr,
+    find_source_line,
+    interpret_jaxpr,
+    join_scope,
     read_scan,
     read_while,
-    scope_of,
-    source_line,
-    walk,
 )
 from pipeline.models.modules.name_stack import find_layer
 
@@ -41,7 +41,7 @@ class ReplayValue:
     layer: str = ""
     primitive: str = ""
     constant: bool = False
-    """Whether the tensor is computed from constants alone."""
+    """Whether the tensor is computed only from constants."""
     origin: Origin | None = None
     """Origin of a non-finite value; None for finite values and for constants of the program."""
 
@@ -57,7 +57,7 @@ class ReplayValue:
 
 def is_finite(value: ReplayValue) -> bool:
     """Whether a tensor has only finite values; true for types other than floats."""
-    return not is_float(value.array) or bool(np.isfinite(largest(value.array)))
+    return not is_float(value.array) or bool(np.isfinite(find_largest_magnitude(value.array)))
 
 
 def slice_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
@@ -104,7 +104,7 @@ class Interpreter:
     ) -> list[ReplayValue]:
 
         def compute(eqn: Any, operands: list[ReplayValue]) -> list[ReplayValue]:
-            outputs = self._run_equation(eqn, operands, scope_of(eqn, scope))
+            outputs = self._run_equation(eqn, operands, join_scope(eqn, scope))
             return [
                 replace(output, named=self.names[var]) if var in self.names else output
                 for var, output in zip(eqn.outvars, outputs, strict=True)
@@ -114,7 +114,7 @@ class Interpreter:
             array = value if hasattr(value, "dtype") else np.asarray(value)
             return ReplayValue(array, constant=True)
 
-        return walk(jaxpr, inputs, compute, read_constant)
+        return interpret_jaxpr(jaxpr, inputs, compute, read_constant)
 
     def _run_equation(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         match eqn.primitive.name:
@@ -126,7 +126,7 @@ class Interpreter:
                 branches = eqn.params["branches"]
                 index = min(max(int(operands[0].array), 0), len(branches) - 1)
                 return self.run(branches[index], operands[1:], scope)
-        called = called_jaxpr(eqn)
+        called = find_called_jaxpr(eqn)
         if called is not None:
             return self.run(called, operands, scope)
         return self._compute(eqn, operands, scope)
@@ -190,7 +190,7 @@ class Interpreter:
         primitive = eqn.primitive.name
         if not is_float(array):
             return self._find_origin_of_bits(primitive, scope, operands, array)
-        size = largest(array)
+        size = find_largest_magnitude(array)
         if np.isfinite(size):
             self._record_extreme(size, array, primitive, scope, operands)
             return None
@@ -228,7 +228,7 @@ class Interpreter:
                 if is_float(value.array)
             ),
             array=array,
-            line=source_line(eqn),
+            line=find_source_line(eqn),
         )
 
     def _find_origin_of_bits(

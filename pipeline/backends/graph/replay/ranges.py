@@ -56,7 +56,7 @@ def is_float(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.inexact)
 
 
-def largest(array: Any) -> float:
+def find_largest_magnitude(array: Any) -> float:
     """Return the greatest magnitude in an array; NaN if the array has a NaN, 0 if it is empty."""
     values = np.asarray(array)
     if not values.size:

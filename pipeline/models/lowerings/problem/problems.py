@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from jax import Array
 
-from pipeline.core.host.item_sizes import item_bytes
+from pipeline.core.host.item_sizes import get_item_bytes
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
 from pipeline.models.lowerings.problem.lowering import WIDENED, Role, file_name
 
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 def itemsize(dtype: str) -> int:
     """Return the bytes of a value in the computation: 4 for the types of `WIDENED`."""
-    return item_bytes(WIDENED.get(dtype, dtype))
+    return get_item_bytes(WIDENED.get(dtype, dtype))
 
 
 def _list_operand_shapes(

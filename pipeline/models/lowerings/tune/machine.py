@@ -17,7 +17,7 @@ import jaxlib
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.ownership import make_private
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.problem.lowering import WIDENED, Engine
 
 PROBE_TIMEOUT_S = 120
@@ -35,7 +35,7 @@ def describe_device(device: jax.Device) -> str:
 
 def list_scopes(device: jax.Device) -> tuple[str, ...]:
     """List the scope of timings on the device, then the scopes of its lesser instruction sets."""
-    if not platform_of(device.platform).is_host:
+    if not get_platform(device.platform).is_host:
         return (f"{device.platform} {device.device_kind}",)
     flags = _read_cpu_flags()
     levels = [level for level in _LEVELS if level in flags] or [platform.machine()]
@@ -45,7 +45,7 @@ def list_scopes(device: jax.Device) -> tuple[str, ...]:
 def find_engines(device: jax.Device, dtype: str, folder: Path) -> frozenset[Engine]:
     """Find the engines: XLA, and oneDNN if it passes its probe, whose result is in `folder`."""
     may_have_onednn = sys.platform == "linux" and platform.machine() == "x86_64"
-    may_have_onednn &= platform_of(device.platform).is_host
+    may_have_onednn &= get_platform(device.platform).is_host
     if may_have_onednn and _passes_probe(WIDENED.get(dtype, dtype), folder):
         return frozenset(("xla", "onednn"))
     return frozenset(("xla",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.dense import FEW_FEATURES
 from pipeline.models.lowerings.problem.image_layout import Layout
@@ -178,7 +178,7 @@ def choose_step_layout_by_rule(problems: Sequence[Problem], platform: str) -> La
 def has_choice(problems: Sequence[Problem], platform: str) -> bool:
     """Return whether either layout may be faster: on the CPU, with convolutions."""
     has_convolution = any(isinstance(problem, ConvolutionProblem) for problem in problems)
-    return has_convolution and platform_of(platform).chooses_lowerings
+    return has_convolution and get_platform(platform).chooses_lowerings
 
 
 def _count_patches_bytes(problem: ConvolutionProblem) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from pipeline.core.host.jax_private import no_compile_cache
+from pipeline.core.host.jax_private import disable_compile_cache
 from pipeline.models.lowerings.candidates import compute
 from pipeline.models.lowerings.formulas.matmuls import as_bits, from_bits
 from pipeline.models.lowerings.problem.lowering import Lowering, Problem
@@ -53,7 +53,7 @@ class Timer:
         around the loop, such as copies of the operands, is subtracted.
         """
         lowered = jit_repeated(function).lower(self._operands, np.int32(1))
-        with no_compile_cache():
+        with disable_compile_cache():
             run = lowered.compile()
         self._time_loop(run, 1)
         overhead_s = self._time_loop(run, 0)

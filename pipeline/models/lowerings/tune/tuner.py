@@ -19,10 +19,10 @@ from pipeline.core.files.knowledge_bank import (
     Round,
     Status,
     format_rounds,
-    operator_record,
+    make_operator_record,
     reuse_or_search,
 )
-from pipeline.core.host.platforms import platform_of
+from pipeline.core.host.platforms import get_platform
 from pipeline.models.lowerings.candidates import can_compute, list_candidates
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import (
@@ -76,7 +76,7 @@ class TimedLayout:
     def to_operator(self) -> Mapping[str, Any]:
         """Return an entry of AutoTune's result file; `before_tune` is NHWC."""
         op = ("network", "layout")
-        record = operator_record(op, self.key, self.times_us["nhwc"], self.us, self.status)
+        record = make_operator_record(op, self.key, self.times_us["nhwc"], self.us, self.status)
         return {**record, "layout": self.best}
 
 
@@ -179,7 +179,9 @@ class LoweringChoice:
 
     def to_document(self) -> dict[str, Any]:
         """Return the layout and the lowering of each problem as JSON."""
-        computations = {problem: str(how) for problem, how in self.lowerings.chosen}
+        computations = {
+            problem: str(lowering_text) for problem, lowering_text in self.lowerings.chosen
+        }
         return {"layout": self.layout, "computations": computations}
 
     @staticmethod
@@ -189,7 +191,9 @@ class LoweringChoice:
         if layout not in get_args(Layout):
             raise ValueError(f"layout {layout}; must be one of {', '.join(get_args(Layout))}")
         computations = document["computations"].items()
-        lowerings = Lowerings(tuple((p, Lowering.parse(how)) for p, how in computations))
+        lowerings = Lowerings(
+            tuple((p, Lowering.parse(lowering_text)) for p, lowering_text in computations)
+        )
         return LoweringChoice(lowerings, layout=layout)
 
     def to_result(self) -> Mapping[str, Any]:
@@ -220,7 +224,7 @@ def choose_lowerings(
     requested = tuple(problems)
     if tuning.fixed is not None:
         return _check_fixed(tuning.fixed, requested, device, tuning.folder)
-    if tuning.mode == "off" or not platform_of(device.platform).chooses_lowerings:
+    if tuning.mode == "off" or not get_platform(device.platform).chooses_lowerings:
         return LoweringChoice()
     banks = Banks(tuning.bank, BUILT_IN, check_lowering_entry)
     scopes = list_scopes(device)
@@ -286,10 +290,14 @@ def _check_fixed(
 ) -> LoweringChoice:
     """Return the choice before the run was resumed. Raises RunError if it can't be computed."""
     by_text = {str(problem): problem for problem in problems}
-    requested = [(by_text[text], how) for text, how in lowerings.chosen if text in by_text]
+    requested = [
+        (by_text[text], lowering_text)
+        for text, lowering_text in lowerings.chosen
+        if text in by_text
+    ]
     wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
     engines = _find_engines(problems, device, folder) if wants_onednn else {}
-    chooses = platform_of(device.platform).chooses_lowerings
+    chooses = get_platform(device.platform).chooses_lowerings
     for problem, lowering in requested:
         available = engines.get(problem.dtype, frozenset(("xla",)))
         can_be_computed = chooses and can_compute(problem, lowering, available)
@@ -416,7 +424,7 @@ def _make_operator(result: TunedProblem) -> Mapping[str, Any]:
     op = (result.problem.kind, file_name(result.problem.role))
     lowering = result.after.lowering
     return {
-        **operator_record(op, str(result.problem), result.before_us, result.us, result.status),
+        **make_operator_record(op, str(result.problem), result.before_us, result.us, result.status),
         "lowering": {**asdict(lowering), "family": file_name(lowering.family)},
         "ticks_best": format_rounds(result.rounds),
     }

@@ -26,8 +26,8 @@ class OnnxWindow:
     pads: Pads
 
     @property
-    def reach(self) -> tuple[int, ...]:
-        """Number of rows from the first to the last that a window reads, by axis."""
+    def span(self) -> tuple[int, ...]:
+        """Size of a window with its dilation, by axis."""
         sizes = zip(self.kernel, self.dilations, strict=True)
         return tuple((size - 1) * step + 1 for size, step in sizes)
 
@@ -62,8 +62,8 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
         return window
     pads = [(0, 0)] * len(kernel)
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = zip(reader.fixed_sizes(2), window.strides, window.reach, strict=True)
-        totals = [max((-(-n // step) - 1) * step + reach - n, 0) for n, step, reach in sizes]
+        sizes = zip(reader.fixed_sizes(2), window.strides, window.span, strict=True)
+        totals = [max((-(-n // step) - 1) * step + span - n, 0) for n, step, span in sizes]
         pads = [_split_pads(total, mode) for total in totals]
     elif mode != "VALID":
         raise ValueError(f"auto_pad = {mode!r}")
@@ -119,25 +119,29 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
     mode = reader.attribute("auto_pad", "NOTSET")
     target = reader.attribute("output_shape")
     if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
-        rows = zip(reader.fixed_sizes(2), window.strides, window.reach, output_padding, strict=True)
-        full = [(n - 1) * step + reach + extra for n, step, reach, extra in rows]
+        rows = zip(reader.fixed_sizes(2), window.strides, window.span, output_padding, strict=True)
+        full = [(n - 1) * step + span + extra for n, step, span, extra in rows]
         same = [n * step for n, step in zip(reader.fixed_sizes(2), window.strides, strict=True)]
         target = same if target is None else target[-2:]
         totals = [size - goal for size, goal in zip(full, target, strict=True)]
         pads = tuple(_split_pads(total, mode) for total in totals)
-    even = all(before == after >= 0 for before, after in pads)
+    is_symmetric_crop = all(before == after >= 0 for before, after in pads)
     y = reader.graph.call(
         "conv_transpose2d.input",
         reader.value(0),
         weight,
         reader.optional(2),
         window.strides,
-        tuple(before for before, _ in pads) if even else (0, 0),
+        tuple(before for before, _ in pads) if is_symmetric_crop else (0, 0),
         output_padding,
         reader.attribute("group", 1),
         window.dilations,
     )
-    return y if even else _add_pads(reader, y, tuple((-before, -after) for before, after in pads))
+    return (
+        y
+        if is_symmetric_crop
+        else _add_pads(reader, y, tuple((-before, -after) for before, after in pads))
+    )
 
 
 def _add_dense(
@@ -154,7 +158,7 @@ def _add_dense(
 
 @onnx_operator("Gemm")
 def read_gemm(reader: OnnxNodeReader) -> Results:
-    """Read alpha * A @ B + beta * C; a plain one is a dense layer."""
+    """Read alpha * A @ B + beta * C, which is a dense layer if alpha and beta are 1."""
     graph = reader.graph
     x = reader.value(0)
     weight = reader.value(1)
@@ -166,19 +170,21 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
     alpha = reader.attribute("alpha", 1.0)
     if bias is not None and reader.attribute("beta", 1.0) != 1:
         bias = graph.call("mul.Tensor", bias, graph.constant(reader.attribute("beta", 1.0)))
-    fused = bias if bias is not None and graph.shape(bias) == (features,) and alpha == 1 else None
+    fused_bias = (
+        bias if bias is not None and graph.shape(bias) == (features,) and alpha == 1 else None
+    )
     if reader.attribute("transB", 0):
-        y = graph.call("linear.default", x, weight, fused)
+        y = graph.call("linear.default", x, weight, fused_bias)
     else:
-        y = _add_dense(reader, x, weight, fused)
+        y = _add_dense(reader, x, weight, fused_bias)
     if alpha != 1:
         y = graph.call("mul.Tensor", y, graph.constant(np.float32(alpha)))
-    return y if bias is fused or bias is None else graph.call("add.Tensor", y, bias)
+    return y if bias is fused_bias or bias is None else graph.call("add.Tensor", y, bias)
 
 
 @onnx_operator("MatMul")
 def read_matmul(reader: OnnxNodeReader) -> Results:
-    """Read a product; one with a matrix of weights is a dense layer without a bias."""
+    """Read a matrix product, which is a dense layer without a bias if a factor is a weight."""
     x = reader.value(0)
     other = reader.value(1)
     if isinstance(other.reference, ArrayOf) and other.ndim == 2 and x.ndim >= 2:
@@ -188,7 +194,7 @@ def read_matmul(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("BatchNormalization")
 def read_batch_norm(reader: OnnxNodeReader) -> Results:
-    """Read a batch norm; in training it normalises by the batch and updates its statistics."""
+    """Read a batch norm, which in training normalises by the batch and updates its statistics."""
     mean = reader.value(3)
     var = reader.value(4)
     if not isinstance(mean.reference, ArrayOf) or not isinstance(var.reference, ArrayOf):
@@ -226,7 +232,7 @@ def read_instance_norm(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("GroupNormalization")
 def read_group_norm(reader: OnnxNodeReader) -> Results:
-    """Read a group norm; before opset 21 scale and bias have one number a group."""
+    """Read a group norm. Before opset 21, scale and bias have one value per group."""
     groups = reader.attribute("num_groups", 1)
     scale = reader.value(1)
     bias = reader.value(2)

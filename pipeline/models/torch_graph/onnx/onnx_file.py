@@ -29,7 +29,7 @@ import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.npy import array_bytes
+from pipeline.core.files.npy import count_array_bytes
 from pipeline.models.weights.files.named_arrays import BFLOAT16
 from pipeline.models.weights.files.protobuf_fields import decode_varint, read_fields
 
@@ -244,7 +244,7 @@ def _read_tensor(message: _Message, folder: Path | None) -> np.ndarray:
         raise ValueError(f"tensor {show_name(name)} is of type {number} of ONNX, which isn't read")
     dtype = _DTYPES[number]
     shape = message.integers(1)
-    size = array_bytes(name, dtype, shape)
+    size = count_array_bytes(name, dtype, shape)
     raw = message.content(9)
     if message.integer(14) == _EXTERNAL:
         raw = memoryview(_read_external(message, name, size, folder))

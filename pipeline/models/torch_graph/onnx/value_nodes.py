@@ -74,7 +74,7 @@ _REDUCTIONS: Mapping[str, str] = {
 
 @onnx_operators(_PLAIN)
 def read_plain(reader: OnnxNodeReader) -> Results:
-    """Read a function of tensors alone."""
+    """Read an operator without attributes."""
     op, num_tensors = _PLAIN[reader.node.op]
     return reader.graph.call(op, *map(reader.value, range(num_tensors)))
 
@@ -90,8 +90,8 @@ def read_with_numbers(reader: OnnxNodeReader) -> Results:
 @onnx_operator("Gelu")
 def read_gelu(reader: OnnxNodeReader) -> Results:
     """Read the GELU, exact or by tanh."""
-    how = reader.attribute("approximate", "none")
-    return reader.graph.call("gelu.default", reader.value(), approximate=how)
+    approximation = reader.attribute("approximate", "none")
+    return reader.graph.call("gelu.default", reader.value(), approximate=approximation)
 
 
 @onnx_operators(_VARIADIC)
@@ -110,7 +110,7 @@ def read_variadic(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Div")
 def read_divide(reader: OnnxNodeReader) -> Results:
-    """Read a division; whole numbers are rounded towards zero."""
+    """Read a division. Quotients of integers are rounded towards zero."""
     x = reader.value(0)
     other = reader.value(1)
     if x.is_float or other.is_float:
@@ -217,8 +217,8 @@ def read_norm(reader: OnnxNodeReader) -> Results:
     if op != "ReduceLogSum":
         x = graph.call("abs.default" if op == "ReduceL1" else "square.default", x)
     x = _reduce(reader, "sum.dim_IntList", x)
-    ends = {"ReduceL2": "sqrt.default", "ReduceLogSum": "log.default"}
-    return graph.call(ends[op], x) if op in ends else x
+    final_ops = {"ReduceL2": "sqrt.default", "ReduceLogSum": "log.default"}
+    return graph.call(final_ops[op], x) if op in final_ops else x
 
 
 @onnx_operator("ArgMax", "ArgMin")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
+from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 from pipeline.core.host.memory import require_room
 from pipeline.models.weights.files.named_arrays import Arrays, add_array, make_natural_key
 
@@ -120,7 +120,7 @@ def _walk(root: Any, h5py: Any) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
             elif isinstance(item, h5py.Dataset) and not (item.external or item.is_virtual):
                 if item.dtype.kind not in "fiub":
                     raise ValueError(f"{shown} is {item.dtype}, which isn't read")
-                require_room(array_bytes(name, item.dtype, item.shape or ()), "reading it")
+                require_room(count_array_bytes(name, item.dtype, item.shape or ()), "reading it")
                 yield inner, np.asarray(item)
             else:
                 raise ValueError(f"{shown} isn't an array or a new group of this file")

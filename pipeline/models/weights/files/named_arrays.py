@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
+from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 
 Arrays = dict[str, np.ndarray]
 """Arrays by name, in the order of the file."""
@@ -23,7 +23,7 @@ def decode_array(
     name: str, dtype: np.dtype, shape: Sequence[int], data: bytes | memoryview
 ) -> np.ndarray:
     """Return the array in `data`. Raises ValueError if its shape doesn't have as many bytes."""
-    num_bytes = array_bytes(name, dtype, shape)
+    num_bytes = count_array_bytes(name, dtype, shape)
     if len(data) != num_bytes:
         raise ValueError(
             f"{show_name(name)} has shape {tuple(shape)} of {dtype}, {num_bytes:,} bytes; "

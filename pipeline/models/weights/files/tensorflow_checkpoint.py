@@ -30,7 +30,7 @@ import numpy as np
 
 from pipeline.core.files.bounded_read import read_bytes
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES, array_bytes
+from pipeline.core.files.npy import MAX_AXES, MAX_ENTRIES, count_array_bytes
 from pipeline.models.weights.files.named_arrays import (
     BFLOAT16,
     MAX_NAME_LENGTH,
@@ -167,7 +167,7 @@ def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | Non
     if not isinstance(kind, int) or kind not in _DTYPES:
         raise ValueError(f"{show_name(name)} is of type {kind} of TensorFlow, which isn't read")
     dtype = _DTYPES[kind]
-    if array_bytes(name, dtype, sizes) != fields.get(5, 0):
+    if count_array_bytes(name, dtype, sizes) != fields.get(5, 0):
         raise ValueError(f"{show_name(name)} has {fields.get(5, 0)} bytes for shape {sizes}")
     return decode_array(name, dtype, sizes, _read_data(name, fields, files))
 

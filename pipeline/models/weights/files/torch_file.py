@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.files.error_text import show_name
-from pipeline.core.files.npy import MAX_ENTRIES, array_bytes
+from pipeline.core.files.npy import MAX_ENTRIES, count_array_bytes
 from pipeline.models.weights.files.named_arrays import Arrays, add_array
 from pipeline.models.weights.files.torch_pickle import (
     REBUILD_PARAMETER,
@@ -146,7 +146,7 @@ def _copy_strided(
     name: str, values: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
     """Return elements of a storage in C order. Raises ValueError for any outside of it."""
-    size = array_bytes(name, values.dtype, shape)
+    size = count_array_bytes(name, values.dtype, shape)
     is_valid = all(type(stride) is int and stride >= 0 for stride in strides)
     is_valid &= offset >= 0 and size <= values.nbytes
     if is_valid and size:

@@ -19,42 +19,43 @@ VGG: LayerRules = ((r"pre_logits\.fc(\d)", r"dense_<\1-1>"), (r"head\.fc", "dens
 """timm has convolutions over whole images instead of the first dense layers."""
 
 
-def _make_pair(
+def _share_rules(
     torch: LayerRules, mindspore: LayerRules | None = None
 ) -> Mapping[Framework, LayerRules]:
     return {"torch": torch, "mindspore": torch if mindspore is None else mindspore}
 
 
 BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
-    "bert": _make_pair(transformers.BERT),
-    "densenet": _make_pair(branches.DENSENET),
+    "bert": _share_rules(transformers.BERT),
+    "densenet": _share_rules(branches.DENSENET),
     "dpn": {"torch": residual.DPN_TORCH},
-    "efficientnet": _make_pair(mobile.EFFICIENTNET_TORCH, mobile.EFFICIENTNET_MINDSPORE),
-    "googlenet": _make_pair(branches.GOOGLENET),
+    "efficientnet": _share_rules(mobile.EFFICIENTNET_TORCH, mobile.EFFICIENTNET_MINDSPORE),
+    "googlenet": _share_rules(branches.GOOGLENET),
     "gpt": {"torch": transformers.GPT},
-    "inception_v3": _make_pair(branches.INCEPTION_V3_TORCH, branches.INCEPTION_V3_MINDSPORE),
-    "mobilenet_v1": _make_pair(mobile.MOBILENET_V1_TORCH, IN_ORDER),
-    "mobilenet_v2": _make_pair(mobile.MOBILENET_V2_TORCH, mobile.MOBILENET_V2_MINDSPORE),
-    "mobilenet_v3": _make_pair(mobile.MOBILENET_V3_TORCH, mobile.MOBILENET_V3_MINDSPORE),
-    "regnet_x": _make_pair(residual.REGNET_TORCH, residual.REGNET_MINDSPORE),
-    "repvgg": _make_pair(residual.REPVGG_TORCH, residual.REPVGG_MINDSPORE),
-    "resnet": _make_pair(residual.RESNET),
+    "inception_v3": _share_rules(branches.INCEPTION_V3_TORCH, branches.INCEPTION_V3_MINDSPORE),
+    "mobilenet_v1": _share_rules(mobile.MOBILENET_V1_TORCH, IN_ORDER),
+    "mobilenet_v2": _share_rules(mobile.MOBILENET_V2_TORCH, mobile.MOBILENET_V2_MINDSPORE),
+    "mobilenet_v3": _share_rules(mobile.MOBILENET_V3_TORCH, mobile.MOBILENET_V3_MINDSPORE),
+    "regnet_x": _share_rules(residual.REGNET_TORCH, residual.REGNET_MINDSPORE),
+    "repvgg": _share_rules(residual.REPVGG_TORCH, residual.REPVGG_MINDSPORE),
+    "resnet": _share_rules(residual.RESNET),
     "resnet_v2": {"torch": residual.RESNET_V2_TORCH},
-    "shufflenet_v2": _make_pair(mobile.SHUFFLENET_V2_TORCH, mobile.SHUFFLENET_V2_MINDSPORE),
-    "squeezenet": _make_pair(mobile.SQUEEZENET),
-    "unet": _make_pair(branches.UNET),
-    "vgg": _make_pair(VGG),
-    "vit": _make_pair(transformers.VIT),
-    "wide_deep": _make_pair(IN_ORDER),
-    "xception": _make_pair(residual.XCEPTION_TORCH, residual.XCEPTION_MINDSPORE),
+    "shufflenet_v2": _share_rules(mobile.SHUFFLENET_V2_TORCH, mobile.SHUFFLENET_V2_MINDSPORE),
+    "squeezenet": _share_rules(mobile.SQUEEZENET),
+    "unet": _share_rules(branches.UNET),
+    "vgg": _share_rules(VGG),
+    "vit": _share_rules(transformers.VIT),
+    "wide_deep": _share_rules(IN_ORDER),
+    "xception": _share_rules(residual.XCEPTION_TORCH, residual.XCEPTION_MINDSPORE),
 }
 """Rules by the name of a model component and by framework."""
 
 
 def find_layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:
-    """Return a model's rules. Other models have `IN_ORDER`, or no rules if they have blocks.
+    """Return the rules for a model's layers in a framework's files; empty if there are none.
 
-    TensorFlow's files have rules for networks without blocks alone.
+    A model without an entry uses `IN_ORDER` if its network has no blocks. TensorFlow's files are
+    supported only for networks without blocks.
     """
     if framework == "tensorflow":
         return () if blocks else TENSORFLOW

@@ -1,4 +1,4 @@
-"""ONNX nodes of each layer. Images are (batch, channels, height, width), fast in runtimes."""
+"""ONNX nodes of each layer. Images are (batch, channels, height, width), as runtimes prefer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]
 _TRANSLATIONS: dict[type[LayerSpec], tuple[Translation, Order | None]] = {}
 """Translations with the order of axes of their input; None for any order."""
 GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
-"""Order of ONNX's gates, input, output, forget, cell and update, reset, new, among the layers'."""
+"""Index in this package's gates of each gate of ONNX: input, output, forget and cell of an LSTM;
+update, reset and new of a GRU."""
 
 
 def add_layers(layers: Sequence[LayerSpec], x: NodeOutput, graph: GraphBuilder) -> NodeOutput:

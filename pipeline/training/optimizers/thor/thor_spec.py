@@ -25,7 +25,7 @@ class DampingSpec(Spec):
     decay_rate: Annotated[float, Field(gt=0, le=1)]
     decay_steps: PositiveInt
 
-    def at(self, count: Any) -> Any:
+    def compute_damping(self, count: Any) -> Any:
         """Return the damping after `count` updates, a scalar or an array."""
         return self.initial * self.decay_rate ** (count / self.decay_steps)
 
@@ -64,7 +64,7 @@ class Thor(OptimizerSpec):
 
         clip = optax.identity() if self.clip_norm is None else clip_each_by_norm(self.clip_norm)
         return optax.chain(
-            scale_by_thor(self.damping.at, self.split_dim),
+            scale_by_thor(self.damping.compute_damping, self.split_dim),
             add_weight_decay(self.weight_decay, self.decay_rules),
             clip,
             optax.trace(self.momentum, nesterov=self.nesterov),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from pipeline.core.host.tree_paths import leaves_by_path, path_text
+from pipeline.core.host.tree_paths import flatten_by_path, format_path
 from pipeline.training.curvature import Curvature, compute_if_due
 from pipeline.training.optimizers.thor.factors import (
     Factors,
@@ -47,7 +47,7 @@ def scale_by_thor(
 
     def init(params: optax.Params) -> ThorState:
         inverses = {}
-        for path, leaf in leaves_by_path(params).items():
+        for path, leaf in flatten_by_path(params).items():
             if path.endswith("/kernel") and leaf.ndim in (2, 4):
                 sides = [
                     make_blocks(size, split_dim) for size in (prod(leaf.shape[:-1]), leaf.shape[-1])
@@ -83,7 +83,7 @@ def scale_by_thor(
             return invert_damped(factors, damping(state.updates), positions)
 
         def find_direction(path: Any, gradient: Array) -> Array:
-            kernel = path_text(path)
+            kernel = format_path(path)
             if kernel not in positions:
                 return gradient
             return precondition(gradient, inverses[kernel], positions[kernel])

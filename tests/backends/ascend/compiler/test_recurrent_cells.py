@@ -18,7 +18,7 @@ from pipeline.backends.ascend.compiler import tasks_from_kernels
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import TracedStep
 from pipeline.backends.ascend.published.workloads import trace_network
-from pipeline.core.registry import components
+from pipeline.core.registry import list_components
 from pipeline.models.layers.model_spec import ModelSpec
 from tests.backends.ascend.steps import gradient_step, macs, of, types
 
@@ -133,7 +133,7 @@ def test_framework_layer_is_one_op_in_each_direction(by_op: bool) -> None:
     ]
     init = {"conv": "he_normal", "dense": "he_uniform", "bias": "zeros"}
     fields: Any = {"name": "layers", "init": init, "layers": layers, "blocks": {}}
-    network = components("model")["layers"].model_validate(fields)
+    network = list_components("model")["layers"].model_validate(fields)
     graph = trace_network(cast(ModelSpec, network), 16, (12, 16, 1), 10).tasks("O2", by_op=by_op)
     ops = [task.type for task in graph.tasks if task.parts and task.launched]
     forward = ["DynamicGRUV2", "DynamicGRUV2", "DynamicRNN"]

@@ -9,10 +9,10 @@ from hypothesis.extra import numpy as arrays
 
 from pipeline.backends.graph.replay.ranges import (
     Range,
+    find_largest_magnitude,
     find_non_finite,
     find_range,
     is_float,
-    largest,
 )
 
 SPOILT = np.array([[1.0, np.nan, 3.0], [np.inf, -np.inf, -2.0]], np.float32)
@@ -42,10 +42,10 @@ def test_scalar_range_is_its_value() -> None:
     )
 )
 def test_largest_magnitude_is_finite_if_all_values_are(array: np.ndarray) -> None:
-    assert np.isfinite(largest(array)) == np.isfinite(array).all()
-    assert np.isnan(largest(array)) == np.isnan(array).any()
+    assert np.isfinite(find_largest_magnitude(array)) == np.isfinite(array).all()
+    assert np.isnan(find_largest_magnitude(array)) == np.isnan(array).any()
     if np.isfinite(array).all():
-        assert largest(array) == np.abs(array).max()
+        assert find_largest_magnitude(array) == np.abs(array).max()
 
 
 def test_keys_and_integers_are_not_floats() -> None:

@@ -134,7 +134,7 @@ def test_archive_beyond_available_memory_is_refused(
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model.weights.h5", bytes(2**20))
         archive.writestr("config.json", "{}")
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**19)
+    monkeypatch.setattr(memory, "read_available_bytes", lambda: 2**19)
     with pytest.raises(DataError, match="reading it would take"):
         read_weights(file)
 

@@ -390,7 +390,7 @@ def test_npz_with_objects_is_refused(tmp_path: Path) -> None:
 def test_npz_beyond_available_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 30_000)
+    monkeypatch.setattr("pipeline.core.host.memory.read_available_bytes", lambda: 30_000)
     np.savez_compressed(tmp_path / "w.npz", w=np.zeros(10_000))
     assert "w would take 0.0 GB of memory, 0.0 GB are available" in rejected(tmp_path / "w.npz")
 
@@ -398,7 +398,7 @@ def test_npz_beyond_available_memory_is_refused(
 def test_file_beyond_available_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pipeline.core.host.memory.available_bytes", lambda: 2 * 10**9)
+    monkeypatch.setattr("pipeline.core.host.memory.read_available_bytes", lambda: 2 * 10**9)
     with (tmp_path / "w.ckpt").open("wb") as file:
         file.truncate(3 * 10**9)
     assert "reading it would take 6.0 GB of memory, 2.0 GB are available here" in rejected(

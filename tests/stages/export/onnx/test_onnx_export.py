@@ -24,7 +24,7 @@ from pipeline.stages.build import build_network
 from pipeline.stages.export.ensemble import make_ensemble
 from pipeline.stages.export.prediction import make_predict
 from pipeline.stages.export.trained_run import Samples, TrainedRun
-from pipeline.training.step import image_shape
+from pipeline.training.step import get_image_shape
 from tests.command_line import export, infer
 from tests.conftest import compose_tiny
 from tests.outcome import read_summary
@@ -58,7 +58,7 @@ def fresh(
     mapped = compute_column_specs(recipe.dataset.eval.ops, {"image": ColumnSpec(shape, dtype)})[
         "image"
     ]
-    images = np.zeros((1, *image_shape(mapped)), np.float32)
+    images = np.zeros((1, *get_image_shape(mapped)), np.float32)
     variables = jax.jit(lambda key: network.init(key, images, train=False))(key)
     random = np.random.default_rng(0)
     arrays = {}

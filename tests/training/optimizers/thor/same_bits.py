@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from tests import outcome
 from tests.whole_run import run
@@ -41,7 +41,7 @@ def require_same_bits(
         _require_equal(another, first)
     resumed = shutil.copytree(first, folder / "resumed")
     (resumed / "summary.json").unlink()
-    shutil.rmtree(checkpoint_path(resumed / "checkpoints", 10))
+    shutil.rmtree(make_checkpoint_path(resumed / "checkpoints", 10))
     run(tiny(*SHORT, *keys, "train.sink_size=7", f"train.resume={resumed}"))
     _require_equal(resumed, first)
     return first

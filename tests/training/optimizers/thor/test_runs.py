@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint.checkpoint_folder import checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from tests import outcome
@@ -66,7 +66,7 @@ def test_resumed_run_equals_an_unbroken_one(reference: Path, tiny: Compose, tmp_
     run_dir = shutil.copytree(reference, tmp_path / "run")
     (run_dir / "summary.json").unlink()
     for step in (12, 18, 22):
-        shutil.rmtree(checkpoint_path(run_dir / "checkpoints", step))
+        shutil.rmtree(make_checkpoint_path(run_dir / "checkpoints", step))
     summary = run(tiny(*THOR, "train.sink_size=7", f"train.resume={run_dir}"))
     assert summary.resumed_from == {"run": str(run_dir), "step": 6}
     assert outcome.metrics(run_dir) == outcome.metrics(reference)

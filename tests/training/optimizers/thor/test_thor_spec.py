@@ -24,7 +24,7 @@ def test_conf_has_every_key_of_the_spec() -> None:
 def test_damping_decays_by_its_rate_per_decay_steps() -> None:
     damping = DampingSpec(initial=0.04, decay_rate=0.25, decay_steps=10)
     counts = np.array([0, 5, 10, 20])
-    np.testing.assert_allclose(damping.at(counts), [0.04, 0.02, 0.01, 0.0025])
+    np.testing.assert_allclose(damping.compute_damping(counts), [0.04, 0.02, 0.01, 0.0025])
 
 
 @pytest.mark.parametrize(
