@@ -28,13 +28,13 @@ from pipeline.core.errors import DataError, RunError
 from pipeline.stages.record.saved_recipe import restore_state, restore_weights
 from pipeline.training.state import TrainState
 from tests import outcome
-from tests.conftest import ROOT, compose_tiny
+from tests.conftest import MLP, ROOT, compose_tiny
 from tests.engine.monitors.disk import files_end_at
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 
-COURSE = ["train.sink_size=7", "eval.every_steps=10", "checkpoint.every_steps=5"]
+COURSE = [*MLP, "train.sink_size=7", "eval.every_steps=10", "checkpoint.every_steps=5"]
 EVAL_ONLY = "stages=[data,build,compile,eval]"
 
 
@@ -88,6 +88,7 @@ def test_resume_without_checkpoint_starts_over(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_resumed_run_accepts_another_sink_size(
     unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -266,6 +267,7 @@ def test_restore_without_checkpoints_returns_none(tmp_path: Path) -> None:
     ("where", "step"),
     [("", 40), ("checkpoints", 40), (str(make_checkpoint_path(Path(FOLDER), 10)), 10)],
 )
+@pytest.mark.mlp
 def test_evaluation_of_checkpoint_matches_run_metrics(
     where: str, step: int, unbroken: Path, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -284,6 +286,7 @@ def run_log(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_restored_weights_start_a_new_run(unbroken: Path, tiny: Compose, tmp_path: Path) -> None:
     """K-05, transfer: weights only; the steps, the momentum and the data start again."""
     stages = "stages=[data,build,compile,train,checkpoint]"
@@ -292,7 +295,7 @@ def test_restored_weights_start_a_new_run(unbroken: Path, tiny: Compose, tmp_pat
     assert [line["step"] for line in outcome.metrics(tmp_path)] == list(range(1, 46))
     started, finished = outcome.arrays(unbroken, 45), outcome.arrays(tmp_path, 45)
     weights = [path for path in started if path.startswith("params/")]
-    assert len(weights) == 8
+    assert len(weights) == 4
     for path in weights:
         np.testing.assert_allclose(finished[path], started[path], rtol=0, atol=1e-20)
     assert finished["step"] == 45
@@ -334,7 +337,7 @@ def test_run_restored_from_another_network_fails(
 ) -> None:
     restore = f"checkpoint.restore={unbroken}"
     with pytest.raises(DataError, match=r"of another recipe: .*this network needs") as caught:
-        run(tiny(EVAL_ONLY, "model.name=mlp", "+model.hidden=[4]", restore), tmp_path)
+        run(tiny(EVAL_ONLY, restore), tmp_path)
     assert caught.value.exit_status == 2
 
 

@@ -18,7 +18,7 @@ from pipeline.core.errors import RecipeError, RunError
 from pipeline.data.columns import Split
 from pipeline.data.sources.synthetic import Synthetic
 from tests import outcome
-from tests.conftest import compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
@@ -28,6 +28,7 @@ Compose = Callable[..., Recipe]
 VICTIM = 17
 """A training sample that is no number; it comes once an epoch, of 6 steps."""
 COURSE = [
+    *MLP,
     "schedule=cosine",
     "train.sink_size=7",
     "eval.every_steps=10",

@@ -172,6 +172,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_measuring_does_not_change_the_run(eager: None, tiny: Compose, tmp_path: Path) -> None:
     """S-05: auto, a sink per epoch and no sinks, bit for bit."""
     for name, how in (("auto", AUTO), ("epoch", "train.sink_size=-1"), ("off", "train.sink=false")):
@@ -184,6 +185,7 @@ def test_measuring_does_not_change_the_run(eager: None, tiny: Compose, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_run_uses_the_chosen_sink_size(
     eager: None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +198,7 @@ def test_run_uses_the_chosen_sink_size(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_run_continues_with_its_chosen_sinks(
     eager: None, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,12 +226,14 @@ def test_diverging_run_ends_at_its_step_with_auto(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_sink_epoch_is_an_epoch_with_auto(tiny: Compose, tmp_path: Path) -> None:
     """How long a run is does not hang on a measurement."""
     assert run(tiny(AUTO, "train.epochs=2"), tmp_path / "run").steps == 12
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_auto_without_sinks_is_ignored_with_a_warning(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny(AUTO, "train.sink=false", "train.steps=6"), tmp_path / "run")
     assert (summary.sink["size"], summary.sink["mechanism"]) == (None, "none")

@@ -20,7 +20,7 @@ from pipeline.stages.runner.resume_command import (
     make_resume_run_command,
     make_resume_sweep_command,
 )
-from tests.conftest import STEPS, TINY
+from tests.conftest import MLP, STEPS, TINY
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -115,7 +115,7 @@ def test_printed_command_resumes_the_run(
     monkeypatch.chdir(tmp_path)
     end_at(monkeypatch, 30, end)
     where = ["-m", "seed=1"] if sweep else ["hydra.run.dir='my run'"]
-    typed = [*TINY, STEPS, f"cache.root={cache}", "checkpoint.every_steps=10", *where]
+    typed = [*TINY, *MLP, STEPS, f"cache.root={cache}", "checkpoint.every_steps=10", *where]
     assert main(typed) == (75 if end is terminate else 1)
     words = resume_line(capsys)
     assert words[:3] == PYTHON
@@ -127,6 +127,7 @@ def test_printed_command_resumes_the_run(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_resume_hint_is_an_override_in_python(
     tiny: Compose,
     tmp_path: Path,
