@@ -41,7 +41,7 @@ REFUSED = {
         "train.loss.hardest_share = 0.5: must be 1.0 with train.memory = 4GB; the hardest",
     ),
     "memory of a part of the data": (
-        [MEMORY, "dataset.train.num_shards=2"],
+        [MEMORY, "dataset.train.num_shards=2", "dataset.train.shard_id=0"],
         "dataset.train.num_shards = 2: must be null with train.memory = auto, which divides every",
     ),
     "no mode": (["parallel.devices=2"], "parallel.devices = 2: needs parallel.mode=data; it is"),
