@@ -233,10 +233,10 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
         ]
     labels = [
         {
+            "index": row["index"],
             "label": row["label"],
             "suggested": row["suggested_label"],
             "margin": _shorten(row["margin"]),
-            "index": row["index"],
         }
         for row in rows
     ]
