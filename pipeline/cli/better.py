@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import RESUME_KEYS, TrainArguments, run_sweep
@@ -10,11 +11,12 @@ from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import DEFAULT_COMPONENTS, DEFAULT_RECIPE, resolve_recipe
 from pipeline.config.hydra_versions import find_stored_option, store_option
 from pipeline.config.overrides import get_key, quote_value, require_hydra_keys, sets_key, value_of
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import UsageError, hide_secrets, printable
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.comparable_sides import require_comparable
-from pipeline.study.sweep.verdict import PairedVerdict, read_verdict
+from pipeline.study.sweep.verdict import PairedVerdict, read_pairs, read_verdict
+from pipeline.study.sweep.verdict_page import write_verdict_page
 
 SIDE_B = "-side_b"
 """Suffix of the name under which Hydra has side B's recipe. If side B chooses a component, Hydra
@@ -27,13 +29,16 @@ def main(
     pairs: int,
     minutes: float | None,
     other: Sequence[str] = (),
+    out: Path | None = None,
 ) -> CommandResult:
-    """Run pairs until one side is better or the budget is used, and print the verdict.
+    """Run pairs until one side is better or the budget is used, print the verdict, and show it with
+    its pairs on the page `out`.
 
     Both sides have `overrides`; side B also has `other`.
 
-    Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
-    wrong or can't be compared, RunError if the metric is missing.
+    Raises UsageError without keys of side B, for an unknown metric or a page in no folder,
+    RecipeError if a recipe is wrong or can't be compared, RunError if the metric is missing or the
+    page can't be written.
     """
     if not other:
         rule = "must be followed by -- and the keys of side B, as in -- train.optimizer.lr=0.02"
@@ -45,6 +50,8 @@ def main(
         raise UsageError(
             [f"--metric {metric}"], explain_unknown_name("metric", metric, directions())
         )
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise UsageError([f"--out {out}"], "must be a file in a folder that exists")
     require_hydra_keys(overrides)
     components = {"recipe", *DEFAULT_COMPONENTS}
     if not components & set(map(get_key, overrides)):
@@ -64,7 +71,7 @@ def main(
         f"hydra.sweeper.pairs={pairs}",
         f"hydra.sweeper.minutes={minutes or 'null'}",
     ]
-    options = {"--metric": metric, "--pairs": pairs, "--minutes": minutes}
+    options = {"--metric": metric, "--pairs": pairs, "--minutes": minutes, "--out": out}
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
     end = run_sweep(
         TrainArguments(
@@ -76,6 +83,10 @@ def main(
     )
     verdict = read_verdict(end.sweep_dir, metric)
     facts = verdict.to_dict() if isinstance(verdict, PairedVerdict) else {"verdict": verdict}
+    if out is not None:
+        sides = f"Side A: {' '.join(overrides)}. Side B also has {' '.join(other)}."
+        write_verdict_page(out, verdict, read_pairs(end.sweep_dir)[0], hide_secrets(sides))
+        print(printable(f"the pairs: {out}"))
     return CommandResult({**facts, "sweep": str(end.sweep_dir)}, end.exit_status)
 
 

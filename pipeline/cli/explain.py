@@ -57,8 +57,8 @@ from pipeline.stages.autosink.explanation import (
     Explanation,
     Memory,
 )
-from pipeline.stages.compile import compile_programs
 from pipeline.stages.estimate import describe_step, report_shardings
+from pipeline.stages.fit_memory import compile_to_fit
 from pipeline.stages.lower import lower
 
 FILE = "explain.json"
@@ -114,7 +114,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         report_shardings(recipe, dataset, opened.built, reporter)
         return modelled
     built = lower(recipe, dataset, opened.built, backend, None, reporter)
-    executable = compile_programs(recipe, dataset, built, backend, reporter)
+    executable = compile_to_fit(recipe, dataset, built, backend, reporter)
     run_schedule = built.run_schedule
     bounds = make_measured_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)

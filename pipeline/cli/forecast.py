@@ -20,8 +20,9 @@ from pipeline.core.reporter import Reporter
 from pipeline.inspect.dumps.opened_recipe import build_recipe
 from pipeline.inspect.forecast.host_forecast import forecast_run, measured_line
 from pipeline.stages.autosink.dispatch_costs import OFF, TimedRuns, time_single_step
-from pipeline.stages.compile import compile_programs, make_compile_inputs
+from pipeline.stages.compile import make_compile_inputs
 from pipeline.stages.estimate import describe_step
+from pipeline.stages.fit_memory import begin_at_once, compile_to_fit
 from pipeline.stages.lower import lower
 
 CHECK_S = 3.0
@@ -57,13 +58,14 @@ def forecast_recipe(
             raise RunError("--check: an emulated device can't run steps; leave the flag out")
         return str(estimate), estimate.summary()
     lowered = lower(recipe, dataset, opened.built, backend, None, reporter)
+    lowered = begin_at_once(recipe, lowered, backend)
     work = make_compile_inputs(recipe, dataset, lowered, backend, reporter)
     with reporter.clock("timing the parts of a step"):
         forecast = forecast_run(recipe, work, lowered.run_schedule, backend)
     facts = {**asdict(forecast), "step_ms": forecast.step_ms}
     if not check:
         return str(forecast), facts
-    executable = compile_programs(recipe, dataset, lowered, backend, reporter)
+    executable = compile_to_fit(recipe, dataset, lowered, backend, reporter)
     is_terminal = reporter.console.is_terminal
     with TimedRuns(recipe, lowered.run_schedule, executable, is_terminal=is_terminal) as trials:
         # The first steps are slow: memory is new, and libraries plan their calls.

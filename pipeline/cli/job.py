@@ -37,6 +37,7 @@ from pipeline.inspect.forecast.trial_run import NO_LOCAL, TrialRun, replace_over
 from pipeline.stages.build import build
 from pipeline.stages.compile import make_compile_inputs
 from pipeline.stages.data import load_data
+from pipeline.stages.fit_memory import begin_at_once
 from pipeline.stages.launch.job_file import ENGINES, GIB, JobLimits, JobRequest, render_job
 from pipeline.stages.lower import lower
 from pipeline.stages.runner.resume_command import RESUME
@@ -192,6 +193,7 @@ def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tupl
         backend = recipe.device.open(parallel)
         dataset = load_data(recipe, reporter)
         built = lower(recipe, dataset, build(recipe, dataset, reporter), backend, None, reporter)
+        built = begin_at_once(recipe, built, backend)
         work = make_compile_inputs(recipe, dataset, built, backend, reporter)
         with reporter.clock("timing the parts of a step"):
             forecast = forecast_run(recipe, work, built.run_schedule, backend)

@@ -108,7 +108,9 @@ def check_features(recipe: Recipe) -> Iterator[str]:
     split = recipe.dataset.train
     if parallel.mode == "none":
         return
+    # The memory sets the mode, which the user may not have typed.
     mode = f"parallel.mode = {parallel.mode}"
+    mode = mode if train.memory is None else f"train.memory = {train.memory}"
     if train.loss.hardest_share < 1:
         yield (
             f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; the "
@@ -125,8 +127,8 @@ def check_features(recipe: Recipe) -> Iterator[str]:
         yield f"train.mode = eager: must be graph with {mode}"
     if (split.num_shards or 1) > 1:
         yield (
-            f"dataset.train.num_shards = {split.num_shards}: must be null with {mode}, which deals "
-            "every batch to the devices"
+            f"dataset.train.num_shards = {split.num_shards}: must be null with {mode}, which "
+            "divides every batch"
         )
     if parallel.sync_batch_norm and parallel.reproducible == "exact":
         yield (

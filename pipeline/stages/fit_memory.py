@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -21,10 +21,10 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
 from pipeline.core.host.limits import find_memory_at_hand, read_limits
 from pipeline.core.host.platforms import get_platform
+from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.compile import compile_programs, compile_to_executable, recompute_blocks
-from pipeline.stages.runner.context import RunContext
 from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.state import TrainState
@@ -38,37 +38,62 @@ LOOK_S = 1.0
 """Seconds between two looks at the memory at hand."""
 
 
+def compile_to_fit(
+    recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
+) -> Executable:
+    """Compile the programs of a recipe; with `train.memory`, as `compile_in_memory` does."""
+    if recipe.train.memory is None:
+        return compile_programs(recipe, dataset, built, backend, reporter)
+    return compile_in_memory(recipe, dataset, built, backend, reporter)
+
+
 def compile_in_memory(
-    context: RunContext, recipe: Recipe, dataset: Dataset, built: Built, backend: Backend
+    recipe: Recipe,
+    dataset: Dataset,
+    built: Built,
+    backend: Backend,
+    reporter: Reporter,
+    figures: dict[str, Any] | None = None,
 ) -> FittedExecutable:
     """Compile the programs of the most shards at once that fit into the memory.
 
+    `figures` get the samples at once and their bytes, now and whenever memory runs out.
+
     Raises RecipeError in several processes, and RunError if a single shard doesn't fit.
     """
-    if context.ranks.size > 1:
+    num_processes = jax.process_count()
+    if num_processes > 1:
         raise RecipeError(
-            f"train.memory = {recipe.train.memory}: must be null with {context.ranks.size} "
+            f"train.memory = {recipe.train.memory}: must be null with {num_processes} "
             "processes, each of which would choose for itself"
         )
-    built = replace(built, at_once=count_most_at_once(built, backend.device.platform))
-    executable = compile_programs(recipe, dataset, built, backend, context.reporter)
-    fitted = FittedExecutable(context, recipe, built, backend, executable)
+    built = begin_at_once(recipe, built, backend)
+    executable = compile_programs(recipe, dataset, built, backend, reporter)
+    figures = {} if figures is None else figures
+    fitted = FittedExecutable(recipe, built, backend, executable, reporter, figures)
     # Not measured again: compiling takes memory of this process, which later compilations reuse.
     at_hand_bytes = fitted.find_memory()
     while (needed_bytes := fitted.needed_bytes) + RESERVED_BYTES > at_hand_bytes:
         fitted.halve(f"{_format(needed_bytes)} are needed, {_format(at_hand_bytes)} are at hand")
-    context.summary.memory |= {
+    figures |= {
         "memory": recipe.train.memory,
         "samples_at_once": fitted.samples_at_once,
         "needed_bytes": needed_bytes,
         "at_hand_bytes": at_hand_bytes,
     }
-    context.reporter.print_stage(
+    reporter.print_stage(
         "memory",
         f"{fitted.samples_at_once:,} samples at once: {_format(needed_bytes)} of the "
         f"{_format(at_hand_bytes)} at hand",
     )
     return fitted
+
+
+def begin_at_once(recipe: Recipe, built: Built, backend: Backend) -> Built:
+    """Return the step for the shards at once that a run begins with; 1 without `train.memory`."""
+    if recipe.train.memory is None:
+        return built
+    return replace(built, at_once=count_most_at_once(built, backend.device.platform))
 
 
 def count_most_at_once(built: Built, platform: str) -> int:
@@ -90,19 +115,21 @@ class FittedExecutable:
 
     def __init__(
         self,
-        context: RunContext,
         recipe: Recipe,
         built: Built,
         backend: Backend,
         executable: Executable,
+        reporter: Reporter,
+        figures: dict[str, Any],
     ) -> None:
         assert isinstance(executable, XlaExecutable), "eager mode has no shards"
         self.report = executable.report
-        self._context = context
         self._recipe = recipe
         self._built = built
         self._backend = backend
         self._executable = executable
+        self._reporter = reporter
+        self._figures = figures
         self._rates: np.ndarray | None = None
         self._looked_at = time.monotonic()
 
@@ -148,7 +175,7 @@ class FittedExecutable:
         built = recompute_blocks(self._built) if work.recomputes else self._built
         step = built.step_on(built.step_config.shards, work.sharing)
         executable = compile_to_executable(
-            replace(work, step=step), self._recipe, self._backend, self._context.reporter
+            replace(work, step=step), self._recipe, self._backend, self._reporter
         )
         assert isinstance(executable, XlaExecutable)
         self._executable = executable
@@ -156,9 +183,9 @@ class FittedExecutable:
         if self._rates is not None:
             executable.set_learning_rates(self._rates)
         line = f"{before:,} -> {self.samples_at_once:,} samples at once: {reason}"
-        self._context.summary.memory.setdefault("halved", []).append(line)
-        self._context.summary.memory["samples_at_once"] = self.samples_at_once
-        self._context.reporter.print_stage("memory", line)
+        self._figures.setdefault("halved", []).append(line)
+        self._figures["samples_at_once"] = self.samples_at_once
+        self._reporter.print_stage("memory", line)
 
     @property
     def programs(self) -> Programs:

@@ -242,7 +242,8 @@ def lower_and_compile(
         # Imported here, since few runs need it.
         from pipeline.stages.fit_memory import compile_in_memory
 
-        executable = compile_in_memory(context, recipe, dataset, built, backend)
+        figures = context.summary.memory
+        executable = compile_in_memory(recipe, dataset, built, backend, reporter, figures)
     context.summary.time["compile_s"] = executable.report.compile_s
     folder.accepted.add(partial(write_figures, folder.path, executable.report))
     return CompiledRun(context, dataset, built, backend, executable)

@@ -56,7 +56,8 @@ class SampleLedger:
     """The number of times that the prediction became wrong, int32 (Toneva et al., An empirical
     study of example forgetting, 2019). The last prediction was right if `learnt` is larger."""
     rival: Array
-    """The other class with the largest logit in the last reading, int32."""
+    """The other class with the largest logit in the last reading whose margin wasn't above the mean
+    of the earlier ones, int32. In later readings, a network has learnt a wrong label by heart."""
 
 
 def make_ledger(samples: int) -> SampleLedger:
@@ -113,7 +114,10 @@ def add_readings(
     rows = jnp.where(counts, rows, samples + batch)
     was_right = (ledger.learnt - ledger.forgotten).at[rows].get(mode="clip") > 0
     is_right = readings.margin > 0
-    is_early = ledger.readings.at[rows].get(mode="clip") < EARLY_READINGS
+    before = ledger.readings.at[rows].get(mode="clip")
+    is_early = before < EARLY_READINGS
+    doubts = readings.margin * before <= ledger.margin_sum.at[rows].get(mode="clip")
+    rival = ledger.rival.at[rows].get(mode="clip")
 
     def add(total: Array, values: Array) -> Array:
         return total.at[rows].add(values.astype(total.dtype), mode="drop", unique_indices=True)
@@ -130,5 +134,5 @@ def add_readings(
         readings=add(ledger.readings, jnp.ones_like(rows)),
         learnt=add(ledger.learnt, is_right & ~was_right),
         forgotten=add(ledger.forgotten, ~is_right & was_right),
-        rival=put(ledger.rival, readings.rival),
+        rival=put(ledger.rival, jnp.where(doubts, readings.rival, rival)),
     )

@@ -51,6 +51,7 @@ def test_learning_side_beats_side_without_learning(
     words = ["+recipe=lenet5_digits", "model=mlp", "model.hidden=[16]", "train.passes=1"]
     words += ["eval.every_passes=null", "monitor.tensorboard=false", f"cache.root={cache}"]
     words += ["train.optimizer.lr=0.000001", "hydra.sweep.dir=mine", "--metric", "train_loss"]
+    words += ["--out", "page.html"]
 
     def compare(rate: float) -> int:
         return main(["better", *words, "--json", "--", f"train.optimizer.lr={rate}"])
@@ -63,6 +64,11 @@ def test_learning_side_beats_side_without_learning(
     assert f"B is better by {-facts['difference']:.2g} in train_loss (95 %:" in output.err
     assert "12 jobs by one program" in output.err
     assert facts["sweep"] == "mine"
+
+    page = (tmp_path / "page.html").read_text()
+    assert f"{facts['verdict']}." in page
+    assert f"<dd>{facts['difference']:.3g}</dd>" in page
+    assert "Side B also has train.optimizer.lr=0.04." in page
 
     sweep = tmp_path / "mine"
     differences = []
@@ -179,6 +185,7 @@ def test_killed_comparison_resumes_and_is_shared_by_processes(
         (["--", "train.steps=3", "--pairs", "8", "hydra.sweep.dir=x"], "about both sides"),
         (["--", "train.steps=3", "--", "train.steps=4"], "must have -- once: there are two sides"),
         (["--metric", "acuracy", "--", "train.steps=3"], "--metric acuracy"),
+        (["--out", "none/a.html", "--", "train.steps=3"], "--out none/a.html: must be a file in a"),
         (["--pairs", "5", "--", "train.steps=3"], "--pairs 5: must be a whole number from 6"),
         (
             ["--minutes", "0", "--", "train.steps=3"],

@@ -155,7 +155,7 @@ def test_emulated_device_is_explained_by_its_model(
     def never(*_: object) -> None:
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr(command, "compile_programs", never)
+    monkeypatch.setattr(command, "compile_to_fit", never)
     status, out, _ = explained(*TINY, STEPS, "device=ascend910")
     assert status == 0
     assert "MODELLED, not measured: lenet5_digits on Ascend 910A, batch 16" in out

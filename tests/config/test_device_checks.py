@@ -34,7 +34,15 @@ REFUSED = {
     ),
     "memory in eager mode": (
         [MEMORY, "train.mode=eager"],
-        "train.mode = eager: must be graph with",
+        "train.mode = eager: must be graph with train.memory = auto",
+    ),
+    "memory of the hardest samples": (
+        ["train.memory=4GB", "train.loss.hardest_share=0.5"],
+        "train.loss.hardest_share = 0.5: must be 1.0 with train.memory = 4GB; the hardest",
+    ),
+    "memory of a part of the data": (
+        [MEMORY, "dataset.train.num_shards=2", "dataset.train.shard_id=0"],
+        "dataset.train.num_shards = 2: must be null with train.memory = auto, which divides every",
     ),
     "no mode": (["parallel.devices=2"], "parallel.devices = 2: needs parallel.mode=data; it is"),
     "mesh": (

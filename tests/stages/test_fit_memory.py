@@ -13,7 +13,9 @@ import pytest
 from pipeline.backends.xla import XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
+from pipeline.inspect.dumps.opened_recipe import build_recipe, make_silent_reporter
 from pipeline.stages import fit_memory
+from pipeline.stages.fit_memory import FittedExecutable, begin_at_once, compile_to_fit
 from tests.whole_run import run
 
 Tiny = Callable[..., Recipe]
@@ -163,6 +165,27 @@ def test_scarce_memory_halves_before_a_step(
     monkeypatch.setattr(fit_memory, "LOOK_S", -1.0)
     run(tiny(*MEMORY), tmp_path)
     assert read_memory(tmp_path)["halved"] == ["4 -> 2 samples at once: step 1: 1 MB are at hand"]
+
+
+def test_measurements_take_the_shards_of_the_run(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`explain`, `forecast` and the trial of a profile compile what a run would compute."""
+    silent = make_silent_reporter()
+    opened = build_recipe(tiny(*MEMORY), silent)
+    begun = begin_at_once(opened.recipe, opened.built, opened.backend)
+    assert begun.at_once == 4
+    assert begin_at_once(tiny(), opened.built, opened.backend).at_once == 1
+    at_hand = iter([2 * 10**6])
+    monkeypatch.setattr(fit_memory, "RESERVED_BYTES", 0)
+    monkeypatch.setattr(
+        FittedExecutable, "needed_bytes", property(lambda self: self.samples_at_once * 10**6 // 2)
+    )
+    monkeypatch.setattr(fit_memory, "find_memory_at_hand", lambda _: next(at_hand))
+    executable = compile_to_fit(opened.recipe, opened.dataset, opened.built, opened.backend, silent)
+    assert isinstance(executable, FittedExecutable)
+    assert executable.samples_at_once == 4, "half of the 8 that need 4 MB"
+    executable.loader.close()
 
 
 @pytest.mark.parametrize(

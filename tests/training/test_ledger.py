@@ -86,13 +86,26 @@ def test_ledger_matches_a_loop_over_readings(seed: int, repeats: bool) -> None:
             if expected["readings"][row] < EARLY_READINGS:
                 expected["early_gradient_sum"][row] += numbers[2, place]
             expected["loss"][row] = numbers[0, place]
+            if numbers[1, place] * expected["readings"][row] <= expected["margin_sum"][row]:
+                expected["rival"][row] = rival[place]
             expected["margin_sum"][row] += numbers[1, place]
             expected["readings"][row] += 1
             expected["learnt"][row] += is_right and not was_right
             expected["forgotten"][row] += was_right and not is_right
-            expected["rival"][row] = rival[place]
     for name, values in expected.items():
         np.testing.assert_allclose(getattr(ledger, name), values, rtol=1e-5, atol=1e-6)
+
+
+def test_label_learnt_by_heart_keeps_its_early_rival() -> None:
+    """The network first sees the true class, 2. Later the wrong label fits, by chance before 1."""
+    ledger = make_ledger(1)
+    one = jnp.ones(1, jnp.int32)
+    for margin, rival in ((-1.0, 0), (-3.0, 2), (2.0, 1), (5.0, 1)):
+        number = jnp.full(1, margin)
+        readings = Readings(number, number, number, one * rival, one)
+        applied = jnp.asarray(True)
+        ledger = add_readings(ledger, 0 * one, readings, applied, repeats=False)
+    assert ledger.rival.tolist() == [2]
 
 
 def strip_ledger(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

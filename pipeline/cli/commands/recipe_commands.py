@@ -95,6 +95,7 @@ RECIPE_COMMANDS = (
                 type=WholeNumber(1, MAX_COUNT),
                 help="Start no pair that would end later.",
             ),
+            out_option("FILE", "Write a page with the pairs and the running interval."),
         ],
         example="better +recipe=lenet5_digits -- train.optimizer.lr=0.04",
     ),

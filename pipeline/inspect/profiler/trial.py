@@ -23,7 +23,7 @@ from pipeline.inspect.profiler.verdict import RESIDENT, Evidence
 from pipeline.models.modules.apply_layers import intercept_layers
 from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant
 from pipeline.stages.build import build
-from pipeline.stages.compile import compile_programs
+from pipeline.stages.fit_memory import compile_to_fit
 from pipeline.stages.lower import lower
 
 MAX_COMPILE_S = 30.0
@@ -72,7 +72,7 @@ def try_change(
         other = check_tree(tree)
         with Reporter(console=Console(file=StringIO())) as silent, leave_out as left_out:
             built = lower(other, dataset, build(other, dataset, silent), backend, None, silent)
-            changed = compile_programs(other, dataset, built, backend, silent)
+            changed = compile_to_fit(other, dataset, built, backend, silent)
         if not left_out:
             return verdict
         gain = _measure_gain(recipe, other, built.run_schedule, executable, changed, evidence)

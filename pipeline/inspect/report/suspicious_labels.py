@@ -28,7 +28,7 @@ SUSPICIOUS = "suspicious_labels.csv"
 DUPLICATES = "duplicates.csv"
 MAX_SHOWN = 50
 """Most suspicious labels on the page."""
-MAX_CELLS = 6
+MAX_CELLS = 5
 """Most columns of a table that a row on the page shows."""
 MAX_CHARACTERS = 200
 """Most characters of a text on the page."""
@@ -141,10 +141,10 @@ def make_ledger_sections(rows: LedgerRows, dataset: Dataset) -> list[Section]:
     """Return the sections of a page about suspicious labels, unlearnt and repeated samples."""
     suspicious = rows.suspicious[:MAX_SHOWN]
     caption = (
-        f"The {len(suspicious)} training labels that fit least. Each has its suggested label, in "
-        "colour, and its margin: the logit of the label minus the largest other one, on average "
-        f"over training. All are in {SUSPICIOUS}. dataset.exclude reads a copy of this file that "
-        "holds only the samples to leave out."
+        f"The {len(suspicious)} training labels that fit least, each with the label that fits "
+        "better. The margin is the logit of the label minus the largest other one, on average over "
+        f"training. All are in {SUSPICIOUS}. dataset.exclude reads a copy of this file that holds "
+        "only the samples to leave out."
     )
     never: dict[str, list[int]] = {}
     for row in rows.suspicious:
@@ -217,13 +217,12 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
                 Sample(
                     png(picture(value)),
                     f"{row['suggested_label']}?",
-                    f"is {row['label']} ({row['margin']})",
+                    f"is {row['label']} ({_shorten(row['margin'])})",
                     f"sample {row['index']}",
                 )
                 for row, value in zip(rows, values, strict=True)
             ]
         )
-    keys = ("index", "label", "suggested_label", "margin", "learnt", "forgotten")
     contents: list[Mapping[str, Any]] = [{} for _ in rows]
     if dataset.text is not None:
         sizes = np.asarray(split.columns[SIZE])[samples] if SIZE in split.columns else None
@@ -232,21 +231,31 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
             {"text": _decode(dataset.text, value.reshape(-1)[:length])}
             for value, length in zip(values, lengths, strict=True)
         ]
-    elif dataset.table is not None:
+    labels = [
+        {
+            "index": row["index"],
+            "label": row["label"],
+            "suggested": row["suggested_label"],
+            "margin": _shorten(row["margin"]),
+        }
+        for row in rows
+    ]
+    if dataset.table is not None:
         names = [number.name for number in dataset.table.numeric[:MAX_CELLS]]
-        contents = [
+        numbers = [
             {
                 f"{name} (column)": f"{number:.4g}"
                 for name, number in zip(names, value, strict=False)
             }
             for value in values
         ]
-    return RowTable(
-        [
-            {**{key: row[key] for key in keys}, **content}
-            for row, content in zip(rows, contents, strict=True)
-        ]
-    )
+        labels = [{**label, **number} for label, number in zip(labels, numbers, strict=True)]
+    return RowTable([{**content, **label} for content, label in zip(contents, labels, strict=True)])
+
+
+def _shorten(margin: str) -> str:
+    """Return a margin of the file with three digits; an empty one stays empty."""
+    return margin and f"{float(margin):.3g}"
 
 
 def _decode(text: TextFormat, tokens: np.ndarray) -> str:

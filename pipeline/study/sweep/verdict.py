@@ -116,7 +116,8 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     job lacks the metric or the sides have evaluated other samples, DataError if a job's files can't
     be read.
     """
-    pairs, failure = _read_pairs(sweep_dir)
+    pairs_by_seed, failure = read_pairs(sweep_dir)
+    pairs = list(pairs_by_seed.values())
     if not pairs:
         return failure or "no verdict: no pair is done"
     metric = metric or main_metric([pairs[0][0].numbers()])
@@ -133,8 +134,8 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     return failure if failure and not verdict.is_final else verdict
 
 
-def _read_pairs(sweep_dir: Path) -> tuple[list[tuple[JobSummary, JobSummary]], str | None]:
-    """Return the pairs that are done, in seed order, up to the first that isn't.
+def read_pairs(sweep_dir: Path) -> tuple[dict[int, tuple[JobSummary, JobSummary]], str | None]:
+    """Return the pairs that are done by seed, in order, up to the first that isn't.
 
     The text is the failure of this pair; None if it hasn't failed.
     """
@@ -145,7 +146,7 @@ def _read_pairs(sweep_dir: Path) -> tuple[list[tuple[JobSummary, JobSummary]], s
         side = changed.get("side")
         if isinstance(seed, int) and side in SIDES:
             jobs[seed, side] = job_dir
-    pairs: list[tuple[JobSummary, JobSummary]] = []
+    pairs: dict[int, tuple[JobSummary, JobSummary]] = {}
     for seed in sorted({seed for seed, _ in jobs}):
         folders = {side: jobs[seed, side] for side in SIDES if (seed, side) in jobs}
         summaries = {side: read_summary(folder) for side, folder in folders.items()}
@@ -156,7 +157,7 @@ def _read_pairs(sweep_dir: Path) -> tuple[list[tuple[JobSummary, JobSummary]], s
         done = [summary for summary in summaries.values() if summary and summary.status == "done"]
         if len(done) < len(SIDES):
             break
-        pairs.append((done[0], done[1]))
+        pairs[seed] = (done[0], done[1])
     return pairs, None
 
 
