@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import PipelineError, RecipeError, hide_secrets, hide_secrets_in_tree
-from tests.conftest import TINY
+from tests.conftest import MLP, TINY
 
 SECRET = "s3ntinel"
 
@@ -87,7 +87,7 @@ def arguments(tmp_path: Path) -> list[str]:
         f"{{name: quiet, address: 'https://me:{SECRET}@host/?token={SECRET}', token: {SECRET}}}"
     )
     short = ["train.steps=12", "checkpoint.every_steps=6", "monitor.tensorboard=true"]
-    return ["--plugin", "quiet.py", *TINY, *short, f"train.callbacks=[{component}]"]
+    return ["--plugin", "quiet.py", *TINY, *MLP, *short, f"train.callbacks=[{component}]"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.models.layers.precision import find_type_rule
 from tests import outcome
-from tests.conftest import compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
@@ -124,6 +124,7 @@ def overflowing(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COURSE = [
+    *MLP,
     "schedule=cosine",
     "train.sink_size=7",
     "eval.every_steps=10",
@@ -194,6 +195,7 @@ def test_resumed_run_continues_with_scale_and_counts(
     assert outcome.arrays(run_dir)["overflows/skipped_steps"] == summary.loss_scale["skipped_steps"]
 
 
+@pytest.mark.mlp
 def test_fixed_scale_drops_the_update_or_ends_the_run(tiny: Compose, tmp_path: Path) -> None:
     """P-02: `drop_overflow_update`."""
     drops = "train.loss_scale={name: fixed, scale: 1.0e38}"

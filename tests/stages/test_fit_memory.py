@@ -20,6 +20,12 @@ from tests.whole_run import run
 
 Tiny = Callable[..., Recipe]
 MEMORY = ("train.memory=auto", "train.steps=14", "eval.every_steps=7", "checkpoint.every_steps=7")
+SMALL = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 3, kernel: 3, stride: 2}, relu, flatten,"
+    "{name: dense, features: $classes}]",
+)
+"""A network that compiles in a third of the time of LeNet-5."""
 SHORT = "RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes."
 
 
@@ -50,13 +56,13 @@ def read_memory(run_dir: Path) -> dict[str, Any]:
 def test_losses_have_the_bits_of_shards_at_any_memory_and_sink(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tiny("parallel.mode=data", *MEMORY[1:]), tmp_path / "data")
+    run(tiny(*SMALL, "parallel.mode=data", *MEMORY[1:]), tmp_path / "data")
     losses = read_losses(tmp_path / "data")
     assert len(losses) == 14
     for count, sink_size in ((1, 1), (2, 7), (4, 14), (8, 7)):
         at_once(monkeypatch, count)
         run_dir = tmp_path / f"{count}"
-        run(tiny(*MEMORY, f"train.sink_size={sink_size}"), run_dir)
+        run(tiny(*SMALL, *MEMORY, f"train.sink_size={sink_size}"), run_dir)
         assert read_losses(run_dir) == losses
         assert read_memory(run_dir)["samples_at_once"] == count * 2
     evaluations = {(tmp_path / name / "evals.jsonl").read_bytes() for name in ("data", "1", "8")}
@@ -68,11 +74,11 @@ def test_losses_have_the_bits_of_shards_at_any_memory_and_sink(
 def test_resumed_run_may_have_other_memory(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tiny(*MEMORY), tmp_path / "unbroken")
-    run(tiny(*MEMORY, "train.end_step=7"), tmp_path / "resumed")
+    run(tiny(*SMALL, *MEMORY), tmp_path / "unbroken")
+    run(tiny(*SMALL, *MEMORY, "train.end_step=7"), tmp_path / "resumed")
     at_once(monkeypatch, 1)
     resume = f"train.resume={tmp_path / 'resumed'}"
-    run(tiny("train.memory=100GB", *MEMORY[1:], resume), tmp_path / "resumed")
+    run(tiny(*SMALL, "train.memory=100GB", *MEMORY[1:], resume), tmp_path / "resumed")
     assert read_memory(tmp_path / "resumed")["memory"] == "100GB"
     logs = {(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("unbroken", "resumed")}
     assert len(logs) == 1
@@ -84,7 +90,7 @@ def test_run_out_of_memory_continues_with_half_as_many_at_once(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls fail after they have computed their results, which would be lost otherwise."""
-    run(tiny(*MEMORY), tmp_path / "enough")
+    run(tiny(*SMALL, *MEMORY), tmp_path / "enough")
     step_errors = iter([jax.errors.JaxRuntimeError(SHORT)])
     evaluation_errors = iter([MemoryError("a page")])
     run_steps, evaluate = XlaExecutable.run, XlaExecutable.evaluate
@@ -101,10 +107,10 @@ def test_run_out_of_memory_continues_with_half_as_many_at_once(
             raise error
         return result
 
-    run(tiny(*MEMORY, "train.end_step=7"), tmp_path / "short")
+    run(tiny(*SMALL, *MEMORY, "train.end_step=7"), tmp_path / "short")
     monkeypatch.setattr(XlaExecutable, "run", run_steps_short_of_memory)
     monkeypatch.setattr(XlaExecutable, "evaluate", evaluate_short_of_memory)
-    run(tiny(*MEMORY, f"train.resume={tmp_path / 'short'}"), tmp_path / "short")
+    run(tiny(*SMALL, *MEMORY, f"train.resume={tmp_path / 'short'}"), tmp_path / "short")
     for name in ("metrics.jsonl", "evals.jsonl"):
         assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "enough" / name).read_bytes()
     assert read_memory(tmp_path / "short")["halved"] == [

@@ -14,7 +14,7 @@ from pipeline.core.errors import PipelineError
 from tests import outcome
 from tests.whole_run import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
 
 TINY = (
     "model=mlp",
@@ -97,9 +97,11 @@ def test_processes_roll_back_together(
     assert went_back[0] == went_back[1]
 
 
+@pytest.mark.usefixtures("unoptimized_programs")
 def test_first_process_examines_a_non_finite_step(
     cache: Path, tmp_path: Path, bad_data: tuple[str, ...]
 ) -> None:
+    """Each equation of the step is a program, whose compilation takes most of the time."""
     for name, processes in (("one", 1), ("two", 2)):
         with pytest.raises(PipelineError, match="Invalid loss"):
             train(cache, tmp_path / name, *bad_data, processes=processes)

@@ -17,6 +17,7 @@ from pipeline.stages.record.continuity import (
 from pipeline.stages.record.environment import describe_numerics
 from pipeline.stages.record.provenance import Provenance, read_provenance
 from pipeline.stages.record.run_record import compare_origins, read_record
+from tests.conftest import MLP, TINY
 
 NUMERICS = {"threefry_partitionable": True, "default_matmul_precision": None}
 
@@ -136,16 +137,14 @@ def test_runs_are_compared_by_settings_both_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_resume_with_changed_settings_is_refused(
-    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Any, forked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.conftest import TINY
-
-    base = [*TINY, "train.steps=12", "hydra.run.dir=a"]
-    assert command(base).returncode == 0
+    base = [*TINY, *MLP, "train.steps=12", "hydra.run.dir=a"]
+    assert forked(base).returncode == 0
     before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     monkeypatch.setenv("JAX_THREEFRY_PARTITIONABLE", "0")
-    resume = [*TINY, "train.steps=18", "train.resume=a"]
+    resume = [*TINY, *MLP, "train.steps=18", "train.resume=a"]
     refused = command(resume)
     assert refused.returncode == 2
     assert "--xla_cpu_enable_fast_math: was not set, is true" in refused.stderr

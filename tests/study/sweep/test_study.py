@@ -21,7 +21,7 @@ from pipeline.core.files.package_paths import CONF  # noqa: E402
 from pipeline.study.sweep.storage import FileLock, send_heartbeats  # noqa: E402
 from pipeline.study.sweep.study import find_first_number, open_study, read_settings  # noqa: E402
 from pipeline.study.sweep.trials import StudySearch, requeue_dead_trials  # noqa: E402
-from tests.conftest import STEPS, TINY  # noqa: E402
+from tests.conftest import MLP, STEPS, TINY  # noqa: E402
 
 Sweeper = dict[str, Any]
 SPACE = {"lr": optuna.distributions.FloatDistribution(0.0, 1.0)}
@@ -49,7 +49,8 @@ def search(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     ]
 
     def run(*overrides: str) -> int:
-        return main(["-m", *TINY, *fixed, *overrides])
+        network = () if any(key.startswith("model=") for key in overrides) else MLP
+        return main(["-m", *TINY, *network, *fixed, *overrides])
 
     return run
 

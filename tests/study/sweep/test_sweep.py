@@ -40,7 +40,8 @@ def pipeline(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ma
     monkeypatch.setattr("sys.argv", ["pipeline"])
 
     def run(flag: str, *overrides: str) -> int:
-        return main([flag, *TINY, f"cache.root={cache}", *overrides])
+        network = () if any(key.startswith("model=") for key in overrides) else MLP
+        return main([flag, *TINY, *network, f"cache.root={cache}", *overrides])
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.training.parallel.state_sharing import find_shared_dimension
 from tests import outcome
+from tests.conftest import compose_tiny
 from tests.whole_run import run
 
 pytestmark = pytest.mark.usefixtures("optimized_programs_of_module")
@@ -93,15 +95,27 @@ def test_any_number_of_devices_has_the_same_bits(
         assert differences(first, more) == []
 
 
+CURVED = (
+    *(*SHORT, "checkpoint.every_steps=10", "optimizer=thor"),
+    *("train.optimizer.frequency=6", "train.accumulate_steps=2"),
+)
+
+
+@pytest.fixture(scope="module")
+def curved(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run with THOR on one device."""
+    compose = partial(compose_tiny, cache)
+    return train(compose, tmp_path_factory.mktemp("curved"), [*CURVED, "parallel.devices=1"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", ["[]", "[1,3]"], ids=["one group", "three groups"])
-def test_curvature_has_the_same_bits(tiny: Compose, tmp_path: Path, groups: str) -> None:
+def test_curvature_has_the_same_bits(
+    tiny: Compose, tmp_path: Path, curved: Any, groups: str
+) -> None:
     """L-06: THOR's A and G are those of the whole batch, exchanged in groups or at once."""
-    thor = ("optimizer=thor", "train.optimizer.frequency=6", "train.accumulate_steps=2")
-    fixed = (*SHORT, *thor, "checkpoint.every_steps=10")
-    one = train(tiny, tmp_path / "1", [*fixed, "parallel.devices=1"])
     four = [f"train.optimizer.split_indices={groups}", "parallel.devices=4", "train.sink_size=5"]
-    assert differences(one, train(tiny, tmp_path / "4", [*fixed, *four])) == []
+    assert differences(curved, train(tiny, tmp_path, [*CURVED, *four])) == []
 
 
 @pytest.mark.slow
