@@ -118,8 +118,8 @@ def _describe_unpaired(verdict: PairedVerdict, values: np.ndarray) -> Sequence[B
 def _draw_running_interval(differences: np.ndarray) -> Drawing:
     """Draw the mean of the first n differences, float64 (pairs,), and its interval, over n."""
     pairs = len(differences)
-    counts = np.arange(1, pairs + 1)
-    means = np.cumsum(differences) / counts
+    counts = range(1, pairs + 1)
+    means = np.cumsum(differences) / np.array(counts)
     num_ends = min(MAX_INTERVALS, max(0, pairs - MIN_PAIRS + 1))
     ends = np.linspace(MIN_PAIRS, pairs, num_ends, dtype=int)
     bounds = np.array([compute_interval(differences[:end]) for end in ends]).reshape(-1, 2)
@@ -129,7 +129,7 @@ def _draw_running_interval(differences: np.ndarray) -> Drawing:
     y = make_vertical_axis(float(reached.min()) - margin, float(reached.max()) + margin)
     chart = draw_frame("B - A", x, y, "pairs")
     chart.add("line", "ideal", x1=x.begin, y1=y.to_pixel(0), x2=x.end, y2=y.to_pixel(0))
-    for end, (low, high) in zip(ends, bounds, strict=True):
+    for end, (low, high) in zip(ends.tolist(), bounds, strict=True):
         place = x.to_pixel(end)
         chart.add(
             "line", "dot curve blue", x1=place, y1=y.to_pixel(low), x2=place, y2=y.to_pixel(high)
