@@ -34,6 +34,8 @@ class Platform:
     """Whether optimizing a program that runs once takes longer than it saves."""
     removes_recomputation: bool = False
     """Whether XLA undoes recomputation unless an option forbids it."""
+    widens_bfloat16_products: bool = False
+    """Whether XLA computes products of bfloat16 in float32 (its pass float-normalization)."""
     product_size: int = 8192
     """Rows and columns of the matrix product by which the peak of a device is measured."""
 
@@ -47,6 +49,7 @@ CPU = Platform(
     keeps_programs=True,
     optimizes_slowly=True,
     removes_recomputation=True,
+    widens_bfloat16_products=True,
     product_size=1024,
 )
 GPU = Platform(

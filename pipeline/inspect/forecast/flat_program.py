@@ -14,6 +14,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from pipeline.core.host.jaxpr import find_per_device_jaxpr, interpret_jaxpr, read_scan
+from pipeline.core.host.platforms import get_platform
 
 Atom = Any
 """A variable of a program, or a literal value: `Var | Literal`."""
@@ -21,7 +22,7 @@ Atom = Any
 IDENTITIES = ("sharding_constraint",)
 """Names of primitives that return their operand."""
 PRODUCTS = ("dot_general", "conv_general_dilated")
-"""Names of primitives that XLA:CPU computes in float32 if their operands are bfloat16."""
+"""Names of primitives that a CPU computes in float32 if their operands are bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class _Flattening:
             self._function = outer
             return outputs
         is_bfloat16 = any(atom.aval.dtype == jnp.bfloat16 for atom in inputs)
-        if is_bfloat16 and name in PRODUCTS and self._platform == "cpu":
+        widens_products = get_platform(self._platform).widens_bfloat16_products
+        if is_bfloat16 and name in PRODUCTS and widens_products:
             return self._add_float32_product(equation, inputs)
         results: list[Atom] = [Var(v.aval) for v in equation.outvars]
         if name == "platform_index":
