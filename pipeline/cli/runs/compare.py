@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.dump_spec import What
-from pipeline.core.errors import DataError, RunError, UsageError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.error_text import find_nearest
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.compare.cause_hints import format_layers, list_hints
@@ -149,10 +149,8 @@ def _rows_to_dicts(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
 def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Reporter) -> None:
     """Print the first rows, and write all as CSV if a file is named."""
     if request.out is not None:
-        try:
+        with convert_write_errors(request.out):
             write_whole(request.out, to_csv(rows))
-        except OSError as error:
-            raise RunError(f"{request.out}: can't be written: {error.strerror}") from error
         reporter.print_stage("rows", f"{len(rows)}: {request.out}")
     reporter.print_lines("")
     for line in format_rows(rows[:SHOWN_ROWS], request.limits):

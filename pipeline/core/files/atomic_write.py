@@ -10,10 +10,13 @@ import errno
 import os
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
+
+from pipeline.core.errors import RunError
 
 UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
 """Error numbers for folders that can't be synced, by their file system or their permissions."""
@@ -46,6 +49,15 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+@contextmanager
+def convert_write_errors(path: Path) -> Iterator[None]:
+    """Inside, an OSError becomes a RunError: the path can't be written, and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _is_device(path: Path) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 
 
 def format_csv(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -33,7 +32,5 @@ def format_line(values: Iterable[Any]) -> str:
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows as a CSV file, atomically. Raises RunError if the disk refuses."""
-    try:
+    with convert_write_errors(path):
         write_whole(path, format_csv(rows))
-    except OSError as error:
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 
 
 def format_json(value: Any, indent: int | None = None) -> str:
@@ -19,10 +18,8 @@ def format_json(value: Any, indent: int | None = None) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as an indented JSON file, atomically. Raises RunError if the disk refuses."""
-    try:
+    with convert_write_errors(path):
         write_whole(path, format_json(value, indent=1) + "\n")
-    except OSError as error:
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _replace_nan(value: Any) -> Any:

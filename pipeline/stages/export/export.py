@@ -22,7 +22,7 @@ import numpy as np
 from jax import export
 
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.text_format import TOKENIZER, write_tokenizer
@@ -74,7 +74,7 @@ def export_run(
     except (TypeError, ValueError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(f"{run.recipe.name}: can't be exported for any batch: {reason}") from error
-    try:
+    with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in (DESCRIPTION, *(() if onnx_entries else ONNX_FILES)):
             (folder / name).unlink(missing_ok=True)
@@ -84,8 +84,6 @@ def export_run(
         _write_text_files(run, folder)
         description = {**_describe(run, program), **(onnx_entries or {})}
         write_whole(folder / DESCRIPTION, format_json(description, indent=2) + "\n")
-    except OSError as error:
-        raise RunError(f"{folder}: can't be written: {error.strerror}") from error
 
 
 def is_export(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from pipeline.checkpoint.manifest import DamagedError
 from pipeline.checkpoint.restore import Checkpoint, read_checkpoint, read_saved
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.bounded_read import read_json
 from pipeline.models.weights.files.weight_files import write_weights
 from pipeline.stages.data import load_data
@@ -94,11 +94,9 @@ def write_checkpoints(
     run_dir = require_run_dir(source)
     recipe = read_run_recipe(run_dir)
     steps_per_sink_epoch = None
-    try:
+    with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         prefix = find_free_prefix(folder, prefix or recipe.model.name)
-    except OSError as error:
-        raise RunError(f"{folder}: can't be written: {error.strerror}") from error
     files = []
     for saved in _read_checkpoints(source, run_dir):
         steps_per_sink_epoch = steps_per_sink_epoch or _count_sink_epoch_steps(recipe, saved)
@@ -179,10 +177,8 @@ class MindSporeCopies:
     def write_graph(self, graph: bytes) -> None:
         """Write a network's graph as `{prefix}-graph.meta`. Raises RunError."""
         file = self._folder / f"{self._prefix}-graph.meta"
-        try:
+        with convert_write_errors(file):
             write_whole(file, graph)
-        except OSError as error:
-            raise RunError(f"{file}: can't be written: {error.strerror}") from error
 
     def remove(self, step: int) -> None:
         """Remove the file of a step, if this run has written one."""

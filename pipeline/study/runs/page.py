@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.page import Page, render_page
 from pipeline.study.runs.importance import KeyImportance, importance_of_keys
 from pipeline.study.runs.lineage import list_data_uses, list_links
@@ -51,10 +50,8 @@ def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: st
         links=list_links(runs),
         shared={key: _shorten(value) for key, value in common_keys(runs).items()},
     )
-    try:
+    with convert_write_errors(path):
         write_whole(path, text)
-    except OSError as error:
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]:

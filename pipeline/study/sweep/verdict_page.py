@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.charts import (
     Curve,
     draw_curves,
@@ -54,10 +53,8 @@ def write_verdict_page(
         page = _make_verdict_page(verdict, pairs, sides)
     else:
         page = Page(KIND, TITLE, f"{verdict}.", footer=sides)
-    try:
+    with convert_write_errors(path):
         write_whole(path, render_page(page))
-    except OSError as error:
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def _make_verdict_page(

@@ -20,7 +20,7 @@ import numpy as np
 
 from pipeline.config.precision import resolve_level
 from pipeline.core.errors import RecipeError, RunError, first_line
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.targets import Task
@@ -97,7 +97,7 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -
     ignored = run.recipe.dataset.ignore_index
     accuracy = _measure_accuracy(session, dataset, ignored)
     script = Path(__file__).with_name("predict_script.py").read_text(encoding="utf-8")
-    try:
+    with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # An incomplete export has no description.
         for name in (DESCRIPTION, INT8):
@@ -109,8 +109,6 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -
         images = _sample_images(dataset.train, calibration_samples)
         int8_content = _quantize(content, images)
         write_whole(folder / INT8, int8_content)
-    except OSError as error:
-        raise RunError(f"{folder}: can't be written: {error.strerror}") from error
     int8_accuracy = _measure_accuracy(_open_session(int8_content), dataset, ignored)
     return OnnxExport(difference, accuracy, int8_accuracy, len(images))
 
