@@ -36,9 +36,8 @@ def main(
 
     Both sides have `overrides`; side B also has `other`.
 
-    Raises UsageError without keys of side B, for an unknown metric or a page in no folder,
-    RecipeError if a recipe is wrong or can't be compared, RunError if the metric is missing or the
-    page can't be written.
+    Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
+    wrong or can't be compared, RunError if the metric is missing or the page can't be written.
     """
     if not other:
         rule = "must be followed by -- and the keys of side B, as in -- train.optimizer.lr=0.02"
@@ -50,8 +49,6 @@ def main(
         raise UsageError(
             [f"--metric {metric}"], explain_unknown_name("metric", metric, directions())
         )
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise UsageError([f"--out {out}"], "must be a file in a folder that exists")
     require_hydra_keys(overrides)
     components = {"recipe", *DEFAULT_COMPONENTS}
     if not components & set(map(get_key, overrides)):

@@ -10,9 +10,8 @@ import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
-from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import Curve, draw_curves
-from pipeline.core.pages.page import Charts, Page, Section, render_page
+from pipeline.core.pages.page import Charts, Page, Section, write_page
 from pipeline.core.reporter import Reporter
 from pipeline.study.rate_search import RateCurve, measure_rate_curve, suggest_rate
 
@@ -23,7 +22,8 @@ NUM_SHOWN = 12
 def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> CommandResult:
     """Search for a learning rate, print a suggestion, and draw the losses on the page `out`.
 
-    Raises RecipeError for a wrong recipe, RunError if the loss doesn't fall at any rate.
+    Raises RecipeError for a wrong recipe, RunError if the loss doesn't fall at any rate or
+    the page can't be written.
     """
     recipe = compose_and_check(overrides)
     with Reporter() as reporter:
@@ -40,7 +40,7 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
             title = f"Learning rates of {recipe.name}"
             advice = f"Try train.optimizer.lr={suggestion.rate:.2g}"
             page = Page("find-rate", title, advice, sections)
-            write_whole(out, render_page(page))
+            write_page(out, page)
             reporter.print_lines(f"the curve: {out}")
     losses = {"rates": curve.rates.tolist(), "losses": curve.losses.tolist()}
     return CommandResult({**asdict(suggestion), **losses})

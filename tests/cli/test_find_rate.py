@@ -31,3 +31,13 @@ def test_rate_is_printed_and_losses_are_drawn(
 def test_too_few_steps_are_refused(steps: str) -> None:
     with pytest.raises(UsageError, match=f"--steps {steps}: must be a whole number from 20"):
         ROOT(["find-rate", "+recipe=lenet5_digits", "--steps", steps])
+
+
+@pytest.mark.parametrize("command", ["find-rate", "better"])
+@pytest.mark.parametrize("out", [".", "missing/page.html"])
+def test_page_in_no_folder_is_refused_before_training(
+    out: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"--out {out}: must be a file in a folder that exists"):
+        ROOT([command, "+recipe=lenet5_digits", "--out", out])

@@ -92,6 +92,17 @@ class FilePath(click.ParamType):
         return [CompletionItem(incomplete, type="dir" if self.name == "folder" else "file")]
 
 
+class NewFile(FilePath):
+    """A file to write, in a folder that exists: a command may compute for hours before it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path. Raises UsageError for a folder, or a file in no folder."""
+        path = super().convert(value, param, ctx)
+        if path.is_dir() or not path.parent.is_dir():
+            _refuse(param, value, "must be a file in a folder that exists")
+        return path
+
+
 class CommaList(click.ParamType):
     """Words with commas between them, as a tuple."""
 
@@ -191,6 +202,11 @@ def out_option(metavar: str, text: str, *, was: str | None = None) -> Option:
     """Return `--out`, where a command writes."""
     path_type = FilePath(is_folder=metavar == "FOLDER")
     return Option("--out", type=path_type, metavar=metavar, help=text, was=was)
+
+
+def page_option(text: str) -> Option:
+    """Return `--out` for a page."""
+    return Option("--out", type=NewFile(), metavar="FILE", help=text)
 
 
 def seed_option(text: str, default: int | None = 0) -> Option:

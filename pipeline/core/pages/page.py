@@ -7,8 +7,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.drawing import Drawing, read_template
 
 if TYPE_CHECKING:
@@ -129,6 +131,12 @@ def render_page(page: Page, template: str = "page.html", **values: Any) -> str:
     """
     html_template = _make_environment().get_template(template)
     return html_template.render(page=page, **values).encode("utf-8", "replace").decode()
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write a page atomically. Raises RunError if it can't be written."""
+    with convert_write_errors(path):
+        write_whole(path, render_page(page))
 
 
 def _sha256(script: str) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.charts import (
     Curve,
     draw_curves,
@@ -26,7 +25,7 @@ from pipeline.core.pages.page import (
     RowTable,
     Section,
     Words,
-    render_page,
+    write_page,
 )
 from pipeline.study.paired_test import MIN_PAIRS, compute_interval
 from pipeline.study.sweep.directory import JobSummary
@@ -53,8 +52,7 @@ def write_verdict_page(
         page = _make_verdict_page(verdict, pairs, sides)
     else:
         page = Page(KIND, TITLE, f"{verdict}.", footer=sides)
-    with convert_write_errors(path):
-        write_whole(path, render_page(page))
+    write_page(path, page)
 
 
 def _make_verdict_page(
