@@ -40,8 +40,7 @@ def pipeline(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ma
     monkeypatch.setattr("sys.argv", ["pipeline"])
 
     def run(flag: str, *overrides: str) -> int:
-        network = () if any(key.startswith("model=") for key in overrides) else MLP
-        return main([flag, *TINY, *network, f"cache.root={cache}", *overrides])
+        return main([flag, *TINY, f"cache.root={cache}", *overrides])
 
     return run
 
