@@ -432,7 +432,7 @@ def test_modules_have_twin_tests_or_a_row() -> None:
     assert [name for name in without_twin() if not row_of(name)] == []
 
 
-def test_rows_name_modules_without_tests() -> None:
+def test_rows_name_modules_without_twins() -> None:
     assert sorted(set(COVERED) - {row_of(name) for name in without_twin()}) == []
 
 

@@ -10,8 +10,15 @@ from pipeline.cli.train import RESUME_KEYS, TrainArguments, run_sweep
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import DEFAULT_COMPONENTS, DEFAULT_RECIPE, resolve_recipe
 from pipeline.config.hydra_versions import find_stored_option, store_option
-from pipeline.config.overrides import get_key, quote_value, require_hydra_keys, sets_key, value_of
-from pipeline.core.errors import UsageError, hide_secrets, printable
+from pipeline.config.overrides import (
+    get_key,
+    hide_secret_values,
+    quote_value,
+    require_hydra_keys,
+    sets_key,
+    value_of,
+)
+from pipeline.core.errors import UsageError, printable
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.comparable_sides import require_comparable
@@ -81,8 +88,9 @@ def main(
     verdict = read_verdict(end.sweep_dir, metric)
     facts = verdict.to_dict() if isinstance(verdict, PairedVerdict) else {"verdict": verdict}
     if out is not None:
-        sides = f"Side A: {' '.join(overrides)}. Side B also has {' '.join(other)}."
-        write_verdict_page(out, verdict, read_pairs(end.sweep_dir)[0], hide_secrets(sides))
+        common_words = " ".join(hide_secret_values(overrides))
+        sides = f"Side A: {common_words}. Side B also has {' '.join(hide_secret_values(other))}."
+        write_verdict_page(out, verdict, read_pairs(end.sweep_dir)[0], sides)
         print(printable(f"the pairs: {out}"))
     return CommandResult({**facts, "sweep": str(end.sweep_dir)}, end.exit_status)
 

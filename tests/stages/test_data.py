@@ -221,7 +221,7 @@ def known_set(name: str, cache: Path, *overrides: str) -> Recipe:
         ("cifar100", 50_000, (32, 32, 3), 100),
     ],
 )
-def test_published_dataset_is_downloaded_only_for_stages_that_read_it(
+def test_published_dataset_is_needed_only_by_stages_that_read_it(
     name: str,
     samples: int,
     image: tuple[int, ...],

@@ -112,7 +112,6 @@ def strip_ledger(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {path: array for path, array in arrays.items() if not path.startswith("ledger/")}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 def test_ledger_does_not_change_training(tiny: Compose, tmp_path: Path) -> None:
     run(tiny(*RUN), tmp_path / "on")

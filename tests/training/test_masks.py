@@ -124,7 +124,7 @@ def test_masked_values_can_be_non_finite() -> None:
     assert (float(value), gradient.tolist()) == (2.0, [0.25, 0.0, 0.0])
 
 
-def test_within_is_true_below_each_length() -> None:
+def test_mask_is_true_below_each_length() -> None:
     result = jax.jit(make_length_mask, static_argnums=1)(jnp.array([[0, 2], [3, 9]]), 3)
     assert result.astype(int).tolist() == [[[0, 0, 0], [1, 1, 0]], [[1, 1, 1], [1, 1, 1]]]
 

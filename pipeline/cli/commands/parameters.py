@@ -98,7 +98,11 @@ class NewFile(FilePath):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path. Raises UsageError for a folder, or a file in no folder."""
         path = super().convert(value, param, ctx)
-        if path.is_dir() or not path.parent.is_dir():
+        try:
+            can_be_written = path.parent.is_dir() and not path.is_dir()
+        except OSError:  # such as a name that is too long
+            can_be_written = False
+        if not can_be_written:
             _refuse(param, value, "must be a file in a folder that exists")
         return path
 

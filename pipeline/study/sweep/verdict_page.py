@@ -95,6 +95,8 @@ def _make_verdict_page(
 
 def _describe_unpaired(verdict: PairedVerdict, values: np.ndarray) -> Sequence[Block]:
     """Return the runs for the same precision with and without common seeds."""
+    if verdict.pairs < 2:
+        return [Words("A single pair has no spread.")]
     if verdict.unpaired_runs is None:
         return [Words("All differences are equal, so that no number of separate seeds compares.")]
     spread = float((values[:, 1] - values[:, 0]).std())

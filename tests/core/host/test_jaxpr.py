@@ -147,7 +147,7 @@ def test_operations_and_loops_have_no_called_jaxpr() -> None:
     assert find_called_jaxpr(only_equation(jnp.sin, "sin", X)) is None
 
 
-def test_walk_accepts_values_of_any_type() -> None:
+def test_interpretation_accepts_values_of_any_type() -> None:
     scale = np.arange(3, dtype=np.float32)
     closed = jax.make_jaxpr(lambda x, y: (jnp.sin(x) * scale + 2, y))(X, X)
 
@@ -164,7 +164,7 @@ def test_walk_accepts_values_of_any_type() -> None:
     assert "2.0" in results[0]
 
 
-def test_walk_drops_values_after_their_last_use() -> None:
+def test_interpretation_drops_values_after_their_last_use() -> None:
     class Value:
         pass
 

@@ -78,7 +78,7 @@ def test_interval_contains_the_step_and_throughput_matches_it(report: Report) ->
     assert report.samples_per_s == pytest.approx(8 * 32 / report.step_ms * 1e3)
 
 
-def test_task_times_reach_their_roofline(report: Report) -> None:
+def test_task_times_are_at_least_their_roofline(report: Report) -> None:
     assert all(task.us >= task.roofline_us for task in report.tasks)
     assert report.device_ms <= report.step_ms
     assert set(report.coverage["equations"]) <= {"task", "fused", "free", "unsupported"}
