@@ -81,7 +81,7 @@ def find_strangers(root: Path) -> list[Path]:
 
 
 def rename_aside(path: Path, reason: str) -> Path:
-    """Rename an entry to `<why>-<name>-<n>`, so that its step can be saved. Raises OSError."""
+    """Rename an entry to `<reason>-<name>-<n>`, so that its step can be saved. Raises OSError."""
     names = (path.with_name(f"{reason}-{path.name}-{n}") for n in count(1))
     return path.rename(next(name for name in names if not os.path.lexists(name)))
 

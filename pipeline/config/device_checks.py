@@ -110,7 +110,8 @@ def check_features(recipe: Recipe) -> Iterator[str]:
         return
     # The memory sets the mode, which the user may not have typed.
     mode = f"parallel.mode = {parallel.mode}"
-    mode = mode if train.memory is None else f"train.memory = {train.memory}"
+    if train.memory is not None and parallel.mode == "data":
+        mode = f"train.memory = {train.memory}"
     if train.loss.hardest_share < 1:
         yield (
             f"train.loss.hardest_share = {train.loss.hardest_share}: must be 1.0 with {mode}; the "

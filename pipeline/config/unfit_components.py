@@ -36,7 +36,7 @@ def find_unfit_components(
 def _find_problem(
     group: str, path: TreePath, section: Any, override_keys: Collection[str]
 ) -> str | None:
-    """Return the problem of the section at `where`; None if its keys fit."""
+    """Return the problem of the section at `path`; None if its keys fit."""
     is_name = isinstance(section, str)
     section = {"name": section} if is_name else section
     specs = list_components(group)

@@ -60,7 +60,7 @@ def compute_order_at(
     shuffle: bool,
     buffer_size: int | None,
 ) -> np.ndarray:
-    """Return the samples at some positions of `compute_epoch_order`, int like `places`."""
+    """Return the samples at some positions of `compute_epoch_order`, int like `positions`."""
     if not shuffle:
         return positions
     if samples > LARGE and (buffer_size or samples) >= samples:
@@ -102,7 +102,7 @@ def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarr
 def find_shard_positions(
     positions: np.ndarray, samples: int, num_shards: int, shard_id: int
 ) -> np.ndarray:
-    """Convert positions in a shard (`places`) to positions in the epoch, int64."""
+    """Convert positions in a shard (`positions`) to positions in the epoch, int64."""
     return (positions.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 

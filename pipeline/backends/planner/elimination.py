@@ -212,10 +212,10 @@ class Eliminator:
 def _thin_by_levels(
     undominated: NDArray[Any], memory: Floats, cost: Floats, max_count: int
 ) -> NDArray[Any]:
-    """Return a mask of at most `most` points of each state.
+    """Return a mask of at most `max_count` points of each state.
 
     If a state has more, the mask has the points with the least memory and with the least time, and
-    the cheapest point of each of `most - 2` levels of memory.
+    the cheapest point of each of `max_count - 2` levels of memory.
     """
     counts = undominated.sum(axis=-1)
     if counts.max(initial=0) <= max_count:

@@ -40,7 +40,7 @@ class TraceRow:
 def write_trace_file(
     path: Path, events: Iterable[TraceEvent], metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a trace, and the facts `about` it. Raises OSError, and ValueError for a NaN."""
+    """Write a trace, and its `metadata`. Raises OSError, and ValueError for a NaN."""
     other_data = {} if metadata is None else {"otherData": dict(metadata)}
     trace = {"displayTimeUnit": "ms", **other_data, "traceEvents": list(events)}
     write_whole(path, json.dumps(trace, allow_nan=False, separators=(",", ":")))

@@ -27,14 +27,14 @@ def show(value: Any) -> str:
 def join_first(
     texts: Sequence[str], max_count: int, separator: str = ", ", before_more: str = " and "
 ) -> str:
-    """Return the first `most` texts, joined; then `before_more` and the number of further texts."""
+    """Return the first `max_count` texts, joined, then `before_more` and how many are left."""
     num_left = len(texts) - max_count
     ending = f"{before_more}{num_left:,} more" if num_left > 0 else ""
     return separator.join(texts[:max_count]) + ending
 
 
 def limit_lines(lines: Sequence[str], max_count: int) -> list[str]:
-    """Return the first `most` lines, and a line with the number of further lines."""
+    """Return the first `max_count` lines, and a line with the number of further lines."""
     num_left = len(lines) - max_count
     return [*lines[:max_count], *([f"{num_left:,} more"] if num_left > 0 else [])]
 

@@ -38,7 +38,7 @@ def read_available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -
 
 
 def require_room(size_bytes: int, purpose: str) -> None:
-    """Raise ValueError if `what` needs more memory than is available."""
+    """Raise ValueError if `purpose` needs more memory than is available."""
     available = read_available_bytes()
     if size_bytes > available:
         raise ValueError(

@@ -274,7 +274,7 @@ def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
 
 @lru_cache
 def _list_nearest_pixels(max_length: int, target: int) -> np.ndarray:
-    """Return the nearest pixels for crops of each length from 0, which is unused, to `longest`."""
+    """Return the nearest pixels for crops of lengths from 0, which is unused, to `max_length`."""
     lengths = [find_nearest_pixels(max(length, 1), target) for length in range(max_length + 1)]
     return np.stack(lengths)
 
@@ -283,7 +283,7 @@ def _list_nearest_pixels(max_length: int, target: int) -> np.ndarray:
 def _list_taps(
     interpolation: Literal["linear", "cubic"], max_length: int, target: int, axis: Axis, fixed: bool
 ) -> Taps:
-    """Return the taps for crops of each length from 0, which is unused, to `longest`."""
+    """Return the taps for crops of each length from 0, which is unused, to `max_length`."""
     lengths = [
         make_opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
         for length in range(max_length + 1)

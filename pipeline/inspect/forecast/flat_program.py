@@ -99,9 +99,8 @@ class _Flattening:
             outputs = self.add(called, inputs)
             self._function = outer
             return outputs
-        is_bfloat16 = any(atom.aval.dtype == jnp.bfloat16 for atom in inputs)
-        widens_products = get_platform(self._platform).widens_bfloat16_products
-        if is_bfloat16 and name in PRODUCTS and widens_products:
+        widens = name in PRODUCTS and get_platform(self._platform).widens_bfloat16_products
+        if widens and any(atom.aval.dtype == jnp.bfloat16 for atom in inputs):
             return self._add_float32_product(equation, inputs)
         results: list[Atom] = [Var(v.aval) for v in equation.outvars]
         if name == "platform_index":
@@ -125,10 +124,14 @@ class _Flattening:
             options = {**equation.params, "preferred_element_type": np.dtype(jnp.float32)}
             return equation.primitive.bind(*operands, **options).astype(output.dtype)
 
+        operands: list[Atom] = []
         for atom in inputs:
+            if isinstance(atom, Literal):  # which can't be a key
+                operands += self.add(jax.make_jaxpr(convert)(atom.aval), [atom])
+                continue
             if atom not in self._float32:
                 (self._float32[atom],) = self.add(jax.make_jaxpr(convert)(atom.aval), [atom])
-        operands = [self._float32[atom] for atom in inputs]
+            operands.append(self._float32[atom])
         return self.add(jax.make_jaxpr(multiply)(*(atom.aval for atom in operands)), operands)
 
     def _choose_branch(self, equation: JaxprEqn, selector: Atom) -> ClosedJaxpr:

@@ -23,7 +23,7 @@ from pipeline.inspect.profiler.verdict import RESIDENT, Evidence
 from pipeline.models.modules.apply_layers import intercept_layers
 from pipeline.stages.autosink.dispatch_costs import TimedRuns, Variant
 from pipeline.stages.build import build
-from pipeline.stages.fit_memory import compile_to_fit
+from pipeline.stages.fit_memory import FittedExecutable, compile_to_fit
 from pipeline.stages.lower import lower
 
 MAX_COMPILE_S = 30.0
@@ -75,7 +75,12 @@ def try_change(
             changed = compile_to_fit(other, dataset, built, backend, silent)
         if not left_out:
             return verdict
+        sides = [side for side in (executable, changed) if isinstance(side, FittedExecutable)]
+        samples_at_once = [side.samples_at_once for side in sides]
         gain = _measure_gain(recipe, other, built.run_schedule, executable, changed, evidence)
+        if samples_at_once != [side.samples_at_once for side in sides]:
+            # Out of memory: the step was traced again, with the layer.
+            return verdict
     except PipelineError:
         # The device doesn't support the change, or its losses aren't finite.
         return verdict

@@ -122,7 +122,7 @@ def make_environment(
 ) -> dict[str, str]:
     """Return the variables of process `rank` of `size` processes that meet at a port.
 
-    Variables of the same names that a launcher has set for this process are replaced.
+    Variables that a launcher has set for this process are left out.
     """
     names = {name for row in LAUNCHERS if row.name == "env" for name in row.variables}
     return {

@@ -41,6 +41,18 @@ def evaluate(program: FlatProgram, *args: Any) -> list[Any]:
     return [a.val if isinstance(a, Literal) else known[a] for a in program.results]
 
 
+def test_constant_factor_of_a_bfloat16_product_is_widened() -> None:
+    def scale(x: Array) -> Array:
+        return lax.dot_general(jnp.bfloat16(0.5), x, (((), ()), ((), ())))
+
+    x = X.astype(jnp.bfloat16)
+    np.testing.assert_array_equal(evaluate(flat(scale, x), x)[0], scale(x))
+
+
+def test_token_has_no_dtype_to_widen() -> None:
+    assert "create_token" in names(flat(lambda x: (lax.create_token(x), x + 1), X))
+
+
 def test_calls_are_inlined() -> None:
     @jax.jit
     def inner(x: Array) -> Array:
