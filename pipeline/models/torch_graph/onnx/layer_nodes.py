@@ -66,7 +66,7 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
         totals = [max((-(-n // step) - 1) * step + span - n, 0) for n, step, span in sizes]
         pads = [_split_pads(total, mode) for total in totals]
     elif mode != "VALID":
-        raise ValueError(f"auto_pad = {mode!r}")
+        raise ValueError(f"unknown auto_pad {mode!r}")
     return replace(window, pads=tuple(pads))
 
 
@@ -166,7 +166,7 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
     weight = reader.value(1)
     bias = reader.optional(2)
     if x.ndim != 2 or weight.ndim != 2:
-        raise ValueError("a product of others than matrices")
+        raise ValueError("Gemm of arrays that aren't matrices")
     x = graph.call("t.default", x) if reader.attribute("transA", 0) else x
     features = graph.shape(weight)[0 if reader.attribute("transB", 0) else 1]
     alpha = reader.attribute("alpha", 1.0)
@@ -240,7 +240,7 @@ def read_group_norm(reader: OnnxNodeReader) -> Results:
     bias = reader.value(2)
     (channels,) = reader.fixed_sizes(first_axis=1)[:1]
     if groups < 1 or channels % groups:
-        raise ValueError(f"{groups} groups of {channels} channels")
+        raise ValueError(f"{channels} channels don't divide into {groups} groups")
     if reader.opset < 21:
         repeat = "repeat_interleave.self_int"
         scale = reader.graph.call(repeat, scale, channels // groups, 0)
@@ -270,7 +270,9 @@ def read_pool(reader: OnnxNodeReader) -> Results:
             "squeeze.dim", _add_pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
         )
     if len(window.kernel) not in (2, 3) or x.ndim != len(window.kernel) + 2:
-        raise ValueError(f"a window of {window.kernel} on {x.ndim} axes; must be of images")
+        raise ValueError(
+            f"a window of {window.kernel} on {x.ndim} axes; must have 1 to 3 spatial axes"
+        )
     return _add_pool(reader, x, window)
 
 
@@ -287,7 +289,7 @@ def _add_pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxV
         op = f"max_pool{axes}d.default"
         return graph.call(op, x, window.kernel, window.strides, pads, window.dilations, is_ceil)
     if set(window.dilations) != {1}:
-        raise ValueError("the windows of its means are dilated")
+        raise ValueError("dilated average pooling isn't supported")
     counts_pads = bool(reader.attribute("count_include_pad", 0))
     op = f"avg_pool{axes}d.default"
     if window.is_symmetric:
