@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import IO, Any, Literal
 
 MAX_PROBLEMS = 50
-"""Most problems in a message; a larger number usually has one cause."""
+"""A message has at most this many problems; a larger number usually has one cause."""
 MAX_PROBLEM_LENGTH = 2_000
-"""Most characters of a problem in a message."""
+"""A problem in a message has at most this many characters."""
 HIDDEN = "***"
 """Text that replaces a secret."""
 # Repetitions are bounded, since strangers may make texts on which a search takes long.

@@ -64,7 +64,7 @@ def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1
-"""Most labels of an evaluation, which counts them in int32."""
+"""An evaluation has at most this many labels: it counts them in int32."""
 
 
 @dataclass(frozen=True, eq=False)
