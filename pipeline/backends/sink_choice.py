@@ -22,7 +22,7 @@ TOLERANCE = 0.005
 """A shorter sink is preferred if a longer sink saves at most this share of a step."""
 
 HORIZON_STEPS = 200_000
-"""Most steps over which dispatches are counted: events have repeated by then."""
+"""Dispatches are counted over at most this many steps: events have repeated by then."""
 
 
 @dataclass(frozen=True)

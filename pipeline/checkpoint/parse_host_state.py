@@ -17,7 +17,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.core.files.value_text import show
 
 MAX_DIGITS = 308
-"""Most digits of a whole number that a float can hold."""
+"""A whole number that a float can hold has at most this many digits."""
 
 
 def parse_host_state(data: Any) -> HostState:

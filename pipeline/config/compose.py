@@ -43,7 +43,8 @@ UNCOMPOSABLE = (
 """Errors that Hydra raises for overrides that it can't compose."""
 
 MAX_ROUNDS = 10
-"""Most attempts to compose; each omits the problems that earlier attempts met, to find others."""
+"""Composing is tried at most this often. Each attempt omits the problems that earlier attempts met,
+to find others."""
 
 SEVERAL_VALUES = "Ambiguous value for argument"
 """Beginning of Hydra's message for `key=1,2`."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 from pipeline.core.registry import FilePath, Seq, Spec
 
 MAX_DUMPED = 10_000
-"""Most dumped steps of a run."""
+"""A run dumps at most this many steps."""
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 What = Literal["input", "output", "all"]

@@ -26,7 +26,7 @@ OUTPUT_SUBDIR = "hydra.output_subdir"
 MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 MAX_NAME_BYTES = 255
-"""Most bytes of a key: Hydra looks for a file named after every key."""
+"""A key has at most this many bytes: Hydra looks for a file named after every key."""
 
 MAX_QUOTED_LENGTH = 200
 """Longest value that is shown in quotes: a list of 4,000 quoted texts takes seconds to parse."""

@@ -14,7 +14,7 @@ from pipeline.core.files.tree_diff import TreePath, find_value, format_key, iter
 from pipeline.core.files.value_text import show
 
 MAX_SIZE = 100_000
-"""Most values of a recipe with its references resolved; a long text counts as several."""
+"""A recipe has at most this many values with references resolved; a long text counts as several."""
 MAX_CHAIN = 24
 """Longest chain of references. OmegaConf resolves chains recursively, and Python's stack allows
 about 50."""

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import IO, Any, Literal
 
 MAX_PROBLEMS = 50
-"""Most problems in a message; a larger number usually has one cause."""
+"""A message has at most this many problems; a larger number usually has one cause."""
 MAX_PROBLEM_LENGTH = 2_000
-"""Most characters of a problem in a message."""
+"""A problem in a message has at most this many characters."""
 HIDDEN = "***"
 """Text that replaces a secret."""
 # Repetitions are bounded, since strangers may make texts on which a search takes long.
@@ -198,14 +198,14 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:
-        discard(sys.stdout)
+        redirect_to_null(sys.stdout)
         if status == 0 and not isinstance(error, BrokenPipeError):
             print(f"error: the output can't be written: {error.strerror}", file=sys.stderr)
         return status or get_exit_status(error)
     return status
 
 
-def discard(stream: IO[str]) -> None:
+def redirect_to_null(stream: IO[str]) -> None:
     """Redirect a stream to the null device; otherwise Python fails to flush the stream at exit."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -14,13 +14,13 @@ from typing import IO, Literal, Self
 
 from rich.console import Console
 
-from pipeline.core.errors import discard, printable_lines
+from pipeline.core.errors import printable_lines, redirect_to_null
 from pipeline.core.files.real_files import open_unshared
 
 MARGIN = 10
 """Width of the margin, in characters, that has the name of a stage."""
 SILENCE_S = 4.0
-"""Seconds without a line until a line names the work of the stage."""
+"""Without a terminal, a task that takes longer than these seconds is named in a line."""
 WARNING = f"{'warning':<{MARGIN}}"
 
 
@@ -78,13 +78,13 @@ class Reporter:
             if self.console.is_terminal:
                 self.console.print(text)
             else:
-                # rich takes 0.3 ms a line, which would slow runs without sinks.
+                # rich takes 0.3 ms a line, which would slow runs with a line for each step.
                 print(text, file=self.console.file, flush=True)
         except OSError as error:
             if not self._has_log:
                 raise
             self._can_print = False
-            discard(self.console.file)
+            redirect_to_null(self.console.file)
             problem = f"the console can't be written ({error.strerror})"
             self._write_log_line(f"{WARNING} {problem}; further lines are only in this log")
 

@@ -34,7 +34,7 @@ from pipeline.data.checksums import RemoteFile, compute_checksum
 MIN_BYTES_PER_STALL = 16 * 2**10
 """Fewest bytes that a mirror must send per `stall_s`, else the next is tried."""
 MAX_BYTES = 2 * 2**30
-"""Most bytes of a file."""
+"""A file has at most this many bytes."""
 ROUNDS = 5
 """The most rounds through all mirrors. A round that adds no bytes is the last."""
 _CHUNK_BYTES = 1 << 20

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.training.state import TrainState
 
 MAX_TIMED_DISPATCHES = 4096
-"""Most dispatches whose times are kept for the median."""
+"""Times of at most this many dispatches are kept for the median."""
 
 
 @dataclass

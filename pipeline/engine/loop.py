@@ -77,7 +77,7 @@ class Decision(NamedTuple):
     """Decisions by time or signal, which the first of several processes makes for all."""
 
     max_steps: int
-    """Most steps of the next dispatch."""
+    """The next dispatch has at most this many steps."""
     stop: str | None
     """Signal to stop, as text."""
     prune: str | None

@@ -65,7 +65,7 @@ class Rollbacks(NoRollbacks):
 
     needs_start = True
     most: int
-    """Most rollbacks of a run."""
+    """A run rolls back at most this often."""
     periods: Sequence[int]
     """Periods of checkpoints, in steps."""
     steps: Callable[[], Sequence[int]]

@@ -26,9 +26,9 @@ from pipeline.engine.step_checks import LOSS
 from pipeline.models.modules.name_stack import find_layer
 
 MAX_OPERANDS = 3
-"""Most operands in a description."""
+"""A description has at most this many operands."""
 MAX_EXAMPLES = 8
-"""Most examples of a batch in a description."""
+"""A description has at most this many examples of a batch."""
 
 
 def examine_step(step: Callable[[Any, Any], Any], state: Any, batch: Any) -> str:

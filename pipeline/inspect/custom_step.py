@@ -92,7 +92,7 @@ SPEC = ProfileSpec(
 )
 """Default settings of the command `profile`."""
 MAX_SINK_STEPS = MAX_STEPS // 10
-"""Most steps of a sink of the profiled run, which has several sinks to compare."""
+"""A sink of the profiled run has at most this many steps, so that there are several to compare."""
 ROUNDS = 5
 TRIAL_MS = 150.0
 """Least time of a trial of a sink's size."""

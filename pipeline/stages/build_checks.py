@@ -25,7 +25,7 @@ from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
 from pipeline.data.transform import count_choices, select_ops
-from pipeline.models.layers.path_patterns import Path, require_covered
+from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
@@ -64,7 +64,7 @@ def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
 
 MAX_PARAMETERS = 10**13
 MAX_LABELS = 2**31 - 1
-"""Most labels of an evaluation, which counts them in int32."""
+"""An evaluation has at most this many labels: it counts them in int32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +195,7 @@ def check_jit_layers(draft: StepDraft) -> None:
     patterns = draft.recipe.train.jit_layers
     if not patterns:
         return
-    paths: dict[Path, None] = {}
+    paths: dict[LayerPath, None] = {}
     with blaming_key("train.jit_layers"):
         with list_layers(paths):
             jax.eval_shape(lambda words: init_variables(draft.step_config, words), draft.seed)

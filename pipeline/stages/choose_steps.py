@@ -40,7 +40,7 @@ MOST_TIMED_S = 10.0
 LONG_ROUND = 8
 """Number of short rounds of steps in the time for measuring; the long round takes half of it."""
 MOST_EVALUATIONS = 20
-"""Most evaluations that are timed between steps."""
+"""At most this many evaluations are timed between steps."""
 CLOSING_S = 0.4
 """Seconds from the last evaluation to the end of the process: logs, pictures, the summary."""
 

@@ -15,7 +15,13 @@ from flax.traverse_util import flatten_dict
 from pipeline.config.recipe import Recipe, TrainSpec
 from pipeline.models.imported.imported_network import ImportedNetwork
 from pipeline.models.layers import standard
-from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
+from pipeline.models.layers.path_patterns import (
+    EXCEPT,
+    LayerPath,
+    covers,
+    is_frozen,
+    require_covered,
+)
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
@@ -180,7 +186,7 @@ def _group_scopes(
         pairs = zip(name_scopes(stack), stack, strict=True)
         order = [(name, isinstance(layer, _NORMS)) for name, layer in pairs]
     else:
-        paths: dict[Path, None] = {}
+        paths: dict[LayerPath, None] = {}
         with list_layers(paths):
             jax.eval_shape(lambda words: init_variables(step_config, words), seed)
         # In the order of their calls.

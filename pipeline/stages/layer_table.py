@@ -21,7 +21,7 @@ from pipeline.data.random import seed_words
 from pipeline.data.tables.encode_table import make_encoding_ops
 from pipeline.data.targets import Targets
 from pipeline.data.transform import compute_column_specs, replace_targets
-from pipeline.models.layers.path_patterns import Path, is_frozen
+from pipeline.models.layers.path_patterns import LayerPath, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
@@ -170,9 +170,9 @@ class _TracedLayers:
     """Kinds and output shapes of layers and modules, by path, in the order of tracing."""
 
     def __init__(self) -> None:
-        self._layers: dict[Path, tuple[str, tuple[int, ...] | None]] = {}
+        self._layers: dict[LayerPath, tuple[str, tuple[int, ...] | None]] = {}
 
-    def note_layer(self, path: Path, kind: str, result: Any) -> None:
+    def note_layer(self, path: LayerPath, kind: str, result: Any) -> None:
         """Note a layer of a list."""
         self._layers.setdefault(path, (kind, tuple(result.shape[1:])))
 
@@ -183,13 +183,13 @@ class _TracedLayers:
             self._layers.setdefault(module.path, (type(module).__name__, shape))
 
     def make_rows(
-        self, params: Mapping[Path, Any], step_config: StepConfig
+        self, params: Mapping[LayerPath, Any], step_config: StepConfig
     ) -> tuple[LayerRow, ...]:
         """Return a row for each layer with parameters or without inner layers.
 
         Scopes that weren't traced come last.
         """
-        leaves: dict[Path, dict[str, Any]] = {}
+        leaves: dict[LayerPath, dict[str, Any]] = {}
         for path, leaf in params.items():
             # A parameter belongs to the innermost traced layer around it, or else to its scope.
             scopes = [path[:depth] for depth in range(len(path) - 1, 0, -1)]
@@ -207,7 +207,7 @@ class _TracedLayers:
         )
 
     def _make_row(
-        self, path: Path, leaves: Mapping[str, Any], step_config: StepConfig, rate: float
+        self, path: LayerPath, leaves: Mapping[str, Any], step_config: StepConfig, rate: float
     ) -> LayerRow:
         kind, output = self._layers.get(path, ("", None))
         depth = len(path)
@@ -220,7 +220,7 @@ class _TracedLayers:
         return LayerRow("/".join(path), kind, output, shapes, dtypes, trained, rate)
 
 
-def _describe_training(path: Path, step_config: StepConfig) -> str:
+def _describe_training(path: LayerPath, step_config: StepConfig) -> str:
     """Return whether a parameter is trained, and from which step, as text."""
     if not is_frozen(step_config.frozen, path):
         return "yes"
@@ -228,7 +228,7 @@ def _describe_training(path: Path, step_config: StepConfig) -> str:
     return f"from step {starts[0] + 1}" if starts else "no"
 
 
-def _count_trained(params: Mapping[Path, Any], step_config: StepConfig, step: int) -> int:
+def _count_trained(params: Mapping[LayerPath, Any], step_config: StepConfig, step: int) -> int:
     """Return the number of parameters that are trained after `step` steps."""
     frozen = select_phase(step_config, step).frozen
     return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))

@@ -57,7 +57,7 @@ from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import get_image_shape
 
 MAX_NAMED = 3
-"""Most unlowered operations that are named in a line of the log."""
+"""A line of the log names at most this many unlowered operations."""
 
 TUNING_S = 24 * 3600.0
 """Seconds that processes wait at most while the first process times lowerings."""

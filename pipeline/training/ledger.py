@@ -1,7 +1,7 @@
 """The ledger of the training samples: what each step's outputs show about each sample's label.
 
-Each step reads the samples of its batch. The ledger is a part of the training state, and its rows
-are the samples by number. A step whose update isn't applied adds no readings.
+Each step takes one reading of each sample in its batch. The ledger is a part of the training state,
+and its rows are the samples by number. A step whose update isn't applied adds no readings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Readings(NamedTuple):
 @register_dataclass
 @dataclass(frozen=True)
 class SampleLedger:
-    """Readings of each training sample so far, arrays (n,). Checkpoints have these names."""
+    """Readings of each training sample so far, arrays (n,). Field names are keys in checkpoints."""
 
     loss: Array
     """The last loss, float32."""
@@ -49,15 +49,16 @@ class SampleLedger:
     """Sum of the first `EARLY_READINGS` gradient norms, float32 (EL2N: Paul et al., Deep learning
     on a data diet, 2021)."""
     readings: Array
-    """int32."""
+    """Number of readings, int32."""
     learnt: Array
     """The number of times that the prediction became right, int32."""
     forgotten: Array
     """The number of times that the prediction became wrong, int32 (Toneva et al., An empirical
     study of example forgetting, 2019). The last prediction was right if `learnt` is larger."""
     rival: Array
-    """The other class with the largest logit in the last reading whose margin wasn't above the mean
-    of the earlier ones, int32. In later readings, a network has learnt a wrong label by heart."""
+    """`Readings.rival` of the last reading whose margin was at most the mean of the earlier
+    margins, int32. Other readings are left out: in these the network may have memorised a wrong
+    label."""
 
 
 def make_ledger(samples: int) -> SampleLedger:
@@ -68,11 +69,11 @@ def make_ledger(samples: int) -> SampleLedger:
 
 
 def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
-    """Return the readings of a mapped batch.
+    """Return the readings of a batch after the map ops.
 
     Takes logits (B, C), labels, int (B,) or one-hot (B, C), and a mask of samples with a label,
-    bool (B,). No expression equals one of the loss: XLA would compute it once for both, and this
-    would change the fusion and the rounding of the loss.
+    bool (B,). The formulas differ from the loss's on purpose: XLA would share an equal expression,
+    and so change the fusion and the rounding of the loss.
     """
     logits = jax.lax.stop_gradient(logits).astype(jnp.float32)
     classes = labels if labels.ndim == 1 else labels.argmax(axis=-1)
@@ -80,7 +81,8 @@ def read_samples(logits: Array, labels: Array, mask: Array) -> Readings:
     others = jnp.where(is_label, -jnp.inf, logits)
     label_logit = jnp.where(is_label, logits, 0).sum(axis=-1)
     margin = label_logit - others.max(axis=-1)
-    # Odds of each other class against the label, or against the largest one if that is larger.
+    # exp(logit - m) of each other class, where m is the larger of the label's logit and the largest
+    # other logit.
     shift = jnp.maximum(-margin, 0)
     odds = jnp.exp(others - (label_logit + shift)[:, None])
     label_odds = jnp.exp(-shift)
@@ -110,13 +112,14 @@ def add_readings(
     if repeats:
         same = (rows[:, None] == rows) & counts
         counts &= ~jnp.tril(same, -1).any(axis=1)
-    # Rows outside the ledger are dropped. They differ, as `unique_indices` requires.
+    # Uncounted samples get row numbers past the end, which mode="drop" ignores. All numbers are
+    # distinct, as `unique_indices` requires.
     rows = jnp.where(counts, rows, samples + batch)
     was_right = (ledger.learnt - ledger.forgotten).at[rows].get(mode="clip") > 0
     is_right = readings.margin > 0
     before = ledger.readings.at[rows].get(mode="clip")
     is_early = before < EARLY_READINGS
-    doubts = readings.margin * before <= ledger.margin_sum.at[rows].get(mode="clip")
+    is_below_mean = readings.margin * before <= ledger.margin_sum.at[rows].get(mode="clip")
     rival = ledger.rival.at[rows].get(mode="clip")
 
     def add(total: Array, values: Array) -> Array:
@@ -134,5 +137,5 @@ def add_readings(
         readings=add(ledger.readings, jnp.ones_like(rows)),
         learnt=add(ledger.learnt, is_right & ~was_right),
         forgotten=add(ledger.forgotten, ~is_right & was_right),
-        rival=put(ledger.rival, jnp.where(doubts, readings.rival, rival)),
+        rival=put(ledger.rival, jnp.where(is_below_mean, readings.rival, rival)),
     )

@@ -20,7 +20,13 @@ from pipeline.data.padding.buckets import Bucket
 from pipeline.data.targets import Task
 from pipeline.models.imported.with_lowerings import scope_root, with_lowerings
 from pipeline.models.layers.model_spec import InitRule
-from pipeline.models.layers.path_patterns import EXCEPT, Path, covers, is_frozen, require_covered
+from pipeline.models.layers.path_patterns import (
+    EXCEPT,
+    LayerPath,
+    covers,
+    is_frozen,
+    require_covered,
+)
 from pipeline.models.lowerings.problem.lowering import LoweringPolicy
 from pipeline.training.component_specs import AverageSpec, Backward, MetricSpec, Reduction
 from pipeline.training.curvature import CurvatureRule, LayerSums
@@ -269,7 +275,7 @@ def merge_params(trained: Any, frozen: Any) -> Any:
     return unflatten_dict({**flatten_dict(dict(trained)), **flatten_dict(dict(frozen))})
 
 
-def list_paths(params: Mapping[str, Any]) -> list[Path]:
+def list_paths(params: Mapping[str, Any]) -> list[LayerPath]:
     """Return the paths of all parameters."""
     return list(flatten_dict(dict(params)))
 
@@ -294,7 +300,7 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
         return params
     flat = flatten_dict(dict(params))
     patterns = [rule.pattern for rule in rules]
-    require_covered(patterns, list(flat), "parameters", key="init.rules: ")
+    require_covered(patterns, list(flat), "parameters", prefix="init.rules: ")
     for path, leaf in flat.items():
         covering = [rule for rule in rules if covers(rule.pattern, path)]
         if covering:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
-from pipeline.models.layers.path_patterns import Path, covers
+from pipeline.models.layers.path_patterns import LayerPath, covers
 from pipeline.training.component_specs import AverageSpec
 from pipeline.training.curvature import Curvature
 from pipeline.training.loss_scales import LossScaling
@@ -135,7 +135,7 @@ def apply_directions(
     flat = flatten_dict(dict(params))
     directions = flatten_dict(dict(directions))
 
-    def find_rate(path: Path) -> Array:
+    def find_rate(path: LayerPath) -> Array:
         covering = [column for column, pattern in enumerate(groups, 1) if covers(pattern, path)]
         rate = group_rates[covering[-1] if covering else 0] if groups else group_rates
         return rate * layer_factors[path[0]] if layer_factors.get(path[0], 1.0) != 1.0 else rate

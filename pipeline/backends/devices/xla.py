@@ -20,6 +20,7 @@ class Cpu(DeviceSpec):
     """The host's processor."""
 
     runs_populations: ClassVar[bool] = True
+    """One program can compute several runs of a sweep."""
     name: Literal["cpu"] = "cpu"
 
     def open(self, parallel: ParallelSpec) -> Backend:
@@ -47,8 +48,8 @@ class Gpu(DeviceSpec):
         # YAML reads an unquoted `off` as false.
         BeforeValidator(lambda graphs: "off" if graphs is False else graphs),
     ]
-    """CUDA graphs. auto: as XLA chooses, parts of a step without convolutions; step: all of a
-    step; loop: a whole sink; off: none."""
+    """CUDA graphs. auto: XLA's choice, which captures parts of a step that have no convolution;
+    step: each step as one graph; loop: all steps of a launch (a sink) as one graph; off: none."""
     deterministic: bool
     """Whether to use only algorithms whose results repeat bit for bit; some are slower."""
 

@@ -16,7 +16,7 @@ from pipeline.core.registry import Spec
 FOLDER = Path(__file__).parent / "targets"
 """Files of the shipped targets."""
 MAX_PROBLEMS = 3
-"""Most problems of a file in a message."""
+"""A message lists at most this many problems of a file."""
 
 Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]

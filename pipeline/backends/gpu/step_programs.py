@@ -38,8 +38,8 @@ from pipeline.training.step import TrainStep
 Graphs = Literal["auto", "off", "step", "loop"]
 
 LOOP_STEPS = 64
-"""Most steps of a program with a constant trip count. The host then dispatches once for 64 steps,
-and at most 63 steps of a sink one by one."""
+"""A program with a constant trip count has at most this many steps. The host then dispatches once
+for 64 steps, and at most 63 steps of a sink one by one."""
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 

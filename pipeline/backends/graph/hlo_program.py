@@ -36,7 +36,7 @@ CUDNN = "__cudnn$"
 CUBLAS = "__cublas$"
 CONVERSIONS = "conversions of types"
 MAX_DISTANCE = 4
-"""Most edges from an instruction without a scope to the instruction whose scope it inherits."""
+"""An instruction inherits the scope of another one that is at most this many edges away."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jax.extend import core
 from pipeline.backends.graph.graph import Graph, Marked, Node, UnboundedLoopError, Value, prune
 from pipeline.core.host.jaxpr import (
     While,
-    find_per_device_jaxpr,
+    find_inner_jaxpr,
     find_source_call,
     interpret_jaxpr,
     is_library_call,
@@ -35,7 +35,8 @@ OPAQUE_CALLS = frozenset({"max_pool"})
 class _EquationContext:
     """Scope of an equation, and the calls and the loop that contain it. Fields are as in `Node`.
 
-    `in_library` is whether one of JAX's functions, such as `jax.nn.silu`, contains the equation.
+    `calls` are names of jitted functions, `call` is the call in the user's code. `in_library` is
+    whether one of JAX's functions, such as `jax.nn.silu`, contains the equation.
     """
 
     scope: str = ""
@@ -62,7 +63,8 @@ class _Tracer:
     def __init__(self) -> None:
         self.graph = Graph()
         self.loops = 0
-        self.calls: dict[tuple[int, int], tuple[Any, int]] = {}
+        self._executions: dict[tuple[int, int], tuple[Any, int]] = {}
+        """By call in the user's code: the frames of its first equation, and how often it ran."""
 
     def add_value(self, var: Any) -> int:
         """Add a value with a variable's shape and dtype; return its index."""
@@ -93,41 +95,45 @@ class _Tracer:
         if name == "optimization_barrier":
             self.graph.equations += 1
             return tuple(inputs)
-        called = eqn.params.get("name")
-        callee = find_per_device_jaxpr(eqn)
+        callee_name = eqn.params.get("name")
+        callee = find_inner_jaxpr(eqn)
         if not inner_context.in_library:
             inner_context = replace(inner_context, call=self._find_call(eqn))
         if callee is not None and not (
-            called in OPAQUE_CALLS and _is_package_pooling(callee.jaxpr)
+            callee_name in OPAQUE_CALLS and _is_package_pooling(callee.jaxpr)
         ):
-            if isinstance(called, str) and not context.in_library:
+            if isinstance(callee_name, str) and not context.in_library:
                 in_library = is_library_call(eqn)
                 inner_context = replace(
-                    inner_context, calls=(*context.calls, called), in_library=in_library
+                    inner_context, calls=(*context.calls, callee_name), in_library=in_library
                 )
             return self.inline(callee, inputs, inner_context)
         self.graph.equations += 1
         outputs = tuple(self.add_value(var) for var in eqn.outvars)
         self._add_node(
-            name if callee is None else called, eqn.params, tuple(inputs), outputs, inner_context
+            name if callee is None else callee_name,
+            eqn.params,
+            tuple(inputs),
+            outputs,
+            inner_context,
         )
         return outputs
 
     def _find_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
-        """Return the call in custom code that made an equation, and the number of its execution.
+        """Return the call in the user's code that made an equation, and which execution it is of.
 
-        An execution begins each time the call makes its first equation, such as in a Python loop.
-        Gradients have number 0, since they can't be assigned to an execution.
+        Executions are 1, 2, and so on: one begins each time that the call makes its first equation,
+        such as in a Python loop. Gradients have number 0: they can't be assigned to an execution.
         """
         frames = find_source_call(eqn)
         if not frames:
             return None
         call = frames[-1]
-        first, count = self.calls.setdefault(call, (None, 0))
+        first, count = self._executions.setdefault(call, (None, 0))
         is_gradient = "transpose(" in str(eqn.source_info.name_stack)
         if not is_gradient and first in (None, frames):
             count += 1
-            self.calls[call] = (frames, count)
+            self._executions[call] = (frames, count)
         return call, 0 if is_gradient else count
 
     def _add_node(
@@ -138,8 +144,13 @@ class _Tracer:
         outputs: tuple[int, ...],
         context: _EquationContext,
     ) -> None:
-        forward: Marked = "forward" if "jvp(" in context.scope else "unmarked"
-        mark: Marked = "backward" if "transpose(" in context.scope else forward
+        mark: Marked
+        if "transpose(" in context.scope:
+            mark = "backward"
+        elif "jvp(" in context.scope:
+            mark = "forward"
+        else:
+            mark = "unmarked"
         node = Node(
             primitive, params, inputs, outputs, context.scope, mark, context.calls, context.loop,
             context.repeat, context.call,
@@ -247,7 +258,7 @@ def _estimate_work(jaxpr: Any) -> int:
 
 
 def _estimate_equation_work(eqn: Any) -> int:
-    called = find_per_device_jaxpr(eqn)
+    called = find_inner_jaxpr(eqn)
     if called is not None:
         return _estimate_work(called.jaxpr)
     match eqn.primitive.name:

@@ -32,10 +32,11 @@ RESIDENT_SHARE = 0.5
 """Share of a GPU's free memory that a split may take; the step needs the other half."""
 
 WINDOW_LIMIT_BYTES = 256 << 20
-"""Most bytes of a window that is transferred to the device."""
+"""A window that is transferred to the device has at most this many bytes."""
 
 WINDOW_STEPS = 1024
-"""Steps of the longest window, whatever the sink size, so that all sink sizes share a program."""
+"""Steps of the longest window. They don't depend on the sink size, which is the number of steps of
+a launch, so one compiled program serves all sizes."""
 
 Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
@@ -54,7 +55,7 @@ class WindowSource(Protocol):
         """Return the window that starts at `step`. Raises DataError if a sample can't be read."""
 
     def close(self) -> None:
-        """Stop preparing ahead, until the next `take`."""
+        """Stop preparing ahead. The source stays usable: the next `take` starts again."""
 
 
 class ResidentWindows:
@@ -118,20 +119,22 @@ class Loader:
         self._window: Window | None = None
         self._handed_over_at = 0.0
 
-    def get_window(self, step: int) -> Window:
-        """Return the window with step `step` + 1. Raises DataError."""
+    def get_window(self, steps_done: int) -> Window:
+        """Return the window with the next step after `steps_done` steps. Raises DataError."""
         last = self._window
-        if last is not None and last.start <= step < last.stop:
+        if last is not None and last.start <= steps_done < last.stop:
             return last
-        ready = self._source.count_ready_steps(step)
+        ready = self._source.count_ready_steps(steps_done)
         requested_at = self._clock()
-        window, prepare_time = self._source.take(step)
+        window, prepare_time = self._source.take(steps_done)
         wait_s = self._clock() - requested_at
         steps = window.stop - window.start
-        if last is not None and last.stop == step and not window.is_early:
+        if last is not None and last.stop == steps_done and not window.is_early:
             busy_s = requested_at - self._handed_over_at
             trained_steps = last.stop - last.start
-            handoff = WindowHandoff(step, trained_steps, busy_s, wait_s, ready, steps, prepare_time)
+            handoff = WindowHandoff(
+                steps_done, trained_steps, busy_s, wait_s, ready, steps, prepare_time
+            )
             self._stats.add(handoff)
         else:
             self._stats.add_unprepared(wait_s, steps, prepare_time)
@@ -140,7 +143,8 @@ class Loader:
         return window
 
     def close(self) -> None:
-        """Stop preparing ahead, and drop the window in use. A later request prepares it again."""
+        """Stop preparing ahead, and drop the window in use. A later request prepares it
+        again, so a closed loader stays usable."""
         self._source.close()
         self._window = None
 
@@ -167,7 +171,7 @@ def make_loader(
     split = source.split
     if kind == "auto":
         free = source.placement.free_bytes
-        # Lazy columns are decoded into the host's memory first, so the smaller limit holds.
+        # Lazy columns are decoded into the host's memory first, so RESIDENT_LIMIT_BYTES holds.
         is_lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
         limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
         draws_randomly = any(

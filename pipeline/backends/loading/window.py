@@ -17,7 +17,7 @@ from pipeline.training.parallel.placement import DevicePlacement
 @register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """A window on the device.
+    """The arrays of a window, on the device.
 
     `columns` are the whole split (samples, ...) if `resident`, else (window, batch, ...). `indices`
     of samples are int32 (window, batch). `epochs` and `counts`, the valid samples of each batch,
@@ -32,18 +32,18 @@ class Inputs:
     resident: bool = field(metadata={"static": True})
     samples: int | None = field(default=None, metadata={"static": True})
     """Number of samples if an epoch may repeat them, as in `Batches`. An index is then the sample
-    plus a multiple of this number."""
+    plus a multiple of this number, so that repetitions of a sample draw other random numbers."""
 
 
 def read_batch(inputs: Inputs, position: Array) -> Batch:
     """Return the batch at a position of a window, inside the compiled loop."""
-    sample = inputs.indices[position]
-    rows = sample if inputs.samples is None else sample % inputs.samples
+    indices = inputs.indices[position]
+    rows = indices if inputs.samples is None else indices % inputs.samples
     rows = rows if inputs.resident else position
     columns = {name: column[rows] for name, column in inputs.columns.items()}
     epochs = inputs.epochs[position]
     counts = inputs.counts[position]
-    return Batch(columns, inputs.seed, epochs, sample, counts, inputs.samples)
+    return Batch(columns, inputs.seed, epochs, indices, counts, inputs.samples)
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Window:
     stop: int
     inputs: Inputs
     is_early: bool = False
-    """Whether the reader has just started: the window, or the one before it, is short. Waiting for
-    it doesn't count as starvation."""
+    """Whether it is one of the first windows after a start: it, or the window before it, has fewer
+    steps, so that training begins early. Waiting for it doesn't count as starvation."""
 
     @property
     def max_steps(self) -> int:
-        """Most steps of a window of this loader."""
+        """A window of this loader has at most this many steps."""
         return int(self.inputs.counts.shape[0])
 
 

@@ -67,7 +67,7 @@ class ReadPlan:
 
     @property
     def threads(self) -> int:
-        """Most reader threads. One thread is fast enough for columns in memory."""
+        """At most this many threads read. One is fast enough for columns in memory."""
         columns = self.source.split.columns.values()
         is_lazy = any(isinstance(column, LazyColumn) for column in columns)
         return min(DECODING_THREADS if is_lazy else 1, self.parts)

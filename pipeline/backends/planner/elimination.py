@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Scope = tuple[int, ...]
 MAX_SLOPES = 16
-"""Most slopes to try: four times the last slope until a choice fits, then by bisection."""
+"""At most this many slopes are tried: four times the last slope until a choice fits, then
+bisection."""
 TIE = 1e-9
 """Relative difference below which two times count as equal, and memory decides."""
 

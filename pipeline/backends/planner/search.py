@@ -36,7 +36,7 @@ from pipeline.models.layers.path_patterns import covers
 from pipeline.training.parallel.parallel_spec import AXES
 
 POINTS = 64
-"""Most points of time and memory of a table's state, if memory is short."""
+"""A table's state has at most this many points of time and memory, if memory is short."""
 RUNNERS_UP = 4
 SIMPLER = 0.02
 """Smallest gain, as a share of a step, over data parallelism. Errors of prices are larger."""

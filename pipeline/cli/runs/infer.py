@@ -49,7 +49,7 @@ from pipeline.study.sweep.directory import is_run_or_sweep, list_members
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 BATCH = 64
-"""Most images per call."""
+"""A call has at most this many images."""
 DEFAULT_TOKENS = 200
 
 Logits = Callable[[np.ndarray], np.ndarray]

@@ -18,7 +18,7 @@ from pipeline.core.files.safe_yaml import parse_yaml
 
 MAX_BYTES = 2**18
 MAX_NODES = 2**18
-"""Most syntax nodes that are read as values. Constants that use one another may never end."""
+"""At most this many syntax nodes are read: constants that use one another may never end."""
 NAME = "NPURunConfig"
 REFUSED = (
     "train_distribute",

@@ -19,7 +19,7 @@ from pipeline.core.files.bounded_read import read_text
 MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 MAX_NODES = 20_000
-"""Most keys and values; an anchor's are counted again for each alias."""
+"""A file has at most this many keys and values; an anchor's are counted again for each alias."""
 MAX_NUMBER_LENGTH = 100
 """Characters; Python needs seconds for numbers of many digits, and prints none above 4300."""
 

@@ -26,6 +26,7 @@ class Difference:
         return format_key(self.path)
 
     def __str__(self) -> str:
+        """Return `key = value: was other_value`, for an `other` that is the earlier tree."""
         return f"{self.key} = {show(self.value)}: was {show(self.other_value)}"
 
 

@@ -223,7 +223,7 @@ def find_called_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     return as_closed(params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"])
 
 
-def find_per_device_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+def find_inner_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     """Return the jaxpr of a call, or of each device in a `shard_map`; None for other equations."""
     is_sharded = equation.primitive.name == "shard_map"
     return as_closed(equation.params["jaxpr"]) if is_sharded else find_called_jaxpr(equation)

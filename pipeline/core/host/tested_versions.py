@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError
 
 PYTHON = "Programming Language :: Python :: "
 PACKAGES_SHOWN = 4
-"""Most packages that a line names."""
+"""A line names at most this many packages."""
 
 
 def list_tested_pythons(distribution: str) -> list[Version]:

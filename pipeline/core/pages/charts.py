@@ -18,9 +18,9 @@ TOP = 26
 BOTTOM = 34
 """Size of a chart, and its margins, in pixels."""
 MAX_POINTS = 240
-"""Most points of a curve, since a chart has few pixels."""
+"""A curve has at most this many points, since a chart has few pixels."""
 MAX_DOTS = 1500
-"""Most dots of a scatter plot, evenly chosen from the samples."""
+"""A scatter plot has at most this many dots, evenly chosen from the samples."""
 SERIES = ("blue", "orange", "green")
 """Colours of curves."""
 PALE = ("gap", "pale-sand", "pale-blue", "pale-red")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_ROWS = 100
-"""Most rows of a table on a page; files have all rows."""
+"""A table on a page has at most this many rows; files have all rows."""
 HEADS = {"f1": "F1", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 """Heads of columns whose spelling differs from their keys."""
 GENERATOR = '<meta name="generator" content="recipe-pipeline {}">'

@@ -26,7 +26,7 @@ Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 
 _FACTOR_BITS = 16
 _TABLES = 32
-"""Most factors that have a table, of 64 KiB each. Results for more factors are computed."""
+"""At most this many factors have a table, of 64 KiB each. Results for more factors are computed."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 _HUE_BITS = 12

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 FOLDER = "trackers"
 """Folder of a run directory with a file for each tracker: the identifier of the tracked run."""
 _MAX_METRICS = 1000
-"""Most metrics that MLflow accepts in one call."""
+"""MLflow accepts at most this many metrics in one call."""
 _MAX_PARAMS = 100
-"""Most parameters that MLflow accepts in one call."""
+"""MLflow accepts at most this many parameters in one call."""
 _REPEATED_STEPS = 1000
 """Steps that a resumed run logs again if the tracker may have lost them."""
 _FILES = ("recipe.yaml", "provenance.json", "metrics.jsonl", "evals.jsonl")

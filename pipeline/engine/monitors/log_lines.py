@@ -23,13 +23,13 @@ EVALS = "evals.jsonl"
 SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
-"""Most bytes of a line: an evaluation has numbers for every class."""
+"""A line has at most this many bytes: an evaluation has numbers for every class."""
 TAIL_BYTES = 4096
-"""Most bytes of a line of metrics.jsonl."""
+"""A line of metrics.jsonl has at most this many bytes."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
 MAX_RANGES = 20
-"""Most ranges of missing steps that are listed."""
+"""At most this many ranges of missing steps are listed."""
 Ranges = tuple[tuple[int, int], ...]
 """First and last steps of ranges."""
 

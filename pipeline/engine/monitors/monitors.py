@@ -24,13 +24,13 @@ from pipeline.training.telemetry import Telemetry
 SHOWN_FROM_S = 60
 """Remaining time, in seconds, from which lines show it."""
 MAX_NAMED_STEPS = 10
-"""Most steps that a line names."""
+"""A line names at most this many steps."""
 MOST_ROWS = 20
-"""Most classes that have a table in the log."""
+"""Evaluations of at most this many classes have a table in the log."""
 MOST_NAMED = 5
-"""Most classes that a warning names."""
+"""A warning names at most this many classes."""
 WIDEST_NAME = 30
-"""Most characters of a class name in a table."""
+"""A class name in a table has at most this many characters."""
 BANNER = f"{14 * '='} Starting Training {14 * '='}"
 EVERY_BATCHES = 100
 """Batches between two lines of the functional loop, counted from 0 in every epoch."""

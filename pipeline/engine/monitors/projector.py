@@ -27,7 +27,7 @@ CAPTION_PIXELS = 16
 LEAST_WIDTH_PIXELS = 96
 """Least width of a picture with a caption."""
 MAX_CHARACTERS = 15
-"""Most characters of a caption."""
+"""A caption has at most this many characters."""
 WRONG = (179, 38, 30)
 RIGHT = (29, 36, 41)
 """Colours of captions, as RGB."""

@@ -32,9 +32,9 @@ ROLLBACK_TAG = "train/updates_undone"
 CELL_PIXELS = 24
 PICTURED_CHANNELS = (1, 3, 4)
 MAX_PICTURED_CLASSES = 1000
-"""Most classes of a confusion matrix that is drawn."""
+"""Confusion matrices of at most this many classes are drawn."""
 MAX_NAMES = 10_000
-"""Most names of classes in the text."""
+"""The text has the names of at most this many classes."""
 BINS = 64
 """Bins of a histogram, of equal width."""
 

@@ -40,7 +40,7 @@ from pipeline.engine.monitors.log_lines import (
 )
 
 TAIL_BYTES = 128 << 10
-"""Most bytes of a log's end in a checkpoint, about a thousand steps."""
+"""A checkpoint has at most this many bytes of a log's end, about a thousand steps."""
 CHUNK_BYTES = 1 << 20
 
 

@@ -20,7 +20,7 @@ _PHASE_TEXTS: Mapping[Phase, str] = {
     "gradient norm": "in the norm of all gradients",
 }
 MAX_LINES = 8
-"""Most tensors of each group that are printed; autopsy.json has all."""
+"""At most this many tensors of each group are printed; autopsy.json has all."""
 MAX_SAMPLES = 16
 
 

@@ -55,6 +55,7 @@ def read_reference(folder: Path) -> TensorSide:
             rule = "must be named OP.OUTPUT.MICROSECONDS.npy, or as MindSpore names its dumps"
             raise DataError(printable(f"{path}: {rule}"))
         fields = match.groupdict()
+        # Narrows the type from str to Role.
         role = ROLES[ROLES.index(fields.get("role") or "output")]
         tensor = TensorName(fields["op"], role, fields["index"])
         if tensor in files:
@@ -81,7 +82,10 @@ def read_reference(folder: Path) -> TensorSide:
 
 
 def _read_order(folder: Path) -> dict[str, int]:
-    """Return the places of operators by full and last name, {} without a file."""
+    """Return the position of each operator in the execution order; {} if there is no such file.
+
+    Keys are the operator's full name and the last part of this name.
+    """
     files = sorted(path for path in folder.glob(ORDER) if not path.is_symlink())
     if len(files) > 1:
         names = join_first([file.name for file in files], 4)
@@ -110,8 +114,9 @@ def pair_reference(
     """Return both sides in one layout, and the operators of the reference by layer.
 
     Layers and operators of the same name are paired. If less than half of the layers find an
-    operator, outputs are paired in order, by shape and by similarity of values. `mapped` takes
-    precedence. Images of a reference with channels first are transposed.
+    operator, outputs are paired in order, by shape and by similarity of values. `mapped`, the pairs
+    that `--map` names (operators by layer), takes precedence. Images of a reference with channels
+    first are transposed.
 
     Raises DataError if less than half of the layers, or of the operators if they are fewer, have a
     counterpart of the same shape: the reference is of another network or batch.
@@ -161,7 +166,7 @@ def pair_reference(
 
 
 def _flatten_channels_first(side: TensorSide) -> TensorSide:
-    """Return the side with the outputs of its layers `flatten` in the order of channels first."""
+    """Return the side with outputs of `flatten` reordered, as if images had channels first."""
 
     def read(name: TensorName) -> np.ndarray | None:
         if side.layers.get(name.layer) == "flatten" and name.role == "output":
@@ -178,6 +183,7 @@ def _move_channels_last(side: TensorSide) -> TensorSide:
 
     def read(name: TensorName) -> np.ndarray | None:
         array = side.read(name)
+        # Gradients of kernels have 4 axes too.
         is_image = array is not None and array.ndim == 4 and name.role != "gradient"
         return np.moveaxis(array, 1, -1) if array is not None and is_image else array
 
@@ -207,8 +213,8 @@ def _align(
 ) -> list[tuple[TensorName, TensorName]]:
     """Pair tensors of the same shape, in the orders of both sides, with the largest total score.
 
-    A pair scores 1, plus its cosine similarity if it is positive. So an operator with wrong values
-    is paired by its position, and one of several operators of the same shape by its values.
+    A pair scores 1, plus its cosine similarity if it is positive. So shape and order decide if the
+    values are wrong, and values decide between operators of one shape.
     """
     left_names = list(left)
     right_names = list(right)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from pipeline.core.host.jaxpr import find_per_device_jaxpr, interpret_jaxpr, read_scan
+from pipeline.core.host.jaxpr import find_inner_jaxpr, interpret_jaxpr, read_scan
 from pipeline.core.host.platforms import get_platform
 
 Atom = Any
@@ -85,7 +85,7 @@ class _Flattening:
 
     def _add_equation(self, equation: JaxprEqn, inputs: list[Atom]) -> list[Atom]:
         name = equation.primitive.name
-        called = find_per_device_jaxpr(equation)
+        called = find_inner_jaxpr(equation)
         if name in IDENTITIES:
             return inputs
         if name == "cond":
@@ -146,7 +146,7 @@ def _count_values(jaxpr: Jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
         is_scan = equation.primitive.name == "scan"
-        called = read_scan(equation).body if is_scan else find_per_device_jaxpr(equation)
+        called = read_scan(equation).body if is_scan else find_inner_jaxpr(equation)
         total += _count_values(called.jaxpr) if called is not None else values_of(*equation.outvars)
     return total
 

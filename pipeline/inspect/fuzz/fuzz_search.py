@@ -26,7 +26,7 @@ ROUND_SAMPLES = 256
 RANGE_SAMPLES = 1024
 """Training samples that the ranges of neurons are of."""
 MAX_POOL = 4096
-"""Most images that are changed further."""
+"""At most this many images are changed further."""
 STREAM = 3 << 60
 """Number of the draws of the first round, which no epoch has."""
 

@@ -56,7 +56,8 @@ class Compilations(logging.Handler):
             return
         ended_s = time.perf_counter()
         began_s = ended_s - duration_secs
-        # After a longer gap, the earlier events are of another program.
+        # After a longer gap, the earlier events are of another program. Events of nested functions
+        # end before those that contain them, so the earliest begin counts.
         is_same_program = began_s - self._last_event_s < MAX_GAP_S
         self._began_s = min(self._began_s, began_s) if is_same_program else began_s
         self._last_event_s = ended_s

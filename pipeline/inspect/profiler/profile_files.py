@@ -27,7 +27,7 @@ ITERATION_PARTS = ("data tail", "FP and BP", "update tail")
 PID = 1
 ITERATIONS_TID = 0
 MAX_TRACE_OPERATIONS = 30_000
-"""Most operations in trace.json. A file of 6 MB opens at once in a browser."""
+"""trace.json has at most this many operations. A file of 6 MB opens at once in a browser."""
 ROWS = 12
 NAME_WIDTH = 34
 """Width, in characters, of the column of names."""

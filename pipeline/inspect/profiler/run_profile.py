@@ -52,15 +52,15 @@ from pipeline.stages.runner.context import CompiledRun, Profile, RunContext
 from pipeline.training.state import TrainState
 
 STEPS = 60
-"""Most traced steps, unless `profile.steps` is set."""
+"""At most this many steps are traced, unless `profile.steps` is set."""
 MAX_EVENTS = 100_000
-"""Most events of a trace. 20 times as many take minutes to write and to read."""
+"""A trace has at most this many events. 20 times as many take minutes to write and to read."""
 TRACED_S = 2.0
 """Target duration of the traced steps."""
 TRAINED_S = 2.5
 """Target duration of all steps, in a run with `profile.mode = only`."""
 MAX_STEPS = 2000
-"""Most steps of a run with `profile.mode = only`."""
+"""A run with `profile.mode = only` has at most this many steps."""
 WARM_STEPS = 10
 """Least steps before the traced steps, unless `profile.start` is set."""
 TIMED_SINGLE_STEPS = 2

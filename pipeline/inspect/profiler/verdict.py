@@ -52,7 +52,7 @@ LIMITED_SHARE = 0.5
 ELEMENTWISE_SHARE = 0.6
 """Share of the operators' time from which layers without products limit a step."""
 MAX_NAMED = 2
-"""Most layers, operators or shapes that a verdict names."""
+"""A verdict names at most this many layers, operators or shapes."""
 RESIDENT = "train.feed=resident"
 PRODUCTS = ("matrix products", "convolutions")
 

@@ -31,7 +31,7 @@ from pipeline.training.bucketing import apply_in_bucket
 from pipeline.training.step import make_network_inputs
 
 MAX_CONFUSED = 1000
-"""Most classes of a report with a confusion matrix."""
+"""Reports with at most this many classes have a confusion matrix."""
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rows of one batch: sample numbers (n,), outputs float32 (n, ..., K), labels (n, ...)."""
 

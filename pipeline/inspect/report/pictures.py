@@ -10,13 +10,13 @@ from PIL import Image, ImageDraw
 
 PICTURED_CHANNELS = (1, 3, 4)
 MAX_SIDE = 192
-"""Most pixels of the longer side of a picture."""
+"""The longer side of a picture has at most this many pixels."""
 CELL = 128
 CAPTION = 34
 COLUMNS = 6
 GAP = 8
 MAX_LINE = 20
-"""Most characters of a line below a picture of the sheet."""
+"""A line below a picture of the sheet has at most this many characters."""
 
 
 def can_picture(shape: Sequence[int]) -> bool:

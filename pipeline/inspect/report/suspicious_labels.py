@@ -27,11 +27,11 @@ from pipeline.training.ledger import EARLY_READINGS, SampleLedger, make_ledger
 SUSPICIOUS = "suspicious_labels.csv"
 DUPLICATES = "duplicates.csv"
 MAX_SHOWN = 50
-"""Most suspicious labels on the page."""
+"""The page has at most this many suspicious labels."""
 MAX_CELLS = 5
-"""Most columns of a table that a row on the page shows."""
+"""A row on the page shows at most this many columns of a table."""
 MAX_CHARACTERS = 200
-"""Most characters of a text on the page."""
+"""A text on the page has at most this many characters."""
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,9 @@ KIND = "report"
 """Kind of the page, which marks it as a report."""
 MAX_MISTAKES = 36
 MAX_MATRIX_CLASSES = 30
-"""Most classes of a confusion matrix on the page."""
+"""The page has confusion matrices of at most this many classes."""
 MAX_SCATTER_CHARTS = 4
-"""Most numbers with a chart."""
+"""At most this many numbers have a chart."""
 ORDERS: Mapping[type, str] = {
     ClassPredictions: "the least probable truth",
     PositionPredictions: "the largest wrong share",

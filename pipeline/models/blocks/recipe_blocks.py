@@ -1,6 +1,7 @@
-"""Blocks: lists of layers with parameters, which a recipe defines once and uses in its layers.
+"""Blocks: templates of layers, which a recipe defines once and uses in its layers.
 
-Parameters of a block begin with a dollar: `{name: conv, features: $features}`. In a list of layers,
+A block is a list with placeholders, its parameters, which begin with a dollar:
+`{name: conv, features: $features}`. In a list of layers,
 `{use: block, repeat: 2, with: {features: 64}}` stands for the layers of the block.
 """
 
@@ -27,7 +28,7 @@ Location = tuple[int | str, ...]
 class BlockUse(Spec):
     """Use of a block: its layers, repeated `repeat` times, in a separate scope."""
 
-    use: str
+    block: str = Field(alias="use")
     """The block's name under `blocks`."""
     values: dict[str, Any] = Field({}, alias="with")
     """Values of the block's parameters."""
@@ -37,7 +38,7 @@ class BlockUse(Spec):
 
 
 MAX_USES = 1000
-"""Most uses of all blocks together, since blocks that use blocks twice grow exponentially."""
+"""All blocks together are used at most this often, since nested blocks can grow exponentially."""
 
 
 def expand_uses(
@@ -50,8 +51,8 @@ def expand_uses(
     """Replace every use of a block in `node`, at location `location`, by a sequence of its layers.
 
     The layers of a block are validated here, so that a problem is reported at the block's location.
-    `parents` names the blocks that are being expanded, and `uses` counts their uses. Raises
-    ValidationError.
+    `parents` names the blocks that are being expanded, and `uses` counts the uses of every block so
+    far, for `MAX_USES`. Raises ValidationError.
     """
     uses = Counter() if uses is None else uses
     if isinstance(node, Mapping):
@@ -59,15 +60,15 @@ def expand_uses(
         return {k: expand_uses(value, blocks, (*location, k), parents, uses) for k, value in items}
     if not isinstance(node, list):
         return node
-    counts: Counter[str] = Counter()
+    scope_counts: Counter[str] = Counter()
     expanded = []
     for index, entry in enumerate(node):
         if isinstance(entry, Mapping) and "use" in entry:
             use = _read_use(entry, (*location, index))
             body = _expand_use(use, blocks, (*location, index), parents, uses)
-            scope = use.scope or f"{use.use}_{counts[use.use]}"
+            scope = use.scope or f"{use.block}_{scope_counts[use.block]}"
             expanded.append(Sequence(scope=scope, repeat=use.repeat, body=body))
-            counts[use.use] += 1
+            scope_counts[use.block] += 1
         else:
             expanded.append(expand_uses(entry, blocks, (*location, index), parents, uses))
     return expanded
@@ -93,7 +94,7 @@ def _expand_use(
     use: BlockUse, blocks: Blocks, location: Location, parents: tuple[str, ...], uses: Counter[str]
 ) -> Any:
     """Return the layers of the block, with the values of the use in place of parameters."""
-    name = use.use
+    name = use.block
     if name not in blocks:
         hint = _suggest(name, blocks)
         raise _to_error(f"there is no block {name!r}{hint}", (*location, "use"), name)
@@ -117,11 +118,11 @@ def _make_validator() -> TypeAdapter[Any]:
 
 def _check_parameters(use: BlockUse, parameters: set[str], location: Location) -> None:
     for name in sorted(parameters - use.values.keys()):
-        raise _to_error(f"block {use.use!r} needs a value for {name!r}", location, use.values)
+        raise _to_error(f"block {use.block!r} needs a value for {name!r}", location, use.values)
     for name in sorted(use.values.keys() - parameters):
         hint = _suggest(name, parameters) or f"; it has {', '.join(sorted(parameters)) or 'none'}"
         raise _to_error(
-            f"block {use.use!r} has no parameter {name!r}{hint}", (*location, name), name
+            f"block {use.block!r} has no parameter {name!r}{hint}", (*location, name), name
         )
 
 

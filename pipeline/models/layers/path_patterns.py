@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from pipeline.core.files.error_text import find_nearest, show_name
 
-Path = tuple[str, ...]
+LayerPath = tuple[str, ...]
 """Scopes of a layer, outermost first. A parameter's path ends with its name."""
 
 MAX_SCOPES = 40
@@ -16,13 +16,13 @@ EXCEPT = "!"
 """Prefix of a pattern that excludes the paths that it covers."""
 
 
-def covers(pattern: str, path: Path) -> bool:
+def covers(pattern: str, path: LayerPath) -> bool:
     """Return whether a glob matches a path or an enclosing scope; a * also matches slashes."""
     scopes = ("/".join(path[:depth]) for depth in range(1, len(path) + 1))
     return any(fnmatchcase(scope, pattern) for scope in scopes)
 
 
-def is_frozen(patterns: Sequence[str], path: Path) -> bool:
+def is_frozen(patterns: Sequence[str], path: LayerPath) -> bool:
     """Return whether patterns freeze a parameter: the last pattern that covers it decides.
 
     A pattern that begins with ! trains the parameters that it covers. Parameters that no pattern
@@ -36,11 +36,12 @@ def is_frozen(patterns: Sequence[str], path: Path) -> bool:
 
 
 def require_covered(
-    patterns: Sequence[str], paths: Sequence[Path], noun: str, key: str = ""
+    patterns: Sequence[str], paths: Sequence[LayerPath], noun: str, prefix: str = ""
 ) -> None:
-    """Raise ValueError, with a text that begins with `key`, for a pattern that covers no path.
+    """Raise ValueError for a pattern, without `!`, that covers no path.
 
-    The message lists the outermost scopes and the number of paths in each.
+    The message begins with `prefix`, such as `init.rules: `, and lists the outermost scopes
+    and the number of paths in each.
     """
     for pattern in patterns:
         if any(covers(pattern, path) for path in paths):
@@ -51,13 +52,13 @@ def require_covered(
             scopes[MAX_SCOPES:] = ["..."]
         guess = find_nearest(pattern, counts)
         raise ValueError(
-            f"{key}pattern {show_name(repr(pattern))} matches none of the {len(paths)} {noun} in "
-            f"{', '.join(scopes)}, such as {'/'.join(paths[0])}"
+            f"{prefix}pattern {show_name(repr(pattern))} matches none of the {len(paths)} {noun} "
+            f"in {', '.join(scopes)}, such as {'/'.join(paths[0])}"
             f"{f'; did you mean {guess}?' if guess else ''}"
         )
 
 
-def count_outermost_scopes(paths: Sequence[Path]) -> dict[str, int]:
+def count_outermost_scopes(paths: Sequence[LayerPath]) -> dict[str, int]:
     """Return the outermost scopes that distinguish paths, and the number of paths in each."""
     max_depth = max(map(len, paths))
     for depth in range(1, max_depth + 1):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from pipeline.core.registry import Spec
-from pipeline.models.layers.path_patterns import Path, covers
+from pipeline.models.layers.path_patterns import LayerPath, covers
 
 Level = Literal["O0", "O1", "O2", "O3", "bf16"]
 FloatType = Literal["float32", "float16", "bfloat16"]
@@ -38,7 +38,7 @@ class KindRule:
     casts_back: bool = True
     """Whether their output is cast to the network's type."""
 
-    def covers(self, kind: str, path: Path) -> bool:
+    def covers(self, kind: str, path: LayerPath) -> bool:
         """Whether the rule has the kind."""
         return kind in self.kinds
 
@@ -59,7 +59,7 @@ class ToFloat(Spec):
     casts_back: ClassVar[bool] = False
     """MindSpore's `to_float` casts the inputs of a cell, not its output."""
 
-    def covers(self, kind: str, path: Path) -> bool:
+    def covers(self, kind: str, path: LayerPath) -> bool:
         """Whether the glob matches the path, or the path of an enclosing layer."""
         return covers(self.pattern, path)
 
@@ -73,9 +73,9 @@ class PathListing:
 
     dtype: str = "float32"
     casts_back: bool = False
-    paths: dict[Path, None] = field(default_factory=dict)
+    paths: dict[LayerPath, None] = field(default_factory=dict)
 
-    def covers(self, kind: str, path: Path) -> bool:
+    def covers(self, kind: str, path: LayerPath) -> bool:
         """Record the path, and return False."""
         self.paths[path] = None
         return False
@@ -121,7 +121,7 @@ LEVELS: Mapping[Level, Precision] = MappingProxyType(
 )
 
 
-def find_type_rule(rules: tuple[TypeRule, ...], kind: str, path: Path) -> TypeRule | None:
+def find_type_rule(rules: tuple[TypeRule, ...], kind: str, path: LayerPath) -> TypeRule | None:
     """Return the rule for a layer; None if it computes in the network's type."""
     covering = [rule for rule in rules if rule.covers(kind, path)]
     return covering[-1] if covering else None

@@ -15,7 +15,7 @@ from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, Lower
 from pipeline.models.lowerings.problem.problems import DenseProblem
 
 FEW_FEATURES = 100
-"""Most features for which the default gradient of the kernel is computed transposed. XLA:CPU's
+"""With at most this many features the kernel's default gradient is computed transposed. XLA:CPU's
 library is slow for products with few columns. Measured in a loop on 2 cores, float32,
 microseconds (batch, inputs, features): 64, 512, 10: 96 -> 10; 128, 512, 32: 113 -> 51; 128, 512,
 100: 321 -> 149; 32, 400, 120: 40 -> 44; 64, 784, 512: 272 -> 310."""

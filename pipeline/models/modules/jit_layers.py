@@ -15,7 +15,7 @@ import numpy as np
 from flax import linen as nn
 from jax.tree_util import PyTreeDef
 
-from pipeline.models.layers.path_patterns import Path, covers
+from pipeline.models.layers.path_patterns import LayerPath, covers
 from pipeline.models.modules.observe_modules import observe_modules
 
 Interceptor = Callable[..., Any]
@@ -73,7 +73,7 @@ def _compile_call(
     return nn.jit(call)
 
 
-def list_layers(paths: dict[Path, None]) -> AbstractContextManager[None]:
+def list_layers(paths: dict[LayerPath, None]) -> AbstractContextManager[None]:
     """Add the path of each module that is called in the body to `paths`."""
 
     def add_path(module: nn.Module, args: tuple[Any, ...]) -> None:

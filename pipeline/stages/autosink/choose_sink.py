@@ -37,7 +37,7 @@ BUDGET_SHARE = 0.05
 LEAST_BUDGET_S = 0.6
 MOST_BUDGET_S = 3.0
 MOST_SHARE = 0.1
-"""Most steps that are timed without training, as a share of the run's steps."""
+"""At most this share of the run's steps is timed without training."""
 
 SINGLE_STEPS = "one asynchronous dispatch per step: its convolutions are slow in a loop"
 

@@ -131,7 +131,7 @@ def make_prediction_row(
 
 
 MAX_MASK_CLASSES = 256
-"""Most classes of a mask, whose values have 8 bits."""
+"""A mask has at most this many classes: its values have 8 bits."""
 
 
 def make_mask_path(folder: Path, file: Path, index: int, count: int) -> Path:

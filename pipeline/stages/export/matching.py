@@ -25,7 +25,7 @@ or type; skipped: by a rule; added: to another array; tied: equal to an earlier 
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
-"""Most rows of the table in a message."""
+"""The table in a message has at most this many rows."""
 
 
 @dataclass(frozen=True)

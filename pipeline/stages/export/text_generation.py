@@ -57,7 +57,7 @@ class Decoder:
     shapes: Cache
     """Shapes and dtypes of the cache."""
     context: int
-    """Most tokens that the next token depends on."""
+    """The next token depends on at most this many tokens."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pipeline.core.files.package_paths import CONF
 from pipeline.core.host.launchers import DEFAULT_PORT, LaunchName
 
 MAX_NAME_LENGTH = 40
-"""Most characters of a job's name: Kubernetes allows 63 in the names that it derives."""
+"""Length limit of a job's name: Kubernetes allows 63 characters in the names that it derives."""
 GIB = 1 << 30
 IMAGE = "recipe-pipeline"
 """The image that the Containerfile's first line builds."""

@@ -22,7 +22,7 @@ LINE_S = 2.0
 """Seconds in which a process that connects must send its line."""
 RETRY_S = 0.25
 MAX_NAMES = 20
-"""Most missing ranks in a message."""
+"""A message names at most this many missing ranks."""
 
 
 def meet(place: RankPlace, limit_s: float) -> None:

@@ -16,7 +16,7 @@ from pipeline.engine.monitors.log_lines import LogLine, read_lines
 NEAR = 1000
 """Largest distance in float32 numbers that is shown as a count: it may be rounding."""
 MAX_NAMES = 1000
-"""Most names in a log: otherwise lines with ever new names could fill the memory."""
+"""A log has at most this many names: otherwise lines with ever new names could fill the memory."""
 
 
 @dataclass(frozen=True)

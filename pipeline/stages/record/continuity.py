@@ -23,7 +23,7 @@ DIGEST = 12
 MAX_VERSIONS = 4
 MAX_COLUMNS = 8
 MAX_SETTINGS = 8
-"""Most versions, columns and settings that one message names."""
+"""A message names at most this many versions, columns and settings."""
 ALLOW = "train.resume_changed=allow"
 XLA_FLAGS = "XLA_FLAGS"
 DECISIVE_VARIABLES = ("--", XLA_FLAGS, "ONEDNN_", "DNNL_", "NVIDIA_TF32")

@@ -17,7 +17,7 @@ from pipeline.core.files.strict_json import format_json
 DESCENDANTS = "descendants.jsonl"
 Made = Literal["exported", "converted", "reproduced"]
 MOST_BYTES = 1 << 20
-"""Most bytes of the file that are read, enough for ten thousand entries."""
+"""At most this many bytes of the file are read, enough for ten thousand entries."""
 
 
 @dataclass(frozen=True)

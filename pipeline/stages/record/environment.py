@@ -118,7 +118,7 @@ GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch")
 GIT_S = 5.0
 """Time limit of git in seconds, since the file system may hang."""
 MAX_CHANGES = 50
-"""Most changed files that are recorded."""
+"""At most this many changed files are recorded."""
 FIELDS = {"1": 8, "2": 9, "u": 10, "?": 1}
 """Number of fields before the path in a line of `git status`, by the kind of line."""
 

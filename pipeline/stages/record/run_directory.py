@@ -84,7 +84,7 @@ DRAFTS = (f"{RECIPE}.", f"{OVERRIDES}.", f"{LOWERINGS}.")
 HYDRA_FILES = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 """Files that Hydra writes before a run begins, in the folder `hydra.output_subdir`."""
 MAX_ENTRIES = 3
-"""Most entries of a directory that a message names."""
+"""A message names at most this many entries of a directory."""
 
 
 def create_run_dir(name: str, outputs: Path = OUTPUTS) -> Path:

@@ -17,7 +17,7 @@ from pipeline.core.registry import ENTRY_POINT_GROUP
 
 Status = Literal["done", "pruned", "stopped", "failed"]
 MAX_METRICS = 3
-"""Most metrics in one line."""
+"""A line has at most this many metrics."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ from pipeline.study.runs.recorded_run import RecordedRun
 
 MIN_RUNS = 20
 MAX_SAMPLE_RUNS = 400
-"""Most runs of one bootstrap sample."""
+"""One bootstrap sample has at most this many runs."""
 BOOTSTRAP_SAMPLES = 24
 """Number of bootstrap samples."""
 MAX_KEYS = 12

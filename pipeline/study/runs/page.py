@@ -18,7 +18,7 @@ from pipeline.study.runs.recorded_run import RecordedRun, common_keys, differing
 MAX_COLUMNS = 40
 MAX_AXES = 9
 MAX_CHOICES = 12
-"""Most choices of an axis."""
+"""An axis has at most this many choices."""
 SPEEDS = ("step_ms", "train_s", "steps", "parameters")
 DIGITS = 6
 """Significant digits of a number on the page."""

@@ -32,7 +32,7 @@ MINOR = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
 LIVE_S = 60.0
 """Age of a status above which its run counts as dead: a minute, as a single step may take long."""
 MAX_POINTS = 48
-"""Most points of a curve, besides the first line."""
+"""A curve has at most this many points, besides the first line."""
 MAX_LINE_BYTES = 1 << 20
 """Longest line that is read; evaluations with very many classes may exceed it."""
 

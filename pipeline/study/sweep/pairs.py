@@ -44,7 +44,7 @@ class PairsSettings:
     metric: str | None
     """The metric to compare; None for the main metric of the runs."""
     pairs: int
-    """Most pairs."""
+    """At most this many pairs are run."""
     minutes: float | None
     """Minutes after which no further pair starts; None for no limit."""
 

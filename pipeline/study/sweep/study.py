@@ -46,7 +46,7 @@ class StudySettings:
     heartbeat_s: int
     """Seconds between the heartbeats of a trial."""
     max_retry: int
-    """Most retries of a dead trial."""
+    """A dead trial is retried at most this often."""
     sampler: Any
     """Class of Optuna, with its arguments."""
     pruner: Any

@@ -40,7 +40,7 @@ from pipeline.study.sweep.threads import count_processors
 
 KEY = "hydra.sweeper.vectorize"
 MAX_PROGRAMS = 4
-"""Most programs that stay compiled for later trials of a study; each uses memory."""
+"""At most this many programs stay compiled for later trials of a study; each uses memory."""
 POLL_SIGNALS_S = 0.1
 """Interval of checks for signals, which only the main thread receives."""
 PRINTED_METRICS = ("train_loss", "accuracy", "loss")

@@ -34,7 +34,7 @@ from pipeline.study.sweep.verdict import SIDES, PairedVerdict
 KIND = "better"
 TITLE = "Is side B better than side A?"
 MAX_INTERVALS = 60
-"""Most intervals of the chart, since each takes a search."""
+"""The chart has at most this many intervals, since each takes a search."""
 
 
 def write_verdict_page(

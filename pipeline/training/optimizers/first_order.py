@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from pipeline.core.host.tree_paths import format_path
 from pipeline.core.registry import Spec, component
-from pipeline.models.layers.path_patterns import Path, covers, require_covered
+from pipeline.models.layers.path_patterns import LayerPath, covers, require_covered
 from pipeline.training.component_specs import DecayRule, OptimizerSpec
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def add_weight_decay(default: float, rules: Sequence[DecayRule]) -> optax.Gradie
     import jax
     import optax
 
-    def scopes(path: Any) -> Path:
+    def scopes(path: Any) -> LayerPath:
         return tuple(format_path(path).split("/"))
 
     def init(params: optax.Params) -> optax.EmptyState:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from pipeline.core.files.error_text import find_nearest, show_name
 from pipeline.core.host.tree_paths import format_path
-from pipeline.models.layers.path_patterns import Path, covers, require_covered
+from pipeline.models.layers.path_patterns import LayerPath, covers, require_covered
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.training.parallel.parallel_spec import ParallelSpec, ShardingSpec
 from pipeline.training.parallel.placement import DevicePlacement
@@ -47,7 +47,7 @@ class ShardingRules:
         ]
         return jax.tree.unflatten(structure, [placement.make_sharding(spec) for spec in leaf_specs])
 
-    def find_param_spec(self, path: Path) -> PartitionSpec:
+    def find_param_spec(self, path: LayerPath) -> PartitionSpec:
         """Return the sharding of a parameter by the last rule that covers it, else replicated."""
         covering = [rule for rule in self.specs if covers(rule.pattern, path)]
         return _make_spec(covering[-1]) if covering else PartitionSpec()
@@ -160,7 +160,10 @@ def _require_divisible(
 
 
 def _find_leaf_spec(
-    path: str, leaf: Any, shapes: Mapping[Path, Any], param_specs: Mapping[Path, PartitionSpec]
+    path: str,
+    leaf: Any,
+    shapes: Mapping[LayerPath, Any],
+    param_specs: Mapping[LayerPath, PartitionSpec],
 ) -> PartitionSpec:
     """Return the sharding of a leaf's parameter, else replicated.
 

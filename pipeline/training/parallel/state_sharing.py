@@ -24,12 +24,12 @@ from pipeline.core.host.jaxpr import ELEMENTWISE, bind_equation, find_called_jax
 from pipeline.training.parallel.fixed_sum import copy_unfused
 from pipeline.training.parallel.parallel_spec import DATA, ParallelSpec
 
-SHARED_FIELDS = ("params", "opt_state", "average")
-"""Fields of a state whose arrays devices share."""
+SHARDED_FIELDS = ("params", "opt_state", "average")
+"""Fields of a state whose arrays are sharded: each device stores a part."""
 
 
-def find_shared_dimension(shape: Sequence[int], devices: int) -> int | None:
-    """Return the dimension along which devices share an array: the largest one that they divide.
+def find_sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
+    """Return the dimension along which an array is sharded: the largest one that devices divide.
 
     Of equal ones it is the first. None if they divide none: every device has the whole array.
     """
@@ -54,7 +54,7 @@ class StateSharing:
     """How the devices along an axis of `shard_map` share a state."""
 
     state: Any
-    """Shapes and dtypes of the whole state, a dataclass with `SHARED_FIELDS`."""
+    """Shapes and dtypes of the whole state, a dataclass with `SHARDED_FIELDS`."""
     devices: int
     axis: str = DATA
 
@@ -63,11 +63,11 @@ class StateSharing:
         """The `PartitionSpec` of each array of the state, empty if every device has all of it."""
 
         def partition(array: Any) -> PartitionSpec:
-            dimension = find_shared_dimension(array.shape, self.devices)
+            dimension = find_sharded_dimension(array.shape, self.devices)
             axes = [] if dimension is None else [*[None] * dimension, self.axis]
             return PartitionSpec(*axes)
 
-        fields = {name: getattr(self.state, name) for name in SHARED_FIELDS}
+        fields = {name: getattr(self.state, name) for name in SHARDED_FIELDS}
         replicated = jax.tree.map(lambda _: PartitionSpec(), self.state)
         return replace(replicated, **jax.tree.map(partition, fields))
 
@@ -144,7 +144,7 @@ class StateSharing:
         arrays = {value.shape for value in operands if prod(value.shape) != 1}
         repeats = equation.primitive.name == "broadcast_in_dim" and not arrays
         is_local = repeats or (equation.primitive.name in ELEMENTWISE and arrays <= {shape})
-        is_shared = find_shared_dimension(shape, self.devices) is not None
+        is_shared = find_sharded_dimension(shape, self.devices) is not None
 
         def compute_whole() -> list[Array]:
             return bind_equation(equation, [value.whole() for value in operands])
@@ -168,7 +168,7 @@ class StateSharing:
 
     def _take(self, array: Array) -> Array:
         """Return this device's part of an array that devices share."""
-        dimension = find_shared_dimension(array.shape, self.devices)
+        dimension = find_sharded_dimension(array.shape, self.devices)
         assert dimension is not None, "devices share the array"
         size = array.shape[dimension] // self.devices
         start = lax.axis_index(self.axis) * size
@@ -178,7 +178,7 @@ class StateSharing:
     def _gather(self, parts: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
         """Return arrays of these shapes from their parts, by one all-gather for each dtype."""
         arrays = list(parts)
-        dimensions = [find_shared_dimension(shape, self.devices) for shape in shapes]
+        dimensions = [find_sharded_dimension(shape, self.devices) for shape in shapes]
         for dtype in dict.fromkeys(part.dtype for part in parts):
             shared = {
                 position: dimension

@@ -17,7 +17,7 @@ from pipeline.core.host.jaxpr import (
     CALLS,
     compute_flow,
     find_called_jaxpr,
-    find_per_device_jaxpr,
+    find_inner_jaxpr,
     interpret_jaxpr,
     iterate_equations,
     join_scope,
@@ -224,4 +224,4 @@ def test_shard_map_is_not_a_call() -> None:
     sharded = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
     equation = only_equation(sharded, "shard_map", X)
     assert find_called_jaxpr(equation) is None
-    assert find_per_device_jaxpr(equation) is not None
+    assert find_inner_jaxpr(equation) is not None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.models.layers.path_patterns import Path, count_outermost_scopes, require_covered
+from pipeline.models.layers.path_patterns import LayerPath, count_outermost_scopes, require_covered
 
-DEEP: list[Path] = [
+DEEP: list[LayerPath] = [
     *(
         ("net", f"stage_{stage}", f"conv_{conv}", "kernel")
         for stage in range(3)
@@ -30,7 +30,7 @@ def test_unmatched_pattern_error_lists_the_scopes() -> None:
 
 
 def test_scopes_in_the_error_are_limited() -> None:
-    many: list[Path] = [(f"layer_{n}", "kernel") for n in range(500)]
+    many: list[LayerPath] = [(f"layer_{n}", "kernel") for n in range(500)]
     with pytest.raises(ValueError, match=r"layer_39, \.\.\., such as layer_0/kernel") as caught:
         require_covered(["x\\n" * 300], many, "parameters")
     assert len(str(caught.value)) < 1_000

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from pipeline.models.layers.path_patterns import Path
+from pipeline.models.layers.path_patterns import LayerPath
 from pipeline.models.modules.jit_layers import compile_layers, list_layers
 
 calls: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class NetWithMask(nn.Module):
 
 
 def test_layer_with_array_fields_is_not_compiled() -> None:
-    net, paths = NetWithMask(), dict[Path, None]()
+    net, paths = NetWithMask(), dict[LayerPath, None]()
     with list_layers(paths):
         variables = jax.eval_shape(net.init, jax.random.key(0), X)
     assert list(paths) == [("out",)]

@@ -19,7 +19,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
-from pipeline.training.parallel.state_sharing import find_shared_dimension
+from pipeline.training.parallel.state_sharing import find_sharded_dimension
 from tests import outcome
 from tests.conftest import compose_tiny
 from tests.whole_run import run
@@ -299,7 +299,7 @@ def test_fsdp_devices_have_parts_of_the_state(tiny: Compose) -> None:
     shared_bytes = sum(
         4 * leaf.size
         for leaf in jax.tree.leaves(built.state.params)
-        if find_shared_dimension(leaf.shape, 8) is not None
+        if find_sharded_dimension(leaf.shape, 8) is not None
     )
     gathered = [op for op in read_collectives(executable.program_text) if op.kind == "all_gather"]
     gathered_bytes = sum(op.nbytes for op in gathered)

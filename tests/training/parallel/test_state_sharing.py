@@ -20,7 +20,7 @@ from jax.tree_util import register_dataclass
 
 from pipeline.training.parallel.devices import provide_cpu_devices
 from pipeline.training.parallel.fixed_sum import copy_unfused
-from pipeline.training.parallel.state_sharing import StateSharing, find_shared_dimension
+from pipeline.training.parallel.state_sharing import StateSharing, find_sharded_dimension
 
 DEVICES = 8
 SHAPES = {"kernel": (24, 10), "bias": (24,), "conv": (3, 3, 4, 16), "odd": (7, 5)}
@@ -40,7 +40,7 @@ class State:
     shape=st.lists(st.integers(0, 40), max_size=4).map(tuple), devices=st.sampled_from([1, 2, 6, 8])
 )
 def test_largest_divisible_dimension_is_sharded(shape: tuple[int, ...], devices: int) -> None:
-    dimension = find_shared_dimension(shape, devices)
+    dimension = find_sharded_dimension(shape, devices)
     divided = [size for size in shape if size and size % devices == 0]
     if dimension is None:
         assert not divided
@@ -122,7 +122,7 @@ def test_sharded_and_unsharded_updates_have_the_same_bits(name: str) -> None:
         assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes(), jax.tree_util.keystr(
             path
         )
-        shared = find_shared_dimension(ours.shape, DEVICES) is not None
+        shared = find_sharded_dimension(ours.shape, DEVICES) is not None
         size = prod(ours.addressable_shards[0].data.shape)
         assert size == (ours.size // DEVICES if shared else ours.size)
     gathers = text().count(" all-gather(")

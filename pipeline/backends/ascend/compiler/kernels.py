@@ -34,8 +34,8 @@ RECOMPUTE_RATIO = 1.3
 factor times its bytes."""
 
 LONGEST_CHAIN = 100
-"""Most operations in a chain within one kernel. The vendor's fusion passes stop far earlier; chains
-of thousands of operations don't fit a kernel."""
+"""A chain within one kernel has at most this many operations. The vendor's fusion passes stop far
+earlier; chains of thousands of operations don't fit a kernel."""
 
 MAX_SEARCHED_NODES = 300
 """A value with more nodes than this between it and the ends of its kernels is always in memory."""

@@ -24,7 +24,7 @@ BUFFERS_COUNT = 2
 MAD_HEAD_CYCLES = 6
 """Cycles to start a multiply-add instruction (pto-isa's public cost model of `mad`)."""
 DEFAULT_BLOCK_COLUMNS = 16
-"""Most columns, in fractals, of an output block by the rule of thumb."""
+"""By the rule of thumb, an output block has at most this many columns, in fractals."""
 BUSY_CORES = 0.75
 """Share of busy cores below which the rule of thumb tries another split."""
 

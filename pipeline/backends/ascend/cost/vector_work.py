@@ -33,8 +33,8 @@ CONVERSIONS = 2
 """Operations that convert to float32 and back."""
 
 NORMALISATION_PASSES = 3.0
-"""Most operations per element of a batch normalisation kernel. Scale and shift are one
-multiply-add, and so are the sums. The backward pass has two multiply-adds and a mask."""
+"""A kernel of batch normalisation has at most this many operations per element. Scale and shift are
+one multiply-add, and so are the sums. The backward pass has two multiply-adds and a mask."""
 
 
 @dataclass(frozen=True, slots=True)

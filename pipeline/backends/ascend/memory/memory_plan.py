@@ -21,7 +21,7 @@ from pipeline.backends.ascend.memory.placement import (
     pack_blocks,
     sum_live_bytes,
 )
-from pipeline.training.parallel.state_sharing import SHARED_FIELDS, find_shared_dimension
+from pipeline.training.parallel.state_sharing import SHARDED_FIELDS, find_sharded_dimension
 
 GIB = 2**30
 TIGHT = 0.1
@@ -29,8 +29,8 @@ TIGHT = 0.1
 
 Pool = Literal["parameters", "feature maps", "communication"]
 POOLS: tuple[Pool, ...] = get_args(Pool)
-"""Pools of the graph engine GE, 5, 26 and 1 GiB on a chip of 32 GiB (CANN's
-`variable_memory_max_size` and `graph_memory_max_size`)."""
+"""Pools of CANN's graph engine (GE). A chip of 32 GiB has 5, 26 and 1 GiB, in this order
+(`variable_memory_max_size` and `graph_memory_max_size`)."""
 Verdict = Literal["fits", "tight", "out of memory"]
 Component = Literal[
     "parameters", "state", "gradients", "saved activations", "workspace and casts",
@@ -99,7 +99,7 @@ class MemoryPlan:
     @property
     def tightest(self) -> PoolUse:
         """The pool with the largest ratio of use to limit."""
-        return max(self.pools.values(), key=lambda limit: limit.used_bytes / limit.limit_bytes)
+        return max(self.pools.values(), key=lambda pool: pool.used_bytes / pool.limit_bytes)
 
     @property
     def verdict(self) -> Verdict:
@@ -135,14 +135,16 @@ class _Chunk:
     component: Component
 
 
-def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1, owners: int = 1) -> MemoryPlan:
+def plan_memory(
+    graph: TaskGraph, hw: Hardware, devices: int = 1, num_shards: int = 1
+) -> MemoryPlan:
     """Place every buffer of a step: parameters and state permanently, the others by lifetime.
 
     On several devices all gradients are adjacent, with a guard of one alignment at both ends, as in
     MindSpore's communication memory. They are in the communication pool, or in the pool of feature
     maps if they don't fit.
 
-    With several `owners` a device stores a part of each array that `parallel.mode=fsdp` shares.
+    With several shards a device stores one part of each array that `parallel.mode=fsdp` shards.
     Whole parameters are among the feature maps, from the start to the last pass that reads them.
     """
     alignment = int(hw.memory_alignment_bytes)
@@ -156,7 +158,8 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1, owners: int = 
     owner = find_owners(graph)
     reduced: list[int] = []
     if devices > 1:
-        # The gradients among the outputs of the tasks that compute them.
+        # Outputs of the tasks that write gradients: those with the role gradient, or all if none
+        # has it.
         writes = [graph.tasks[writer].writes for _, _, writer in graph.gradients]
         outputs = (
             [i for i in indices if graph.buffers[i].role == "gradient"] or indices
@@ -186,7 +189,7 @@ def plan_memory(graph: TaskGraph, hw: Hardware, devices: int = 1, owners: int = 
         if index not in reduced:
             component = _classify_buffer(graph, index, saved)
             pool = "parameters" if component in ("parameters", "state") else "feature maps"
-            nbytes = align(_count_part_bytes(graph.buffers[index], owners))
+            nbytes = align(_count_part_bytes(graph.buffers[index], num_shards))
             if nbytes < sizes[index] and index in last_reads:
                 whole = Block(sizes[index], 0, last_reads[index] + 1)
                 chunks.append(_Chunk({index: sizes[index]}, whole, 0, "feature maps", component))
@@ -233,11 +236,11 @@ def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPl
     )
 
 
-def _count_part_bytes(buffer: Buffer, owners: int) -> int:
-    """Return the bytes of a state's array that each of its owners stores."""
-    is_shared = buffer.name.partition("/")[0] in SHARED_FIELDS
-    if is_shared and find_shared_dimension(buffer.shape, owners) is not None:
-        return buffer.nbytes // owners
+def _count_part_bytes(buffer: Buffer, num_shards: int) -> int:
+    """Return the bytes of an array of the state that each device stores."""
+    is_sharded = buffer.name.partition("/")[0] in SHARDED_FIELDS
+    if is_sharded and find_sharded_dimension(buffer.shape, num_shards) is not None:
+        return buffer.nbytes // num_shards
     return buffer.nbytes
 
 
@@ -270,13 +273,13 @@ def explain_out_of_memory(
     largest tensors that are live at the peak, and the largest batch size that fits if `batch`, the
     batch size of a device, is known.
     """
-    limit = plan.tightest
-    failing = _find_first_excess(plan, limit)
+    pool = plan.tightest
+    failing = _find_first_excess(plan, pool)
     lines = [
         f"Device(id:0) memory isn't enough: kernel name: {_name_writer(graph, failing)}, "
         f"alloc size: {failing.nbytes}B.",
-        f"The step takes {_format_gib(limit.used_bytes)} of {_format_gib(limit.limit_bytes)} "
-        f"({limit.pool}). "
+        f"The step takes {_format_gib(pool.used_bytes)} of {_format_gib(pool.limit_bytes)} "
+        f"({pool.pool}). "
         f"Live at its peak, in task {plan.peak_task + 1} of {len(plan.live_bytes)}: "
         + ", ".join(f"{name} {_format_gib(size)}" for name, size in plan.components.items() if size)
         + ".",
@@ -302,8 +305,8 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
     """Return the largest batch size that fits, estimated from a plan for `batch`; 0 if none fits.
 
     Some feature maps at the peak grow with the batch, all other memory is fixed:
-    floor(batch * (1 + (limit - used) / growing)). `growing` is the bytes of these maps and of their
-    share of the pool's gaps. The estimate is good if the peak stays in the same task.
+    floor(batch * (1 + (limit - used) / growing)). `growing` is the bytes of these maps, scaled by
+    used / lower bound to include gaps. The estimate is good if the peak stays in the same task.
     """
     pool = plan.pools["feature maps"]
     if any(use.used_bytes > use.limit_bytes for use in plan.pools.values() if use is not pool):
@@ -316,11 +319,9 @@ def estimate_largest_batch(plan: MemoryPlan, graph: TaskGraph, batch: int) -> in
 
 
 def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
-    """Return the bytes of buffers that are live at the peak and have the batch as first axis.
-
-    In a scan's stacked outputs the batch is the second axis.
-    """
+    """Return the bytes of live buffers at the peak whose first axis is a multiple of the batch."""
     batched = _find_batched(graph)
+    # Buffers of which a scan reads or writes slices; their batch may be the first or second axis.
     stacked = {buffer.within for buffer in graph.buffers}
     nbytes = 0
     for placed in plan.placements:
@@ -336,7 +337,7 @@ def _sum_growing_bytes(plan: MemoryPlan, graph: TaskGraph, batch: int) -> int:
 def _find_batched(graph: TaskGraph) -> set[int]:
     """Return the buffers of the forward and backward passes that depend on the batch.
 
-    Casts of weights and updates aren't among them.
+    Neither casts of weights nor buffers of updates are among them.
     """
     owner = find_owners(graph)
     batched = {owner[index] for index in graph.inputs}
@@ -347,16 +348,16 @@ def _find_batched(graph: TaskGraph) -> set[int]:
     return batched
 
 
-def _find_first_excess(plan: MemoryPlan, limit: PoolUse) -> Placement:
+def _find_first_excess(plan: MemoryPlan, pool: PoolUse) -> Placement:
     """Return the largest buffer of the first task whose live bytes exceed the limit.
 
     If the pool exceeds its limit only by gaps, return the largest buffer that ends above the limit.
     """
-    inside = [placed for placed in plan.placements if placed.pool == limit.pool]
+    inside = [placed for placed in plan.placements if placed.pool == pool.pool]
     blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
-    over = (sum_live_bytes(blocks, len(plan.live_bytes)) > limit.limit_bytes).nonzero()[0]
+    over = (sum_live_bytes(blocks, len(plan.live_bytes)) > pool.limit_bytes).nonzero()[0]
     new_buffers = [placed for placed in inside if over.size and placed.birth == over[0]]
-    beyond = [p for p in inside if p.offset_bytes + p.nbytes > limit.limit_bytes]
+    beyond = [p for p in inside if p.offset_bytes + p.nbytes > pool.limit_bytes]
     return max(new_buffers or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 

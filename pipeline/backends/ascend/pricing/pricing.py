@@ -315,12 +315,12 @@ class Pricing:
         by_op = config.mode == "op_by_op"
         norms = config.keep_batchnorm_fp32
         without = config.without | config.stack.missing_fusions
-        owners = config.devices if config.shares_state else 1
-        key = (config.precision, by_op, without, config.devices > 1, norms, owners)
+        num_shards = config.devices if config.shares_state else 1
+        key = (config.precision, by_op, without, config.devices > 1, norms, num_shards)
         if key not in self._shared.memory:
             graph, _ = self.tasks(config)
             hardware = self.chip.hardware
-            self._shared.memory[key] = plan_memory(graph, hardware, config.devices, owners)
+            self._shared.memory[key] = plan_memory(graph, hardware, config.devices, num_shards)
         return self._shared.memory[key]
 
     def with_figures(self, **figures: float) -> Pricing:

@@ -103,7 +103,7 @@ def _make_event(span: Span, graph: TaskGraph) -> TraceEvent:
     if span.task is not None:
         task = graph.tasks[span.task]
         args |= {"type": task.type, "scope": task.scope, "repeat": task.repeat}
-        args |= {"bound": span.limit} if span.limit else {}
+        args |= {"bound": span.bound} if span.bound else {}
         args |= {"fused": list(task.fused)} if task.fused else {}
     return event | {"args": args}
 

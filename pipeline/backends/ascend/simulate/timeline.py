@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pipeline.backends.ascend.chip.options import Mode
-from pipeline.backends.ascend.chip.tasks import Phase, Task
+from pipeline.backends.ascend.chip.tasks import Phase, Task, TaskBound
 
 Stream = Literal["host", "feed", "pcie", "get_next", "compute", "ai_cpu", "hccl"]
 Kind = Literal["cube", "vector", "format", "communication", "ai_cpu", "data", "host"]
@@ -38,7 +38,7 @@ FORMAT = frozenset({"cast", "trans_data", "transpose", "fill"})
 class Span:
     """A time span in which a stream is busy.
 
-    `task` is the index of the task that runs or is launched, `limit` the bound of the task's time.
+    `task` is the index of the task that runs or is launched, `bound` what limits that task's time.
     `lane` separates spans that run in parallel on one stream.
     """
 
@@ -50,7 +50,7 @@ class Span:
     phase: Phase | None = None
     task: int | None = None
     lane: int = 0
-    limit: str | None = None
+    bound: TaskBound | None = None
 
     @property
     def end_us(self) -> float:
@@ -80,7 +80,8 @@ class IterationTrace:
 class Timeline:
     """One steady step, from the end of the previous step to the end of this step.
 
-    `spans` are sorted by start within a stream, and include a step's share of a sink's launch.
+    A sink is a number of steps that one launch runs on the device. `spans` are sorted by start
+    within a stream, and include a step's share of a sink's launch.
     `device_us` is the step's work on the device without waits for the host, `host_us` the host's
     time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`.
     `launch_us` is the host's time before a sink of `steps_per_launch` steps.

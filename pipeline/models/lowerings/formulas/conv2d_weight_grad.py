@@ -18,7 +18,7 @@ from pipeline.models.lowerings.problem.conv_window import ConvWindow, Slide
 from pipeline.models.lowerings.problem.lowering import Lowering
 
 BLOCK_CHANNELS = 64
-"""Most channels of a block of groups that are multiplied together."""
+"""A block of groups that are multiplied together has at most this many channels."""
 
 
 def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent: Array) -> Array:

@@ -60,7 +60,7 @@ VERSION = 1
 SUFFIX = ".torch.json"
 MAX_NODES = 100_000
 MAX_ELEMENTS = 2**31
-"""Most values of one sample of a result."""
+"""One sample of a result has at most this many values."""
 _NAME = re.compile(r"[\w.@-]{1,500}")
 _PATH = re.compile(r"\w[\w.@-]*(?:/\w[\w.@-]*)*")
 _DTYPES = frozenset((*TYPES, *FLOAT_TYPES))

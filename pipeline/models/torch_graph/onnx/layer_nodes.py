@@ -45,12 +45,12 @@ def read_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWindow:
     axes = len(kernel)
     strides = reader.attribute("strides", (1,) * axes)
     dilations = reader.attribute("dilations", (1,) * axes)
-    ends = reader.attribute("pads", (0,) * (2 * axes))
-    if (len(strides), len(dilations), len(ends)) != (axes, axes, 2 * axes):
+    flat_pads = reader.attribute("pads", (0,) * (2 * axes))
+    if (len(strides), len(dilations), len(flat_pads)) != (axes, axes, 2 * axes):
         raise ValueError(f"strides, dilations or pads don't fit a window of {tuple(kernel)}")
-    if min((*kernel, *strides, *dilations)) < 1 or min(ends) < 0:
+    if min((*kernel, *strides, *dilations)) < 1 or min(flat_pads) < 0:
         raise ValueError("a kernel, stride or dilation below 1, or negative pads")
-    pads = tuple(zip(ends[:axes], ends[axes:], strict=True))
+    pads = tuple(zip(flat_pads[:axes], flat_pads[axes:], strict=True))
     return OnnxWindow(tuple(kernel), strides, dilations, pads)
 
 
@@ -62,24 +62,24 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
         return window
     pads = [(0, 0)] * len(kernel)
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = zip(reader.fixed_sizes(2), window.strides, window.span, strict=True)
+        sizes = zip(reader.fixed_sizes(first_axis=2), window.strides, window.span, strict=True)
         totals = [max((-(-n // step) - 1) * step + span - n, 0) for n, step, span in sizes]
         pads = [_split_pads(total, mode) for total in totals]
     elif mode != "VALID":
-        raise ValueError(f"auto_pad = {mode!r}")
+        raise ValueError(f"unknown auto_pad {mode!r}")
     return replace(window, pads=tuple(pads))
 
 
 def _split_pads(total: int, mode: str) -> tuple[int, int]:
-    """Return the rows before and after; the odd one comes last in SAME_UPPER."""
+    """Return the pads before and after; SAME_UPPER puts the odd one after."""
     half = total // 2
     return (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
 
 
 def _add_pads(reader: OnnxNodeReader, x: OnnxValue, pads: Pads, value: float = 0.0) -> OnnxValue:
     """Pad the spatial axes; negative pads crop."""
-    ends = tuple(size for pair in reversed(pads) for size in pair)
-    return reader.graph.call("constant_pad_nd.default", x, ends, value)
+    flat_pads = tuple(size for pair in reversed(pads) for size in pair)
+    return reader.graph.call("constant_pad_nd.default", x, flat_pads, value)
 
 
 @onnx_operator("Conv")
@@ -119,9 +119,10 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
     mode = reader.attribute("auto_pad", "NOTSET")
     target = reader.attribute("output_shape")
     if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
-        rows = zip(reader.fixed_sizes(2), window.strides, window.span, output_padding, strict=True)
-        full = [(n - 1) * step + span + extra for n, step, span, extra in rows]
-        same = [n * step for n, step in zip(reader.fixed_sizes(2), window.strides, strict=True)]
+        sizes = reader.fixed_sizes(first_axis=2)
+        axes = zip(sizes, window.strides, window.span, output_padding, strict=True)
+        full = [(n - 1) * step + span + extra for n, step, span, extra in axes]
+        same = [n * step for n, step in zip(sizes, window.strides, strict=True)]
         target = same if target is None else target[-2:]
         totals = [size - goal for size, goal in zip(full, target, strict=True)]
         pads = tuple(_split_pads(total, mode) for total in totals)
@@ -149,6 +150,7 @@ def _add_dense(
 ) -> OnnxValue:
     """Multiply the last axis of x with a weight (in, out)."""
     name = weight.reference.name if isinstance(weight.reference, ArrayOf) else ""
+    # A weight that only this node reads is stored transposed; others are transposed in the graph.
     if name in reader.transposable:
         kernel = reader.graph.transpose_weight(name)
     else:
@@ -164,7 +166,7 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
     weight = reader.value(1)
     bias = reader.optional(2)
     if x.ndim != 2 or weight.ndim != 2:
-        raise ValueError("a product of others than matrices")
+        raise ValueError("Gemm of arrays that aren't matrices")
     x = graph.call("t.default", x) if reader.attribute("transA", 0) else x
     features = graph.shape(weight)[0 if reader.attribute("transB", 0) else 1]
     alpha = reader.attribute("alpha", 1.0)
@@ -184,7 +186,7 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("MatMul")
 def read_matmul(reader: OnnxNodeReader) -> Results:
-    """Read a matrix product, which is a dense layer without a bias if a factor is a weight."""
+    """Read a matrix product, a dense layer without a bias if the second factor is a weight."""
     x = reader.value(0)
     other = reader.value(1)
     if isinstance(other.reference, ArrayOf) and other.ndim == 2 and x.ndim >= 2:
@@ -216,7 +218,7 @@ def read_batch_norm(reader: OnnxNodeReader) -> Results:
 @onnx_operator("LayerNormalization")
 def read_layer_norm(reader: OnnxNodeReader) -> Results:
     """Read a layer norm over the last axes."""
-    sizes = reader.fixed_sizes(reader.axis(-1))
+    sizes = reader.fixed_sizes(first_axis=reader.axis(-1))
     epsilon = reader.attribute("epsilon", 1e-5)
     return reader.graph.call(
         "layer_norm.default", reader.value(0), sizes, reader.value(1), reader.optional(2), epsilon
@@ -226,7 +228,7 @@ def read_layer_norm(reader: OnnxNodeReader) -> Results:
 @onnx_operator("InstanceNormalization")
 def read_instance_norm(reader: OnnxNodeReader) -> Results:
     """Read a norm of each channel, as a group norm."""
-    (channels,) = reader.fixed_sizes(1)[:1]
+    (channels,) = reader.fixed_sizes(first_axis=1)[:1]
     return _add_group_norm(reader, channels, reader.value(1), reader.value(2))
 
 
@@ -236,9 +238,9 @@ def read_group_norm(reader: OnnxNodeReader) -> Results:
     groups = reader.attribute("num_groups", 1)
     scale = reader.value(1)
     bias = reader.value(2)
-    (channels,) = reader.fixed_sizes(1)[:1]
+    (channels,) = reader.fixed_sizes(first_axis=1)[:1]
     if groups < 1 or channels % groups:
-        raise ValueError(f"{groups} groups of {channels} channels")
+        raise ValueError(f"{channels} channels don't divide into {groups} groups")
     if reader.opset < 21:
         repeat = "repeat_interleave.self_int"
         scale = reader.graph.call(repeat, scale, channels // groups, 0)
@@ -268,7 +270,9 @@ def read_pool(reader: OnnxNodeReader) -> Results:
             "squeeze.dim", _add_pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
         )
     if len(window.kernel) not in (2, 3) or x.ndim != len(window.kernel) + 2:
-        raise ValueError(f"a window of {window.kernel} on {x.ndim} axes; must be of images")
+        raise ValueError(
+            f"a window of {window.kernel} on {x.ndim} axes; must have 1 to 3 spatial axes"
+        )
     return _add_pool(reader, x, window)
 
 
@@ -285,7 +289,7 @@ def _add_pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxV
         op = f"max_pool{axes}d.default"
         return graph.call(op, x, window.kernel, window.strides, pads, window.dilations, is_ceil)
     if set(window.dilations) != {1}:
-        raise ValueError("the windows of its means are dilated")
+        raise ValueError("dilated average pooling isn't supported")
     counts_pads = bool(reader.attribute("count_include_pad", 0))
     op = f"avg_pool{axes}d.default"
     if window.is_symmetric:
@@ -297,6 +301,7 @@ def _add_pool(reader: OnnxNodeReader, x: OnnxValue, window: OnnxWindow) -> OnnxV
     ones = graph.constant(np.ones((1, 1, *graph.fixed_shape(x)[2:]), np.float32))
 
     def sum_windows(values: OnnxValue) -> OnnxValue:
+        # With the divisor 1, an average is a sum.
         return graph.call(op, values, window.kernel, window.strides, zeros, is_ceil, True, 1)
 
     counts = sum_windows(_add_pads(reader, ones, window.pads))

@@ -82,9 +82,9 @@ class OnnxNodeReader:
         """Return the shape of an input."""
         return self.graph.shape(self.value(place))
 
-    def fixed_sizes(self, first: int) -> tuple[int, ...]:
+    def fixed_sizes(self, first_axis: int) -> tuple[int, ...]:
         """Return the sizes of the first input from an axis on, which the batch doesn't change."""
-        sizes = self.shape()[first:]
+        sizes = self.shape()[first_axis:]
         if not all(isinstance(size, int) for size in sizes):
             raise ValueError("a size of its input depends on the batch, where it can't")
         return tuple(size for size in sizes if isinstance(size, int))

@@ -105,7 +105,7 @@ def read_split(reader: OnnxNodeReader) -> Results:
     sizes = reader.integers("split", 1)
     if sizes is None:
         count = len(reader.node.outputs)
-        size = -(-reader.fixed_sizes(axis)[0] // max(count, 1))
+        size = -(-reader.fixed_sizes(first_axis=axis)[0] // max(count, 1))
         return reader.graph.call_all("split.Tensor", x, size, axis)
     return reader.graph.call_all("split_with_sizes.default", x, sizes, axis)
 
@@ -277,7 +277,7 @@ def read_depth_to_space(reader: OnnxNodeReader) -> Results:
     """Read channels spread over squares of pixels."""
     graph = reader.graph
     block = reader.attribute("blocksize", 1)
-    channels, height, width = reader.fixed_sizes(1)
+    channels, height, width = reader.fixed_sizes(first_axis=1)
     if block < 1 or channels % block**2:
         raise ValueError(f"blocks of {block} from {channels} channels")
     if reader.attribute("mode", "DCR") == "CRD":
@@ -322,4 +322,5 @@ def _read_target_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
     if not scales.is_constant or scales.arrays[0].size != 4:
         raise ValueError("scales that aren't four constant numbers")
     factors = scales.arrays[0][2:].tolist()
-    return tuple(int(size * f) for size, f in zip(reader.fixed_sizes(2), factors, strict=True))
+    sizes = reader.fixed_sizes(first_axis=2)
+    return tuple(int(size * f) for size, f in zip(sizes, factors, strict=True))

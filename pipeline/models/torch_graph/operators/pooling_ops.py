@@ -28,7 +28,7 @@ from pipeline.models.torch_graph.tensor import TorchTensor, choose_image_order, 
 Sizes = int | Sequence[int]
 
 MAX_SIDE = 1 << 16
-"""Most pixels of the height or width of resized images."""
+"""Resized images have at most this many pixels of height or width."""
 
 
 @dataclass(frozen=True)

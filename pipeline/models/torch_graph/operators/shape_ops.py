@@ -24,7 +24,7 @@ from pipeline.models.torch_graph.tensor import (
 Sizes = Sequence[int]
 
 MAX_PIECES = 4096
-"""Most pieces of a split array, since tracing a piece takes time."""
+"""An array is split into at most this many pieces, since tracing a piece takes time."""
 
 
 @aten("view.default", "reshape.default", "_unsafe_view.default", "_reshape_alias.default")

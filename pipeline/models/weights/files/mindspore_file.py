@@ -45,9 +45,9 @@ _TENSOR = _TYPE = 2
 _MAP = _CONTENT = 3
 _KIND = "a MindSpore checkpoint"
 _PART_BYTES = 512 * 2**20
-"""Most bytes of an array that one value holds."""
+"""One value holds at most this many bytes of an array."""
 MAX_FIELDS = 64
-"""Most fields of a Value or a TensorProto, which may have a field per dimension."""
+"""A Value or TensorProto has at most this many fields, perhaps one per dimension."""
 
 
 @dataclass(frozen=True)

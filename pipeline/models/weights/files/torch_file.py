@@ -23,7 +23,7 @@ from pipeline.models.weights.files.torch_pickle import (
 )
 
 MAX_SHARING = 16
-"""Most bytes of all tensors per byte of the file; above 1 since tied weights share storages."""
+"""All tensors have at most this many bytes per byte of the file; tied weights share storages."""
 
 _PICKLE = "data.pkl"
 _OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

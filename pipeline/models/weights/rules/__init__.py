@@ -1,6 +1,6 @@
 """Names of arrays in other frameworks and their model collections, for this package's networks.
 
-A name has two parts: the framework's name for an array of a layer (`CONVENTIONS`), and the
+A name has two parts: the framework's name for an array of a layer (`syntax.CONVENTIONS`), and the
 collection's name for the layer (rules of the other modules, in the language of `syntax`).
 """
 
@@ -14,39 +14,41 @@ from pipeline.models.weights.rules.syntax import Framework, LayerRules
 IN_ORDER: LayerRules = ((r".+", "{kind}_#"),)
 """Rules for networks without blocks: layers are counted by kind, in order."""
 TENSORFLOW: LayerRules = ((r".*conv2d_transpose.*", "conv_transpose_#"), *IN_ORDER)
-"""Keras's names, which begin with a layer's class."""
+"""Keras's names begin with the layer's class: a transposed convolution is known by its name, other
+layers by kind and order."""
 VGG: LayerRules = ((r"pre_logits\.fc(\d)", r"dense_<\1-1>"), (r"head\.fc", "dense_2"), *IN_ORDER)
 """timm has convolutions over whole images instead of the first dense layers."""
 
 
-def _share_rules(
+def _make_rules(
     torch: LayerRules, mindspore: LayerRules | None = None
 ) -> Mapping[Framework, LayerRules]:
+    """Return the rules of both frameworks. MindSpore's are torch's if they are left out."""
     return {"torch": torch, "mindspore": torch if mindspore is None else mindspore}
 
 
 BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
-    "bert": _share_rules(transformers.BERT),
-    "densenet": _share_rules(branches.DENSENET),
+    "bert": _make_rules(transformers.BERT),
+    "densenet": _make_rules(branches.DENSENET),
     "dpn": {"torch": residual.DPN_TORCH},
-    "efficientnet": _share_rules(mobile.EFFICIENTNET_TORCH, mobile.EFFICIENTNET_MINDSPORE),
-    "googlenet": _share_rules(branches.GOOGLENET),
+    "efficientnet": _make_rules(mobile.EFFICIENTNET_TORCH, mobile.EFFICIENTNET_MINDSPORE),
+    "googlenet": _make_rules(branches.GOOGLENET),
     "gpt": {"torch": transformers.GPT},
-    "inception_v3": _share_rules(branches.INCEPTION_V3_TORCH, branches.INCEPTION_V3_MINDSPORE),
-    "mobilenet_v1": _share_rules(mobile.MOBILENET_V1_TORCH, IN_ORDER),
-    "mobilenet_v2": _share_rules(mobile.MOBILENET_V2_TORCH, mobile.MOBILENET_V2_MINDSPORE),
-    "mobilenet_v3": _share_rules(mobile.MOBILENET_V3_TORCH, mobile.MOBILENET_V3_MINDSPORE),
-    "regnet_x": _share_rules(residual.REGNET_TORCH, residual.REGNET_MINDSPORE),
-    "repvgg": _share_rules(residual.REPVGG_TORCH, residual.REPVGG_MINDSPORE),
-    "resnet": _share_rules(residual.RESNET),
+    "inception_v3": _make_rules(branches.INCEPTION_V3_TORCH, branches.INCEPTION_V3_MINDSPORE),
+    "mobilenet_v1": _make_rules(mobile.MOBILENET_V1_TORCH, IN_ORDER),
+    "mobilenet_v2": _make_rules(mobile.MOBILENET_V2_TORCH, mobile.MOBILENET_V2_MINDSPORE),
+    "mobilenet_v3": _make_rules(mobile.MOBILENET_V3_TORCH, mobile.MOBILENET_V3_MINDSPORE),
+    "regnet_x": _make_rules(residual.REGNET_TORCH, residual.REGNET_MINDSPORE),
+    "repvgg": _make_rules(residual.REPVGG_TORCH, residual.REPVGG_MINDSPORE),
+    "resnet": _make_rules(residual.RESNET),
     "resnet_v2": {"torch": residual.RESNET_V2_TORCH},
-    "shufflenet_v2": _share_rules(mobile.SHUFFLENET_V2_TORCH, mobile.SHUFFLENET_V2_MINDSPORE),
-    "squeezenet": _share_rules(mobile.SQUEEZENET),
-    "unet": _share_rules(branches.UNET),
-    "vgg": _share_rules(VGG),
-    "vit": _share_rules(transformers.VIT),
-    "wide_deep": _share_rules(IN_ORDER),
-    "xception": _share_rules(residual.XCEPTION_TORCH, residual.XCEPTION_MINDSPORE),
+    "shufflenet_v2": _make_rules(mobile.SHUFFLENET_V2_TORCH, mobile.SHUFFLENET_V2_MINDSPORE),
+    "squeezenet": _make_rules(mobile.SQUEEZENET),
+    "unet": _make_rules(branches.UNET),
+    "vgg": _make_rules(VGG),
+    "vit": _make_rules(transformers.VIT),
+    "wide_deep": _make_rules(IN_ORDER),
+    "xception": _make_rules(residual.XCEPTION_TORCH, residual.XCEPTION_MINDSPORE),
 }
 """Rules by the name of a model component and by framework."""
 

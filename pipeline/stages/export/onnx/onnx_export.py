@@ -50,7 +50,7 @@ TOLERANCE = 1e-3
 """Largest difference of float32 logits by rounding, relative to the largest logit."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
-"""Most bytes of a protocol buffer."""
+"""A protocol buffer has at most this many bytes."""
 
 
 @dataclass(frozen=True)

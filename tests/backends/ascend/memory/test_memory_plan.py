@@ -52,7 +52,7 @@ def test_owners_store_parts_and_gather_the_parameters() -> None:
     named = [replace(b, name=f"{fields.get(b.role, b.role)}/{b.name}") for b in graph.buffers]
     graph = replace(graph, buffers=tuple(named))
     whole = plan_memory(graph, HW, 8)
-    shared = plan_memory(graph, HW, 8, owners=8)
+    shared = plan_memory(graph, HW, 8, num_shards=8)
     assert shared.pools["parameters"].used_bytes * 8 == whole.pools["parameters"].used_bytes
     assert shared.pools["communication"] == whole.pools["communication"]
     gathered = [p for p in shared.placements if p.component == "parameters" and p.birth == 0]
@@ -60,7 +60,7 @@ def test_owners_store_parts_and_gather_the_parameters() -> None:
     assert [(p.nbytes, p.death) for p in in_feature_maps] == [(8192, 6), (8192, 5), (8192, 4)]
     assert overlapping(shared) == []
     unnamed = plan_memory(chain(batch=4, layers=3, width=4096), HW, 8)
-    assert unnamed == plan_memory(chain(batch=4, layers=3, width=4096), HW, 8, owners=8)
+    assert unnamed == plan_memory(chain(batch=4, layers=3, width=4096), HW, 8, num_shards=8)
 
 
 @pytest.mark.slow
