@@ -32,7 +32,7 @@ from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 from tests import outcome
-from tests.conftest import MLP, compose_tiny
+from tests.conftest import compose_tiny
 from tests.whole_run import run
 
 AUGMENTED = [
@@ -101,7 +101,9 @@ def test_evaluation_is_compiled_when_due_on_cpu(
 ) -> None:
     """Beside the first steps it would slow them."""
     stages = ["data", "build", "compile", "train", *(["eval"] if evaluates else [])]
-    run(tiny(*MLP, f"stages=[{','.join(stages)}]", "train.steps=12", "train.sink_size=4"))
+    # A network of no other test: a program on disk needs no compilation.
+    network = ("model=mlp", "model.hidden=[9]")
+    run(tiny(*network, f"stages=[{','.join(stages)}]", "train.steps=12", "train.sink_size=4"))
     compiled = ("compile    evaluation: ", "epoch: ")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(compiled)]
     assert [line.split()[0] for line in lines] == ["epoch:"] * 3 + ["compile"] * evaluates

@@ -34,10 +34,10 @@ def test_too_few_steps_are_refused(steps: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["find-rate", "better"])
-@pytest.mark.parametrize("out", [".", "missing/page.html"])
+@pytest.mark.parametrize("out", [".", "missing/page.html", "a" * 300])
 def test_page_in_no_folder_is_refused_before_training(
     out: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=f"--out {out}: must be a file in a folder that exists"):
+    with pytest.raises(UsageError, match=rf"--out {out[:99]}.*: must be a file in a folder that"):
         ROOT([command, "+recipe=lenet5_digits", "--out", out])

@@ -110,8 +110,8 @@ def test_document_examples_run() -> None:
     """A custom loss is a component, and the sampler gives what is printed there."""
     use = """
 import jax.numpy as jnp
-from pipeline.core.registry import components
-print(components("loss")["capped"](most=1.75).build()(jnp.array([[3.0, 0.0]]), jnp.array([0])))
+from pipeline.core.registry import list_components
+print(list_components("loss")["capped"](most=1.75).build()(jnp.array([[3.0, 0.0]]), jnp.array([0])))
 """
     assert len(EXAMPLES) == 2
     said = subprocess.run(

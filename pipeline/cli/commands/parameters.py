@@ -74,37 +74,34 @@ class OneOf(click.Choice[str]):
 
 
 class FilePath(click.ParamType):
-    """A path, which need not exist; with `is_folder`, the shell completes folders only."""
+    """A path, which need not exist; with `is_folder`, the shell completes folders only.
 
-    def __init__(self, *, is_folder: bool = False) -> None:
+    With `checks_folder` it must be a file in a folder that exists, since the command may compute
+    for hours before it writes.
+    """
+
+    def __init__(self, *, is_folder: bool = False, checks_folder: bool = False) -> None:
         self.name = "folder" if is_folder else "file"
+        self.checks_folder = checks_folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path. Raises UsageError for an empty one."""
+        """Return the path. Raises UsageError for an empty one, or a file that can't be written."""
         if not str(value):
             _refuse(param, "''", "must be a path")
-        return Path(value)
+        path = Path(value)
+        try:
+            is_refused = self.checks_folder and (path.is_dir() or not path.parent.is_dir())
+        except OSError:  # such as a name that is too long
+            is_refused = True
+        if is_refused:
+            _refuse(param, value, "must be a file in a folder that exists")
+        return path
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         """Return the item that makes the shell complete files or folders."""
         return [CompletionItem(incomplete, type="dir" if self.name == "folder" else "file")]
-
-
-class NewFile(FilePath):
-    """A file to write, in a folder that exists: a command may compute for hours before it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path. Raises UsageError for a folder, or a file in no folder."""
-        path = super().convert(value, param, ctx)
-        try:
-            can_be_written = path.parent.is_dir() and not path.is_dir()
-        except OSError:  # such as a name that is too long
-            can_be_written = False
-        if not can_be_written:
-            _refuse(param, value, "must be a file in a folder that exists")
-        return path
 
 
 class CommaList(click.ParamType):
@@ -210,7 +207,7 @@ def out_option(metavar: str, text: str, *, was: str | None = None) -> Option:
 
 def page_option(text: str) -> Option:
     """Return `--out` for a page."""
-    return Option("--out", type=NewFile(), metavar="FILE", help=text)
+    return Option("--out", type=FilePath(checks_folder=True), metavar="FILE", help=text)
 
 
 def seed_option(text: str, default: int | None = 0) -> Option:
