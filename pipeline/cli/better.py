@@ -64,13 +64,12 @@ def main(
     chosen_groups = {get_key(item) for item in other if not sets_key(item)}
     recipe_b = [*(item for item in recipe_a if get_key(item) not in chosen_groups), *other]
     checked_b = compose_and_check(recipe_b)
-    side_b = _register_side_b(recipe_b)
-    require_comparable(compose_and_check(recipe_a), checked_b, metric)
     # Interpolations are escaped: side B resolves them, not the sweep.
-    quoted = [quote_value(item.replace("${", r"\${")) for item in side_b]
+    side_b = [quote_value(item.replace("${", r"\${")) for item in _register_side_b(recipe_b)]
+    require_comparable(compose_and_check(recipe_a), checked_b, metric)
     settings = [
         "hydra/sweeper=pairs",
-        f"hydra.sweeper.other=[{','.join(quoted)}]",
+        f"hydra.sweeper.other=[{','.join(side_b)}]",
         f"hydra.sweeper.metric={metric or 'null'}",
         f"hydra.sweeper.pairs={pairs}",
         f"hydra.sweeper.minutes={minutes or 'null'}",
@@ -88,11 +87,16 @@ def main(
     verdict = read_verdict(end.sweep_dir, metric)
     facts = verdict.to_dict() if isinstance(verdict, PairedVerdict) else {"verdict": verdict}
     if out is not None:
-        common_words = " ".join(hide_secret_values(overrides))
-        sides = f"Side A: {common_words}. Side B also has {' '.join(hide_secret_values(other))}."
-        write_verdict_page(out, verdict, read_pairs(end.sweep_dir)[0], sides)
+        pairs_by_seed, _ = read_pairs(end.sweep_dir)
+        write_verdict_page(out, verdict, pairs_by_seed, describe_sides(overrides, other))
         print(printable(f"the pairs: {out}"))
     return CommandResult({**facts, "sweep": str(end.sweep_dir)}, end.exit_status)
+
+
+def describe_sides(overrides: Sequence[str], other: Sequence[str]) -> str:
+    """Return a sentence about the arguments of both sides, without secret values."""
+    side_a = " ".join(hide_secret_values(overrides))
+    return f"Side A: {side_a}. Side B also has {' '.join(hide_secret_values(other))}."
 
 
 def _is_about_sweep(override: str) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.cli import train
+from pipeline.cli.better import describe_sides
 from pipeline.cli.better import main as compare_sides
 from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import UsageError
@@ -237,3 +238,12 @@ def test_signal_before_the_first_job_stops_the_sweep(
     output = capsys.readouterr()
     assert json.loads(output.out)["verdict"] == "no verdict: no pair is done"
     assert "has no job" not in output.err
+
+
+def test_page_shows_no_part_of_a_secret_value() -> None:
+    """Values may have spaces, which separate words in a sentence, and characters of HTML."""
+    secrets = ["++a.password=correct horse", "++a.token=hunter&two,three"]
+    text = describe_sides(["+recipe=lenet5_digits", secrets[0]], secrets[1:])
+    assert "+recipe=lenet5_digits" in text
+    for part in ("correct", "horse", "hunter", "two", "three"):
+        assert part not in text

@@ -156,17 +156,7 @@ def plan_memory(
     sizes = {index: align(graph.buffers[index].nbytes) for index in spans}
     chunks: list[_Chunk] = []
     owner = find_owners(graph)
-    reduced: list[int] = []
-    if devices > 1:
-        # Outputs of the tasks that write gradients: those with the role gradient, or all if none
-        # has it.
-        writes = [graph.tasks[writer].writes for _, _, writer in graph.gradients]
-        outputs = (
-            [i for i in indices if graph.buffers[i].role == "gradient"] or indices
-            for indices in writes
-        )
-        buffers = (owner[i] for indices in outputs for i in indices)
-        reduced = [i for i in dict.fromkeys(buffers) if i in spans]
+    reduced = [i for i in _find_gradients(graph, owner) if i in spans] if devices > 1 else []
     if reduced:
         nbytes = sum(sizes[index] for index in reduced) + 2 * alignment
         birth = min(spans[index][0] for index in reduced)
@@ -234,6 +224,18 @@ def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPl
         peak_task=peak,
         components=components,
     )
+
+
+def _find_gradients(graph: TaskGraph, owner: Sequence[int]) -> list[int]:
+    """Return the buffers of the gradients, each once, in the order of their tasks.
+
+    A task that writes gradients has outputs with the role gradient, or all its outputs count.
+    """
+    writes = [graph.tasks[writer].writes for _, _, writer in graph.gradients]
+    outputs = (
+        [i for i in indices if graph.buffers[i].role == "gradient"] or indices for indices in writes
+    )
+    return list(dict.fromkeys(owner[i] for indices in outputs for i in indices))
 
 
 def _count_part_bytes(buffer: Buffer, num_shards: int) -> int:
