@@ -60,7 +60,6 @@ RUN_COMMANDS = (
             Option(
                 "--to",
                 type=OneOf(["onnx", "ckpt"]),
-                was="to",
                 help="onnx: also model.onnx, compared with the run, and predict.py (pip install "
                 "'recipe-pipeline[onnx]'). ckpt: instead every checkpoint as MindSpore's "
                 "PREFIX-EPOCH_STEP.ckpt; FOLDER may have other files.",
@@ -68,18 +67,15 @@ RUN_COMMANDS = (
             flag(
                 "--int8",
                 text="With onnx: also model_int8.onnx.",
-                was="int8",
             ),
             Option(
                 "--samples",
                 type=WholeNumber(1, MAX_COUNT),
-                was="samples",
                 help="With --int8: training samples that calibrate it (default: 512).",
             ),
-            flag("--optimizer", text="With ckpt: also the optimizer's state.", was="optimizer"),
+            flag("--optimizer", text="With ckpt: also the optimizer's state."),
             Option(
                 "--prefix",
-                was="prefix",
                 metavar="NAME",
                 help="With ckpt: PREFIX (default: the network's name).",
             ),
@@ -164,7 +160,7 @@ RUN_COMMANDS = (
         [
             run_dir(text="The run to repeat."),
             overrides("[KEY=VALUE ...]", "Keys to change, such as cache.root=DIR."),
-            out_option("FOLDER", "Directory of the new run.", was="hydra.run.dir"),
+            out_option("FOLDER", "Directory of the new run."),
         ],
         example="reproduce outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
@@ -203,7 +199,6 @@ RUN_COMMANDS = (
                 "--against",
                 multiple=True,
                 metavar="CHANGES",
-                was="against",
                 help="The left side is A with these overrides, such as train.precision=bf16.",
             ),
             Option(
@@ -216,7 +211,6 @@ RUN_COMMANDS = (
             Option(
                 "--step",
                 type=WholeNumber(0, MAX_COUNT),
-                was="step",
                 help="Steps done; the next one is compared (default: the newest checkpoint).",
             ),
             layers_option(),
@@ -227,28 +221,24 @@ RUN_COMMANDS = (
                 metavar="LEFT:RIGHT+RIGHT,...",
                 default="",
                 show_default=False,
-                was="map",
                 help="A left layer that replaces several right ones.",
             ),
             Option(
                 "--cosine",
                 type=Number(0, 1),
-                was="cosine",
                 help="Threshold that marks a row, 0 to 1 (default: 0.99).",
             ),
             Option(
                 "--max-absolute",
                 type=Number(1, 5),
-                was="max_absolute",
                 help="The same, 1 to 5 (default: 5).",
             ),
             Option(
                 "--relative-euclidean",
                 type=Number(0, 1),
-                was="relative_euclidean",
                 help="The same, 0 to 1 (default: 0.1).",
             ),
-            out_option("FILE", "Also write all rows as CSV.", was="out"),
+            out_option("FILE", "Also write all rows as CSV."),
         ],
         example="compare outputs/again --against train.precision=bf16",
     ),
@@ -267,7 +257,6 @@ RUN_COMMANDS = (
                 "steps",
                 required=True,
                 metavar="N",
-                was="step",
                 help="Steps done: the tensors are those of the next step; also 0|5|10 and 5-10.",
             ),
             layers_option(),
@@ -277,15 +266,13 @@ RUN_COMMANDS = (
                 "content",
                 type=OneOf(["tensors", "statistics"]),
                 default="tensors",
-                was="as",
                 help="Arrays as .npy files, or statistics.",
             ),
-            out_option("FOLDER", "Folder (default: RUN_DIR/dump).", was="path"),
+            out_option("FOLDER", "Folder (default: RUN_DIR/dump)."),
             Option(
                 "--max-mib",
                 type=WholeNumber(1, 1_000_000),
                 default=4096,
-                was="max_mib",
                 help="Limit of the arrays of a step.",
             ),
         ],
