@@ -52,7 +52,7 @@ def parse_checkpoint_step(path: Path) -> int | None:
     return int(path.name) if STEP.fullmatch(path.name) else None
 
 
-def draft_path(path: Path) -> Path:
+def make_draft_path(path: Path) -> Path:
     """Return the path of the draft of a checkpoint, or of a file that is added to one."""
     return path.with_name(f"{path.name}{DRAFT}")
 
@@ -88,7 +88,7 @@ def rename_aside(path: Path, reason: str) -> Path:
 
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
-    draft = path.rename(draft_path(path))
+    draft = path.rename(make_draft_path(path))
     # Without this a power cut could leave a part of the checkpoint under its name.
     sync(path.parent)
     remove_draft(draft)

@@ -29,9 +29,9 @@ from pipeline.checkpoint.checkpoint_folder import (
     RECIPE,
     SECRET,
     STATE,
-    draft_path,
     list_saved_steps,
     make_checkpoint_path,
+    make_draft_path,
     remove_checkpoint,
     remove_draft,
     remove_drafts,
@@ -159,7 +159,7 @@ class Checkpoints:
         checkpoint gets its name.
         """
         folder = make_checkpoint_path(self._root, step)
-        draft = draft_path(folder)
+        draft = make_draft_path(folder)
         try:
             if not self._root.is_dir():
                 self._root.mkdir()

@@ -77,7 +77,7 @@ class Checkpoint:
             if path.partition("/")[0] in WEIGHTS
         }
 
-    def ledger(self) -> dict[str, np.ndarray]:
+    def select_ledger(self) -> dict[str, np.ndarray]:
         """Return the arrays of the ledger of training samples by name, {} if there is none."""
         prefix = "ledger/"
         return {

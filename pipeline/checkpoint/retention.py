@@ -12,8 +12,8 @@ from typing import Any
 from pipeline.checkpoint.checkpoint_folder import (
     MANIFEST,
     METRICS,
-    draft_path,
     make_checkpoint_path,
+    make_draft_path,
 )
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
@@ -48,7 +48,7 @@ class Retention:
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     """Add metrics to a complete checkpoint that was saved without metrics. Raises OSError."""
-    draft = draft_path(folder)
+    draft = make_draft_path(folder)
     draft.write_text(json.dumps(dict(metrics)), encoding="utf-8")
     # If the process is killed now, the folder stays empty, which is harmless.
     (folder / METRICS).mkdir(exist_ok=True)
