@@ -42,7 +42,7 @@ _AREA_LIMIT = 2**31 // 255
 """The largest area of an image whose weighted sum of bytes fits into int32."""
 
 MAX_SIZES = 32
-"""Limit, since each size is a branch of the compiled program."""
+"""The most sizes of `random_size`, since each is a branch of the compiled program."""
 
 
 @component("op")
@@ -84,7 +84,8 @@ class Resize(GeometricOp):
 
 
 def compute_target_size(size: Size | int, height: int, width: int) -> Size:
-    """Return [height, width] after scaling. A longer edge without a size is rounded down."""
+    """Return (height, width) after scaling to `size`. If it is the length of the shorter edge, the
+    longer edge keeps the ratio, rounded down."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -121,11 +122,8 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
 
 @component("op")
 class RandomSize(GeometricOp):
-    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step.
-
-    As in YOLOv3's training at several scales. The compiled program has a branch for each size. The
-    network must support any size.
-    """
+    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step, as in
+    YOLOv3's training. The network must support all sizes."""
 
     name: Literal["random_size"] = "random_size"
     sizes: Annotated[Seq[Size], Field(min_length=2, max_length=MAX_SIZES)]
@@ -142,17 +140,17 @@ class RandomSize(GeometricOp):
     def choices(self) -> int:
         return len(self.sizes)
 
-    def chosen(self, number: int) -> Resize:
+    def select_variant(self, number: int) -> Resize:
         """Return the op that scales to one of the sizes."""
         return Resize(size=self.sizes[number], interpolation=self.interpolation, column=self.column)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         """Return the spec of an image of the first size."""
-        return self.chosen(0).output(value)
+        return self.select_variant(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Return images of the first size. Training applies the op that `chosen` returns."""
-        return self.chosen(0)(xp, values, uniforms)
+        """Return images of the first size. Training applies `select_variant`."""
+        return self.select_variant(0)(xp, values, uniforms)
 
 
 CropInterpolation = Literal["linear", "nearest", "cubic"]
@@ -247,6 +245,7 @@ class RandomResizedCrop(GeometricOp):
         min_ratio, max_ratio = self.ratio
         rows = round(width / min_ratio) if width / height < min_ratio else height
         columns = round(height * max_ratio) if width / height > max_ratio else width
+        # As in MindSpore, an odd border is larger at the top and at the right.
         return (height - rows + 1) // 2, (width - columns) // 2, rows, columns
 
 
