@@ -61,12 +61,13 @@ def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """Return rows (axis 1) or columns (axis 2) of images; `pixels` int32 (batch or 1, length)."""
+    """Return the rows (axis 1) or columns (axis 2) of images with the numbers `pixels`, int32
+    (batch or 1, length)."""
     if pixels.shape[0] == 1:
         # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
-    other_pixels = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
-    rows, columns = (pixels, other_pixels) if axis == 1 else (other_pixels, pixels)
+    other_axis = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
+    rows, columns = (pixels, other_axis) if axis == 1 else (other_axis, pixels)
     return read_crossings(xp, values, rows, columns)
 
 
@@ -80,11 +81,10 @@ def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Apply values = change(iteration, values) repeatedly.
+    """Compute values = change(iteration, values) repeatedly; shape and dtype must stay the same.
 
-    Shape and dtype must stay. The compiled step has a loop, too. If it were unrolled, XLA would
-    fuse the iterations and compute inputs repeatedly: 457 ms instead of 74 for four iterations of
-    four changes.
+    The compiled step has a loop too. If it were unrolled, XLA would fuse the iterations and compute
+    their inputs several times: 457 ms instead of 74 for four iterations of four changes.
     """
     if xp is np or iterations < 2:
         for iteration in range(iterations):
@@ -106,7 +106,7 @@ Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_require_or
 
 
 def list_steps(low: float, high: float) -> np.ndarray:
-    """Return the middles of a range's steps, float64 (STEPS,), or its only value."""
+    """Return the middles of a range's steps, float64 (STEPS,), or (1,) if the bounds are equal."""
     if low == high:
         return np.array([low])
     return low + (high - low) * (np.arange(STEPS) + 0.5) / STEPS
