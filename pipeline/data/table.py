@@ -16,7 +16,7 @@ Kind = Literal["auto", "numeric", "category", "date", "ignore"]
 """How a column of a file is read; auto: inferred from its values."""
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
 
-LISTED = 8
+MAX_LISTED = 8
 """Largest number of columns of each kind that are named in the log line of a table."""
 
 
@@ -130,7 +130,7 @@ class FittedTable(Spec):
             if column.date is not None:
                 dates.setdefault(show_name(column.name), []).append(column.date.part)
         return "; ".join(
-            f"{kind} {join_first(names, LISTED, before_more=', ')}"
+            f"{kind} {join_first(names, MAX_LISTED, before_more=', ')}"
             for kind, names in (
                 ("numeric", [show_name(c.name) for c in numbers]),
                 ("date", [f"{name} ({', '.join(parts)})" for name, parts in dates.items()]),
