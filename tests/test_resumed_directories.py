@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
-from pipeline.checkpoint.checkpoint_folder import make_draft_path, make_checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path, make_draft_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.monitors import verified_log

@@ -29,6 +29,7 @@ JSON = "metadata"
 SECRET = "privacy/"
 """Beginning of the names of arrays that only the owner of a run may read."""
 MANIFEST = "manifest.json"
+"""File of a checkpoint with the checksums of its other files."""
 DRAFT = ".orbax-checkpoint-tmp"
 """Suffix of a draft, the same as orbax's."""
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO))
@@ -37,6 +38,7 @@ LOST = _MISSING | _UNREADABLE
 """Error numbers of a file that is missing or of another kind, or that the disk can't read. Other
 errors are about the process or its rights, and show no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
+"""Name of a checkpoint."""
 
 
 def make_checkpoint_path(root: Path, step: int) -> Path:
@@ -67,7 +69,7 @@ def list_saved_steps(root: Path) -> list[int]:
 
 
 def find_strangers(root: Path) -> list[Path]:
-    """Return the entries that have a number as name and aren't checkpoints.
+    """Return the strangers in a folder, sorted.
 
     Examples are a file, a link, and a checkpoint that was renamed to `0441` or `441.0`. Raises
     OSError if the folder can't be listed.
@@ -111,7 +113,7 @@ def remove_draft(path: Path) -> None:
 
 
 def _is_number(name: str) -> bool:
-    """Return whether Python or a reader can take a name for a number, in any spelling or script."""
+    """Return whether Python or a person can read a name as a number, in any spelling or script."""
     try:
         float(name)
     except ValueError:

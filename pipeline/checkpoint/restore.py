@@ -36,6 +36,7 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import flatten_by_path
 
 WEIGHTS = ("params", "batch_stats")
+"""The parts of a state that a network computes with."""
 MAX_LISTED = 5
 """Largest number of problems that a message lists."""
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Checkpoint:
         }
 
     def select_ledger(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the ledger of training samples by name, {} if there is none."""
+        """Return the arrays of the ledger of training samples by name; {} without a ledger."""
         prefix = "ledger/"
         return {
             path.removeprefix(prefix): array
@@ -90,7 +91,8 @@ class Checkpoint:
 def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
     """Read the newest sound checkpoint of a run; None if it has no checkpoint.
 
-    Warns of damaged newer checkpoints. Raises DataError if no checkpoint can be read.
+    Warns of newer checkpoints, which are damaged. Raises DamagedError if all are damaged, and
+    RunError as in `make_read_error`.
     """
     root = run_dir / FOLDER
     if not list_saved_steps(root):
@@ -102,7 +104,7 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename damaged checkpoints after `step`, and numbered entries that aren't checkpoints.
+    """Rename damaged checkpoints after `step`, and strangers (see `checkpoint_folder`).
 
     Warns of each. The run will write checkpoints with these names.
     """
@@ -116,10 +118,11 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
 
 
 def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
-    """Read a checkpoint: `folder` is a run directory, its `checkpoints`, or one checkpoint.
+    """Read `folder`, a checkpoint, or the newest sound checkpoint of a run directory or its folder
+    `checkpoints`.
 
-    Reads the newest sound checkpoint, and warns of damaged newer checkpoints. Raises DataError if
-    there is no checkpoint, and RunError as in `make_read_error`.
+    Warns of newer checkpoints, which are damaged. Raises DataError without a sound checkpoint, and
+    RunError as in `make_read_error`.
     """
     try:
         if parse_checkpoint_step(folder) in list_saved_steps(folder.parent):
@@ -159,9 +162,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def arrange_arrays(source: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """Return arrays, which have paths as keys, in the tree structure of `like`.
+    """Return arrays by path in the tree structure of `like`.
 
-    Raises DataError unless every name, shape and dtype agrees. The message begins with `source`.
+    Raises DataError unless every path, shape and dtype agrees. The message begins with `source`.
     """
     expected = flatten_by_path(like)
     problems = [f"{path} is missing" for path in expected if path not in arrays]
@@ -186,7 +189,7 @@ def join_problems(problems: Sequence[str]) -> str:
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
-    """Read a folder's newest sound checkpoint, warning of newer ones. Raises DamagedError."""
+    """Read a folder's newest sound checkpoint, and warn of newer ones; DamagedError without one."""
     faults = []
     for step in reversed(list_saved_steps(root)):
         try:

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pipeline.backends.xla import XlaExecutable
-from pipeline.checkpoint.checkpoint_folder import FOLDER, make_draft_path, make_checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path, make_draft_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.checkpoint.retention import Retention
