@@ -1,4 +1,4 @@
-"""Writing of datasets as ArrayRecord files: whole or not at all, with little memory."""
+"""Functions that write a dataset as ArrayRecord files, whole or not at all, with little memory."""
 
 from __future__ import annotations
 
@@ -29,14 +29,11 @@ from pipeline.data.records.record_format import (
 
 FILE_BYTES = 256 << 20
 """A column is split into files of about this size."""
-
 NARROW_BYTES = 64
-"""Size up to which many samples share a record. Columns of such samples stay in memory."""
-
+"""The most bytes of a sample that shares a record. Columns of such samples stay in memory."""
 SAMPLES_PER_NARROW_RECORD = 4096
-
 CHUNK_SAMPLES = 256
-"""Samples that are read from the source at once."""
+"""Number of samples that are read from the source at once, if they have a record each."""
 
 OPTIONS = "group_size:1,uncompressed"
 """ArrayRecord options that make each record readable without others."""
@@ -109,7 +106,7 @@ def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) ->
 def _write_column(
     folder: Path, stem: str, column: Column, samples: int, notify: Notify | None
 ) -> RecordColumnSpec:
-    """Write a column into files, and a column of sizes if they differ."""
+    """Write a column into files, and for a ragged column another column, of the sizes."""
     dtype = np.dtype(column.dtype)
     shape: tuple[int | None, ...] = tuple(column.shape[1:])
     value_bytes = math.prod(column.shape[1:]) * dtype.itemsize

@@ -20,7 +20,7 @@ from pipeline.data.text.tokenizer_process import TokenizerProcess
 UNKNOWN = -1
 """Number of a character or word that the vocabulary lacks."""
 MAX_VOCABULARY = 1 << 20
-
+"""Most tokens of a tokenizer.json, each of which has an output of the network."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
@@ -28,6 +28,7 @@ class Tokenizer(ABC):
     """A vocabulary of tokens with the numbers 0 to `vocabulary` - 1."""
 
     kind: str
+    """The kind of tokens, for messages and tokenizer.json."""
 
     @property
     def vocabulary(self) -> int:
@@ -40,7 +41,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, int32 (n,), `UNKNOWN` if the vocabulary lacks one."""
+        """Return the tokens of a text, int32 (n,), `UNKNOWN` if the vocabulary lacks a token."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
@@ -221,6 +222,7 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
 
 
 def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
+    """Make a tokenizer of all characters in the texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 
