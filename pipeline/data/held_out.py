@@ -20,7 +20,7 @@ _FOLD_STREAM = 1 << 61
 
 
 def hold_out(
-    groups: np.ndarray, names: Sequence[str], share: float, seed: int
+    groups: np.ndarray, names: Sequence[object], share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows for training and for evaluation, int64, each in ascending order.
 
