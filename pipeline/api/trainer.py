@@ -176,10 +176,10 @@ class Trainer:
         return self._watch.view
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the current parameters; return the metrics by name, macro averages over classes.
+        """Evaluate the current parameters; return the metrics by name.
 
-        Raises RunError if there are no parameters yet, PipelineError if the data can't be read, and
-        Interrupted after a signal to stop.
+        Precision, recall and f1 are macro averages. Raises RunError if there are no parameters yet,
+        PipelineError if the data can't be read, and Interrupted after a signal to stop.
         """
         view = self._watch.view
         if view is not None:

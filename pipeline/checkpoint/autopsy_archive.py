@@ -20,9 +20,7 @@ EARLIER_AUTOPSY = "earlier_autopsy"
 
 def set_aside_autopsy(run_dir: Path) -> Path | None:
     """Move an autopsy into the archive, and return the archive folder; None without an autopsy.
-
-    `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError.
-    """
+    `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError."""
     paths = [path for name in (AUTOPSY, REPRODUCER) if (path := run_dir / name).exists()]
     if not paths:
         return None

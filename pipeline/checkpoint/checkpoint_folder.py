@@ -47,10 +47,8 @@ def make_checkpoint_path(root: Path, step: int) -> Path:
 
 
 def parse_checkpoint_step(path: Path) -> int | None:
-    """Return the step of a checkpoint's path, or None for the path of anything else.
-
-    Digits of other scripts don't count: `int` would read some of them.
-    """
+    """Return the step of a checkpoint's path, or None for the path of anything else. Digits of
+    other scripts don't count: `int` would read some of them."""
     return int(path.name) if STEP.fullmatch(path.name) else None
 
 
@@ -60,20 +58,15 @@ def make_draft_path(path: Path) -> Path:
 
 
 def list_saved_steps(root: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
-
-    Raises OSError if the folder can't be listed.
-    """
+    """Return the steps of the checkpoints in a folder, ascending, sound or damaged. Raises OSError
+    if the folder can't be listed."""
     steps = ((parse_checkpoint_step(path), path) for path in _list_entries(root))
     return sorted(step for step, path in steps if step is not None and _is_checkpoint(path))
 
 
 def find_strangers(root: Path) -> list[Path]:
-    """Return the strangers in a folder, sorted.
-
-    Examples are a file, a link, and a checkpoint that was renamed to `0441` or `441.0`. Raises
-    OSError if the folder can't be listed.
-    """
+    """Return the strangers in a folder, sorted. Examples are a file, a link, and a checkpoint that
+    was renamed to `0441` or `441.0`. Raises OSError if the folder can't be listed."""
     return sorted(
         path
         for path in _list_entries(root)

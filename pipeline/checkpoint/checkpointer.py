@@ -48,7 +48,7 @@ from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
 TENSORSTORE_DETAILS = re.compile(r" \[(?:tensorstore_spec|os_error_code)=")
-"""Begin of the part of a message of tensorstore that is left out, since it is long."""
+"""Start of the part of tensorstore's messages that is left out, since it is long."""
 
 
 class Copies(Protocol):
@@ -61,10 +61,8 @@ class Copies(Protocol):
         """Remove the copy of a step, if there is one. Raises OSError."""
 
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
-        """Write missing copies, and remove copies without a checkpoint.
-
-        Raises OSError, DataError.
-        """
+        """Write missing copies, and remove copies without a checkpoint. Raises OSError,
+        DataError."""
 
 
 class Checkpoints:
@@ -121,10 +119,8 @@ class Checkpoints:
         metrics: Mapping[str, float] | None,
     ) -> None:
         """Save the state of a step in the background, after waiting for the previous save.
-
         `host_state` is JSON. If the step is saved already, only the metrics are added. Raises
-        RunError if the previous save failed; `finish` raises RunError if this save fails.
-        """
+        RunError if the previous save failed; `finish` raises RunError if this save fails."""
         with self._convert_errors(f"save step {step}"):
             is_saved = step == self._last_step or step in list_saved_steps(self._root)
         metrics_to_save = metrics if self._retention.best is not None else None
@@ -154,11 +150,9 @@ class Checkpoints:
         texts: Mapping[str, str],
         logs: Sequence[Path],
     ) -> None:
-        """Write a checkpoint, then remove checkpoints that retention doesn't keep.
-
-        A checkpoint holds only the last lines of the `logs`, so the files are synced before the
-        checkpoint gets its name.
-        """
+        """Write a checkpoint, then remove checkpoints that retention doesn't keep. A checkpoint
+        holds only the last lines of the `logs`, so the files are synced before the checkpoint gets
+        its name."""
         folder = make_checkpoint_path(self._root, step)
         draft = make_draft_path(folder)
         try:
@@ -220,10 +214,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until the last save is on disk, also if an error ends the run.
-
-        Raises RunError if the save failed, so that a run without its checkpoint isn't a success.
-        """
+        """Wait until the last save is on disk, also if an error ends the run. Raises RunError if
+        the save failed, so that a run without its checkpoint isn't a success."""
         try:
             self.finish()
             if error is None and self._last_step is not None:
@@ -236,10 +228,8 @@ class Checkpoints:
 
 
 def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
-    """Read the state of a saved step of a run, with the structure of `like`.
-
-    Raises DataError if the checkpoint is damaged.
-    """
+    """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
+    the checkpoint is damaged."""
     saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
     return arrange_arrays(saved.folder, saved.arrays, like)
 

@@ -23,10 +23,10 @@ Rate = Annotated[float, Ge(0), Le(MAX_RATE)]
 
 @dataclass(frozen=True)
 class EarlyStopState:
-    """The best value of the early-stop metric, None before the first evaluation, and the number of
-    evaluations since the best value."""
+    """The best value of the early-stop metric, and the number of evaluations since that value."""
 
     best: float | None = None
+    """None before the first evaluation."""
     waited: Count = 0
 
 

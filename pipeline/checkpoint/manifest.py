@@ -39,11 +39,9 @@ class DamagedError(DataError):
 
 
 def make_read_error(file: Path, error: OSError) -> PipelineError:
-    """Return the error for a file that the system can't read.
-
-    It is a DamagedError if the file is lost, else a RunError: a process without descriptors or
-    rights doesn't show that the file is damaged.
-    """
+    """Return the error for a file that the system can't read. It is a DamagedError if the file is
+    lost, else a RunError: a process without descriptors or rights doesn't show that the file is
+    damaged."""
     reason = f"{file}: can't be read: {error.strerror}"
     if error.errno in LOST:
         return DamagedError(reason)
@@ -90,9 +88,7 @@ def require_complete(folder: Path) -> None:
 
 def list_described_files(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the files of a checkpoint with their entries, and the manifest with an entry for it.
-
-    Raises DamagedError, and RunError as in `make_read_error`.
-    """
+    Raises DamagedError, and RunError as in `make_read_error`."""
     entries = dict(_match_entries(folder))
     yield from entries.items()
     for file in (folder / LATE_METRICS, folder / MANIFEST):
@@ -155,11 +151,8 @@ def is_entry(entry: Any) -> bool:
 
 
 def _list_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a checkpoint by path.
-
-    Raises DamagedError for a link and for anything but a regular file; OSError if a folder can't be
-    listed, which `Path.rglob` would treat as empty.
-    """
+    """Return the files of a checkpoint by path. Raises DamagedError for a link and for anything but
+    a regular file; OSError if a folder can't be listed, which `Path.rglob` would treat as empty."""
     files = {}
 
     def fail(error: OSError) -> None:

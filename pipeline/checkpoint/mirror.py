@@ -77,10 +77,8 @@ class MirroredRun:
 
     def restore(self, run_dir: Path, warn: Warn) -> None:
         """Copy the checkpoints, and the run's files of the newest checkpoint, into a new run
-        directory: into a draft, verified, then moved.
-
-        Damaged checkpoints are left out with a warning. Raises DataError if none is sound.
-        """
+        directory: into a draft, verified, then moved. Damaged checkpoints are left out with a
+        warning. Raises DataError if none is sound."""
         draft = run_dir / DRAFT
         shutil.rmtree(draft, ignore_errors=True)
         restored: list[int] = []
@@ -122,10 +120,8 @@ class MirroredRun:
 
 
 def read_mirror(storage: Storage) -> MirroredRun | None:
-    """Read the records at an address; None if it holds no run.
-
-    Raises DataError if it can't be read, or for a folder that isn't a mirror.
-    """
+    """Read the records at an address; None if it holds no run. Raises DataError if it can't be
+    read, or for a folder that isn't a mirror."""
     owner = _parse(retry(lambda: storage.read(OWNER, MOST_RECORD_BYTES)))
     if owner is None:
         if files := retry(storage.list_files):

@@ -34,11 +34,9 @@ FILE_BYTES = 1 << 28
 
 
 def silence_orbax() -> None:
-    """Silence orbax, which logs files that do no harm, and errors that it also raises.
-
-    If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
-    errors of the other arrays, and tensorstore prints a message for each. These are silenced too.
-    """
+    """Silence orbax, which logs files that do no harm, and errors that it also raises. If a write
+    fails, Python also warns of coroutines that were never awaited, asyncio logs the errors of the
+    other arrays, and tensorstore prints a message for each. These are silenced too."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
     warning = r"coroutine '\S+' was never awaited"

@@ -14,21 +14,17 @@ _STREAM = 1 << 62
 
 
 def choose_canaries(samples: int, count: int, seed: int) -> np.ndarray:
-    """Return the indices of `count` canaries among the training samples, int64 (count,).
-
-    They depend only on the recipe's seed and are no secret: the secret of a private run is which
-    canaries it trains on. Raises ValueError for more than half of the samples.
-    """
+    """Return the indices of `count` canaries among the training samples, int64 (count,). They
+    depend only on the recipe's seed and are no secret: the secret of a private run is which
+    canaries it trains on. Raises ValueError for more than half of the samples."""
     if count > samples // 2:
         raise ValueError(f"{count:,} canaries: must be at most half of {samples:,} samples")
     return permute(np.arange(count), samples, seed, _STREAM)
 
 
 def plant_canaries(raw: RawData, canaries: np.ndarray, seed: int) -> RawData:
-    """Return the data with a random wrong label for each canary.
-
-    Raises ValueError unless samples have one class each.
-    """
+    """Return the data with a random wrong label for each canary. Raises ValueError unless samples
+    have one class each."""
     labels = raw.train.columns["label"]
     classes = len(raw.targets)
     if raw.targets.task != "classification" or len(labels.shape) != 1 or classes < 2:

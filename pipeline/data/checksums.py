@@ -36,9 +36,7 @@ def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> st
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:
     """Return the lines that `sha256sum` prints for files of a folder, in the order of `names`.
-
-    Raises OSError if a file can't be read.
-    """
+    Raises OSError if a file can't be read."""
     return "".join(f"{compute_checksum(folder / name)}  {name}\n" for name in names)
 
 
@@ -54,10 +52,9 @@ def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file, which every mirror has under this name."""
+    """A published file, which every mirror has under this name. `md5` is in hexadecimal."""
 
     name: str
     md5: str
-    """The checksum in hexadecimal."""
     size_bytes: int | None = None
-    """None: not published."""
+    """None: unknown."""

@@ -51,18 +51,14 @@ class BatchedColumn(LazyColumn, Protocol):
     """A column that reads many samples faster in one request than one by one."""
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at indices, int (n,), into `out`, (n, *shape of one value).
-
-        Raises DataError if a sample can't be read.
-        """
+        """Read the samples at indices, int (n,), into `out`, (n, *shape of one value). Raises
+        DataError if a sample can't be read."""
 
 
 def resolve_indices(indices: Any, samples: int) -> np.ndarray:
-    """Return sample indices, int64 (n,), of an array, a bool mask (samples,) or a slice.
-
-    Negative indices count from the end. Raises IndexError for an index out of range, and for a mask
-    of another shape.
-    """
+    """Return sample indices, int64 (n,), of an array, a bool mask (samples,) or a slice. Negative
+    indices count from the end. Raises IndexError for an index out of range, and for a mask of
+    another shape."""
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
     rows = np.asarray(indices)

@@ -48,10 +48,8 @@ class Dataset:
 
     def select_train_sample(self) -> Split:
         """Return as many training samples as there are evaluation samples, so that the program of
-        the evaluation reads them too.
-
-        They are spread evenly over the samples that are trained on. A small split repeats some.
-        """
+        the evaluation reads them too. They are spread evenly over the samples that are trained on.
+        A small split repeats some."""
         reachable = self.train_order.list_reachable()
         rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
         columns = {name: self.train.columns[name][rows] for name in self.eval.columns}

@@ -128,11 +128,8 @@ class GeometricOp(Op):
         return False
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
-        """Move labels (batch, height, width, 1) like the pixels, without mixing labels.
-
-        Pixels from outside the image get the label `fill`. The default is for ops that only copy
-        pixels.
-        """
+        """Move labels (batch, height, width, 1) like the pixels, without mixing labels. Pixels from
+        outside the image get the label `fill`. The default is for ops that only copy pixels."""
         return self(xp, labels, uniforms)
 
 
@@ -341,20 +338,16 @@ class DatasetSpec(Spec):
         return None
 
     def load(self, cache: Path) -> RawData:
-        """Read both splits; a root at an address is copied into `cache` first.
-
-        Raises DataError for data that can't be read, RunError for an address without a connection.
-        """
+        """Read both splits; a root at an address is copied into `cache` first. Raises DataError for
+        data that can't be read, RunError for an address without a connection."""
         if not isinstance(self.root, Address):
             return self.read(cache)
         return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:
-        """Read both splits, after a download into `cache` if needed. Raises DataError.
-
-        The root isn't an address: `load` replaces an address by its local copy.
-        """
+        """Read both splits, after a download into `cache` if needed. Raises DataError. The root
+        isn't an address: `load` replaces an address by its local copy."""
 
 
 class LocalDatasetSpec(DatasetSpec):

@@ -33,11 +33,9 @@ class FoldsSpec(Spec):
 
 
 def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> np.ndarray:
-    """Return the fold of each training sample, int64 (n,).
-
-    If each sample has one class, each class is spread evenly over the folds. Raises ValueError for
-    more folds than samples, or than samples of a class. The label `ignore_index` isn't a class.
-    """
+    """Return the fold of each training sample, int64 (n,). If each sample has one class, each class
+    is spread evenly over the folds. Raises ValueError for more folds than samples, or than samples
+    of a class. The label `ignore_index` isn't a class."""
     labels = raw.train.columns["label"]
     samples = len(raw.train)
     if samples < folds.count:
@@ -56,11 +54,8 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
 
 
 def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> RawData:
-    """Return the data with one fold of the training split as the evaluation split.
-
-    The other folds are the training split. Samples keep their order. Raises ValueError as in
-    `find_folds`.
-    """
+    """Return the data with one fold of the training split as the evaluation split. The other folds
+    are the training split. Samples keep their order. Raises ValueError as in `find_folds`."""
     is_evaluated = find_folds(raw, folds, ignore_index) == folds.index
     train = select_samples(raw.train, np.flatnonzero(~is_evaluated))
     evaluated = select_samples(raw.train, np.flatnonzero(is_evaluated))

@@ -12,7 +12,6 @@ from pipeline.data.order import Batches, SampleOrder, compute_epoch_order, draw_
 
 _CLASS_STREAM = 1 << 63
 """Added to the number in the key of a class's shuffle, so that no other draw has the same key."""
-
 _FILE_STREAM = 3 << 61
 """Added to the epoch in the key of an order of files, so that no other draw has the same key."""
 _MAX_INDEX = 2**31 - 1
@@ -107,10 +106,8 @@ class InterleavedOrder(SampleOrder):
 
 @lru_cache(maxsize=2)
 def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
-    """Return the samples that a shard reads in an epoch, in order, int64 (n,), read-only.
-
-    Without a buffer neither files nor samples are shuffled.
-    """
+    """Return the samples that a shard reads in an epoch, in order, int64 (n,), read-only. Without a
+    buffer neither files nor samples are shuffled."""
     buffer_size = order.buffer_size if order.shuffle else None
     file_ids = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
@@ -165,10 +162,8 @@ class FileShardedOrder(InterleavedOrder):
 
 def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the order of samples if `cycle_length` files are read at a time, one sample in turn.
-
     `files` has the number of samples of each file, in the order of opening. Returns the index in
-    `files` and the index in the file of each sample, two int64 arrays.
-    """
+    `files` and the index in the file of each sample, two int64 arrays."""
     # As in tf.data, a place whose file has ended skips one turn, then opens the next file.
     free_places = [(0, place) for place in range(min(cycle_length, len(files)))]
     places = []

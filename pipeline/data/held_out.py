@@ -12,7 +12,6 @@ from pipeline.data.order import draw_permutation
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 """The share of the samples for evaluation."""
-
 _STREAM = 1 << 62
 """Added to the class in the key of `hold_out`, so that no epoch has the same key."""
 _FOLD_STREAM = 1 << 61
@@ -61,11 +60,9 @@ def split_rows(
 
 
 def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
-    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1.
-
-    Folds differ by at most one row; with `strata`, integers (rows,), also in the rows of each
-    stratum. They are drawn by the seed alone, as in `split_rows`.
-    """
+    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1. Folds differ by at most
+    one row; with `strata`, integers (rows,), also in the rows of each stratum. They are drawn by
+    the seed alone, as in `split_rows`."""
     order = _draw_order(rows, seed, _FOLD_STREAM, strata)
     folds = np.empty(rows, np.int64)
     folds[order] = np.arange(rows) % count

@@ -65,7 +65,6 @@ class HostMappedColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(samples, *shape of one mapped value)."""
         return (self.column.shape[0], *self.spec.shape)
 
     @property
@@ -80,11 +79,9 @@ class HostMappedColumn:
         return self.sample_at(index, index, 0)
 
     def sample_at(self, index: int, key: int, epoch: int) -> np.ndarray:
-        """Return the mapped value of a sample, with the draws of (key, epoch).
-
-        Raises DataError that names op and sample if the op fails, or returns another shape or dtype
-        than its `output`.
-        """
+        """Return the mapped value of a sample, with the draws of (key, epoch). Raises DataError
+        that names op and sample if the op fails, or returns another shape or dtype than its
+        `output`."""
         if isinstance(self.column, HostMappedColumn):
             value = self.column.sample_at(index, key, epoch)
         else:
@@ -110,10 +107,8 @@ class HostMappedColumn:
 
 
 def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
-    """Return a split whose columns `ops` map as they are read.
-
-    Raises ValueError, which begins with the position of an op that can't be applied.
-    """
+    """Return a split whose columns `ops` map as they are read. Raises ValueError, which begins with
+    the position of an op that can't be applied."""
     columns = dict(split.columns)
     for position, op in enumerate(ops):
         place = f"host_ops.{position} ({op.name})"

@@ -21,14 +21,12 @@ KINDS = "PNG, JPEG, BMP, GIF and WebP"
 MAX_PIXELS = 2**26
 """Most pixels of an image, since a PNG of a few kilobytes can have any number of them."""
 MAX_SCANS = 200
-"""Most scans of a progressive JPEG, each of which is decoded separately. Encoders write about
-ten."""
+"""Most scans of a progressive JPEG, each of which takes a decoding. Encoders write about ten."""
 UNREADABLE_IMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
     *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
 """Errors that Pillow raises for damaged or malicious files."""
-
 _SCAN = b"\xff\xda"
 _END = b"\xff\xd9"
 """Markers of a JPEG. Neither occurs in the data of a scan."""
@@ -62,10 +60,8 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 
 @contextmanager
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image without decoding it.
-
-    Raises one of `UNREADABLE_IMAGE`, also for more than `MAX_PIXELS` or `MAX_SCANS`.
-    """
+    """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE`, also for more than
+    `MAX_PIXELS` or `MAX_SCANS`."""
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
@@ -110,10 +106,8 @@ def require_complete(
     path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
 ) -> None:
     """Raise one of `UNREADABLE_IMAGE` for a file that is truncated or damaged, or fails the check.
-
     A PNG is decoded only if its checksums are wrong, a JPEG or WebP if it has no end, a BMP or GIF
-    always.
-    """
+    always."""
     with open_image(path, formats) as image:
         check(image)
         if _seems_complete(image, path):
@@ -124,9 +118,7 @@ def require_complete(
 
 def _seems_complete(image: Image.Image, path: Path) -> bool:
     """Return whether a PNG has valid checksums, or a JPEG or WebP its end, without decoding it.
-
-    Returns False for other formats.
-    """
+    Returns False for other formats."""
     if image.format == "PNG":
         try:
             image.verify()
@@ -145,11 +137,9 @@ def _seems_complete(image: Image.Image, path: Path) -> bool:
 
 
 def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") -> np.ndarray:
-    """Return the pixels of an opened image, upright and resized bilinearly to (height, width).
-
-    They are uint8 (height, width, 3) for mode RGB, (height, width) for L. Raises one of
-    `UNREADABLE_IMAGE`.
-    """
+    """Return the pixels of an opened image, upright and resized bilinearly to (height, width). They
+    are uint8 (height, width, 3) for mode RGB, (height, width) for L. Raises one of
+    `UNREADABLE_IMAGE`."""
     require_eight_bits(image)
     converted = turn_upright(image).convert(mode)
     if converted.size != (width, height):
@@ -169,10 +159,8 @@ def make_class_colours(classes: int) -> np.ndarray:
 
 
 def draw_masks(mask: np.ndarray, classes: int) -> np.ndarray:
-    """Return masks of classes, int (..., H, W), as RGB, uint8 (..., H, W, 3).
-
-    Values that aren't classes get `IGNORED_COLOUR`.
-    """
+    """Return masks of classes, int (..., H, W), as RGB, uint8 (..., H, W, 3). Values that aren't
+    classes get `IGNORED_COLOUR`."""
     colours = np.concatenate([make_class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
     return colours[np.where((mask >= 0) & (mask < classes), mask, classes)]
 

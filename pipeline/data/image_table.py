@@ -148,11 +148,9 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of the training rows, of the evaluated rows, and the targets.
-
-        The labels of a classification are int32 (n,), others float32 (n, columns). The numbers of a
-        regression are standardised. Raises ValueError for a column of equal numbers.
-        """
+        """Return the labels of the training rows, of the evaluated rows, and the targets. The
+        labels of a classification are int32 (n,), others float32 (n, columns). The numbers of a
+        regression are standardised. Raises ValueError for a column of equal numbers."""
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
         if self.task == "regression":

@@ -38,7 +38,6 @@ MAX_BYTES = 2 * 2**30
 ROUNDS = 5
 """The most rounds through all mirrors. A round that adds no bytes is the last."""
 _CHUNK_BYTES = 1 << 20
-
 log = logging.getLogger(__name__)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 MAX_LISTED = 2**20
 """Largest number of samples whose full shuffle is stored as a list; `permute` shuffles more."""
-
 ROUNDS = 4
 """Rounds of `permute`. A Feistel network of random functions is a random permutation from four
 rounds on (Luby and Rackoff, SIAM Journal on Computing 17, 1988). The number must be even, since
@@ -24,10 +23,8 @@ each round swaps the digits."""
 
 
 def draw_words(seed: int, number: int, count: int) -> np.ndarray:
-    """Return random words by the key (seed, number), uint64 (count,).
-
-    They are raw Philox words, which are the same in all versions of numpy (NEP 19).
-    """
+    """Return random words by the key (seed, number), uint64 (count,). They are raw Philox words,
+    which are the same in all versions of numpy (NEP 19)."""
     return np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(count)
 
 
@@ -40,11 +37,9 @@ def draw_permutation(seed: int, number: int, size: int) -> np.ndarray:
 def compute_epoch_order(
     seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,).
-
-    A shuffle draws each sample from a buffer of `buffer_size` samples, which is refilled with the
-    next sample. None is a buffer as large as the dataset.
-    """
+    """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,). A
+    shuffle draws each sample from a buffer of `buffer_size` samples, which is refilled with the
+    next sample. None is a buffer as large as the dataset."""
     if shuffle and _is_permuted(samples, buffer_size):
         order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
     elif shuffle:
@@ -78,10 +73,8 @@ def _is_permuted(samples: int, buffer_size: int | None) -> bool:
 
 
 def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
-    """Return an order that `words` draw from a buffer that is refilled, int32 (words.size,).
-
-    Each position takes one random word, uint64. The modulo's bias is below buffer_size / 2**64.
-    """
+    """Return an order that `words` draw from a buffer that is refilled, int32 (words.size,). Each
+    position takes one random word, uint64. The modulo's bias is below buffer_size / 2**64."""
     refills = words.size - buffer_size
     slots = (words[:refills] % buffer_size).astype(np.int64)
     # A draw returns the sample that refilled the slot after the previous draw from it.
@@ -175,9 +168,8 @@ class Batches:
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
-    """The number of samples in the split, if an epoch may repeat samples: an index is then the
-    sample plus a different multiple of this number for each repetition, so that random draws
-    differ. None: indices are samples."""
+    """The number of samples, if an epoch may repeat samples: an index is then the sample plus a
+    multiple of this number, so that repetitions have different keys. None: indices are samples."""
 
     @property
     def rows(self) -> np.ndarray:
@@ -261,9 +253,7 @@ def _permute_digits(
     numbers: np.ndarray, high: int, low: int, keys: list[tuple[np.uint32, np.uint32]]
 ) -> np.ndarray:
     """Permute numbers below high * low, int (n,), by a round for each key. Returns int64 (n,).
-
-    `left` and `right` are the digits of a number: number = left * low + right.
-    """
+    `left` and `right` are the digits of a number: number = left * low + right."""
     left = numbers.astype(np.uint32) // np.uint32(low)
     right = numbers.astype(np.uint32) - left * np.uint32(low)
     radices = high, low

@@ -12,10 +12,8 @@ import numpy as np
 
 Words = tuple[Any, Any]
 """Pairs of uint32 words: two arrays that broadcast, or numpy scalars."""
-
 MAX_SEED = 2**63 - 1
 """The largest signed integer of 64 bits."""
-
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 """Constants of Threefry-2x32."""
@@ -26,10 +24,8 @@ _OPS_STREAM = 1 << 31
 
 
 def seed_words(seed: int) -> np.ndarray:
-    """Return a seed as uint32 (low, high), the form in which compiled programs take it.
-
-    Raises ValueError for a seed outside 0..2**63 - 1.
-    """
+    """Return a seed as uint32 (low, high), the form in which compiled programs take it. Raises
+    ValueError for a seed outside 0..2**63 - 1."""
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed = {seed}: must be a whole number from 0 to {MAX_SEED}")
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)

@@ -84,9 +84,9 @@ class RaggedRowView(Ragged):
 
 def select_samples(split: Split, rows: np.ndarray) -> Split:
     """Return the samples of a split at these rows, int (n,), with the numbers that they had."""
-    first = np.zeros(len(rows), np.int64)
+    ids = np.zeros(len(rows), np.int64)
     columns = {
-        name: column[rows] if isinstance(column, np.ndarray) else _make_view([column], first, rows)
+        name: column[rows] if isinstance(column, np.ndarray) else _make_view([column], ids, rows)
         for name, column in split.columns.items()
     }
     files: list[int] = []
@@ -99,9 +99,7 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
 
 def join_splits(splits: Sequence[Split]) -> Split:
     """Return the samples of all splits in order, each split as one file unless all have files.
-
-    Raises ValueError for columns that differ in name, shape or dtype.
-    """
+    Raises ValueError for columns that differ in name, shape or dtype."""
     names = [tuple(split.columns) for split in splits]
     if len(set(names)) > 1:
         raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")

@@ -15,7 +15,6 @@ ColumnKind = Literal["numeric", "category"]
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]
 """How a column of a file is read; auto: inferred from its values."""
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
-
 MAX_LISTED = 8
 """Largest number of columns of each kind that are named in the log line of a table."""
 
@@ -122,26 +121,21 @@ class FittedTable(Spec):
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
-        numbers = []
-        indicators = []
+        numbers = [show_name(column.name) for column in self.numeric if column.date is None]
+        indicators = [show_name(column.name) for column in self.numeric if column.indicator]
+        sizes = [(show_name(column.name), len(column.categories)) for column in self.categories]
         dates: dict[str, list[str]] = {}
         for column in self.numeric:
-            name = show_name(column.name)
-            if column.date is None:
-                numbers.append(name)
-            else:
-                dates.setdefault(name, []).append(column.date.part)
-            if column.indicator:
-                indicators.append(name)
-        categories = ((show_name(column.name), column.categories) for column in self.categories)
+            if column.date is not None:
+                dates.setdefault(show_name(column.name), []).append(column.date.part)
         return "; ".join(
-            f"{kind} {join_first(names, MAX_LISTED, before_more=', ')}"
-            for kind, names in (
+            f"{kind} {join_first(listed, MAX_LISTED, before_more=', ')}"
+            for kind, listed in (
                 ("numeric", numbers),
                 ("date", [f"{name} ({', '.join(parts)})" for name, parts in dates.items()]),
                 ("indicators of missing", indicators),
-                ("category", [f"{name} ({len(values)})" for name, values in categories]),
+                ("category", [f"{name} ({size})" for name, size in sizes]),
                 ("left out, without values:", list(map(show_name, self.left_out))),
             )
-            if names
+            if listed
         )

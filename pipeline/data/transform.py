@@ -20,10 +20,8 @@ CHOICE_OP = (1 << 30) + 1
 def compute_column_specs(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Return the specs of all columns after all ops.
-
-    Raises ValueError, which begins with the op that can't be applied, as `ops.2 (normalize): `.
-    """
+    """Return the specs of all columns after all ops. Raises ValueError, which begins with the op
+    that can't be applied, as `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
@@ -75,10 +73,8 @@ def apply_ops(
     xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, epoch: Any, sample: Any
 ) -> dict[str, Any]:
     """Map columns of shape (batch, *shape) through ops that `compute_column_specs` has accepted.
-
     `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
-    (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops.
-    """
+    (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops."""
     result = dict(columns)
     for position, op in enumerate(ops):
         draws = uniforms(xp, seed, epoch, sample, position, op.draws)
@@ -119,10 +115,8 @@ class JointGeometricOp(WrappedOp):
 def make_joint_ops(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """Return the ops, each joined with labels if it moves pixels that have labels.
-
-    Raises ValueError, which begins with the position of an op that labels can't follow.
-    """
+    """Return the ops, each joined with labels if it moves pixels that have labels. Raises
+    ValueError, which begins with the position of an op that labels can't follow."""
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
         specs_before = compute_column_specs(result, specs)
@@ -149,11 +143,8 @@ def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
 
 
 def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Return whether an image has a label for each pixel or token.
-
-    Raises ValueError for labels with other height and width, and for labels with several axes that
-    aren't integers.
-    """
+    """Return whether an image has a label for each pixel or token. Raises ValueError for labels
+    with other height and width, and for labels with several axes that aren't integers."""
     if image.layout != "hwc" or len(image.shape) != 3:
         return False  # the op raises an error for such images
     is_integer = np.issubdtype(np.dtype(labels.dtype), np.integer)

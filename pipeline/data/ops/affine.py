@@ -21,9 +21,8 @@ from pipeline.data.order import draw_permutation
 from pipeline.data.random import draw_integers
 
 Interpolation = Literal["linear", "nearest"]
-
 _UNIT_BITS = 10
-"""Bits of a pixel in source coordinates, which are in units of 1/1024 pixel."""
+"""Bits after the point of source coordinates in pixels."""
 _FRACTION_BITS = 5
 """Bits of the weights of neighbours, which are 32nds."""
 
@@ -122,9 +121,7 @@ def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarra
 
 def make_shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
     """Return the map from target to source, (2, 3), of shears by angles in radians about `centre`.
-
-    Rows move by `along` and columns by `across`, as in MindSpore's Affine.
-    """
+    Rows move by `along` and columns by `across`, as in MindSpore's Affine."""
     x, y = centre
     slope = np.tan(along)
     c = -np.tan(across)
@@ -146,14 +143,10 @@ Degrees = Annotated[
     Range | NonNegativeFloat, Expected("[least, most] in degrees, or one number from 0 up")
 ]
 Point = Annotated[tuple[float, float], Strict(False)]
-
-
 MAPS = 4096
 """Size of a table of maps, one of which is drawn for each sample. It takes 200 kB."""
-
 LEAST_SCALE = 0.01
 """With smaller scales, coordinates in fixed point wouldn't fit into int32."""
-
 _TABLE_KEY = 0xAFF1
 """Seed of the orders in the table of maps, which is the same in every run."""
 

@@ -23,7 +23,6 @@ from pipeline.data.random import draw_integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 """(xp, bytes, amounts (n,), index of each image's amount, int32 (batch,)) -> bytes."""
-
 _FACTOR_BITS = 16
 """Bits of a rounded factor: products with bytes then fit into the 24 bits of a float32."""
 _MAX_TABLES = 32
@@ -115,8 +114,7 @@ def require_rgb_bytes(value: ColumnSpec) -> None:
 
 
 def round_factors(factors: np.ndarray) -> np.ndarray:
-    """Round factors f, (n,), to 16 bits, float32, so that products of bytes with f and 1 - f are
-    exact."""
+    """Round factors f to 16 bits, float32, so that products of bytes with f and 1 - f are exact."""
     unit = np.maximum(np.frexp(factors)[1], 0) - _FACTOR_BITS
     return np.ldexp(np.rint(np.ldexp(factors, -unit)), unit).astype(np.float32)
 
@@ -137,11 +135,9 @@ def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -
 
 
 def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """Return base + (values - base) * factor, for bytes.
-
-    Results for few factors are tabulated, with the rounding of OpenCV's fused multiplication. Many
-    factors are rounded to 16 bits, so that results don't depend on fusion by a compiler.
-    """
+    """Return base + (values - base) * factor, for bytes. Results for few factors are tabulated,
+    with the rounding of OpenCV's fused multiplication. Many factors are rounded to 16 bits, so that
+    results don't depend on fusion by a compiler."""
     if len(factors) > _MAX_TABLES:
         factor = round_factors(factors)
         value_part = values.astype(np.float32) * broadcast_per_image(xp.asarray(factor)[numbers])
@@ -159,10 +155,8 @@ def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: 
 
 @lru_cache(maxsize=_MAX_TABLES)
 def make_blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
-    """Return the blends of every base and value by a factor, uint8 (1, base, value).
-
-    `fused` is the product that OpenCV doesn't round before it adds the other product.
-    """
+    """Return the blends of every base and value by a factor, uint8 (1, base, value). `fused` is the
+    product that OpenCV doesn't round before it adds the other product."""
     byte = np.arange(256, dtype=np.float32)
     share = np.float32(factor)
     if fused == "base":
@@ -203,8 +197,7 @@ def adjust_hue(xp: Any, values: Any, shifts: np.ndarray, numbers: Any) -> Any:
 
 
 def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
-    """Return hue in 256ths of a circle, saturation and value in 0..255, int32, as OpenCV's
-    HSV_FULL."""
+    """Return hue in 256ths of a circle, saturation and value, int32 in 0..255, as OpenCV does."""
     red, green, blue = (rgb[..., channel] for channel in range(3))
     value = rgb.max(axis=-1)
     range_ = value - rgb.min(axis=-1)

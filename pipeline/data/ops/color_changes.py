@@ -31,8 +31,7 @@ LEVELS = 256
 _IDENTITY = np.arange(LEVELS, dtype=np.int32)
 _SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
 _STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Level * 255 / spread, by spread (highest - lowest level) and level, rounded to float32 at each
-step as in MindSpore."""
+"""Level * 255 / spread, by spread (highest - lowest level) and level, in MindSpore's float32."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +193,7 @@ def make_equalize_table(xp: Any, counts: Any) -> Any:
 
 
 def smooth(xp: Any, values: Any) -> Any:
-    """Return bytes filtered with the kernel [1 1 1; 1 5 1; 1 1 1] / 13, int32; the outermost pixels
-    stay."""
+    """Return bytes filtered by [1 1 1; 1 5 1; 1 1 1] / 13, int32. The outermost pixels stay."""
     height, width = values.shape[1:3]
     levels = values.astype(np.int32)
     if min(height, width) < 3:

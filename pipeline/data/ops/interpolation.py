@@ -18,7 +18,6 @@ from pipeline.data.ops.image import Axis, read_along
 
 OpenCv = Literal["linear", "cubic"]
 Pillow = Literal["pil_cubic", "antialias"]
-
 WEIGHT_BITS = 11
 """Bits after the point in OpenCV's weights for bytes."""
 _PILLOW_BITS = 22
@@ -52,9 +51,7 @@ class Taps:
 
 def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
     """Return images interpolated along rows by `column_taps`, then along columns by `row_taps`.
-
-    Bytes need two or four taps in fixed point.
-    """
+    Bytes need two or four taps in fixed point."""
     if values.dtype != np.uint8:
         rows = column_taps.sum(xp, values.astype(np.float32), 2)
         return row_taps.sum(xp, rows, 1).astype(values.dtype)
@@ -83,9 +80,7 @@ def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
     """Return taps of two (linear) or four (cubic) neighbours, clamped, without antialiasing.
-
-    `source` and `target` are lengths in pixels. With `fixed`, weights are in fixed point.
-    """
+    `source` and `target` are lengths in pixels. With `fixed`, weights are in fixed point."""
     centres = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
     first = np.floor(centres)
     fraction = centres - first
@@ -108,8 +103,7 @@ def make_widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
 
 
 def _compute_cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the four weights of Keys' cubic kernel (1981) with a = -0.75, computed in float32 in
-    OpenCV's order."""
+    """Return the weights of Keys' cubic kernel (1981), a = -0.75, in OpenCV's order, float32."""
     a = np.float32(-0.75)
     x = fraction
     before = ((a * (x + 1) - 5 * a) * (x + 1) + 8 * a) * (x + 1) - 4 * a

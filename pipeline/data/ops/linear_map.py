@@ -57,11 +57,8 @@ class LinearMap(Op):
 
 
 @lru_cache(maxsize=4)
-def _read_arrays(path: Path, changed_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and matrix, float32; `changed_ns` is for the cache's key.
-
-    Raises OSError and ValueError.
-    """
+def _read_arrays(path: Path, _changed_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and matrix, float32. Raises OSError and ValueError."""
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
         if missing:

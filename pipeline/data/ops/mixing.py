@@ -52,18 +52,14 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix (images, labels) with those in the rows `partner`, int (batch,).
-
-    The weight of a sample is shares[number], with `number` int32 (1,), and its partner's the rest
-    up to 1.
-    """
+    """Mix (images, labels) with those in the rows `partner`, int (batch,). The weight of a sample
+    is shares[number], with `number` int32 (1,), and its partner's the rest up to 1."""
     images, labels = values
     share = xp.asarray(shares)[number]
+    mixed_labels = _mix_with_partner(labels, partner, share)
     if images.dtype == np.uint8:
-        return blend(xp, images[partner], images, shares, number), _mix_with_partner(
-            labels, partner, share
-        )
-    return _mix_with_partner(images, partner, share), _mix_with_partner(labels, partner, share)
+        return blend(xp, images[partner], images, shares, number), mixed_labels
+    return _mix_with_partner(images, partner, share), mixed_labels
 
 
 def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
@@ -102,8 +98,7 @@ def draw_partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def list_beta_steps(alpha: float) -> np.ndarray:
-    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), float32, rounded to
-    16 bits (`round_factors`)."""
+    """Return the middles of equally likely STEPS of Beta(alpha, alpha), as `round_factors` does."""
     from scipy.special import betaincinv
 
     return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
@@ -137,7 +132,7 @@ class CutMix(BatchOp):
         rows = _mark_extent(xp, uniforms[:, 3], extents[:, 0], height)
         columns = _mark_extent(xp, uniforms[:, 4], extents[:, 1], width)
         is_changed = uniforms[:, 1] < self.prob
-        rows = rows & is_changed[:, None]  # else the box is empty
+        rows = rows & is_changed[:, None]  # the box of an unchanged image is empty
         box = rows[:, :, None] & columns[:, None, :]
         partner = draw_partners(xp, uniforms[:, 0])
         area_outside = height * width - rows.sum(axis=1) * columns.sum(axis=1)

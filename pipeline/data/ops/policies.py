@@ -34,7 +34,6 @@ _RANDOM = (
 _POLICIES = Path(__file__).with_name("auto_augment.json")
 """Policies of 25 pairs of (change, probability, index of a magnitude or None): tables 7 to 9 of
 Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
-
 Convention = Literal["mindspore", "paper"]
 """mindspore: translations are multiplied by the image's side twice, so that most leave only `fill`;
 RandAugment negates a third of magnitudes and draws AutoContrast twice as often. paper: translations
@@ -123,11 +122,9 @@ class AutoAugment(Policy):
 def list_strengths(
     name: str, bins: int, convention: Convention, size: Size, solarize_from: int
 ) -> np.ndarray:
-    """Return the strength of a change at each of `bins` magnitudes, float64 (bins,).
-
-    Shears are in radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall
-    from `solarize_from` to 0. The ranges are those of Cubuk et al., 2019, table 6.
-    """
+    """Return the strength of a change at each of `bins` magnitudes, float64 (bins,). Shears are in
+    radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall from
+    `solarize_from` to 0. The ranges are those of Cubuk et al., 2019, table 6."""
     height, width = size
     power = 1 if convention == "paper" else 2  # of the side, in a translation
     match name:

@@ -37,10 +37,8 @@ from pipeline.data.ops.interpolation import (
 from pipeline.data.random import draw_integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
-
 _AREA_LIMIT = 2**31 // 255
 """The largest area of an image whose weighted sum of bytes fits into int32."""
-
 MAX_SIZES = 32
 """The most sizes of `random_size`, since each is a branch of the compiled program."""
 
@@ -111,9 +109,8 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
         return filter_axis(xp, filter_axis(xp, values, column_taps, 2), row_taps, 1)
     if interpolation != "area":
         column_taps = make_opencv_taps(interpolation, width, columns, 2, fixed=fixed)
-        return interpolate(
-            xp, values, column_taps, make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
-        )
+        row_taps = make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
+        return interpolate(xp, values, column_taps, row_taps)
     if rows <= height and columns <= width:
         return average_areas(xp, values, size)
     column_taps = make_widening_taps(width, columns, fixed=fixed)

@@ -13,7 +13,6 @@ from pipeline.data.columns import Column, name_sample, read_sample, resolve_indi
 
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
-
 SIZE = "size"
 """Column of the sizes of images without padding, int32 (dimensions,)."""
 
@@ -77,10 +76,8 @@ class RaggedArray(Ragged):
 def make_ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
-    """Make a ragged column of `flat` (numbers,) and `sizes` (samples, dimensions).
-
-    Raises ValueError for sizes that aren't positive integers or don't fit `flat`.
-    """
+    """Make a ragged column of `flat` (numbers,) and `sizes` (samples, dimensions). Raises
+    ValueError for sizes that aren't positive integers or don't fit `flat`."""
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
     if sizes.min() < 1:
@@ -168,11 +165,8 @@ def assign_buckets(
     sizes: np.ndarray, buckets: Sequence[Bucket], *, crop: bool = False
 ) -> np.ndarray:
     """Return the number of the first bucket that covers each sample, int32 (samples,), by the
-    samples' sizes, (samples, dimensions).
-
-    With `crop`, a sample that no bucket covers has the bucket that covers most of it. Without
-    `crop`, raises ValueError for such a sample.
-    """
+    samples' sizes, (samples, dimensions). With `crop`, a sample that no bucket covers has the
+    bucket that covers most of it. Without `crop`, raises ValueError for such a sample."""
     bounds = np.array(buckets)
     is_covered = np.all(sizes[:, None] <= bounds, axis=-1)  # (samples, buckets)
     is_oversized = ~is_covered.any(axis=1)

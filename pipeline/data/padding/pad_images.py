@@ -22,17 +22,12 @@ from pipeline.data.random import draw_integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
 """Column of the sizes of images before a crop, int32 (dimensions,), if some images are cropped."""
-
 CROP_OP = 1 << 30
 """Op number in the key of random crops, larger than any index of a map op."""
 
 
 def pad_split(
-    split: Split,
-    buckets: Sequence[Bucket],
-    *,
-    ignore_index: int | None = None,
-    crop: bool = False,
+    split: Split, buckets: Sequence[Bucket], *, ignore_index: int | None = None, crop: bool = False
 ) -> Split:
     """Pad images to a size that holds all buckets, and add a column of their sizes.
 
@@ -61,10 +56,8 @@ def pad_split(
 def _pad_labels(
     labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
-    """Pad labels of positions like the images, and return other labels as they are.
-
-    Raises ValueError if labels have other sizes, or `ignore_index` is missing or too large.
-    """
+    """Pad labels of positions like the images, and return other labels as they are. Raises
+    ValueError if labels have other sizes, or `ignore_index` is missing or too large."""
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
@@ -89,11 +82,9 @@ def _pad_labels(
 
 
 def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
-    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket.
-
-    If a sample is larger than the bucket, its part is drawn from (seed, epoch, sample), or is the
-    middle if `is_random` is false. Results with numpy and jax.numpy, `xp`, are the same.
-    """
+    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket. If
+    a sample is larger than the bucket, its part is drawn from (seed, epoch, sample), or is the
+    middle if `is_random` is false. Results with numpy and jax.numpy, `xp`, are the same."""
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     if UNCROPPED_SIZE not in columns:

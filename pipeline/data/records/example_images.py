@@ -35,9 +35,7 @@ SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "imag
 """Names of the features with the height, width and channels of plain pixels."""
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
 """First bytes of image files that `open_image` reads."""
-
 Shape = tuple[int, int, int]
-
 ExampleFile = MindRecordFile | TarShard | TFRecordFile
 IndexFile = Callable[[Path, Visit], ExampleFile]
 """Calls a function for each example of a file, and returns the file, to read examples from."""
@@ -45,16 +43,13 @@ IndexFile = Callable[[Path, Visit], ExampleFile]
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """Settings of a recipe for examples; None: inferred from the first example."""
+    """Settings of a recipe for examples, which `ExampleFilesSpec` and `MindRecord` describe."""
 
     image_key: str | None = None
     label_key: str | None = None
     image_size: Sequence[int] | None = None
-    """(height, width) that image files are resized to."""
     image_shape: Sequence[int] | None = None
-    """(height, width, channels) of plain pixels."""
     image_layout: Literal["hwc", "chw"] = "hwc"
-    """The order of axes of images that are arrays."""
 
 
 @dataclass(frozen=True)

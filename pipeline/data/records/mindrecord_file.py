@@ -36,7 +36,6 @@ MAX_HEADER_BYTES = 2**26
 MAX_ROW_BYTES = 2**26
 INTEGER_BYTES = (1, 2, 4, 8)
 """Bytes of an integer in an array, by its code of two bits."""
-
 _LENGTH_BYTES = 8
 _ENCRYPTED = b"ENCRYPT"
 _INDEX_QUERY = """SELECT ROW_ID, PAGE_ID_RAW, PAGE_OFFSET_RAW, PAGE_OFFSET_RAW_END,
@@ -45,7 +44,6 @@ _STEPS_PER_CHECK = 1000
 """Instructions of SQLite's virtual machine between two checks of their limit."""
 _MAX_VALUE_BYTES = 2**20
 """Largest text, bytes or row of an index."""
-
 Bytes = Annotated[int, Field(gt=0, lt=2**40)]
 
 

@@ -34,10 +34,8 @@ NARROW_BYTES = 64
 SAMPLES_PER_NARROW_RECORD = 4096
 CHUNK_SAMPLES = 256
 """Number of samples that are read from the source at once, if they have a record each."""
-
 OPTIONS = "group_size:1,uncompressed"
 """ArrayRecord options that make each record readable without others."""
-
 Notify = Callable[[str, int, int], None]
 """(column of a split, samples written, all samples), called while a column is written."""
 
@@ -45,11 +43,9 @@ Notify = Callable[[str, int, int], None]
 def write_records(
     folder: Path, source: str, data: RawData, *, overwrite: bool, notify: Notify
 ) -> RecordsSpec:
-    """Write both splits of a dataset into `folder`, which appears when it is complete.
-
-    Raises RunError if the folder exists, unless it has records and `overwrite` is true, and if it
-    can't be written. Raises DataError if a sample can't be read.
-    """
+    """Write both splits of a dataset into `folder`, which appears when it is complete. Raises
+    RunError if the folder exists, unless it has records and `overwrite` is true, and if it can't be
+    written. Raises DataError if a sample can't be read."""
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(
             source=source,

@@ -54,10 +54,8 @@ class TarShard:
         return len(self.spans)
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the features of a sample, whose files are read when they are used.
-
-        Raises OSError, and ValueError if it is damaged.
-        """
+        """Return the features of a sample, whose files are read when they are used. Raises OSError,
+        and ValueError if it is damaged."""
         spans = {
             extension: (start, size_bytes)
             for extension, (start, size_bytes) in zip(
@@ -97,10 +95,8 @@ class _Features(Mapping[str, Feature]):
 
 def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
     """Call `visit` for each sample, and return the indexed tar. Raises OSError and ValueError.
-
     Samples are in the order of their first members. Files without a key or an extension are left
-    out, as webdataset does. `labels` are the numbers of classes by name.
-    """
+    out, as webdataset does. `labels` are the numbers of classes by name."""
     rows: dict[str, int] = {}
     columns: dict[str, int] = {}
     members = {}
@@ -129,10 +125,8 @@ def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
 
 
 def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of a plain tar in order, with name, offset_data and size.
-
-    Raises OSError, and ValueError for a damaged or compressed tar, links, and names that lead out.
-    """
+    """Yield the files of a plain tar in order, with name, offset_data and size. Raises OSError, and
+    ValueError for a damaged or compressed tar, links, and names that lead out."""
     file_bytes = path.stat().st_size
     position = 0
     next_fields: Mapping[str, str] = {}
@@ -183,9 +177,7 @@ def _read_header(file: BinaryIO, position: int) -> tarfile.TarInfo | None:
 
 def _read_prefix(file: BinaryIO, header: tarfile.TarInfo) -> Mapping[str, str]:
     """Return the fields `path` and `size` of the next member that the content of a header has.
-
-    Raises ValueError for a damaged header, and for a sparse file.
-    """
+    Raises ValueError for a damaged header, and for a sparse file."""
     if header.size > _CHUNK_BYTES:
         raise ValueError(f"has a header of {header.size:,} bytes; must be at most {_CHUNK_BYTES:,}")
     content = file.read(header.size)
@@ -233,11 +225,9 @@ def _read_member(path: Path, extension: str, span: tuple[int, int]) -> bytes:
 def _make_features(
     path: Path, spans: Mapping[str, tuple[int, int]], labels: Mapping[str, int]
 ) -> _Features:
-    """Return members by extension, and the fields of JSON.
-
-    `image` is the only member with an image's extension; `label` is cls, else the field of JSON,
-    else txt. Raises OSError, and ValueError for damaged JSON.
-    """
+    """Return members by extension, and the fields of JSON. `image` is the only member with an
+    image's extension; `label` is cls, else the field of JSON, else txt. Raises OSError, and
+    ValueError for damaged JSON."""
     texts = {
         name: _read_member(path, name, spans[name]).decode(errors="replace").strip()
         for name in ("txt", "cls")

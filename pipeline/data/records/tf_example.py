@@ -41,7 +41,6 @@ message_type { name: "Int64List"
   field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
 """
 """The message's definition, in protobuf's text format."""
-
 Feature = tuple[bytes, ...] | np.ndarray
 """Values of a feature: bytes, or an array of numbers, in an Example float32 or int64 (n,)."""
 Visit = Callable[[int, Mapping[str, Feature]], None]

@@ -57,7 +57,6 @@ road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirr
 sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
 wardrobe whale willow_tree wolf woman worm
 """
-
 log = logging.getLogger(__name__)
 
 

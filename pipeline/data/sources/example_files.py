@@ -19,12 +19,7 @@ from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
-from pipeline.data.records.example_images import (
-    Examples,
-    ExampleSettings,
-    IndexFile,
-    read_examples,
-)
+from pipeline.data.records.example_images import Examples, ExampleSettings, IndexFile, read_examples
 from pipeline.data.records.mindrecord_file import index_mindrecord
 from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tf_example import index_tfrecord
@@ -32,7 +27,6 @@ from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_
 from pipeline.data.targets import Targets, standardise_targets
 
 MAX_CLASSES = 1 << 20
-
 Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
 ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
@@ -114,10 +108,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
         )
 
     def _read_matching(self, pattern: str) -> Examples:
-        """Read the examples of the files that match `pattern`, in the order of names.
-
-        Raises DataError without such files, for a link out of the root, and for a damaged file.
-        """
+        """Read the examples of the files that match `pattern`, in the order of names. Raises
+        DataError without such files, for a link out of the root, and for a damaged file."""
         # Python 3.11's glob raises IndexError for the pattern ".".
         with name_file(self.root, (ValueError, IndexError)):
             paths = self._list_files(pattern)
@@ -139,10 +131,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
         return ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape)
 
     def _list_files(self, pattern: str) -> list[Path]:
-        """Return the files that match `pattern`, in the order of names.
-
-        Raises DataError if braces name files of which some are missing; [] if all are.
-        """
+        """Return the files that match `pattern`, in the order of names. Raises DataError if braces
+        name files of which some are missing; [] if all are."""
         if self.root.is_file():
             return [self.root]
         matches = {name: [*self.root.glob(name)] for name in expand_braces(pattern)}

@@ -104,8 +104,7 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_split(folder: Path, prefix: str, count: int) -> Split:
-    """Read `count` images and labels from the files whose names begin with `prefix`. Raises
-    DataError that names the file."""
+    """Read the files that begin with `prefix`, of `count` samples. Raises DataError."""
     images = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"), (count, _SIDE, _SIDE))
     path = find_idx(folder, f"{prefix}-labels-idx1-ubyte")
     labels = read_idx(path, (count,))
@@ -116,11 +115,9 @@ def read_split(folder: Path, prefix: str, count: int) -> Split:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape.
-
-    The file has two zero bytes, a type, the number of dimensions, each dimension as a big-endian
-    uint32, and the values. Raises DataError that names the file.
-    """
+    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape. The file
+    has two zero bytes, a type, the number of dimensions, each dimension as a big-endian uint32, and
+    the values. Raises DataError that names the file."""
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
     # One byte more than expected shows that the file is longer, and limits decompression.

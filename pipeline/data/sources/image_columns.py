@@ -170,11 +170,9 @@ def decode(path: str, height: int, width: int) -> np.ndarray:
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
-    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width).
-
-    The values are grey levels or entries of a palette. Raises DataError that names a file with
-    several channels.
-    """
+    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width). The
+    values are grey levels or entries of a palette. Raises DataError that names a file with several
+    channels."""
     with _open_named(path, _MASK_FORMATS) as image:
         _require_one_channel(image)
         mask = turn_upright(image).copy()

@@ -29,7 +29,6 @@ EVAL_FOLDERS = ("eval", "val", "test")
 """Names of the folder of the evaluation split, in the order in which they are tried."""
 _MAX_LISTED = 5
 """Most suffixes that a line of the log lists."""
-
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
 
@@ -259,10 +258,8 @@ class Listing:
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
-    """List the files of a folder and its subfolders, images by their suffix.
-
-    Raises DataError without images, and for links out of `within`; None permits all links.
-    """
+    """List the files of a folder and its subfolders, images by their suffix. Raises DataError
+    without images, and for links out of `within`; None permits all links."""
     require_within(folder, within)
     images = []
     left_out = []
@@ -290,9 +287,7 @@ def list_images(
 
 def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
     """Return a line for the log about files that aren't read, in a tuple; () if all are read.
-
-    `folders` describes the folders whose images are read.
-    """
+    `folders` describes the folders whose images are read."""
     if not left_out:
         return ()
     counts = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()

@@ -37,7 +37,6 @@ MASK_SUFFIXES = (".png", ".bmp")
 """Suffixes of lossless formats, which keep the classes."""
 MAX_MASK_CLASSES = 256
 """The most classes that 8 bits per pixel can hold."""
-
 FolderName = Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=255)]
 ClassCount = Annotated[PositiveInt, Field(le=MAX_MASK_CLASSES)]
 ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES)]
@@ -113,11 +112,9 @@ class ImageMasks(LocalDatasetSpec):
         return [[pairs[row] for row in half] for half in rows], left_out
 
     def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return the paths (image, mask) in a folder, and the files that are left out.
-
-        Raises DataError for an image without a mask, a mask without an image, different sizes, and
-        a mask that can't be read.
-        """
+        """Return the paths (image, mask) in a folder, and the files that are left out. Raises
+        DataError for an image without a mask, a mask without an image, different sizes, and a mask
+        that can't be read."""
         root = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():

@@ -22,15 +22,11 @@ from pipeline.data.targets import Targets, Task, standardise_targets
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
 """Optional arrays: the sizes of images or labels that are stored one after the other."""
-
 RESERVED_NAMES = frozenset({"x", "y", "image", "label", SIZE})
 """Names that further columns can't have, since other arrays and columns have them."""
-
 MAX_INFERRED_CLASSES = 10_000
 """The most classes that are inferred from labels, since larger labels may be prices or times."""
-
 MAX_CLASSES = 1 << 20
-
 CHECKED_VALUES = 1 << 20
 """Number of values that are checked at once."""
 

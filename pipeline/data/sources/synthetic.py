@@ -92,8 +92,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
 
 
 def require_facts(source: str) -> Facts:
-    """Return the sizes of the source with this name. Raises ValueError if they depend on files or
-    settings, or there is no such source."""
+    """Return the sizes of the source with this name. Raises ValueError if they aren't known."""
     facts = _find_facts(source)
     if facts is None:
         names = ", ".join(name for name in list_components("dataset") if _find_facts(name))

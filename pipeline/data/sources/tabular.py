@@ -58,11 +58,10 @@ Targeted = Annotated[
     Field(min_length=1),
     BeforeValidator(lambda target: [target] if isinstance(target, str) else target),
     WithJsonSchema(
-        {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]},
+        {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}
     ),
 ]
 """A name or several names; null in conf/, so that a recipe must set it."""
-
 DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
@@ -227,8 +226,7 @@ class TableDataset(DatasetSpec):
     def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of both splits, none for evaluation if another file has them. Raises
-        ValueError if the file leaves a split empty."""
+        """Return the rows of the file for each split. Raises ValueError if a split has no rows."""
         if self.eval_path is not None:
             return np.arange(raw.rows), np.arange(0)
         strata = None

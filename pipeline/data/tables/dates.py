@@ -74,11 +74,9 @@ def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
 
 
 def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
-    """Return a part of dates, float64 (dates,), NaN for a missing date.
-
-    It is the number of days since the first date of the training split, or sine or cosine of the
-    position in the year, week or day.
-    """
+    """Return a part of dates, float64 (dates,), NaN for a missing date. It is the number of days
+    since the first date of the training split, or sine or cosine of the position in the year, week
+    or day."""
     if date.part == "days":
         return days - date.first_day
     wave, _, cycle = date.part.partition("_")

@@ -80,11 +80,8 @@ class _File:
 
 def _encode_column(name: str, values: Any, is_text: bool) -> list[bytes | memoryview]:
     """Return the bytes of a column: n and float64, or t, int32 codes and texts as JSON. Each piece
-    after the letter follows its `LENGTH`.
-
-    Numbers become texts with `is_text`. Texts are in the order of first occurrence. Raises
-    ValueError for values that are neither numbers nor texts.
-    """
+    after the letter follows its `LENGTH`. Numbers become texts with `is_text`. Texts are in the
+    order of first occurrence. Raises ValueError for values that are neither numbers nor texts."""
     import pyarrow as pa
 
     dtype = values.type

@@ -44,11 +44,9 @@ _BYTES_PER_FIELD = 24
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a CSV file, without blank lines.
-
-    A column is read as numbers if its kind is numeric or auto and all present values are numbers,
-    else as texts. Raises OSError, and ValueError with the line.
-    """
+    """Read a CSV file, without blank lines. A column is read as numbers if its kind is numeric or
+    auto and all present values are numbers, else as texts. Raises OSError, and ValueError with the
+    line."""
     require_room(path.stat().st_size, "its table")
 
     def locate(row: int) -> str:
@@ -269,11 +267,8 @@ def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
 
 
 def _find_delimiter(lines: Iterator[str]) -> str:
-    """Return the most frequent delimiter of the first line.
-
-    If the line has none, it is the space if it splits all lines into equal numbers of fields, else
-    the comma.
-    """
+    """Return the most frequent delimiter of the first line. If the line has none, it is the space
+    if it splits all lines into equal numbers of fields, else the comma."""
     first = next(lines, "")
     if not any(delimiter in first for delimiter in DELIMITERS):
         rows = _split_fields(chain([first], lines), " ")

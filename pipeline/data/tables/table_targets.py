@@ -19,10 +19,8 @@ _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
 
 def infer_task(table: RawTable, names: Sequence[str]) -> Task:
     """Infer the task of target columns. It is classification for one column of texts or few whole
-    numbers, multi_label for several columns of 0 and 1, else regression.
-
-    Raises ValueError for a column that mixes numbers and texts, and for several columns of texts.
-    """
+    numbers, multi_label for several columns of 0 and 1, else regression. Raises ValueError for a
+    column that mixes numbers and texts, and for several columns of texts."""
     columns = {name: table.get_column(name) for name in names}
     if len(names) > 1:
         if all(_parse_flags(column) is not None for column in columns.values()):

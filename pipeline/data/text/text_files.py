@@ -40,8 +40,7 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
 
 
 def read_files(files: list[Path]) -> list[bytes]:
-    """Return the content of each file. Raises DataError for an unreadable file, or too little
-    memory."""
+    """Return the content of each file. Raises DataError if one can't be read, or fit in memory."""
     size_bytes = 0
     for file in files:
         with name_file(file):
@@ -53,8 +52,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_text_lines(file: Path) -> list[str]:
-    """Return the lines of a text file, stripped, without empty lines. Raises DataError without
-    lines."""
+    """Return the lines of a text file that aren't empty, stripped. Raises DataError without one."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]

@@ -26,16 +26,13 @@ from pipeline.data.text.tokenizer import (
 TOKENIZER = "tokenizer.json"
 """The tokenizer's file in a run or an export."""
 MAX_TOKENIZER_BYTES = 64 * 2**20
-
 SPECIAL_TOKENS = ("<padding>", "<unknown>", "<start>")
 """The first three tokens for text classification with a tokenizer of this package."""
 UNKNOWN_TOKEN = 1
 START_TOKEN = 2
 """Numbers of such tokens."""
-
 NO_TOKEN = -1
 """Padding of short texts in requests that have no sizes."""
-
 Predicts = Literal["next_token", "class"]
 
 
@@ -125,11 +122,9 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
 def make_tokenizer(
     name: str, texts: Iterable[str], *, max_words: int | None = None, special_tokens: bool = False
 ) -> Tokenizer:
-    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file.
-
-    The vocabulary of characters or words is from `texts`. Without `max_words`, "words" is a path.
-    With `special_tokens`, the tokenizer of a file adds its special tokens to texts.
-    """
+    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file. The
+    vocabulary of characters or words is from `texts`. Without `max_words`, "words" is a path. With
+    `special_tokens`, the tokenizer of a file adds its special tokens to texts."""
     match name:
         case "bytes":
             return ByteTokenizer()

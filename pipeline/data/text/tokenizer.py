@@ -154,12 +154,9 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens of the file.
-
-        Numbers without a token have the name "unused n". Raises ValueError for numbers beyond
-        `MAX_VOCABULARY`, and for two tokens with one number, since the library's choice between
-        them varies.
-        """
+        """The tokens of the file. Numbers without a token have the name "unused n". Raises
+        ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens with one number, since
+        the library's choice between them varies."""
         numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:
