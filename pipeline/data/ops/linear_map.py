@@ -58,7 +58,7 @@ class LinearMap(Op):
 
 @lru_cache(maxsize=4)
 def _read_arrays(path: Path, _changed_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and matrix, float32. Raises OSError and ValueError."""
+    """Return mean and matrix, float32; cached until a file changes. Raises OSError, ValueError."""
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
         if missing:

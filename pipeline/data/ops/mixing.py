@@ -98,7 +98,7 @@ def draw_partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def list_beta_steps(alpha: float) -> np.ndarray:
-    """Return the middles of equally likely STEPS of Beta(alpha, alpha), as `round_factors` does."""
+    """Return STEPS equally likely draws of Beta(alpha, alpha), float32, by `round_factors`."""
     from scipy.special import betaincinv
 
     return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
