@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline import load_recipe
-from pipeline.checkpoint.checkpoint_folder import draft_path, make_checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path, make_draft_path
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.monitors import verified_log
@@ -210,7 +210,7 @@ def test_pipe_or_directory_in_place_of_a_file_is_refused(
 
 def test_named_directory_without_a_recipe_is_not_cleaned(tiny: Compose, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    draft_path(make_checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
+    make_draft_path(make_checkpoint_path(tmp_path / "checkpoints", 8)).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(DataError, match=r"holds a run without its recipe\.yaml: checkpoints, met"):
         run(tiny(*LENGTH), tmp_path)

@@ -2,8 +2,8 @@
 
     from pipeline.api import LossSpec, component
 
-A component is a frozen class with a literal `name`, registered by `@component(kind)`. The command
-line names its module, `--plugin my_components.py`, or Python imports it. Import jax inside
+A component is a frozen class with a literal `name`, registered by `@component(kind)`. Load its
+module by `--plugin my_components.py` on the command line, or import it in Python. Import jax inside
 methods, since recipes are checked without jax.
 """
 

@@ -53,13 +53,13 @@ class LoadedRun:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in label order, or of the predicted numbers or labels."""
+        """The names of the classes, numbers or labels, in the order of the network's outputs."""
         return self._targets.names
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 (n, ...), of raw images in the dataset's shape and type.
 
-        The numbers of a regression are in the units of the data. Raises DataError for images of
+        A regression returns numbers in the units of the data. Raises DataError for images of
         another shape or type.
         """
         outputs = self._trainer.predict(images)
@@ -77,10 +77,10 @@ class LoadedRun:
             raise RunError(f"plot() needs matplotlib: {install}") from error
         steps = self.history.steps
         evaluations = self.history.evaluations
-        metrics = [name for name in HEADLINES if name in evaluations][:1]
+        headline = [name for name in HEADLINES if name in evaluations][:1]
+        names = ("loss", *headline, "learning_rate")
         figure = Figure(figsize=(12, 3.6), layout="constrained")
-        axes = figure.subplots(1, 2 + len(metrics))
-        for axis, name in zip(axes, ("loss", *metrics, "learning_rate"), strict=True):
+        for axis, name in zip(figure.subplots(1, len(names)), names, strict=True):
             axis.set_title(name.replace("_", " "))
             axis.set_xlabel("step")
             if name in steps:

@@ -39,15 +39,15 @@ from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState, merge_params
 
 PREDICT_BATCH = 64
-"""Samples per call of the network, which is compiled again for each other number."""
+"""Samples per call of the network: each other number would compile it again."""
 
 
 def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
     """Run the stages that a recipe names, and return a summary of the result.
 
     The run writes into `run_dir`, or a new directory under `outputs/`. `callbacks` are called after
-    the recipe's callbacks. Raises PipelineError if the run fails. If a signal stops the run, it is
-    saved, and Interrupted is raised.
+    the recipe's callbacks. Raises PipelineError if the run fails. If a signal stops the run, saves
+    it and raises Interrupted.
     """
     options = RunOptions(run_dir, callbacks=callbacks, inspection=RunInspection())
     summary = stages.run(recipe, options)
@@ -62,9 +62,9 @@ class Trainer:
         trainer.fit()
         print(trainer.evaluate()["accuracy"], trainer.predict(images).argmax(-1))
 
-    `recipe` is a Recipe, or a recipe's name or file. `overrides` are as on the command line, and
-    need a name or file. Raises RecipeError with every problem of the recipe, ValueError for
-    overrides of a Recipe.
+    `recipe` is a Recipe, or the name or file of a recipe, to which `overrides` apply as on the
+    command line. Raises RecipeError with every problem of the recipe, ValueError for overrides of a
+    Recipe.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Trainer:
 
     @classmethod
     def load(cls, run_dir: Path | str) -> Trainer:
-        """Open a run that has saved a checkpoint, to predict and to evaluate.
+        """Return the trainer of a run that has saved a checkpoint, to predict and to evaluate.
 
         Raises DataError if `run_dir` isn't a run or has no checkpoint.
         """
@@ -110,8 +110,8 @@ class Trainer:
     def fit(self) -> Summary:
         """Train to the end, evaluate, and return the summary.
 
-        Raises PipelineError if the run fails. If a signal stops the run, it is saved with its
-        summary, and Interrupted is raised.
+        Raises PipelineError if the run fails. If a signal stops the run, saves it with its summary
+        and raises Interrupted.
         """
         for _ in self.sinks():
             pass
@@ -178,12 +178,13 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current parameters; return the metrics by name.
 
-        Raises RunError if there are no parameters yet, PipelineError if the data can't be read, and
-        Interrupted after a signal to stop.
+        Precision, recall and f1 are macro averages. Raises RunError if there are no parameters yet,
+        PipelineError if the data can't be read, and Interrupted after a signal to stop.
         """
         view = self._watch.view
         if view is not None:
             return view.evaluate().scalars()
+        # A loaded run isn't in memory: a temporary run evaluates its checkpoint.
         tree = self.recipe.whole_tree()
         tree["stages"] = ["data", "build", "compile", "eval"]
         tree["train"]["resume"] = None
@@ -194,8 +195,11 @@ class Trainer:
             options = RunOptions(Path(folder) / "run", inspection=RunInspection())
             summary = stages.run(recipe, options)
             options.signals.check()
-        values = summary.metrics.items()
-        return {k: v["macro"] if isinstance(v, dict) else v for k, v in values if k != "count"}
+        return {
+            name: value["macro"] if isinstance(value, dict) else value
+            for name, value in summary.metrics.items()
+            if name != "count"
+        }
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 (n, ...), of raw images (n, H, W, C) or encoded rows (n, columns).
@@ -211,19 +215,19 @@ class Trainer:
             shape = ("n", *samples.shape)
             raise DataError(f"images.shape = {images.shape}: must be {shape}")
         with np.errstate(invalid="ignore"):
-            cast = images.astype(samples.dtype)
-        if np.issubdtype(cast.dtype, np.integer) and not np.array_equal(cast, images):
-            value = images[cast != images].flat[0]
+            converted = images.astype(samples.dtype)
+        if np.issubdtype(converted.dtype, np.integer) and not np.array_equal(converted, images):
+            value = images[converted != images].flat[0]
             raise DataError(
                 f"images have the value {value}: must be {samples.dtype}, as in the dataset"
             )
-        images = cast
         weights = {path: jnp.asarray(array) for path, array in run.arrays.items()}
+        batch_size = min(PREDICT_BATCH, len(images))
         logits = []
         for start in range(0, len(images), PREDICT_BATCH):
-            chunk = images[start : start + PREDICT_BATCH]
-            num_missing = min(PREDICT_BATCH, len(images)) - len(chunk)
-            padded = np.concatenate([chunk, np.repeat(chunk[-1:], num_missing, axis=0)])
+            chunk = converted[start : start + PREDICT_BATCH]
+            padding = np.repeat(chunk[-1:], batch_size - len(chunk), axis=0)
+            padded = np.concatenate([chunk, padding])
             logits.append(np.asarray(self._predict(weights, padded))[: len(chunk)])
         return np.concatenate(logits) if logits else np.zeros((0, len(samples.classes)), np.float32)
 
@@ -233,7 +237,7 @@ class Trainer:
     def parameters(self) -> MutableMapping[str, np.ndarray]:
         """Copies of the parameters by path, such as `conv_0/kernel`, in the network's order.
 
-        Between two sinks they can be set. Raises RunError if there are no parameters yet.
+        Between two sinks, `parameters[path] = array` sets one. Raises RunError if there are none.
         """
         if self._watch.view is None and self._trained is None:
             raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
@@ -251,8 +255,9 @@ class Trainer:
         if train.unfreeze:
             for phase in make_phases(train, self.dataset.train_order.steps_per_epoch):
                 frozen = phase.frozen if phase.start <= run.step else frozen
-        arrays = _Parameters(self)._copy_arrays().items()
-        return {p: array for p, array in arrays if not is_frozen(frozen, tuple(p.split("/")))}
+        arrays = _Parameters(self)._copy_arrays()
+        names = {path: tuple(path.split("/")) for path in arrays}
+        return {path: arrays[path] for path in arrays if not is_frozen(frozen, names[path])}
 
     def tuples(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield (image, label, ...) of each batch of an epoch, as `dicts` does."""
@@ -280,7 +285,7 @@ class Trainer:
 
     @property
     def steps(self) -> dict[str, np.ndarray]:
-        """The numbers of every step so far, by name: step, loss, learning_rate, grad_norm, ...
+        """Arrays of the numbers of every step so far, by name: step, loss, learning_rate, ...
 
         A loss that isn't finite is NaN.
         """
@@ -288,7 +293,7 @@ class Trainer:
 
     @property
     def evaluations(self) -> dict[str, np.ndarray]:
-        """Step and metrics of every evaluation during training, by name.
+        """Arrays of the step and the metrics of every evaluation during training, by name.
 
         Precision, recall and f1 are macro averages.
         """
@@ -301,7 +306,7 @@ class Trainer:
         return read_arrays(file)
 
     def _make_snapshot(self) -> TrainedRun:
-        """Return the recipe, the current weights and the format of samples."""
+        """Return the run as it is now. Raises RunError if there are no parameters yet."""
         view = self._watch.view
         if view is None or view.state is None:
             if self._trained is None:
@@ -318,14 +323,15 @@ class Trainer:
 
 
 def _collect_weights(state: TrainState) -> dict[str, np.ndarray]:
-    """Return parameters and batch statistics by full path; averaged parameters replace others."""
+    """Return parameters and batch statistics by path, such as `params/conv_0/kernel`. If parameters
+    are averaged, the averages replace them."""
     params = merge_params(state.params, state.average)
     weights = {"params": params, "batch_stats": state.batch_stats}
     return {path: np.array(array) for path, array in flatten_dict(weights, sep="/").items()}
 
 
 class _Watch(Callback):
-    """Callback that stores the view of the run, and whether it is being trained."""
+    """Callback that stores the run that is trained, for the trainer."""
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
@@ -343,7 +349,7 @@ class _Watch(Callback):
 
 
 class _Parameters(MutableMapping[str, np.ndarray]):
-    """The parameters of a trainer by path."""
+    """The mapping that `Trainer.parameters` returns. It has no arrays, and reads them on access."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -352,8 +358,11 @@ class _Parameters(MutableMapping[str, np.ndarray]):
         view = self._trainer._watch.view
         if view is not None:
             return view.parameters()
-        arrays = self._trainer._make_snapshot().arrays
-        return {p.removeprefix("params/"): a for p, a in arrays.items() if p.startswith("params/")}
+        return {
+            path.removeprefix("params/"): array
+            for path, array in self._trainer._make_snapshot().arrays.items()
+            if path.startswith("params/")
+        }
 
     def __getitem__(self, path: str) -> np.ndarray:
         return self._copy_arrays()[path]

@@ -1,8 +1,8 @@
 """Archive for the autopsy of a non-finite step, when its run is resumed.
 
-A run directory holds no records of steps after the step that the run resumed from. An autopsy may
-be about such a step, which can succeed this time, for example after code was fixed. So it is moved
-to an archive folder, which holds the newest autopsy.
+A resumed run repeats the steps after its checkpoint, so the run directory must have no record of
+them. An autopsy may be about such a step, which can succeed this time, for example after code was
+fixed. So it is moved to an archive folder, which holds the newest autopsy.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import shutil
 from pathlib import Path
 
 AUTOPSY = "autopsy.json"
+"""File of the findings about a non-finite step that ended the run."""
 REPRODUCER = "reproducer"
-"""File of the findings about a non-finite step that ended the run, and folder that repeats it."""
+"""Folder with what is needed to repeat that step."""
 EARLIER_AUTOPSY = "earlier_autopsy"
 """Archive folder, with `AUTOPSY` and `REPRODUCER` of the run before it was resumed."""
 
 
 def set_aside_autopsy(run_dir: Path) -> Path | None:
-    """Move the files of an autopsy into the archive; return its folder, None if none exists.
-
-    `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError.
-    """
+    """Move an autopsy into the archive, and return the archive folder; None without an autopsy.
+    `python -m pipeline autopsy` accepts that folder like a run directory. Raises OSError."""
     paths = [path for name in (AUTOPSY, REPRODUCER) if (path := run_dir / name).exists()]
     if not paths:
         return None

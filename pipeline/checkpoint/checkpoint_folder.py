@@ -29,6 +29,7 @@ JSON = "metadata"
 SECRET = "privacy/"
 """Beginning of the names of arrays that only the owner of a run may read."""
 MANIFEST = "manifest.json"
+"""File of a checkpoint with the checksums of its other files."""
 DRAFT = ".orbax-checkpoint-tmp"
 """Suffix of a draft, the same as orbax's."""
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO))
@@ -37,6 +38,7 @@ LOST = _MISSING | _UNREADABLE
 """Error numbers of a file that is missing or of another kind, or that the disk can't read. Other
 errors are about the process or its rights, and show no damage."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
+"""Name of a checkpoint."""
 
 
 def make_checkpoint_path(root: Path, step: int) -> Path:
@@ -45,33 +47,26 @@ def make_checkpoint_path(root: Path, step: int) -> Path:
 
 
 def parse_checkpoint_step(path: Path) -> int | None:
-    """Return the step of a checkpoint's path, or None for the path of anything else.
-
-    Digits of other scripts don't count: `int` would read some of them.
-    """
+    """Return the step of a checkpoint's path, or None for the path of anything else. Digits of
+    other scripts don't count: `int` would read some of them."""
     return int(path.name) if STEP.fullmatch(path.name) else None
 
 
-def draft_path(path: Path) -> Path:
+def make_draft_path(path: Path) -> Path:
     """Return the path of the draft of a checkpoint, or of a file that is added to one."""
     return path.with_name(f"{path.name}{DRAFT}")
 
 
 def list_saved_steps(root: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
-
-    Raises OSError if the folder can't be listed.
-    """
+    """Return the steps of the checkpoints in a folder, ascending, sound or damaged. Raises OSError
+    if the folder can't be listed."""
     steps = ((parse_checkpoint_step(path), path) for path in _list_entries(root))
     return sorted(step for step, path in steps if step is not None and _is_checkpoint(path))
 
 
 def find_strangers(root: Path) -> list[Path]:
-    """Return the entries that have a number as name and aren't checkpoints.
-
-    Examples are a file, a link, and a checkpoint that was renamed to `0441` or `441.0`. Raises
-    OSError if the folder can't be listed.
-    """
+    """Return the strangers in a folder, sorted. Examples are a file, a link, and a checkpoint that
+    was renamed to `0441` or `441.0`. Raises OSError if the folder can't be listed."""
     return sorted(
         path
         for path in _list_entries(root)
@@ -88,7 +83,7 @@ def rename_aside(path: Path, reason: str) -> Path:
 
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
-    draft = path.rename(draft_path(path))
+    draft = path.rename(make_draft_path(path))
     # Without this a power cut could leave a part of the checkpoint under its name.
     sync(path.parent)
     remove_draft(draft)
@@ -111,7 +106,7 @@ def remove_draft(path: Path) -> None:
 
 
 def _is_number(name: str) -> bool:
-    """Return whether Python or a reader can take a name for a number, in any spelling or script."""
+    """Return whether Python or a person can read a name as a number, in any spelling or script."""
     try:
         float(name)
     except ValueError:

@@ -29,9 +29,9 @@ from pipeline.checkpoint.checkpoint_folder import (
     RECIPE,
     SECRET,
     STATE,
-    draft_path,
     list_saved_steps,
     make_checkpoint_path,
+    make_draft_path,
     remove_checkpoint,
     remove_draft,
     remove_drafts,
@@ -48,6 +48,7 @@ from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
 TENSORSTORE_DETAILS = re.compile(r" \[(?:tensorstore_spec|os_error_code)=")
+"""Start of the part of tensorstore's messages that is left out, since it is long."""
 
 
 class Copies(Protocol):
@@ -60,18 +61,16 @@ class Copies(Protocol):
         """Remove the copy of a step, if there is one. Raises OSError."""
 
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
-        """Write missing copies, and remove copies without a checkpoint.
-
-        Raises OSError, DataError.
-        """
+        """Write missing copies, and remove copies without a checkpoint. Raises OSError,
+        DataError."""
 
 
 class Checkpoints:
     """The checkpoints of one run; `retention` selects which to keep.
 
     `recipe` is the run's recipe as JSON, and `recipe_digest` a digest of the keys that decide the
-    run's numbers. Each complete checkpoint and each removed step is passed to `copies`. Raises
-    RunError if the folder can't be made.
+    run's numbers. Each of `copies` is called for every complete checkpoint and every removed step.
+    Raises RunError if the folder can't be made.
     """
 
     def __init__(
@@ -88,8 +87,8 @@ class Checkpoints:
         self._recipe_digest = recipe_digest
         self._retention = retention
         self._copies = copies
-        self._requested: int | None = None
-        self._written: Future[None] | None = None
+        self._last_step: int | None = None
+        self._last_save: Future[None] | None = None
         with self._convert_errors("make it"):
             self._root.mkdir(exist_ok=True)  # without parents: the run directory must exist
             # This also syncs the names of the logs, which exist by now.
@@ -120,15 +119,13 @@ class Checkpoints:
         metrics: Mapping[str, float] | None,
     ) -> None:
         """Save the state of a step in the background, after waiting for the previous save.
-
         `host_state` is JSON. If the step is saved already, only the metrics are added. Raises
-        RunError if the previous save failed; `finish` raises RunError if this save fails.
-        """
+        RunError if the previous save failed; `finish` raises RunError if this save fails."""
         with self._convert_errors(f"save step {step}"):
-            is_saved = step == self._requested or step in list_saved_steps(self._root)
+            is_saved = step == self._last_step or step in list_saved_steps(self._root)
         metrics_to_save = metrics if self._retention.best is not None else None
         self.finish()
-        self._requested = step
+        self._last_step = step
         if is_saved:
             if metrics_to_save:
                 with self._convert_errors(f"save the metrics of step {step}"):
@@ -144,7 +141,7 @@ class Checkpoints:
         if metrics_to_save:
             texts[f"{METRICS}/{METRICS}"] = json.dumps(dict(metrics_to_save))
         logs = [self._root.parent / name for name in host_state.get(LOGS, {})]
-        self._written = self._writer.submit(self._write, step, arrays, texts, logs)
+        self._last_save = self._writer.submit(self._write, step, arrays, texts, logs)
 
     def _write(
         self,
@@ -153,13 +150,11 @@ class Checkpoints:
         texts: Mapping[str, str],
         logs: Sequence[Path],
     ) -> None:
-        """Write a checkpoint, then remove checkpoints that retention doesn't keep.
-
-        A checkpoint holds only the last lines of the `logs`, so the files are synced before the
-        checkpoint gets its name.
-        """
+        """Write a checkpoint, then remove checkpoints that retention doesn't keep. A checkpoint
+        holds only the last lines of the `logs`, so the files are synced before the checkpoint gets
+        its name."""
         folder = make_checkpoint_path(self._root, step)
-        draft = draft_path(folder)
+        draft = make_draft_path(folder)
         try:
             if not self._root.is_dir():
                 self._root.mkdir()
@@ -196,12 +191,12 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Wait until the last save is on disk. Raises RunError if it failed."""
-        if self._written is not None:
-            with self._convert_errors(f"save step {self._requested}"):
-                self._written.result()
+        if self._last_save is not None:
+            with self._convert_errors(f"save step {self._last_step}"):
+                self._last_save.result()
 
     def list_steps(self) -> Sequence[int]:
-        """Wait for the last save; return the steps of the complete checkpoints, ascending."""
+        """Wait for the last save; return the steps of the checkpoints, ascending."""
         self.finish()
         return list_saved_steps(self._root)
 
@@ -219,26 +214,22 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until the last save is on disk, also if an error ends the run.
-
-        Raises RunError if the save failed, so that a run without its checkpoint isn't a success.
-        """
+        """Wait until the last save is on disk, also if an error ends the run. Raises RunError if
+        the save failed, so that a run without its checkpoint isn't a success."""
         try:
             self.finish()
-            if error is None and self._requested is not None:
-                require_complete(make_checkpoint_path(self._root, self._requested))
+            if error is None and self._last_step is not None:
+                require_complete(make_checkpoint_path(self._root, self._last_step))
         except DamagedError as damage:
-            step = self._requested
+            step = self._last_step
             raise RunError(f"{damage}; step {step} was complete when it was saved") from damage
         finally:
             self._writer.shutdown()
 
 
 def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
-    """Read the state of a saved step of a run, with the structure of `like`.
-
-    Raises DataError if the checkpoint is damaged.
-    """
+    """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
+    the checkpoint is damaged."""
     saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
     return arrange_arrays(saved.folder, saved.arrays, like)
 

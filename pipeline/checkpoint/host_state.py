@@ -1,4 +1,4 @@
-"""State of the host: the part of a checkpoint besides arrays and recipe."""
+"""State of the host: what a checkpoint has besides arrays and recipe."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ Rate = Annotated[float, Ge(0), Le(MAX_RATE)]
 
 @dataclass(frozen=True)
 class EarlyStopState:
-    """The best value of the early-stop metric, and the number of evaluations since."""
+    """The best value of the early-stop metric, and the number of evaluations since that value."""
 
     best: float | None = None
+    """None before the first evaluation."""
     waited: Count = 0
 
 
@@ -44,7 +45,7 @@ class PendingBoundary:
 
 @dataclass(frozen=True)
 class SinkState:
-    """The fastest sinks as measured; `size` in steps, None if runs are faster without sinks."""
+    """The fastest sinks as measured; `size` is in steps, None if steps are faster without sinks."""
 
     size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
     mechanism: Literal["loop", "soft", "none"]
@@ -98,9 +99,9 @@ class CallbackState:
     states: Mapping[str, Any] = field(default_factory=dict)
     """JSON by callback; checked by the callbacks."""
     granted: Requests = Requests()
-    """Requests that boundaries have put into effect, with those for later steps."""
+    """Requests that a boundary has put into effect, or has accepted for a later step."""
     asked: Requests = Requests()
-    """Requests that take effect at the next boundary."""
+    """Requests that no boundary has seen yet. They take effect at the next boundary."""
     scalars: Mapping[str, float | None] = field(default_factory=dict)
     """Scalars that were logged since the last boundary."""
 

@@ -27,7 +27,7 @@ REQUIRED_FILES = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}"
 LATE_METRICS = f"{METRICS}/{METRICS}"
 """File that may be added to a sealed checkpoint, with the metrics that choose the best."""
 HASHING_THREADS = 2
-"""Files that are hashed at once. Hashing takes 0.6 s a GB, and runs beside training."""
+"""Number of files that are hashed at once. Hashing takes 0.6 s a GB, and runs beside training."""
 MOST_JSON_BYTES = 64 << 20
 """Largest JSON file of a checkpoint that is read."""
 SAVED_AT = "saved_at"
@@ -39,11 +39,9 @@ class DamagedError(DataError):
 
 
 def make_read_error(file: Path, error: OSError) -> PipelineError:
-    """Return the error for a file that the system can't read.
-
-    It is a DamagedError if the file is lost, else a RunError: a process without descriptors or
-    rights doesn't show that the file is damaged.
-    """
+    """Return the error for a file that the system can't read. It is a DamagedError if the file is
+    lost, else a RunError: a process without descriptors or rights doesn't show that the file is
+    damaged."""
     reason = f"{file}: can't be read: {error.strerror}"
     if error.errno in LOST:
         return DamagedError(reason)
@@ -60,11 +58,8 @@ def write_manifest(folder: Path, recipe_digest: str) -> None:
 
 
 def verify_files(folder: Path) -> None:
-    """Read every file and compare it with the manifest.
-
-    Raises DamagedError for the first file that is missing, not listed or changed, and RunError as
-    in `make_read_error`.
-    """
+    """Raise DamagedError for the first file that is missing, isn't listed in the manifest or has
+    changed, and RunError as in `make_read_error`. Reads all files."""
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         # `map` keeps the order of the manifest, so the first fault is raised.
         for _ in threads.map(_verify_file, *zip(*_match_entries(folder), strict=True)):
@@ -82,10 +77,7 @@ def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
 
 
 def require_complete(folder: Path) -> None:
-    """Check that every file of a sealed checkpoint exists with its size, without reading files.
-
-    Raises DamagedError, and RunError as in `make_read_error`.
-    """
+    """Raise the errors of `verify_files` by names and sizes of files, without reading them."""
     for file, entry in _match_entries(folder):
         try:
             size_bytes = file.stat().st_size
@@ -95,10 +87,8 @@ def require_complete(folder: Path) -> None:
 
 
 def list_described_files(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the files of a checkpoint with their entries, also of the manifest.
-
-    Raises DamagedError, and RunError as in `make_read_error`.
-    """
+    """Yield the files of a checkpoint with their entries, and the manifest with an entry for it.
+    Raises DamagedError, and RunError as in `make_read_error`."""
     entries = dict(_match_entries(folder))
     yield from entries.items()
     for file in (folder / LATE_METRICS, folder / MANIFEST):
@@ -107,10 +97,8 @@ def list_described_files(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file of a checkpoint.
-
-    Raises DamagedError if it is damaged, and RunError as in `make_read_error`.
-    """
+    """Read a JSON file of a checkpoint. Raises DamagedError if it isn't JSON, and the errors of
+    `make_read_error`."""
     try:
         return bounded_read.read_json(file, MOST_JSON_BYTES)
     except OSError as error:
@@ -120,7 +108,8 @@ def read_json(file: Path) -> Any:
 
 
 def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """Return the files of a checkpoint with their entries. Raises DamagedError for other files."""
+    """Return the files of a checkpoint with their entries. Raises DamagedError if a file is missing
+    or isn't listed, and the errors of `make_read_error`."""
     entries = _read_entries(folder / MANIFEST)
     try:
         files = _list_files(folder)
@@ -162,11 +151,8 @@ def is_entry(entry: Any) -> bool:
 
 
 def _list_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a checkpoint by path.
-
-    Raises DamagedError for a link and for anything but a regular file; OSError if a folder can't be
-    listed, which `Path.rglob` would treat as empty.
-    """
+    """Return the files of a checkpoint by path. Raises DamagedError for a link and for anything but
+    a regular file; OSError if a folder can't be listed, which `Path.rglob` would treat as empty."""
     files = {}
 
     def fail(error: OSError) -> None:
@@ -187,7 +173,7 @@ def _list_files(folder: Path) -> dict[str, Path]:
 
 
 def describe_file(file: Path) -> dict[str, Any]:
-    """Return the manifest's entry for a file."""
+    """Return the entry of a manifest for a file. Raises OSError."""
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         return {"bytes": content.tell(), "sha256": digest}

@@ -1,4 +1,4 @@
-"""Mirror of a run's checkpoints at an address, from which another machine continues the run.
+"""Mirror: a copy of a run's checkpoints at an address, by which another machine continues the run.
 
 `owner.json` names the run, and the process that writes. `records/STEP.json` lists the files of a
 checkpoint, and of the run at that time, with sizes and SHA-256; the files are in `STEP/`. A record
@@ -42,13 +42,14 @@ RECORDS = "records"
 DRAFT = "mirror.part"
 """Folder of the run directory for files that are being copied, from or to an address."""
 MOST_RECORD_BYTES = 64 << 20
+"""Most bytes of a record and of `owner.json` that are read."""
 Warn = Callable[[str], None]
 Record = Mapping[str, Mapping[str, Any]]
-"""Entries of a manifest by path in the run directory."""
+"""Entries as in a manifest, by path in the run directory: the content of a record."""
 
 
 class MismatchError(RunError):
-    """A file has arrived otherwise than it was written."""
+    """A file that arrived isn't the file that was sent."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class MirroredRun:
 
     storage: Storage
     identity: str
-    """The digest of the run's origin."""
+    """A digest that identifies the run."""
     records: Mapping[int, Record]
     """Records of the complete checkpoints by step."""
 
@@ -67,18 +68,17 @@ class MirroredRun:
         return max(self.records, default=0)
 
     def read_small(self, name: str, at_most_bytes: int) -> bytes:
-        """Return the content of a small file that was copied with the newest checkpoint."""
+        """Return the content of a file of the run that was copied with the newest checkpoint, cut
+        after `at_most_bytes`. Raises DataError if it is missing."""
         content = retry(lambda: self.storage.read(f"{self.newest}/{name}", at_most_bytes))
         if content is None:
             raise DataError(f"{self.storage.url}: lacks {self.newest}/{name}")
         return content
 
     def restore(self, run_dir: Path, warn: Warn) -> None:
-        """Copy the checkpoints into a new run directory, and the run's files of the newest one.
-
-        Files are copied into a draft, verified, and moved. Damaged checkpoints are left out with a
-        warning. Raises DataError if none is sound.
-        """
+        """Copy the checkpoints, and the run's files of the newest checkpoint, into a new run
+        directory: into a draft, verified, then moved. Damaged checkpoints are left out with a
+        warning. Raises DataError if none is sound."""
         draft = run_dir / DRAFT
         shutil.rmtree(draft, ignore_errors=True)
         restored: list[int] = []
@@ -120,10 +120,8 @@ class MirroredRun:
 
 
 def read_mirror(storage: Storage) -> MirroredRun | None:
-    """Read the records at an address; None if it holds no run.
-
-    Raises DataError if it can't be read, or for a folder that isn't a mirror.
-    """
+    """Read the records at an address; None if it holds no run. Raises DataError if it can't be
+    read, or for a folder that isn't a mirror."""
     owner = _parse(retry(lambda: storage.read(OWNER, MOST_RECORD_BYTES)))
     if owner is None:
         if files := retry(storage.list_files):
@@ -144,9 +142,9 @@ def read_mirror(storage: Storage) -> MirroredRun | None:
 class Mirror:
     """Copies the checkpoints of a run to an address, in a separate thread.
 
-    It copies whatever checkpoint the run directory has and the address lacks, the newest first, and
-    removes what the run directory has removed. `files` are names of files of the run that are
-    copied with each checkpoint, as far as they exist. If it fails, `warn` is called once, and the
+    It copies every checkpoint that the run directory has and the address lacks, the newest first,
+    and removes those that the run directory has removed. `files` are names of files of the run that
+    are copied with each checkpoint if they exist. If a copy fails, `warn` is called once, and the
     next checkpoint is a new attempt; `failure` has the reason until the address has everything.
     """
 
@@ -161,7 +159,8 @@ class Mirror:
         self._files = files
         self._warn = warn
         self._writer = uuid.uuid4().hex
-        self._changed = threading.Condition()
+        """Name of this process in `owner.json`."""
+        self._wakeup = threading.Condition()
         self._has_work = True
         self._is_closing = False
         self._draft = run_dir / DRAFT
@@ -193,14 +192,15 @@ class Mirror:
         self._wake()
 
     def _wake(self) -> None:
-        with self._changed:
+        with self._wakeup:
             self._has_work = True
-            self._changed.notify()
+            self._wakeup.notify()
 
     def _work(self) -> None:
+        """Copy whenever the thread is woken, and a last time when the mirror closes."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._has_work or self._is_closing)
+            with self._wakeup:
+                self._wakeup.wait_for(lambda: self._has_work or self._is_closing)
                 self._has_work = False
                 is_last = self._is_closing
             try:
@@ -215,7 +215,7 @@ class Mirror:
 
     def _synchronize(self) -> None:
         """Copy and remove until the address has the checkpoints of the run directory."""
-        while (step := self._find_step()) is not None:
+        while (step := self._find_uncopied_step()) is not None:
             try:
                 self._copy(step)
             except (FileNotFoundError, DamagedError):
@@ -223,11 +223,11 @@ class Mirror:
                 if step in list_saved_steps(self._run_dir / FOLDER):
                     raise
         for step in [step for step in self._records if step not in self._list_local()]:
-            self._require_own()
+            self._require_ownership()
             self._remove(step)
 
     def _list_local(self) -> dict[int, Record]:
-        """Return the entries of the files that show whether a checkpoint has changed, by step."""
+        """Return, for each local checkpoint, the entries of the files that show its changes."""
         root = self._run_dir / FOLDER
         local: dict[int, Record] = {}
         for step in list_saved_steps(root):
@@ -240,8 +240,8 @@ class Mirror:
                 local[step] = record
         return local
 
-    def _find_step(self) -> int | None:
-        """Return the newest step that must be copied; None without any."""
+    def _find_uncopied_step(self) -> int | None:
+        """Return the newest step that the address lacks, or has in another state; None without."""
         for step, record in sorted(self._list_local().items(), reverse=True):
             if not record.items() <= self._records.get(step, {}).items():
                 return step
@@ -249,7 +249,7 @@ class Mirror:
 
     def _copy(self, step: int) -> None:
         """Copy a checkpoint and the files of the run, then write the record."""
-        self._require_own()
+        self._require_ownership()
         if step in self._records:
             self._remove(step)
         try:
@@ -258,16 +258,14 @@ class Mirror:
                 retry(partial(self._storage.upload, self._draft / name, f"{step}/{name}"))
         finally:
             shutil.rmtree(self._draft, ignore_errors=True)
-        self._require_own()
+        self._require_ownership()
         content = json.dumps({"step": step, "files": record}).encode()
         retry(lambda: self._storage.write(f"{RECORDS}/{step}.json", content))
         self._records[step] = record
 
     def _make_draft(self, step: int) -> Record:
-        """Link a checkpoint and copy the run's files into the draft; return their entries.
-
-        The run may remove the checkpoint meanwhile, and goes on writing its logs.
-        """
+        """Link a checkpoint and copy the run's files into the draft; return their entries. The run
+        may remove the checkpoint during the upload, and writes its logs."""
         shutil.rmtree(self._draft, ignore_errors=True)
         folder = make_checkpoint_path(self._draft / FOLDER, step)
         source = make_checkpoint_path(self._run_dir / FOLDER, step)
@@ -287,8 +285,8 @@ class Mirror:
         self._records.pop(step)
         retry(lambda: self._storage.remove(str(step)))
 
-    def _require_own(self) -> None:
-        """Raise RunError if another process has taken over the mirror."""
+    def _require_ownership(self) -> None:
+        """Raise RunError if `owner.json` names another process, which continues the run."""
         owner = _parse(retry(lambda: self._storage.read(OWNER, MOST_RECORD_BYTES)))
         if owner is None or owner.get("writer") != self._writer:
             raise RunError(f"{self._storage.url}: another process writes this mirror now")
@@ -305,7 +303,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _parse(content: bytes | None) -> Mapping[str, Any] | None:
-    """Return the JSON object of a file; None if it is missing or half-written."""
+    """Return the JSON object in a file; None if it is missing or was written in part."""
     try:
         tree = json.loads(content or b"")
     except (ValueError, RecursionError):
@@ -314,7 +312,7 @@ def _parse(content: bytes | None) -> Mapping[str, Any] | None:
 
 
 def _parse_record(content: bytes | None, step: int) -> Record | None:
-    """Return a record; None if it is half-written, or names files elsewhere."""
+    """Return a record; None if it was written in part, or names files that aren't of the run."""
     match _parse(content):
         case {"step": int(number), "files": dict(files)} if number == step:
             if all(_is_safe(name, step) and is_entry(entry) for name, entry in files.items()):
@@ -323,7 +321,7 @@ def _parse_record(content: bytes | None, step: int) -> Record | None:
 
 
 def _is_safe(name: str, step: int) -> bool:
-    """Return whether a path is of the checkpoint of a step, or of a file of the run directory."""
+    """Return whether a path leads to a file of a step's checkpoint, or of the run directory."""
     path = PurePosixPath(name)
     is_normal = str(path) == name and not path.is_absolute() and ".." not in path.parts
     return is_normal and (len(path.parts) == 1 or path.parts[:2] == (FOLDER, str(step)))

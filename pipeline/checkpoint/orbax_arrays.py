@@ -1,4 +1,4 @@
-"""Arrays on disk, written and read by orbax; files to read may be hostile."""
+"""Arrays on disk, which orbax writes and reads. Files that are read may be hostile."""
 
 from __future__ import annotations
 
@@ -26,21 +26,17 @@ if TYPE_CHECKING:
 
 DATABASE = "manifest.ocdbt"
 """File that joins the written arrays into one database."""
-
 ATTEMPTS = 2
 """Attempts to read arrays before they count as damaged. Orbax reports a file as missing if the
 process has no descriptor left."""
-
 FILE_BYTES = 1 << 28
-"""Approximate size of a file of arrays: several files are hashed at once."""
+"""Approximate size of a file of arrays. Arrays are in several files, which are hashed at once."""
 
 
 def silence_orbax() -> None:
-    """Silence orbax, which logs harmless files, and errors that it also raises.
-
-    If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
-    errors of the other arrays, and tensorstore prints a message for each. These are silenced too.
-    """
+    """Silence orbax, which logs files that do no harm, and errors that it also raises. If a write
+    fails, Python also warns of coroutines that were never awaited, asyncio logs the errors of the
+    other arrays, and tensorstore prints a message for each. These are silenced too."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
     warning = r"coroutine '\S+' was never awaited"
@@ -67,7 +63,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     process_options = _make_process_options()
     # Copies would double the memory, and nothing changes the arrays while they are written.
     array_handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
-    # Compression would take four times as long as the rest, and save a tenth of trained weights.
+    # Compression would take four times as long as writing, and save a tenth of trained weights.
     handler = ocp.PyTreeCheckpointHandler(
         use_compression=False,
         multiprocessing_options=process_options,
@@ -99,11 +95,8 @@ def _make_process_options() -> ocp.options.MultiprocessingOptions:
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Read arrays by path.
-
-    Raises DamagedError, also for arrays larger than the memory, and RunError as in
-    `make_read_error`.
-    """
+    """Return arrays by path. Raises DamagedError, also for arrays larger than the memory, and
+    RunError as in `make_read_error`."""
     silence_orbax()
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -162,6 +155,7 @@ def _check_places(folder: Path) -> None:
 def _check_size(shapes: Mapping[str, Any]) -> None:
     """Raise ValueError for arrays larger than memory: a few bytes can claim any size."""
     claimed_bytes = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes.values())
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if claimed_bytes > memory:
-        raise ValueError(f"claims {claimed_bytes:,} bytes of arrays; this machine has {memory:,}")
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if claimed_bytes > memory_bytes:
+        available = f"this machine has {memory_bytes:,}"
+        raise ValueError(f"claims {claimed_bytes:,} bytes of arrays; {available}")

@@ -17,15 +17,16 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.core.files.value_text import show
 
 MAX_DIGITS = 308
-"""A whole number that a float can hold has at most this many digits."""
+"""Most digits of an integer that fits into a float64, which is below 1.8e308."""
 
 
 def parse_host_state(data: Any) -> HostState:
     """Parse the JSON of a checkpoint's host state. Raises ValueError with the first wrong key."""
     try:
-        # A number that no float can hold stays a text, which its field refuses.
+        # A longer integer stays a text, which its field refuses.
         tree = json.loads(
-            json.dumps(data), parse_int=lambda d: int(d) if len(d) <= MAX_DIGITS else d
+            json.dumps(data),
+            parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits,
         )
         return _make_schema().validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:

@@ -36,6 +36,7 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import flatten_by_path
 
 WEIGHTS = ("params", "batch_stats")
+"""The parts of a state that a network computes with."""
 MAX_LISTED = 5
 """Largest number of problems that a message lists."""
 T = TypeVar("T")
@@ -62,10 +63,8 @@ class Checkpoint:
         return int(self.arrays["step"])
 
     def select_weights(self) -> dict[str, np.ndarray]:
-        """Return the weights that an evaluation uses, by path: parameters and batch statistics.
-
-        If parameters are averaged, the averages replace the trained values.
-        """
+        """Return the weights that an evaluation uses, by path: parameters and batch statistics. If
+        parameters are averaged, the averages replace the trained values."""
         averages = {
             path.replace("average", "params", 1): path
             for path in self.arrays
@@ -77,8 +76,8 @@ class Checkpoint:
             if path.partition("/")[0] in WEIGHTS
         }
 
-    def ledger(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the ledger of training samples by name, {} if there is none."""
+    def select_ledger(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the ledger of training samples by name; {} without a ledger."""
         prefix = "ledger/"
         return {
             path.removeprefix(prefix): array
@@ -88,10 +87,9 @@ class Checkpoint:
 
 
 def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
-    """Read the newest sound checkpoint of a run; None if it has no checkpoint.
-
-    Warns of damaged newer checkpoints. Raises DataError if no checkpoint can be read.
-    """
+    """Read the newest sound checkpoint of a run; None if it has no checkpoint. Warns of newer
+    checkpoints, which are damaged. Raises DamagedError if all are damaged, and RunError as in
+    `make_read_error`."""
     root = run_dir / FOLDER
     if not list_saved_steps(root):
         return None
@@ -102,10 +100,8 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename damaged checkpoints after `step`, and numbered entries that aren't checkpoints.
-
-    Warns of each. The run will write checkpoints with these names.
-    """
+    """Rename damaged checkpoints after `step`, and strangers (see `checkpoint_folder`). Warns of
+    each. The run will write checkpoints with these names."""
     root = run_dir / FOLDER
     for path in [
         make_checkpoint_path(root, saved) for saved in list_saved_steps(root) if saved > step
@@ -116,11 +112,9 @@ def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
 
 
 def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
-    """Read a checkpoint: `folder` is a run directory, its `checkpoints`, or one checkpoint.
-
-    Reads the newest sound checkpoint, and warns of damaged newer checkpoints. Raises DataError if
-    there is no checkpoint, and RunError as in `make_read_error`.
-    """
+    """Read `folder`, a checkpoint, or the newest sound checkpoint of a run directory or its folder
+    `checkpoints`. Warns of newer checkpoints, which are damaged. Raises DataError without a sound
+    checkpoint, and RunError as in `make_read_error`."""
     try:
         if parse_checkpoint_step(folder) in list_saved_steps(folder.parent):
             return read_checkpoint(folder)
@@ -136,10 +130,8 @@ def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and read one checkpoint.
-
-    Raises DamagedError if a byte has changed, and RunError as in `make_read_error`.
-    """
+    """Verify and read one checkpoint. Raises DamagedError if a byte has changed, and RunError as in
+    `make_read_error`."""
     verify_files(folder)
     recipe = read_json(folder / RECIPE / JSON)
     if not isinstance(recipe, dict):
@@ -159,10 +151,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def arrange_arrays(source: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """Return arrays, which have paths as keys, in the tree structure of `like`.
-
-    Raises DataError unless every name, shape and dtype agrees. The message begins with `source`.
-    """
+    """Return arrays by path in the tree structure of `like`. Raises DataError unless every path,
+    shape and dtype agrees. The message begins with `source`."""
     expected = flatten_by_path(like)
     problems = [f"{path} is missing" for path in expected if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in expected]
@@ -186,7 +176,7 @@ def join_problems(problems: Sequence[str]) -> str:
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
-    """Read a folder's newest sound checkpoint, warning of newer ones. Raises DamagedError."""
+    """Read a folder's newest sound checkpoint, and warn of newer ones; DamagedError without one."""
     faults = []
     for step in reversed(list_saved_steps(root)):
         try:

@@ -12,8 +12,8 @@ from typing import Any
 from pipeline.checkpoint.checkpoint_folder import (
     MANIFEST,
     METRICS,
-    draft_path,
     make_checkpoint_path,
+    make_draft_path,
 )
 from pipeline.checkpoint.manifest import SAVED_AT, DamagedError, read_json
 from pipeline.core.files.atomic_write import commit, sync
@@ -22,21 +22,21 @@ from pipeline.training.component_specs import list_metric_directions
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule for the checkpoints that a run keeps."""
+    """Rules for the checkpoints that a run keeps: all that any rule keeps."""
 
     keep: int
     """Number of newest checkpoints that are kept."""
     best: str | None = None
-    """Metric whose best checkpoint is kept."""
+    """Metric whose best checkpoint is kept; None: no rule."""
     holds: Callable[[int], bool] = lambda _: False
     """Whether a rollback may go back to a step. The newest `keep` of these steps are kept too, even
     if signals make the run save often."""
     minutes: int | None = None
-    """Also keep the first checkpoint, and each that is at least `minutes` younger than the last one
-    that this rule keeps (MindSpore's keep_checkpoint_per_n_minutes)."""
+    """The first checkpoint is kept, and each that was saved at least `minutes` after the one that
+    this rule kept before (MindSpore's keep_checkpoint_per_n_minutes); None: no rule."""
 
     def list_removable(self, root: Path, steps: Sequence[int]) -> list[int]:
-        """Return those of the ascending `steps` whose checkpoints may be removed."""
+        """Return those of `steps`, which are ascending, whose checkpoints may be removed."""
         held_steps = [step for step in steps if self.holds(step)]
         retained: set[int | None] = {*steps[-self.keep :], *held_steps[-self.keep :]}
         if self.best is not None:
@@ -48,7 +48,7 @@ class Retention:
 
 def add_metrics(folder: Path, metrics: Mapping[str, float]) -> None:
     """Add metrics to a complete checkpoint that was saved without metrics. Raises OSError."""
-    draft = draft_path(folder)
+    draft = make_draft_path(folder)
     draft.write_text(json.dumps(dict(metrics)), encoding="utf-8")
     # If the process is killed now, the folder stays empty, which is harmless.
     (folder / METRICS).mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def _find_best_step(root: Path, steps: Sequence[int], metric: str) -> int | None
 
 
 def _read_number(file: Path, key: str) -> float | None:
-    """Read a number of a JSON file; None if it is missing or isn't a number."""
+    """Read a number of a JSON file, also infinite; None if it is missing or isn't a number."""
     try:
         value = float(_read_value(file, key))
     except (TypeError, ValueError, OverflowError):

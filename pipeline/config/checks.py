@@ -16,7 +16,7 @@ from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.value_text import show
 from pipeline.core.registry import Spec
 from pipeline.data.columns import ColumnSpec, Facts
-from pipeline.data.order import Batching, shard_samples
+from pipeline.data.order import Batching, count_shard_samples
 from pipeline.data.transform import compute_column_specs, fit_to_classes
 from pipeline.engine.callbacks.metric_callbacks import ReduceOnPlateau, StopAt
 from pipeline.models.imported.model_specs import ImportedModelSpec
@@ -371,7 +371,7 @@ def check_batch_size(recipe: Recipe) -> Iterator[str]:
         return
     size = recipe.train.batch_size
     shards = split.num_shards
-    samples = shard_samples(facts.train_size, shards or 1)
+    samples = count_shard_samples(facts.train_size, shards or 1)
     if size > samples:
         unit = f"training samples of each of {shards} shards" if shards else "training samples"
         yield (

@@ -30,17 +30,16 @@ class Batch:
     sample: Array
     count: Array
     samples: int | None = field(default=None, metadata={"static": True})
-    """The number of samples, if an epoch may repeat samples. Then `sample` differs for each
-    repetition, and modulo this number it is the sample's index."""
+    """The number of samples in the split, if an epoch may repeat samples: `sample` is then the
+    sample's index plus a different multiple of this number for each repetition. None: the index."""
 
 
 def read_chunks(
     split: Split, rows: np.ndarray, seed: int, size: int
 ) -> Iterator[tuple[Batch, int]]:
-    """Yield the samples at `rows`, (n,), in batches of `size`, and the number of new samples.
-
-    The last batch repeats its samples, so that one compiled program computes all.
-    """
+    """Yield the samples at `rows`, (n,), in batches of `size`, each with its number of new samples.
+    The last batch repeats its first samples, and all of them are valid, so that one compiled
+    program computes all batches."""
     words = jnp.asarray(seed_words(seed))
     for first in range(0, len(rows), size):
         chunk = np.resize(rows[first : first + size], size).astype(np.int32)

@@ -10,28 +10,29 @@ from pipeline.data.columns import RawData
 from pipeline.data.order import draw_words, permute
 
 _STREAM = 1 << 62
-"""Number of the permutation that chooses canaries, which no epoch has."""
+"""Number in the key of all draws about canaries, larger than the number of any epoch."""
 
 
 def choose_canaries(samples: int, count: int, seed: int) -> np.ndarray:
-    """Return the canaries among the training samples, int64 (count,); anyone may know them.
-
-    Raises ValueError for more than half of the samples.
-    """
+    """Return the indices of `count` canaries among the training samples, int64 (count,). They
+    depend only on the recipe's seed and are no secret: the secret of a private run is which
+    canaries it trains on. Raises ValueError for more than half of the samples."""
     if count > samples // 2:
         raise ValueError(f"{count:,} canaries: must be at most half of {samples:,} samples")
     return permute(np.arange(count), samples, seed, _STREAM)
 
 
 def plant_canaries(raw: RawData, canaries: np.ndarray, seed: int) -> RawData:
-    """Draw wrong labels for the canaries. Raises ValueError unless samples have one class each."""
+    """Return the data with a random wrong label for each canary. Raises ValueError unless samples
+    have one class each."""
     labels = raw.train.columns["label"]
     classes = len(raw.targets)
     if raw.targets.task != "classification" or len(labels.shape) != 1 or classes < 2:
         raise ValueError("must be null unless each sample has one of several classes")
-    changed = np.array(labels[:])
+    new_labels = np.array(labels[:])
     words = draw_words(seed, _STREAM, len(canaries))
+    # A shift by 1 to classes - 1 always leads to another class.
     shifts = 1 + (words % np.uint64(classes - 1)).astype(np.int64)
-    changed[canaries] = (changed[canaries] + shifts) % classes
-    split = replace(raw.train, columns={**raw.train.columns, "label": changed})
+    new_labels[canaries] = (new_labels[canaries] + shifts) % classes
+    split = replace(raw.train, columns={**raw.train.columns, "label": new_labels})
     return raw.with_split("train", split)

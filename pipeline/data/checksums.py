@@ -1,6 +1,6 @@
 """Checksums of data files, computed once per process for an unchanged file.
 
-Each run computes them again, 0.3 s for CIFAR, since size and time don't reveal every change.
+They aren't stored for later runs (0.3 s for CIFAR): size and times don't reveal every change.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def compute_checksum(path: Path, algorithm: str = "sha256") -> str:
 
 @lru_cache(maxsize=256)
 def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
+    """Return the checksum of a file; `identity`, part of the cache's key, changes with the file."""
     # Some systems allow MD5 only if it isn't used for security.
     make_hash = partial(hashlib.new, algorithm, usedforsecurity=False)
     with path.open("rb") as content:
@@ -34,12 +35,13 @@ def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> st
 
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:
-    """Return the lines of `sha256sum` for files of a folder. Raises OSError."""
+    """Return the lines that `sha256sum` prints for files of a folder, in the order of `names`.
+    Raises OSError if a file can't be read."""
     return "".join(f"{compute_checksum(folder / name)}  {name}\n" for name in names)
 
 
 def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
-    """Return whether files of a folder match its list of checksums."""
+    """Return whether a folder has a readable `SUMS` that lists exactly these files as they are."""
     if not all((folder / name).is_file() for name in names):
         return False
     try:
@@ -50,8 +52,9 @@ def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file, which every mirror has under this name."""
+    """A published file, which every mirror has under this name. `md5` is in hexadecimal."""
 
     name: str
     md5: str
     size_bytes: int | None = None
+    """None: unknown."""

@@ -21,7 +21,7 @@ DECODING_THREADS = min(8, os.cpu_count() or 1)
 
 
 class Column(Protocol):
-    """One value per sample: a numpy array, or an object that decodes on demand."""
+    """One value per sample, in a numpy array or decoded on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ class LazyColumn(Column, Protocol):
     """A column whose samples are slow to read, so that several threads read them one by one."""
 
     def sample(self, index: int) -> np.ndarray:
-        """Return one value. Raises DataError if it can't be read."""
+        """Return the value of a sample. Raises DataError if it can't be read."""
 
     def sample_name(self, index: int) -> str:
         """Return the name of a sample for messages, such as its file."""
@@ -51,11 +51,14 @@ class BatchedColumn(LazyColumn, Protocol):
     """A column that reads many samples faster in one request than one by one."""
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        """Read the samples at indices, int (n,), into `out`. Raises DataError if it can't."""
+        """Read the samples at indices, int (n,), into `out`, (n, *shape of one value). Raises
+        DataError if a sample can't be read."""
 
 
 def resolve_indices(indices: Any, samples: int) -> np.ndarray:
-    """Return sample indices, int64 (n,), of an array, a mask or a slice. Raises IndexError."""
+    """Return sample indices, int64 (n,), of an array, a bool mask (samples,) or a slice. Negative
+    indices count from the end. Raises IndexError for an index out of range, and for a mask of
+    another shape."""
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
     rows = np.asarray(indices)
@@ -68,6 +71,18 @@ def resolve_indices(indices: Any, samples: int) -> np.ndarray:
     if out_of_range.size:
         raise IndexError(f"index {out_of_range[0]} is out of bounds; there are {samples} samples")
     return np.where(rows < 0, rows + samples, rows)
+
+
+def read_sample(column: Column, index: int) -> np.ndarray:
+    """Return the value of a sample. Raises DataError if it can't be read."""
+    if isinstance(column, LazyColumn):
+        return column.sample(index)
+    return column[np.array([index])][0]
+
+
+def name_sample(column: Column, index: int) -> str:
+    """Return the name of a sample for messages."""
+    return column.sample_name(index) if isinstance(column, LazyColumn) else f"sample {index}"
 
 
 def read_samples(column: LazyColumn, indices: Any) -> np.ndarray:
@@ -97,10 +112,10 @@ class Split:
     files: tuple[int, ...] = ()
     """Number of samples in each file, in the order of samples; empty if unknown."""
     padding: int = 0
-    """Rows of zeros after the samples on a device, which no step reads, so that folds of different
-    sizes have a program in common."""
+    """Number of rows of zeros that a device has after the samples, so that folds of different sizes
+    share a program. No step reads them."""
     numbers: np.ndarray | None = None
-    """Numbers of the samples in the split as it was read, int64 (n,), if some were left out."""
+    """The number of each sample in the split as it was read, int64 (n,); None: 0 to n - 1."""
 
     def __len__(self) -> int:
         return min(column.shape[0] for column in self.columns.values())
@@ -127,16 +142,16 @@ class Split:
 
 @dataclass(frozen=True)
 class SampleUnit:
-    """The word for samples, and the unit of speed."""
+    """The words of the log for samples and for the unit of speed."""
 
     samples: str = "images"
-    """Plural of a sample: images, rows, windows, texts."""
+    """The word for samples: images, rows, windows or texts."""
     plural: str = "images"
-    """Plural of the unit of speed, as in tokens/s."""
+    """The unit of speed, such as tokens in tokens/s."""
     per_sample: int = 1
-    """The number of units in a sample."""
+    """The number of units of speed in a sample."""
     size: str | None = None
-    """Size of a sample in words, such as "of 128 tokens"; None: its shape."""
+    """Size of a sample in words, such as "of 128 tokens"; None: the log has its shape."""
 
 
 IMAGES = SampleUnit()
@@ -150,12 +165,12 @@ class RawData:
     eval: Split
     targets: Targets
     table: FittedTable | None = None
-    """The columns of a table, whose encoded rows are the "images"."""
+    """The columns of a table, whose encoded rows are the column `image`; None: not a table."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
     """The tokenizer of texts, and what a network predicts from them; None for other samples."""
     notes: tuple[str, ...] = ()
-    """Lines of the log about the data, such as files that are left out."""
+    """Lines for the log about the data, such as files that were left out."""
 
     def with_split(self, key: SplitKey, split: Split) -> RawData:
         """Return the data with another training or evaluation split."""
@@ -179,7 +194,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class BlankColumn:
-    """Column of zeros in place of missing samples. It takes no memory."""
+    """Column of zeros in place of samples that aren't downloaded. It takes no memory."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

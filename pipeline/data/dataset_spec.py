@@ -45,8 +45,8 @@ class MapOp(Spec):
         """The number of variants of the op, one of which is drawn for each step."""
         return 1
 
-    def chosen(self, number: int) -> MapOp:
-        """Return the variant with this number."""
+    def select_variant(self, number: int) -> MapOp:
+        """Return the variant with this number, 0 to `choices` - 1."""
         return self
 
     @property
@@ -64,11 +64,11 @@ class MapOp(Spec):
 
     @abstractmethod
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
-        """Map values of shape (batch, *shape), column by column."""
+        """Return the mapped columns for `values`, the columns before, each (batch, *shape)."""
 
 
 class WrappedOp(MapOp):
-    """A map op around another one, with its random numbers, variants and columns."""
+    """Base of a map op that contains another op, and by default draws and maps like that op."""
 
     op: MapOp
 
@@ -80,8 +80,8 @@ class WrappedOp(MapOp):
     def choices(self) -> int:
         return self.op.choices
 
-    def chosen(self, number: int) -> Self:
-        return self.model_copy(update={"op": self.op.chosen(number)})
+    def select_variant(self, number: int) -> Self:
+        return self.model_copy(update={"op": self.op.select_variant(number)})
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class Op(MapOp):
 
     @abstractmethod
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Map values (batch, *shape), with uniforms (batch, draws)."""
+        """Return mapped values for values (batch, *shape) and uniforms (batch, draws)."""
 
 
 class GeometricOp(Op):
@@ -129,13 +129,15 @@ class GeometricOp(Op):
 
     def move_labels(self, xp: Any, labels: Any, uniforms: Any, fill: int) -> Any:
         """Move labels (batch, height, width, 1) like the pixels, without mixing labels. Pixels from
-        outside get the label `fill`. The default suits ops that only copy pixels."""
+        outside the image get the label `fill`. The default is for ops that only copy pixels."""
         return self(xp, labels, uniforms)
 
 
 class BatchOp(MapOp):
     """A map op that mixes the samples of a batch, both images and their classes or one-hot labels.
-    The samples of a batch are a pure function of (seed, step), and so is the mixture."""
+
+    The samples of a batch are a pure function of (seed, step), and so are the mixed samples.
+    """
 
     column: str = "image"
     label: str = "label"
@@ -158,9 +160,11 @@ class TrainSplitSpec(Spec):
     ops: Ops
     shuffle: bool
     buffer_size: PositiveInt | None
-    """Samples of the buffer that a shuffle draws from; null: the whole split."""
+    """Number of samples in the buffer that a shuffle draws from; null: the whole split."""
     drop_remainder: bool
+    """Whether a last batch that isn't full is left out."""
     repeat: PositiveInt
+    """How often an epoch reads the split, each time in another order."""
     num_shards: PositiveInt | None
     shard_id: NonNegativeInt | None
     """The shard to train on, of `num_shards`; both null: the whole split."""
@@ -169,7 +173,7 @@ class TrainSplitSpec(Spec):
     different draws of the random ops."""
     interleave: PositiveInt | None = None
     """Number of files to read at a time, one sample of each in turn. The order of files is drawn
-    for each epoch, and samples are shuffled within `buffer_size`. null: files don't matter."""
+    for each epoch, and samples are shuffled within `buffer_size`. null: the order ignores files."""
     file_shards: PositiveInt | None = None
     """Number of groups of files, with interleave. Each batch has an equal part from each group, so
     that with as many processes no file is read by two of them. null: one group."""
@@ -217,10 +221,10 @@ class TrainSplitSpec(Spec):
 
     @model_validator(mode="after")
     def _require_one_drawn_op(self) -> Self:
-        drawing = [position for position, op in enumerate(self.ops) if op.choices > 1]
-        if len(drawing) > 1:
+        positions = [position for position, op in enumerate(self.ops) if op.choices > 1]
+        if len(positions) > 1:
             raise ValueError(
-                f"ops.{drawing[1]}: draws a size, as ops.{drawing[0]} does; only one op can"
+                f"ops.{positions[1]}: draws a size, as ops.{positions[0]} does; only one op can"
             )
         return self
 
@@ -262,7 +266,7 @@ class DatasetSpec(Spec):
     """Base of every source: the component of kind "dataset" that a recipe names."""
 
     brightest: ClassVar[int] = 255
-    """The value of a white pixel, if images are whole numbers."""
+    """The value of a white pixel, if pixels are integers."""
     name: str
     root: Location | None
     """A local folder or archive, or the address of one, which is copied into the cache; null: the
@@ -270,8 +274,8 @@ class DatasetSpec(Spec):
     mirrors: Seq[Annotated[str, Field(pattern=r"^https?://[^@?#]*$")]]
     """Base addresses, without a password, to try in order for downloads."""
     buckets: Seq[Seq[PositiveInt]] | None
-    """Sizes, (height, width) or (tokens,), that images are padded to: each to the smallest that
-    covers it. A batch has images of one bucket; null: no padding."""
+    """Sizes, (height, width) or (tokens,), that images are padded to: each image to the smallest
+    bucket that covers it. A batch has images of one bucket; null: no padding."""
     padding_mask: bool
     """Whether images get one more channel: 1 inside the image, 0 on padding. Networks of tokens use
     it as a mask, so that attention ignores padding."""
@@ -292,24 +296,21 @@ class DatasetSpec(Spec):
 
     @model_validator(mode="after")
     def _require_valid_buckets(self) -> Self:
-        if self.buckets is not None:
-            buckets = [list(bucket) for bucket in self.buckets]
-            if {len(bucket) for bucket in buckets} not in ({1}, {2}):
-                raise ValueError(
-                    f"buckets = {buckets}: must be all [height, width] or all [tokens]"
-                )
-            if len(set(self.buckets)) < len(buckets):
-                raise ValueError(f"buckets = {buckets}: must be different")
-        if not self.buckets:
+        if self.buckets is None:
             if self.padding_mask:
                 raise ValueError("padding_mask = true: needs buckets, else nothing is padded")
             if self.oversized == "crop":
                 raise ValueError("oversized = crop: needs buckets, the sizes to crop to")
             return self
-        drawing = [op.name for op in self.train.ops if op.choices > 1]
+        buckets = [list(bucket) for bucket in self.buckets]
+        if {len(bucket) for bucket in buckets} not in ({1}, {2}):
+            raise ValueError(f"buckets = {buckets}: must be all [height, width] or all [tokens]")
+        if len(set(self.buckets)) < len(buckets):
+            raise ValueError(f"buckets = {buckets}: must be different")
+        drawing_op = next((op.name for op in self.train.ops if op.choices > 1), None)
         shard_problem = "shards would differ in their number of batches"
         for setting, is_set in (
-            (f"{''.join(drawing[:1])}, which changes the sizes", drawing),
+            (f"{drawing_op}, which changes the sizes", drawing_op),
             ("host_ops", self.train.host_ops or self.eval.host_ops),
             ("train.balance; a class may lack a bucket", self.train.balance),
             ("train.interleave", self.train.interleave),
@@ -321,11 +322,12 @@ class DatasetSpec(Spec):
 
     @property
     def is_changed_on_host(self) -> bool:
-        """Whether samples are selected or mapped as they are read, so that sizes and shapes are
-        only known then."""
+        """Whether samples are selected or mapped as they are read, so that the sizes of splits and
+        the shapes of samples are known only then."""
+        if self.folds is not None or self.exclude is not None:
+            return True
         splits: tuple[TrainSplitSpec | EvalSplitSpec, ...] = (self.train, self.eval)
-        is_split_anew = self.folds is not None or self.exclude is not None
-        return is_split_anew or any(split.select or split.host_ops for split in splits)
+        return any(split.select or split.host_ops for split in splits)
 
     def facts(self) -> Facts | None:
         """Return the sizes if they are known without reading files, else None."""
@@ -336,17 +338,16 @@ class DatasetSpec(Spec):
         return None
 
     def load(self, cache: Path) -> RawData:
-        """Read both splits, of an address from a copy in `cache`. Raises DataError and RunError."""
+        """Read both splits; a root at an address is copied into `cache` first. Raises DataError for
+        data that can't be read, RunError for an address without a connection."""
         if not isinstance(self.root, Address):
             return self.read(cache)
         return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:
-        """Read both splits, after a download into `cache` if needed. Raises DataError.
-
-        The root isn't an address.
-        """
+        """Read both splits, after a download into `cache` if needed. Raises DataError. The root
+        isn't an address: `load` replaces an address by its local copy."""
 
 
 class LocalDatasetSpec(DatasetSpec):

@@ -22,7 +22,8 @@ class DownloadError(DataError):
 def fetch_all(
     dataset: str, files: Sequence[RemoteFile], mirrors: Sequence[str], directory: Path
 ) -> None:
-    """Download the missing `files` into `directory`. Raises DownloadError with a way around it."""
+    """Download the missing `files` into `directory`. Raises DownloadError, whose message names
+    other ways to get the data."""
     try:
         for file in files:
             fetch(file, mirrors, directory)

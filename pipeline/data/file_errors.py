@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pipeline.core.errors import DataError
 
 SIZED_BY_FILE = (ValueError, MemoryError)
-"""Errors of reading arrays whose sizes are in the file."""
+"""Errors of reading a file that states the sizes of its arrays, which may be damaged."""
 
 
 @contextmanager
 def name_file(name: object, errors: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Raise DataError, which starts with `name`, for OSError and `errors` in the block."""
+    """Convert OSError and `errors` in the block to DataError, whose message starts with `name`."""
     try:
         yield
     except OSError as error:

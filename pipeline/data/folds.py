@@ -11,16 +11,15 @@ from pydantic import Field, NonNegativeInt, model_validator
 from pipeline.core.registry import Spec
 from pipeline.data.columns import RawData
 from pipeline.data.held_out import assign_folds
+from pipeline.data.random import MAX_SEED
 from pipeline.data.row_views import select_samples
-
-MAX_SEED = 2**63 - 1
 
 
 class FoldsSpec(Spec):
     """Folds of the training split, one of which takes the place of the evaluation split."""
 
     count: Annotated[int, Field(ge=2)] = 5
-    """Number of folds. They differ by at most one sample, and by at most one of each class."""
+    """Number of folds. Their sizes differ by at most one sample, also of each class."""
     index: NonNegativeInt = 0
     """The fold that is evaluated."""
     seed: Annotated[NonNegativeInt, Field(le=MAX_SEED)] = 0
@@ -34,11 +33,9 @@ class FoldsSpec(Spec):
 
 
 def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> np.ndarray:
-    """Return the fold of each training sample, int64 (n,).
-
-    Samples of one class each are stratified. Raises ValueError for more folds than samples, or than
-    samples of a class; samples with the label `ignore_index` have no class.
-    """
+    """Return the fold of each training sample, int64 (n,). If each sample has one class, each class
+    is spread evenly over the folds. Raises ValueError for more folds than samples, or than samples
+    of a class. The label `ignore_index` isn't a class."""
     labels = raw.train.columns["label"]
     samples = len(raw.train)
     if samples < folds.count:
@@ -57,11 +54,8 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
 
 
 def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> RawData:
-    """Return the data with one fold of the training split as the evaluation split.
-
-    The other folds are the training split. Samples keep their order. Raises ValueError as in
-    `find_folds`.
-    """
+    """Return the data with one fold of the training split as the evaluation split. The other folds
+    are the training split. Samples keep their order. Raises ValueError as in `find_folds`."""
     is_evaluated = find_folds(raw, folds, ignore_index) == folds.index
     train = select_samples(raw.train, np.flatnonzero(~is_evaluated))
     evaluated = select_samples(raw.train, np.flatnonzero(is_evaluated))

@@ -11,20 +11,20 @@ import numpy as np
 from pipeline.data.order import Batches, SampleOrder, compute_epoch_order, draw_permutation
 
 _CLASS_STREAM = 1 << 63
-"""Key offset of the draws of classes, so that no epoch and no split has the same key."""
-
+"""Added to the number in the key of a class's shuffle, so that no other draw has the same key."""
 _FILE_STREAM = 3 << 61
-"""Key offset of the draws of files, so that no epoch, split and class has the same key."""
+"""Added to the epoch in the key of an order of files, so that no other draw has the same key."""
 _MAX_INDEX = 2**31 - 1
+"""Largest index of a sample, an int32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedOrder(SampleOrder):
     """An order whose epochs have all classes equally often, with differences of at most one.
 
-    An epoch has as many samples as the split. Each epoch continues the shuffles of a class, so that
-    all samples of the class are drawn before any is drawn again. An epoch is a pure function of
-    (seed, epoch).
+    An epoch has as many samples as the split. A class has an endless series of shuffles of its
+    samples, and each epoch draws on from where the epoch before it stopped. So all samples of the
+    class are drawn before any is drawn again. An epoch is a pure function of (seed, epoch).
     """
 
     labels: np.ndarray = field(compare=False)
@@ -34,22 +34,22 @@ class BalancedOrder(SampleOrder):
         return replace(super().batches(first_step, count), samples=self.samples)
 
     def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Return the samples at some positions of an epoch, plus `samples` times the number of
-        earlier draws of the sample in the epoch."""
+        """Return the indices of the samples at some positions of an epoch, as `Batches.samples`
+        describes, int32 in the shape of `positions`."""
+        # Slot s of an epoch has draw s // classes of the class s % classes.
         slots = super()._find_samples(epoch, positions)
         classes = len(self._rows)
         class_ids = slots % classes
-        ranks = slots // classes
+        draws = slots // classes
         indices = np.empty(slots.shape, np.int64)
         for class_id, rows in enumerate(self._rows):
             mask = class_ids == class_id
             count = -(-(self.samples - class_id) // classes)
-            indices[mask] = self._draw(class_id, rows, epoch * count, count)[ranks[mask]]
+            indices[mask] = self._draw(class_id, rows, epoch * count, count)[draws[mask]]
         return indices.astype(np.int32)
 
     def _draw(self, class_id: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
-        """Return `count` draws of a class from number `first` on, plus `samples` times the number
-        of earlier draws of the sample."""
+        """Return `count` draws of a class, from number `first` on, as indices, int64 (count,)."""
         shuffles, offsets = np.divmod(np.arange(first, first + count), len(rows))
         samples = np.empty(count, np.int64)
         for shuffle in np.unique(shuffles).tolist():
@@ -58,9 +58,10 @@ class BalancedOrder(SampleOrder):
             if self.shuffle:
                 permutation = _shuffle_class(self.seed, class_id, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
-        # Each shuffle has a sample once, so the number of earlier shuffles counts earlier draws.
-        times = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
-        return samples + times * self.samples
+        # Each shuffle has a sample once, so its number tells draws of a sample apart. The modulo
+        # keeps indices below 2**31.
+        repetitions = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
+        return samples + repetitions * self.samples
 
     @cached_property
     def _rows(self) -> list[np.ndarray]:
@@ -70,7 +71,7 @@ class BalancedOrder(SampleOrder):
 
 @lru_cache(maxsize=256)
 def _shuffle_class(seed: int, class_id: int, number: int, size: int) -> np.ndarray:
-    """Return a permutation of a class's samples, int64 (size,), cached for an epoch."""
+    """Return shuffle `number` of a class, a read-only permutation of 0 to size - 1, int64."""
     order = draw_permutation(seed, _CLASS_STREAM + (class_id << 40) + number, size)
     order.setflags(write=False)
     return order
@@ -96,24 +97,25 @@ class InterleavedOrder(SampleOrder):
     def list_reachable(self) -> np.ndarray:
         """Return the samples of the shard's files, in ascending order, int64."""
         ends = np.cumsum(self.files)
-        numbers = range(self.shard_id, len(self.files), self.num_shards)
-        return np.concatenate([np.arange(ends[n] - self.files[n], ends[n]) for n in numbers])
+        file_ids = range(self.shard_id, len(self.files), self.num_shards)
+        return np.concatenate([np.arange(ends[i] - self.files[i], ends[i]) for i in file_ids])
 
     def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Return the samples at some positions of an epoch, int64 like `positions`."""
         return _list_interleaved(self, epoch)[positions]
 
 
 @lru_cache(maxsize=2)
 def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
-    """Return the samples of a shard's epoch, in order, int64; not shuffled without a buffer."""
+    """Return the samples that a shard reads in an epoch, in order, int64 (n,), read-only. Without a
+    buffer neither files nor samples are shuffled."""
     buffer_size = order.buffer_size if order.shuffle else None
-    numbers = np.arange(order.shard_id, len(order.files), order.num_shards)
+    file_ids = np.arange(order.shard_id, len(order.files), order.num_shards)
     if buffer_size is not None:
-        numbers = numbers[draw_permutation(order.seed, _FILE_STREAM + epoch, len(numbers))]
-    sizes = [order.files[number] for number in numbers]
-    file_numbers, sample_numbers = interleave(sizes, order.cycle_length)
-    samples = (np.cumsum(order.files) - order.files)[numbers][file_numbers] + sample_numbers
+        file_ids = file_ids[draw_permutation(order.seed, _FILE_STREAM + epoch, len(file_ids))]
+    sizes = [order.files[file_id] for file_id in file_ids]
+    places, sample_numbers = interleave(sizes, order.cycle_length)
+    starts = np.cumsum(order.files) - order.files
+    samples = starts[file_ids[places]] + sample_numbers
     if buffer_size is not None:
         samples = samples[compute_epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
     samples.setflags(write=False)
@@ -124,8 +126,9 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
 class FileShardedOrder(InterleavedOrder):
     """An order whose batches have an equal part from each of `file_shards` groups of files.
 
-    Group g has every `file_shards`-th file, from g on, in the order of an `InterleavedOrder`. So
-    with as many processes no file is read by two of them. An epoch ends with the smallest group.
+    Group g has every `file_shards`-th file, from g on, in the order of an `InterleavedOrder`. With
+    `file_shards` processes each file is read by one process. An epoch ends when the smallest group
+    can't fill its part of a batch.
     """
 
     file_shards: int
@@ -142,38 +145,35 @@ class FileShardedOrder(InterleavedOrder):
         positions = batch[:, None] * size + np.arange(size)
         indices = np.empty((count, self.file_shards, size), np.int32)
         for epoch in np.unique(epochs).tolist():
-            rows = epochs == epoch
+            mask = epochs == epoch
             for number, part in enumerate(self._parts):
-                indices[rows, number] = part._find_samples(epoch, positions[rows])
+                indices[mask, number] = part._find_samples(epoch, positions[mask])
         counts = np.full(count, self.batch_size, np.int32)
         return Batches(indices.reshape(count, -1), epochs.astype(np.int32), counts)
 
     @cached_property
     def _parts(self) -> tuple[InterleavedOrder, ...]:
+        """The order of each group of files. Its batches aren't used, and have one sample."""
         settings = {f.name: getattr(self, f.name) for f in fields(InterleavedOrder)}
         settings |= {"num_shards": self.file_shards, "batch_size": 1}
-        return tuple(
-            InterleavedOrder(**{**settings, "shard_id": number})
-            for number in range(self.file_shards)
-        )
+        numbers = range(self.file_shards)
+        return tuple(InterleavedOrder(**{**settings, "shard_id": number}) for number in numbers)
 
 
 def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the file, and the sample in it, at each position of files that are read in turn.
-
-    `files` has the number of samples of each file, in the order of opening. Returns two int64
-    arrays with an entry for each sample.
-    """
+    """Return the order of samples if `cycle_length` files are read at a time, one sample in turn.
+    `files` has the number of samples of each file, in the order of opening. Returns the index in
+    `files` and the index in the file of each sample, two int64 arrays."""
     # As in tf.data, a place whose file has ended skips one turn, then opens the next file.
     free_places = [(0, place) for place in range(min(cycle_length, len(files)))]
-    positions = []
+    places = []
     turns = []
     for size in files:
         turn, place = heapq.heappop(free_places)
-        positions.append(np.full(size, place))
+        places.append(np.full(size, place))
         turns.append(np.arange(turn, turn + size))
         heapq.heappush(free_places, (turn + size + 1, place))
-    order = np.lexsort((np.concatenate(positions), np.concatenate(turns)))
+    order = np.lexsort((np.concatenate(places), np.concatenate(turns)))  # by turn, then by place
     file_numbers = np.repeat(np.arange(len(files)), files)
     sample_numbers = np.concatenate([np.arange(size) for size in files])
     return file_numbers[order], sample_numbers[order]
@@ -224,17 +224,18 @@ class BucketedOrder(SampleOrder):
         indices = np.empty((count, self.batch_size), np.int32)
         counts = np.empty(count, np.int32)
         for epoch in np.unique(epochs):
-            rows = epochs == epoch
+            mask = epochs == epoch
             samples, num_valid = self._list_epoch_batches(int(epoch))
-            indices[rows] = samples[batch[rows]]
-            counts[rows] = num_valid[batch[rows]]
+            indices[mask] = samples[batch[mask]]
+            counts[mask] = num_valid[batch[mask]]
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return an epoch's samples (batches, batch size), and the number of valid ones in each."""
+        """Return an epoch's samples (batches, batch size), and the number of valid samples in each
+        batch, (batches,). A batch comes when its last sample does, a short batch at the end."""
         order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
-        rows = []
+        positions = []
         counts = []
         last_positions = []
         for bucket in range(int(self.buckets.max()) + 1):
@@ -242,13 +243,13 @@ class BucketedOrder(SampleOrder):
             num_full = len(waiting) // self.batch_size * self.batch_size
             full = waiting[:num_full].reshape(-1, self.batch_size)
             remainder = waiting[num_full:]
-            rows.append(full)
+            positions.append(full)
             counts.append(np.full(len(full), self.batch_size))
             last_positions.append(full[:, -1])
             if len(remainder) and not self.drop_remainder:
                 padding = np.repeat(remainder[:1], self.batch_size - len(remainder))
-                rows.append(np.concatenate([remainder, padding])[None])
+                positions.append(np.concatenate([remainder, padding])[None])
                 counts.append(np.array([len(remainder)]))
                 last_positions.append(np.array([self.samples + bucket]))
         time_order = np.argsort(np.concatenate(last_positions))
-        return order[np.concatenate(rows)[time_order]], np.concatenate(counts)[time_order]
+        return order[np.concatenate(positions)[time_order]], np.concatenate(counts)[time_order]

@@ -12,22 +12,21 @@ from pipeline.data.order import draw_permutation
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 """The share of the samples for evaluation."""
-
 _STREAM = 1 << 62
-"""Key offset of these draws, so that no epoch has the same key."""
+"""Added to the class in the key of `hold_out`, so that no epoch has the same key."""
 _FOLD_STREAM = 1 << 61
-"""Second word of the key by which folds are drawn."""
+"""Number in the key by which folds are drawn, so that no epoch has the same key."""
 
 
 def hold_out(
-    groups: np.ndarray, names: Sequence[str], share: float, seed: int
+    groups: np.ndarray, names: Sequence[object], share: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows for training and for evaluation, int64, each in ascending order.
 
     `groups` are the classes of the samples, int (n,), and `names` the names of the classes. Of each
-    class `share` is evaluated, rounded, but at least one sample is in each split. The rows of a
-    class are a pure function of the seed and the class. Raises ValueError that names a class with
-    one sample.
+    class `share` is evaluated, rounded to the nearest number, but at least one sample is in each
+    split. The rows of a class are a pure function of the seed and the class. Raises ValueError that
+    names a class with one sample.
     """
     evaluated = []
     for group in np.unique(groups).tolist():
@@ -44,27 +43,26 @@ def hold_out(
 def split_rows(
     rows: int, share: float, seed: int, strata: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows for training and for evaluation, int64, each in the order of the file.
+    """Return the rows for training and for evaluation, int64, each in ascending order.
 
     `share` of the rows is for evaluation, rounded down. They are drawn by the seed alone. With
     `strata`, integers (rows,), each stratum has its share to within one row, and at least one row
     for training.
     """
     order = _draw_order(rows, seed, 0, strata)
-    # Every 1 / share rows of this order one is for evaluation, so each stratum has its share.
+    # Evaluation rows are 1 / share apart in this order, so each stratum has its share of them.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
         ordered = strata[order]
-        is_eval[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))] = False
+        is_first_of_stratum = np.diff(ordered, prepend=ordered[:1] - 1) != 0
+        is_eval[is_first_of_stratum] = False
     return np.sort(order[~is_eval]), np.sort(order[is_eval])
 
 
 def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
-    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1.
-
-    Folds differ by at most one row; with `strata`, integers (rows,), also in the rows of each
-    stratum. They are drawn by the seed alone, as in `split_rows`.
-    """
+    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1. Folds differ by at most
+    one row; with `strata`, integers (rows,), also in the rows of each stratum. They are drawn by
+    the seed alone, as in `split_rows`."""
     order = _draw_order(rows, seed, _FOLD_STREAM, strata)
     folds = np.empty(rows, np.int64)
     folds[order] = np.arange(rows) % count
@@ -72,6 +70,6 @@ def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = N
 
 
 def _draw_order(rows: int, seed: int, stream: int, strata: np.ndarray | None) -> np.ndarray:
-    """Return the rows in an order that is drawn by both numbers, one stratum after the other."""
+    """Return the rows, int64, in an order drawn by (seed, stream), stratum by stratum."""
     order = draw_permutation(seed, stream, rows)
     return order if strata is None else order[np.argsort(strata[order], kind="stable")]

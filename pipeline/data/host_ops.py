@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError, PipelineError
 from pipeline.core.registry import Spec
-from pipeline.data.columns import Column, ColumnSpec, LazyColumn, Split, read_samples
+from pipeline.data.columns import Column, ColumnSpec, Split, name_sample, read_sample, read_samples
 from pipeline.data.padding.buckets import RaggedColumn
 from pipeline.data.random import seed_words, uniforms
 
@@ -22,8 +22,8 @@ HOST_OP = 1 << 29
 class HostOp(Spec):
     """An op that maps one value at a time, in any Python code, before the map ops.
 
-    Several threads call it, so a call must not change it. Random numbers are `uniforms`, float32
-    (draws,) in [0, 1), a pure function of (seed, epoch, sample, op).
+    Several threads call an op at once, so it must not change its fields. Random numbers are
+    `uniforms`, float32 (draws,) in [0, 1), a pure function of (seed, epoch, sample, op).
     """
 
     name: str
@@ -40,7 +40,7 @@ class HostOp(Spec):
 
     @abstractmethod
     def __call__(self, value: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """Map one value, in the dtype and shape of `output`."""
+        """Return one mapped value, in the dtype and shape of `output`."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,21 @@ class HostMappedColumn:
     column: Column
     op: HostOp
     place: str
-    """The op's key and name, for messages."""
+    """The op's position and name, for messages."""
     seed: np.ndarray
+    """The words of `seed_words`."""
     number: int
     """Op number in the key of the draws."""
     spec: ColumnSpec
+    """Shape and dtype of a mapped value."""
 
     @property
     def draws(self) -> int:
-        """The number of random numbers for a sample in each epoch."""
+        """The number of random numbers for a sample, also of host ops on the column before."""
         return self.op.draws + getattr(self.column, "draws", 0)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(samples, *shape of one mapped value)."""
         return (self.column.shape[0], *self.spec.shape)
 
     @property
@@ -78,14 +79,13 @@ class HostMappedColumn:
         return self.sample_at(index, index, 0)
 
     def sample_at(self, index: int, key: int, epoch: int) -> np.ndarray:
-        """Return one value, mapped with the draws of (key, epoch). Raises DataError that names op
-        and sample if the op fails, or returns another shape or dtype than its `output`."""
+        """Return the mapped value of a sample, with the draws of (key, epoch). Raises DataError
+        that names op and sample if the op fails, or returns another shape or dtype than its
+        `output`."""
         if isinstance(self.column, HostMappedColumn):
             value = self.column.sample_at(index, key, epoch)
-        elif isinstance(self.column, LazyColumn):
-            value = self.column.sample(index)
         else:
-            value = self.column[np.array([index])][0]
+            value = read_sample(self.column, index)
         draws = uniforms(np, self.seed, epoch, np.array([key]), self.number, self.op.draws)[0]
         try:
             mapped = np.asarray(self.op(value, draws))
@@ -103,12 +103,12 @@ class HostMappedColumn:
         return mapped
 
     def sample_name(self, index: int) -> str:
-        column = self.column
-        return column.sample_name(index) if isinstance(column, LazyColumn) else f"sample {index}"
+        return name_sample(self.column, index)
 
 
 def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
-    """Return a split with mapped columns. Raises ValueError that begins with the op's position."""
+    """Return a split whose columns `ops` map as they are read. Raises ValueError, which begins with
+    the position of an op that can't be applied."""
     columns = dict(split.columns)
     for position, op in enumerate(ops):
         place = f"host_ops.{position} ({op.name})"
@@ -127,8 +127,9 @@ def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
     return replace(split, columns=columns)
 
 
-def read_rows(column: Column, rows: np.ndarray, keys: np.ndarray, epoch: int) -> np.ndarray:
-    """Return the values at rows, int (n,), as an epoch reads them; `keys` are for draws."""
+def read_epoch_values(column: Column, rows: np.ndarray, keys: np.ndarray, epoch: int) -> np.ndarray:
+    """Return the values at rows, int (n,), as an epoch reads them; `keys`, int (n,), stand for the
+    samples in the keys of random draws."""
     if not isinstance(column, HostMappedColumn):
         return column[rows]
     pairs = zip(rows.tolist(), keys.tolist(), strict=True)

@@ -14,22 +14,24 @@ import numpy as np
 from PIL import ExifTags, Image
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+"""Pillow's names of the formats that are read."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 KINDS = "PNG, JPEG, BMP, GIF and WebP"
+"""The formats in messages."""
 MAX_PIXELS = 2**26
-"""Limit, since a PNG of a few kilobytes can have any number of pixels."""
+"""Most pixels of an image, since a PNG of a few kilobytes can have any number of them."""
 MAX_SCANS = 200
-"""Limit, since each scan of a progressive JPEG is decoded separately. Encoders write about ten."""
+"""Most scans of a progressive JPEG, each of which takes a decoding. Encoders write about ten."""
 UNREADABLE_IMAGE = (
     *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
     *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
 """Errors that Pillow raises for damaged or malicious files."""
-
 _SCAN = b"\xff\xda"
 _END = b"\xff\xd9"
 """Markers of a JPEG. Neither occurs in the data of a scan."""
 _TAIL_BYTES = 4096
+"""Bytes at the end of a JPEG in which its end marker must be; other bytes may follow the marker."""
 _Transpose = Image.Transpose
 _SIDEWAYS = {
     5: _Transpose.TRANSPOSE,
@@ -37,6 +39,7 @@ _SIDEWAYS = {
     7: _Transpose.TRANSVERSE,
     8: _Transpose.ROTATE_90,
 }
+"""Those of `_TRANSPOSES` that exchange height and width."""
 _TRANSPOSES = {
     2: _Transpose.FLIP_LEFT_RIGHT,
     3: _Transpose.ROTATE_180,
@@ -45,6 +48,7 @@ _TRANSPOSES = {
 }
 """Transposition that makes an image upright, by EXIF orientation. Orientation 1 is upright."""
 IGNORED_COLOUR = (128, 128, 128)
+"""RGB of pixels of a mask without a class."""
 _GOLDEN = 0.6180339887498949
 """Distance of successive hues, in turns: the golden ratio keeps any number of hues apart."""
 
@@ -56,7 +60,8 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 
 @contextmanager
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE`, also for limits."""
+    """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE`, also for more than
+    `MAX_PIXELS` or `MAX_SCANS`."""
     opened = BytesIO(source) if isinstance(source, bytes) else source
     with Image.open(opened, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
@@ -77,7 +82,7 @@ def require_eight_bits(image: Image.Image) -> None:
 
 
 def read_upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return (height, width) of an opened image after it is turned by its EXIF orientation."""
+    """Return the (height, width) of an opened image after `turn_upright`, without decoding it."""
     size = image.height, image.width
     return size[::-1] if _find_transpose(image) in _SIDEWAYS.values() else size
 
@@ -101,9 +106,8 @@ def require_complete(
     path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
 ) -> None:
     """Raise one of `UNREADABLE_IMAGE` for a file that is truncated or damaged, or fails the check.
-
-    A PNG is decoded only if its checksums are wrong, a JPEG or WebP if it has no end.
-    """
+    A PNG is decoded only if its checksums are wrong, a JPEG or WebP if it has no end, a BMP or GIF
+    always."""
     with open_image(path, formats) as image:
         check(image)
         if _seems_complete(image, path):
@@ -113,7 +117,8 @@ def require_complete(
 
 
 def _seems_complete(image: Image.Image, path: Path) -> bool:
-    """Return whether a file has its end and, for a PNG, valid checksums, without decoding it."""
+    """Return whether a PNG has valid checksums, or a JPEG or WebP its end, without decoding it.
+    Returns False for other formats."""
     if image.format == "PNG":
         try:
             image.verify()
@@ -122,7 +127,7 @@ def _seems_complete(image: Image.Image, path: Path) -> bool:
         return True
     size = path.stat().st_size
     with path.open("rb") as file:
-        if image.format == "WEBP":
+        if image.format == "WEBP":  # RIFF: bytes 4 to 7 are the number of bytes that follow
             return int.from_bytes(file.read(8)[4:], "little") + 8 <= size
         if image.format in ("JPEG", "MPO"):
             file.seek(max(0, size - _TAIL_BYTES))
@@ -132,8 +137,9 @@ def _seems_complete(image: Image.Image, path: Path) -> bool:
 
 
 def read_pixels(image: Image.Image, height: int, width: int, mode: str = "RGB") -> np.ndarray:
-    """Return an opened image, upright, resized bilinearly if its size differs. Returns uint8
-    (height, width, 3) for mode RGB, (height, width) for L. Raises one of `UNREADABLE_IMAGE`."""
+    """Return the pixels of an opened image, upright and resized bilinearly to (height, width). They
+    are uint8 (height, width, 3) for mode RGB, (height, width) for L. Raises one of
+    `UNREADABLE_IMAGE`."""
     require_eight_bits(image)
     converted = turn_upright(image).convert(mode)
     if converted.size != (width, height):
@@ -146,19 +152,22 @@ def make_class_colours(classes: int) -> np.ndarray:
     colours = np.zeros((classes, 3), np.uint8)
     for class_id in range(1, classes):
         hue = (0.11 + class_id * _GOLDEN) % 1
+        # Similar hues, which many classes have, then often differ in brightness.
         value = 1.0 if class_id % 2 else 0.75
         colours[class_id] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, value)))
     return colours
 
 
 def draw_masks(mask: np.ndarray, classes: int) -> np.ndarray:
-    """Draw integer masks (..., H, W) as RGB, uint8 (..., H, W, 3); other values are grey."""
+    """Return masks of classes, int (..., H, W), as RGB, uint8 (..., H, W, 3). Values that aren't
+    classes get `IGNORED_COLOUR`."""
     colours = np.concatenate([make_class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
     return colours[np.where((mask >= 0) & (mask < classes), mask, classes)]
 
 
 def make_mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
-    """Return a mask, uint8 (H, W), as a palette image of (width, height); values are classes."""
+    """Return a mask, uint8 (H, W), as a palette image of `size`, (width, height), whose pixels have
+    the classes as values."""
     image = Image.fromarray(mask.astype(np.uint8))
     image.putpalette(make_class_colours(classes).tobytes())
     if image.size != size:

@@ -1,4 +1,4 @@
-"""CSV files with paths of images and their targets."""
+"""CSV files that list images and their labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.core.files.error_text import show_name
 from pipeline.data.targets import Targets, Task, standardise_targets
 
 MAX_TABLE_BYTES = 512 * 2**20
-"""Size limit of a table: some millions of rows."""
+"""Size limit of a table: a few million rows."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,26 @@ def read_image_table(
 ) -> ImageTable:
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
 
-    By default the path column is the first, and label columns are all others. Raises OSError if the
-    file can't be read. Raises ValueError for a file that isn't a CSV, a missing column or label,
-    and a path out of the folder or to a missing file.
+    Without `path_column` the first column has the paths; without `label_columns` all others are
+    labels. `follow_links` permits links that lead out of the folder. Raises OSError if the file
+    can't be read. Raises ValueError for a file that isn't a CSV, a missing column or label, and a
+    path out of the folder or to a missing file.
     """
     names, rows = _read_rows(file)
     path_at = 0 if path_column is None else _find_column(names, path_column, "path_column")
-    label_at = [_find_column(names, name, "label_columns") for name in label_columns]
-    label_at = label_at or [at for at in range(len(names)) if at != path_at]
-    if not label_at:
+    labels_at = [_find_column(names, name, "label_columns") for name in label_columns]
+    if not label_columns:
+        labels_at = [column for column in range(len(names)) if column != path_at]
+    if not labels_at:
         raise ValueError(f"has only the column {show_name(names[0])}; labels need another column")
-    if path_at in label_at:
+    if path_at in labels_at:
         raise ValueError(f"{show_name(names[path_at])} must not be both the path and a label")
     if not rows:
         raise ValueError("has no rows below the names of its columns")
-    for number, row in enumerate(rows, 2):
+    for number, row in enumerate(rows, 2):  # row 1 has the names
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
-    labels = {names[at]: [row[at].strip() for row in rows] for at in label_at}
+    labels = {names[column]: [row[column].strip() for row in rows] for column in labels_at}
     for name, values in labels.items():
         missing = [number for number, value in enumerate(values, 2) if not value]
         if missing:
@@ -93,7 +95,8 @@ def _find_column(names: Sequence[str], name: str, key: str) -> int:
 
 
 def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
-    """Return the full paths of image files. Raises ValueError for a path out of the folder."""
+    """Return the paths of image files, with the folder. Raises ValueError for a path out of the
+    folder or to a missing file."""
     root = os.path.normpath(folder)
     real_root = os.path.realpath(folder)
     paths = []
@@ -127,17 +130,17 @@ def _is_inside(path: str, folder: str) -> bool:
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Targets of the samples of a table: a task, and its labels as numbers."""
+    """The labels of a table as numbers, and the task that they are for."""
 
     task: Task
     names: tuple[str, ...]
     """Names of the classes in the order of their labels, or of the columns."""
     labels: np.ndarray
-    """int32 (n,) for classes; float64 (n, columns) for numbers, and for labels of 0 or 1."""
+    """classification: int32 (n,); regression, and multi_label with 0 or 1: float64 (n, columns)."""
 
     @property
     def groups(self) -> np.ndarray:
-        """The class of each sample, int (n,), for an even split by class; 0 without classes."""
+        """The class of each sample, int (n,), to split each class evenly; 0 for other tasks."""
         if self.task == "classification":
             return self.labels
         return np.zeros(len(self.labels), np.int32)
@@ -145,11 +148,9 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of the training rows, of the evaluated rows, and the targets.
-
-        Classes are int32 (n,); numbers and labels float32 (n, columns). Numbers are standardised.
-        Raises ValueError for numbers that are all the same.
-        """
+        """Return the labels of the training rows, of the evaluated rows, and the targets. The
+        labels of a classification are int32 (n,), others float32 (n, columns). The numbers of a
+        regression are standardised. Raises ValueError for a column of equal numbers."""
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
         if self.task == "regression":
@@ -165,9 +166,9 @@ def parse_labels(
 ) -> LabelColumns:
     """Parse labels from columns of text of equal length.
 
-    auto: one column has numbers if all values are numbers and some aren't integers, else classes.
-    Several columns have labels if all values are 0 or 1, else numbers. Raises ValueError for values
-    that don't suit the task.
+    auto: one column is a regression if all values are numbers and some aren't integers, else a
+    classification. Several columns are multi_label if all values are 0 or 1, else a regression.
+    Raises ValueError for values that aren't of the task.
     """
     names = tuple(columns)
     if task == "auto":
@@ -206,7 +207,7 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
 
 
 def _parse_classes(values: Sequence[str]) -> LabelColumns:
-    """Parse classes, sorted by name, or by number if all are whole numbers."""
+    """Parse classes, sorted by name, or by number if all are whole numbers below 10**9."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)
@@ -217,7 +218,8 @@ def _parse_classes(values: Sequence[str]) -> LabelColumns:
 
 def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:
     """Parse finite numbers, float64 (n,). Raises ValueError that names the first other value."""
-    for value in values:
+    numbers = np.empty(len(values))
+    for row, value in enumerate(values):
         try:
             number = float(value)
         except ValueError:
@@ -226,4 +228,5 @@ def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:
             ) from None
         if not math.isfinite(number):
             raise ValueError(f"{show_name(name)} has {show_name(value)}; must be finite")
-    return np.fromiter(map(float, values), np.float64, len(values))
+        numbers[row] = number
+    return numbers

@@ -34,11 +34,10 @@ from pipeline.data.checksums import RemoteFile, compute_checksum
 MIN_BYTES_PER_STALL = 16 * 2**10
 """Fewest bytes that a mirror must send per `stall_s`, else the next is tried."""
 MAX_BYTES = 2 * 2**30
-"""A file has at most this many bytes."""
+"""Most bytes of a file, so that a mirror can't fill the disk."""
 ROUNDS = 5
 """The most rounds through all mirrors. A round that adds no bytes is the last."""
 _CHUNK_BYTES = 1 << 20
-
 log = logging.getLogger(__name__)
 
 
@@ -69,52 +68,56 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
 
 def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     """Complete `part` from one mirror. Raises OSError, HTTPException or ValueError if it fails."""
-    resumed = part.exists()
-    _append_rest(part, file, url, stall_s)
+    is_resumed = part.exists()
+    _append_missing_bytes(part, file, url, stall_s)
     md5 = compute_checksum(part, "md5")
     if md5 == file.md5:
         return
     part.unlink()
-    if not resumed:
+    if not is_resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
-    # The bytes before the resumption may be wrong.
+    # The bytes before the resumption may be wrong, so all are downloaded once more.
     _complete_file(part, file, url, stall_s)
 
 
-def _append_rest(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
+def _append_missing_bytes(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
     """Download the bytes that `part` lacks, or all if the server can't send a range."""
-    present = _measure_file(part)
+    present_bytes = _measure_file(part)
     headers = {"User-Agent": "recipe-pipeline"}
-    if present:
-        headers["Range"] = f"bytes={present}-"
+    if present_bytes:
+        headers["Range"] = f"bytes={present_bytes}-"
     try:
         response = _make_opener().open(Request(url, headers=headers), timeout=stall_s)
     except HTTPError as error:
         error.close()
-        if present and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return
+        if present_bytes and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # The mirror has no further bytes.
         raise
     with response:
         content_range = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
         start = int(content_range[1]) if content_range else 0
-        if start not in (0, present):
-            raise ValueError(f"sent bytes from {start:,} instead of {present:,}")
+        if start not in (0, present_bytes):
+            raise ValueError(f"sent bytes from {start:,} instead of {present_bytes:,}")
         length = response.headers.get("Content-Length")
-        total = start + int(length) if length else file.size_bytes
-        if file.size_bytes not in (None, total):
-            raise ValueError(f"offers {total:,} bytes instead of {file.size_bytes:,}")
-        if total is not None and not 0 <= total <= MAX_BYTES:
-            raise ValueError(f"offers {total:,} bytes; must be at most {MAX_BYTES:,}")
+        total_bytes = start + int(length) if length else file.size_bytes
+        if file.size_bytes not in (None, total_bytes):
+            raise ValueError(f"offers {total_bytes:,} bytes instead of {file.size_bytes:,}")
+        if total_bytes is not None and not 0 <= total_bytes <= MAX_BYTES:
+            raise ValueError(f"offers {total_bytes:,} bytes; must be at most {MAX_BYTES:,}")
         with part.open("ab" if start else "wb") as target:
-            for chunk in _read_chunks(response, file.name, start, total, stall_s):
+            for chunk in _read_chunks(response, file.name, start, total_bytes, stall_s):
                 target.write(chunk)
 
 
 def _read_chunks(
-    response: HTTPResponse, name: str, num_bytes: int, total: int | None, stall_s: float
+    response: HTTPResponse, name: str, num_bytes: int, total_bytes: int | None, stall_s: float
 ) -> Iterator[bytes]:
-    """Yield the body, up to `total` bytes, with a progress bar on a terminal. Raises TimeoutError
-    if the mirror is too slow, ValueError for too many bytes, and ConnectionError for too few."""
+    """Yield the body of a response that continues a file of `num_bytes` bytes up to `total_bytes`,
+    None if unknown. Shows a progress bar on a terminal.
+
+    Raises TimeoutError if the mirror is too slow, ValueError for more than `MAX_BYTES`, and
+    ConnectionError if the connection closes early.
+    """
     progress = Progress(
         TextColumn(name),
         BarColumn(),
@@ -124,10 +127,10 @@ def _read_chunks(
         disable=not sys.stderr.isatty(),
     )
     with progress:
-        task = progress.add_task(name, total=total, completed=num_bytes)
+        task = progress.add_task(name, total=total_bytes, completed=num_bytes)
         due_s = time.monotonic() + stall_s
         due_bytes = num_bytes + MIN_BYTES_PER_STALL
-        while total is None or num_bytes < total:
+        while total_bytes is None or num_bytes < total_bytes:
             chunk = response.read1(_CHUNK_BYTES)
             if not chunk:
                 break
@@ -141,12 +144,12 @@ def _read_chunks(
                 raise TimeoutError
             progress.update(task, completed=num_bytes)
             yield chunk
-    if total is not None and num_bytes < total:
-        raise ConnectionError(f"closed after {num_bytes:,} of {total:,} bytes")
+    if total_bytes is not None and num_bytes < total_bytes:
+        raise ConnectionError(f"closed after {num_bytes:,} of {total_bytes:,} bytes")
 
 
 def _make_opener() -> OpenerDirector:
-    """Return an opener for http and https only, also after redirects. It verifies certificates."""
+    """Return an opener for http and https alone, also after redirects, that checks certificates."""
     opener = OpenerDirector()
     for handler in (
         ProxyHandler(),

@@ -1,9 +1,9 @@
 """The order of samples: shuffling, sharding, batching and repeating, as pure functions.
 
 An epoch reads the dataset, or this run's shard of it, `repeat` times. Each repetition has a
-different order and different random draws. Functions that compute an order count repetitions from
-the start of the run, and call this count `epoch`. The samples of a step don't depend on earlier
-steps, so a resumed run continues exactly where it stopped.
+different order and different random draws. In this module `epoch` is the number of the repetition
+since the start of the run. The samples of a step don't depend on earlier steps, so a resumed run
+continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from functools import lru_cache
 
 import numpy as np
 
-LARGE = 2**20
-"""Number of samples above which a full shuffle calls `permute`, which lists no epoch."""
-
+MAX_LISTED = 2**20
+"""Largest number of samples whose full shuffle is stored as a list; `permute` shuffles more."""
 ROUNDS = 4
-"""A Feistel network of random functions is a random permutation from four rounds on (Luby and
-Rackoff, SIAM Journal on Computing 17, 1988). The number is even, as each round swaps the digits."""
+"""Rounds of `permute`. A Feistel network of random functions is a random permutation from four
+rounds on (Luby and Rackoff, SIAM Journal on Computing 17, 1988). The number must be even, since
+each round swaps the digits."""
 
 
 def draw_words(seed: int, number: int, count: int) -> np.ndarray:
-    """Draw words by a key, uint64 (count,): raw Philox, which numpy keeps stable (NEP 19)."""
+    """Return random words by the key (seed, number), uint64 (count,). They are raw Philox words,
+    which are the same in all versions of numpy (NEP 19)."""
     return np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(count)
 
 
 def draw_permutation(seed: int, number: int, size: int) -> np.ndarray:
-    """Draw a permutation of 0 to size - 1 by a key, int64 (size,)."""
+    """Return a random permutation of 0 to size - 1 by the key (seed, number), int64 (size,)."""
     return np.argsort(draw_words(seed, number, size), kind="stable")
 
 
@@ -36,12 +37,10 @@ def draw_permutation(seed: int, number: int, size: int) -> np.ndarray:
 def compute_epoch_order(
     seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
-    """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,).
-
-    A shuffle draws each sample from a buffer of `buffer_size` samples, which is refilled with the
-    next sample. None is a buffer as large as the dataset.
-    """
-    if shuffle and samples > LARGE and (buffer_size or samples) >= samples:
+    """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,). A
+    shuffle draws each sample from a buffer of `buffer_size` samples, which is refilled with the
+    next sample. None is a buffer as large as the dataset."""
+    if shuffle and _is_permuted(samples, buffer_size):
         order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
     elif shuffle:
         words = draw_words(seed, epoch, samples)
@@ -63,16 +62,19 @@ def compute_order_at(
     """Return the samples at some positions of `compute_epoch_order`, int like `positions`."""
     if not shuffle:
         return positions
-    if samples > LARGE and (buffer_size or samples) >= samples:
+    if _is_permuted(samples, buffer_size):
         return permute(positions.ravel(), samples, seed, epoch).reshape(positions.shape)
     return compute_epoch_order(seed, epoch, samples, shuffle, buffer_size)[positions]
 
 
-def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
-    """Return an order drawn from a buffer that is refilled, int32 (words.size,).
+def _is_permuted(samples: int, buffer_size: int | None) -> bool:
+    """Return whether a shuffle is full and of too many samples to store the epoch's order."""
+    return samples > MAX_LISTED and (buffer_size is None or buffer_size >= samples)
 
-    Each position takes one random 64-bit word. The bias of the modulo is below buffer_size / 2**64.
-    """
+
+def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
+    """Return an order that `words` draw from a buffer that is refilled, int32 (words.size,). Each
+    position takes one random word, uint64. The modulo's bias is below buffer_size / 2**64."""
     refills = words.size - buffer_size
     slots = (words[:refills] % buffer_size).astype(np.int64)
     # A draw returns the sample that refilled the slot after the previous draw from it.
@@ -95,19 +97,19 @@ def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarr
     epoch's start, so that up to num_shards - 1 samples occur twice. Returns int64
     (ceil(samples / num_shards),).
     """
-    positions = np.arange(shard_samples(samples, num_shards))
+    positions = np.arange(count_shard_samples(samples, num_shards))
     return find_shard_positions(positions, samples, num_shards, shard_id)
 
 
 def find_shard_positions(
     positions: np.ndarray, samples: int, num_shards: int, shard_id: int
 ) -> np.ndarray:
-    """Convert positions in a shard (`positions`) to positions in the epoch, int64."""
+    """Convert positions in a shard to positions in the epoch, int64."""
     return (positions.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
-def shard_samples(samples: int, num_shards: int) -> int:
-    """Return the number of samples of each shard."""
+def count_shard_samples(samples: int, num_shards: int) -> int:
+    """Return the number of samples of each shard, including those that fill it up."""
     return -(-samples // num_shards)
 
 
@@ -135,8 +137,8 @@ class Batching:
 
     @property
     def shard_samples(self) -> int:
-        """The number of samples of the shard, without repetition."""
-        return shard_samples(self.samples, self.num_shards)
+        """The number of samples that the shard has in one repetition."""
+        return count_shard_samples(self.samples, self.num_shards)
 
     @property
     def batches_per_repetition(self) -> int:
@@ -162,12 +164,12 @@ class Batches:
     indices: np.ndarray
     """int32 (count, batch). A short batch is padded with its first sample."""
     epochs: np.ndarray
-    """int32 (count,): epoch * repeat + repetition, which keys of random draws call `epoch`."""
+    """int32 (count,): the repetition since the start of the run, for the keys of random draws."""
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
-    """Number of samples, if an epoch may repeat samples. An index is the sample plus a multiple of
-    this number, so that each repetition has a different key. None: indices are samples."""
+    """The number of samples, if an epoch may repeat samples: an index is then the sample plus a
+    multiple of this number, so that repetitions have different keys. None: indices are samples."""
 
     @property
     def rows(self) -> np.ndarray:
@@ -189,17 +191,17 @@ class SampleOrder(Batching):
         steps = np.arange(first_step, first_step + count)
         epochs, batch = np.divmod(steps, self.batches_per_repetition)
         positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
-        mask = positions < self.shard_samples
-        positions = np.where(mask, positions, positions[:, :1])
+        is_valid = positions < self.shard_samples
+        positions = np.where(is_valid, positions, positions[:, :1])
         indices = np.empty(positions.shape, np.int32)
         for epoch in np.unique(epochs):
-            rows = epochs == epoch
-            indices[rows] = self._find_samples(int(epoch), positions[rows])
-        return Batches(indices, epochs.astype(np.int32), mask.sum(axis=1, dtype=np.int32))
+            mask = epochs == epoch
+            indices[mask] = self._find_samples(int(epoch), positions[mask])
+        return Batches(indices, epochs.astype(np.int32), is_valid.sum(axis=1, dtype=np.int32))
 
     def list_reachable(self) -> np.ndarray:
-        """Return the samples that some epoch reads, int64: all, unless a shard has the same ones in
-        each epoch."""
+        """Return the samples that are read in any epoch, int64: all, or those of a shard that has
+        the same samples in each epoch."""
         if self.num_shards > 1 and (not self.shuffle or self.buffer_size is not None):
             return list_shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
@@ -224,13 +226,13 @@ class SampleOrder(Batching):
 
 
 def permute(positions: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
-    """Return the numbers at places (n,) of a permutation of 0 to size - 1, int64 (n,).
+    """Return the numbers at `positions`, (n,), of a permutation of 0 to size - 1, int64 (n,).
 
-    The permutation is chosen by (seed, number), and takes no memory. It is a Feistel network over
-    pairs of digits, with radices whose product is `size` or slightly more. A number of `size` or
+    The permutation is drawn by (seed, number), and takes no memory. It is a Feistel network over
+    pairs of digits, with radices whose product is `size` or slightly more. A result of `size` or
     more is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
     domains, CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is
-    the finaliser of MurmurHash3, which isn't a cipher, but suffices for samples. Raises ValueError
+    the finaliser of MurmurHash3, which isn't a cipher, but suffices for shuffles. Raises ValueError
     unless 0 < size <= 2**32.
     """
     if not 0 < size <= 2**32:
@@ -250,7 +252,8 @@ def permute(positions: np.ndarray, size: int, seed: int, number: int) -> np.ndar
 def _permute_digits(
     numbers: np.ndarray, high: int, low: int, keys: list[tuple[np.uint32, np.uint32]]
 ) -> np.ndarray:
-    """Permute numbers below high * low, int (n,). Returns int64 (n,)."""
+    """Permute numbers below high * low, int (n,), by a round for each key. Returns int64 (n,).
+    `left` and `right` are the digits of a number: number = left * low + right."""
     left = numbers.astype(np.uint32) // np.uint32(low)
     right = numbers.astype(np.uint32) - left * np.uint32(low)
     radices = high, low
@@ -261,7 +264,7 @@ def _permute_digits(
         np.bitwise_xor(right, first, out=mixed)
         np.add(mixed, second, out=mixed)
         _mix_hash(mixed, buffer)
-        # Scale to below the radix: a remainder would take three times as long.
+        # Scale the 32-bit hash to below the radix: a remainder would take three times as long.
         np.multiply(mixed, np.uint64(radices[0]), out=products)
         np.right_shift(products, np.uint64(32), out=products)
         mixed[:] = products
@@ -275,7 +278,7 @@ def _permute_digits(
 
 
 def _mix_hash(values: np.ndarray, buffer: np.ndarray) -> None:
-    """Apply the finaliser of MurmurHash3 to uint32 values, in place."""
+    """Apply the finaliser of MurmurHash3 to uint32 values, in place; `buffer` is overwritten."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, None)):
         np.right_shift(values, np.uint32(shift), out=buffer)
         np.bitwise_xor(values, buffer, out=values)

@@ -11,23 +11,23 @@ from pipeline.core.errors import RunError
 from pipeline.data.order import Batches, SampleOrder, draw_words
 
 _CANARY_STREAM = 1 << 62
-"""Offset of the number that draws the canaries, which no step has."""
+"""Number in the key that draws which canaries are trained on, larger than that of any step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonOrder(SampleOrder):
-    """An order whose steps draw samples independently, at `expected_batch_size` / `samples`.
+    """An order whose steps draw each sample with probability `expected_batch_size` / `samples`.
 
-    A step has as many samples as it draws, padded to `batch_size`. More samples are left out, which
-    must be improbable. The samples of a step are a pure function of (key, step, sample). Batches
-    have the step as epoch, so that random ops draw again whenever a sample is drawn.
+    A step has as many samples as it draws, padded to `batch_size`. It leaves out further samples,
+    which must be improbable (`find_expected_batch_size`). Its samples are a pure function of (key,
+    step). `Batches.epochs` has the step, so that random ops draw again whenever a sample is drawn.
     """
 
     expected_batch_size: int
     canaries: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
-    """Samples that are drawn in no step with probability 1/2, int64 (n,)."""
+    """Samples that the run leaves out of all steps with probability 1/2 each, int64 (n,)."""
     key: tuple[int, int] | None = field(default=None, repr=False)
-    """Two secret words of 32 bits; None until a run sets them."""
+    """Two secret words of 32 bits, the lower one first; None until a run sets them."""
 
     @property
     def batches_per_repetition(self) -> int:
@@ -39,7 +39,7 @@ class PoissonOrder(SampleOrder):
 
     @property
     def rate(self) -> float:
-        """The probability to draw a sample in a step."""
+        """The probability that a step draws a sample."""
         return self.expected_batch_size / self.samples
 
     def batches(self, first_step: int, count: int) -> Batches:
@@ -49,8 +49,8 @@ class PoissonOrder(SampleOrder):
         is_left_out = np.zeros(self.samples, bool)
         is_left_out[self.canaries[~self.draw_members()]] = True
         for row, step in enumerate(range(first_step, first_step + count)):
-            drawn = self._draw_words(step, self.samples) < threshold
-            rows = np.flatnonzero(drawn & ~is_left_out)[: self.batch_size]
+            is_drawn = self._draw_words(step, self.samples) < threshold
+            rows = np.flatnonzero(is_drawn & ~is_left_out)[: self.batch_size]
             counts[row] = len(rows)
             indices[row, : len(rows)] = rows
             indices[row, len(rows) :] = rows[0] if len(rows) else 0
@@ -68,11 +68,12 @@ class PoissonOrder(SampleOrder):
 
 
 def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> int:
-    """Return the largest expected batch size for which a step draws more than `batch_size` of the
-    samples with at most the probability `overflow`. Raises ValueError if there is none."""
+    """Return the largest expected batch size for which the probability that a step draws more than
+    `batch_size` samples is at most `overflow`. Raises ValueError if there is none."""
     if samples <= batch_size:
         return samples
     sizes = range(1, max(2, batch_size))
+    # The probability grows with the size. Sizes start at 1, so their number is the largest size.
     largest = bisect_right(sizes, overflow, key=lambda n: compute_overflow(samples, batch_size, n))
     if largest == 0:
         raise ValueError(f"batch_size = {batch_size}: is too small for Poisson sampling")
@@ -80,7 +81,7 @@ def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> 
 
 
 def compute_overflow(samples: int, batch_size: int, expected_batch_size: int) -> float:
-    """Return the probability that a step draws more than `batch_size` samples."""
+    """Return the probability that a step draws more than `batch_size` of the samples."""
     from scipy.stats import binom
 
     return float(binom.sf(batch_size, samples, expected_batch_size / samples))

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 Words = tuple[Any, Any]
-"""64 bits as two broadcastable uint32 arrays of at least one dimension, or numpy uint32 scalars."""
-
+"""Pairs of uint32 words: two arrays that broadcast, or numpy scalars."""
 MAX_SEED = 2**63 - 1
-
+"""The largest signed integer of 64 bits."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
+"""Constants of Threefry-2x32."""
 
 # jax.random folds small numbers into keys with the same cipher. Larger counters ensure that map ops
 # never share bits with initial weights or dropout masks.
@@ -24,17 +24,15 @@ _OPS_STREAM = 1 << 31
 
 
 def seed_words(seed: int) -> np.ndarray:
-    """Return a seed as uint32 (low, high), the form in which compiled programs take it.
-
-    Raises ValueError for a seed outside 0..2**63 - 1.
-    """
+    """Return a seed as uint32 (low, high), the form in which compiled programs take it. Raises
+    ValueError for a seed outside 0..2**63 - 1."""
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed = {seed}: must be a whole number from 0 to {MAX_SEED}")
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
 
 
 def encrypt_threefry(key: Words, counter: Words) -> Words:
-    """Encrypt counters, which broadcast, by Threefry-2x32 with 20 rounds (Salmon et al., SC'11)."""
+    """Return `counter` encrypted by Threefry-2x32 with 20 rounds (Salmon et al., SC'11)."""
     subkeys = (*key, key[0] ^ key[1] ^ _PARITY)
     left = counter[0] + subkeys[0]
     right = counter[1] + subkeys[1]
@@ -51,9 +49,9 @@ def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -
     """Return uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
 
     `seed` has the uint32 words of `seed_words`, `sample` the sample indices (batch,), `epoch` the
-    epoch of each sample, (batch,) or a scalar. `op` is the position of the op in the list. Seed,
-    epoch and op are the key, sample and draw the counter. So no two draws share bits, and a draw
-    doesn't depend on the number of draws.
+    epoch of each sample, (batch,) or a scalar. `op` is the position of the op in the recipe's list.
+    Seed, epoch and op are the key of the cipher; the sample and the number of the draw are the
+    counter. So no two draws share bits, and a draw doesn't depend on the number of draws.
     """
     sample = xp.asarray(sample).astype(np.uint32)[:, None]
     if draws == 0:
@@ -63,9 +61,10 @@ def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -
     pair = np.arange((draws + 1) // 2, dtype=np.uint32)
     words = xp.stack(encrypt_threefry(key, (sample, pair)), axis=-1)
     bits = words.reshape(sample.shape[0], 2 * pair.size)[:, :draws]
+    # The upper 24 bits: float32 can hold these integers exactly.
     return (bits >> 8).astype(np.float32) * np.float32(2**-24)
 
 
 def draw_integers(xp: Any, uniforms: Any, bound: Any) -> Any:
-    """Convert uniforms of 24 bits to int32 in 0..bound - 1, for a `bound` of at most 2**24."""
+    """Return int32 in 0..bound - 1 by `uniforms` of 24 bits; `bound` must be at most 2**24."""
     return xp.floor(uniforms * bound).astype(np.int32)

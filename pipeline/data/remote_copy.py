@@ -29,15 +29,16 @@ from pipeline.data.checksums import SUMS, compute_checksum, format_checksums
 from pipeline.data.download import lock_data_folder
 
 FOLDER = "remote"
-"""Folder of the cache."""
+"""Folder of the cache that has the copies."""
 FILE = "file"
 TREE = "tree"
 """Folders of a copy, which has either a file or a tree of files."""
 LISTING = "listing.json"
 """Sizes and versions of the remote files when the copy began."""
 PIN = "sha256="
+"""Beginning of the part of an address after #."""
 MOST_LISTING_BYTES = 1 << 30
-
+"""Size limit of `LISTING` and of the list of checksums."""
 Select = Callable[[Sequence[str]], str]
 """Names of the files of a folder -> the one to copy. Raises ValueError if none fits."""
 Sources = Mapping[str, str]
@@ -110,10 +111,8 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
 
 
 def _find_sources(location: str, select: Select | None) -> tuple[Storage, Sources | None]:
-    """Return the storage of an address, and its files to copy; None: a folder with all its files.
-
-    Raises ValueError for too many files, and if `select` finds none.
-    """
+    """Return the storage of an address, and its files to copy; None: all files of a folder. Raises
+    ValueError for too many files, and if `select` finds none."""
     path, _, query = location.partition("?")
     folder, _, last = path.rpartition("/")
     names = expand_braces(last)
@@ -122,7 +121,8 @@ def _find_sources(location: str, select: Select | None) -> tuple[Storage, Source
             raise ValueError("must have no query, since braces make it a series of files")
         return open_storage(folder), dict(zip(names, names, strict=True))
     storage = open_storage(location)
-    if not (location.startswith("http") or retry(storage.is_file)):
+    is_file = location.startswith("http") or retry(storage.is_file)  # http has no folders
+    if not is_file:
         if select is None:
             return storage, None
         storage = open_storage(f"{location}/{select(list(retry(storage.list_files)))}")
@@ -164,7 +164,8 @@ def _fetch(
     previous = previous if isinstance(previous, dict) else {}
     for path in [path for path in content.rglob("*") if path.is_file()]:
         name = path.relative_to(content).as_posix()
-        if name not in listing or not listing[name].version or previous.get(name) != versions[name]:
+        has_version = name in listing and listing[name].version
+        if not has_version or previous.get(name) != versions[name]:
             path.unlink()
     write_whole(record, json.dumps(versions))
     for name, file in listing.items():

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.columns import Column, LazyColumn, Split, resolve_indices
+from pipeline.data.columns import Column, Split, name_sample, read_sample, resolve_indices
 from pipeline.data.padding.buckets import Ragged, RaggedColumn, to_ragged
 
 
 @dataclass(frozen=True)
 class RowView:
-    """Rows of columns with values of one shape and dtype. It is a `BatchedColumn`."""
+    """A `BatchedColumn` of rows of other columns, whose values have one shape and dtype."""
 
     columns: Sequence[Any]
     column_ids: np.ndarray
@@ -44,12 +44,10 @@ class RowView:
                 out[mask] = column[self.rows[indices[mask]]]
 
     def sample(self, index: int) -> np.ndarray:
-        column, row = self.locate(index)
-        return column.sample(row) if isinstance(column, LazyColumn) else column[row : row + 1][0]
+        return read_sample(*self.locate(index))
 
     def sample_name(self, index: int) -> str:
-        column, row = self.locate(index)
-        return column.sample_name(row) if isinstance(column, LazyColumn) else f"sample {row}"
+        return name_sample(*self.locate(index))
 
     def locate(self, index: int) -> tuple[Any, int]:
         """Return the column of a sample and its row there."""
@@ -58,7 +56,7 @@ class RowView:
 
 @dataclass(frozen=True)
 class RaggedRowView(Ragged):
-    """Rows of columns whose values differ in their leading dimensions."""
+    """A ragged column of rows of other ragged columns."""
 
     view: RowView
 
@@ -86,22 +84,22 @@ class RaggedRowView(Ragged):
 
 def select_samples(split: Split, rows: np.ndarray) -> Split:
     """Return the samples of a split at these rows, int (n,), with the numbers that they had."""
-    column_ids = np.zeros(len(rows), np.int64)
+    ids = np.zeros(len(rows), np.int64)
     columns = {
-        name: column[rows]
-        if isinstance(column, np.ndarray)
-        else as_view([column], column_ids, rows)
+        name: column[rows] if isinstance(column, np.ndarray) else _make_view([column], ids, rows)
         for name, column in split.columns.items()
     }
-    is_in_order = bool((np.diff(rows) > 0).all())
-    file_bounds = np.cumsum((0, *split.files))
-    counts = np.diff(np.searchsorted(rows, file_bounds)) if is_in_order and split.files else ()
+    files: list[int] = []
+    if split.files and (np.diff(rows) > 0).all():
+        # In another order the samples of a file aren't consecutive.
+        files = np.diff(np.searchsorted(rows, np.cumsum((0, *split.files)))).tolist()
     numbers = rows if split.numbers is None else split.numbers[rows]
-    return Split(columns, tuple(int(count) for count in counts), numbers=numbers)
+    return Split(columns, tuple(files), numbers=numbers)
 
 
 def join_splits(splits: Sequence[Split]) -> Split:
-    """Return the samples of all splits in order. Raises ValueError for columns that differ."""
+    """Return the samples of all splits in order, each split as one file unless all have files.
+    Raises ValueError for columns that differ in name, shape or dtype."""
     names = [tuple(split.columns) for split in splits]
     if len(set(names)) > 1:
         raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")
@@ -112,6 +110,7 @@ def join_splits(splits: Sequence[Split]) -> Split:
 
 
 def _join(columns: Sequence[Column], name: str) -> Column:
+    """Return the values of all columns in order. If one is ragged, the result is."""
     ragged = next((column for column in columns if isinstance(column, RaggedColumn)), None)
     if ragged is not None:
         columns = [to_ragged(column, ragged.sizes.shape[1]) for column in columns]
@@ -127,9 +126,9 @@ def _join(columns: Sequence[Column], name: str) -> Column:
         return np.concatenate(arrays)
     counts = [column.shape[0] for column in columns]
     column_ids = np.repeat(np.arange(len(columns)), counts)
-    return as_view(columns, column_ids, np.concatenate([np.arange(count) for count in counts]))
+    return _make_view(columns, column_ids, np.concatenate([np.arange(count) for count in counts]))
 
 
-def as_view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
+def _make_view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
     view = RowView(columns, column_ids, rows)
     return RaggedRowView(view) if isinstance(columns[0], RaggedColumn) else view

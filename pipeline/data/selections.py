@@ -34,9 +34,9 @@ from pipeline.data.padding.buckets import RaggedColumn
 from pipeline.data.row_views import select_samples
 
 CHUNK_SAMPLES = 256
-"""Samples that are read at once."""
+"""Number of samples that `hash_samples` reads at once."""
 MOST_LIST_BYTES = 1 << 30
-"""Size limit of a list of samples to leave out."""
+"""Size limit of a file of samples to leave out."""
 
 
 class Selection(Spec):
@@ -46,19 +46,15 @@ class Selection(Spec):
 
     @abstractmethod
     def select(self, split: Split, raw: RawData) -> np.ndarray:
-        """Return the rows of the samples that are read, int (n,), in their order.
-
-        `raw` has both splits, the evaluation split before its selections. Raises ValueError for
-        settings that don't fit the data, DataError for a sample that can't be read.
-        """
+        """Return the rows of the samples to read, int (n,), in the order to read them. `raw` has
+        both splits, the evaluation split before its selections. Raises ValueError for settings that
+        don't fit the data, DataError for a sample that can't be read."""
 
 
 def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKey) -> RawData:
     """Return the data with the selected samples of a split, and a line of the log for each rule.
-
     Raises ValueError that begins with the rule's position and name, DataError for a sample that
-    can't be read.
-    """
+    can't be read."""
     for position, selection in enumerate(selections):
         split = raw.train if key == "train" else raw.eval
         place = f"select.{position} ({selection.name})"
@@ -78,10 +74,10 @@ def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKe
 
 
 def exclude_samples(raw: RawData, file: Path, samples: int) -> RawData:
-    """Return the data without the training samples that a file names, and a line of the log.
+    """Return the data without the training samples that a file names, with a line for the log.
 
-    The file is a CSV with a column `index`, or has a number a line: the sample's number in the
-    training split as it was read, which had a number of `samples`. Raises ValueError that begins
+    The file is a CSV with a column `index`, or has a number on each line: the number of a sample in
+    the training split as it was read, which had `samples` samples. Raises ValueError that begins
     with the file.
     """
     split = raw.train

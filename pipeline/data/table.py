@@ -15,8 +15,7 @@ ColumnKind = Literal["numeric", "category"]
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]
 """How a column of a file is read; auto: inferred from its values."""
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
-
-LISTED = 8
+MAX_LISTED = 8
 """Largest number of columns of each kind that are named in the log line of a table."""
 
 
@@ -42,24 +41,22 @@ Encoding = Annotated[str, AfterValidator(_require_encoding)]
 
 
 class TableFormat(Spec):
-    """The format of a CSV file."""
+    """The format of a CSV file; `CsvTable` describes the fields."""
 
     delimiter: Delimiter | None = None
-    """null: the most frequent of comma, semicolon, tab and bar in the first line, else spaces. A
-    space matches one or more spaces."""
     header: bool = True
     decimal: Literal[".", ","] = "."
     encoding: Encoding = "utf-8"
     missing_values: Seq[str] = ()
-    """Texts of missing values, besides the empty text."""
 
 
 class DateColumn(Spec):
-    """A number that is computed from a column of dates."""
+    """A column of numbers that are computed from a column of dates."""
 
     format: str
     """The format of `datetime.strptime`, or iso."""
     part: DatePart
+    """The number: days since `first_day`, or sine or cosine of the position in a cycle."""
     first_day: float = 0.0
     """The first date of the training split, in days since 1970."""
 
@@ -70,8 +67,9 @@ class TableColumn(Spec):
     name: str
     kind: ColumnKind
     mean: float = 0.0
-    """Mean of the present numbers, which also replaces missing ones."""
+    """Mean of the present numbers in the training split, which replaces missing numbers."""
     std: float = 1.0
+    """Standard deviation of the same numbers, 1 if they are all equal."""
     standardised: bool = True
     """Whether numbers are encoded as `(number - mean) / std`, else unchanged."""
     indicator: bool = False
@@ -105,7 +103,7 @@ class FittedTable(Spec):
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """The kind of each column, for reading another file."""
+        """The kind of each column by name, by which another file is read."""
         return {column.name: "date" if column.date else column.kind for column in self.columns}
 
     @property
@@ -115,7 +113,7 @@ class FittedTable(Spec):
 
     @property
     def width(self) -> int:
-        """The number of values of an encoded row."""
+        """The number of values in an encoded row."""
         return self.num_numbers + len(self.categories)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,20 +121,21 @@ class FittedTable(Spec):
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
-        categories = [f"{show_name(c.name)} ({len(c.categories)})" for c in self.categories]
-        numbers = [column for column in self.numeric if column.date is None]
+        numbers = [show_name(column.name) for column in self.numeric if column.date is None]
+        indicators = [show_name(column.name) for column in self.numeric if column.indicator]
+        sizes = [(show_name(column.name), len(column.categories)) for column in self.categories]
         dates: dict[str, list[str]] = {}
         for column in self.numeric:
             if column.date is not None:
                 dates.setdefault(show_name(column.name), []).append(column.date.part)
         return "; ".join(
-            f"{kind} {join_first(names, LISTED, before_more=', ')}"
-            for kind, names in (
-                ("numeric", [show_name(c.name) for c in numbers]),
+            f"{kind} {join_first(listed, MAX_LISTED, before_more=', ')}"
+            for kind, listed in (
+                ("numeric", numbers),
                 ("date", [f"{name} ({', '.join(parts)})" for name, parts in dates.items()]),
-                ("indicators of missing", [show_name(c.name) for c in self.numeric if c.indicator]),
-                ("category", categories),
+                ("indicators of missing", indicators),
+                ("category", [f"{name} ({size})" for name, size in sizes]),
                 ("left out, without values:", list(map(show_name, self.left_out))),
             )
-            if names
+            if listed
         )

@@ -25,6 +25,7 @@ class Targets:
     mean: tuple[float, ...] = ()
     """Mean of each number, in the units of the data; empty for other tasks."""
     std: tuple[float, ...] = ()
+    """Standard deviation of each number, likewise."""
     counts: tuple[int, ...] = ()
     """Number of training labels of each class; empty unless the loss depends on them."""
 
@@ -60,7 +61,8 @@ class Targets:
 def standardise_targets(
     train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
-    """Standardise numbers (n, K) by the training split: float32, and targets. Raises ValueError."""
+    """Return the numbers of both splits, (n, K), standardised by the training split, float32, and
+    their targets. Raises ValueError for numbers that aren't finite, and for equal numbers."""
     for split, values in (("training", train), ("evaluation", evaluated)):
         if not np.isfinite(values).all():
             column = names[int(np.flatnonzero(~np.isfinite(values).all(axis=0))[0])]
@@ -70,7 +72,9 @@ def standardise_targets(
     constant = [name for name, value in zip(names, std, strict=True) if value == 0]
     if constant:
         raise ValueError(f"{', '.join(constant)} is the same in all training samples")
-    scaled = ((np.asarray(values, np.float64) - mean) / std for values in (train, evaluated))
-    first, second = (values.astype(np.float32) for values in scaled)
+    train, evaluated = (
+        ((np.asarray(values, np.float64) - mean) / std).astype(np.float32)
+        for values in (train, evaluated)
+    )
     targets = Targets(names, "regression", tuple(mean.tolist()), tuple(std.tolist()))
-    return first, second, targets
+    return train, evaluated, targets

@@ -1,4 +1,4 @@
-"""Application of lists of map ops. Labels of pixels move with their pixels."""
+"""Functions that apply lists of map ops. Labels of pixels move with their pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ CHOICE_OP = (1 << 30) + 1
 def compute_column_specs(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Return the specs after all ops. Raises ValueError that begins with `ops.2 (normalize): `."""
+    """Return the specs of all columns after all ops. Raises ValueError, which begins with the op
+    that can't be applied, as `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
@@ -36,7 +37,7 @@ def compute_column_specs(
 
 
 def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
-    """Return ops, with the number of classes set in those that mix labels."""
+    """Return ops; those that mix labels get the number of classes unless a recipe sets it."""
     return tuple(
         op.model_copy(update={"classes": classes})
         if isinstance(op, BatchOp) and op.classes is None
@@ -46,6 +47,7 @@ def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
 
 
 def replace_targets(ops: Sequence[MapOp], targets: Targets) -> Targets:
+    """Return the targets of the labels after all ops."""
     for op in ops:
         targets = op.replace_targets(targets)
     return targets
@@ -56,12 +58,13 @@ def count_choices(ops: Sequence[MapOp]) -> int:
     return max((op.choices for op in ops), default=1)
 
 
-def select_ops(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
-    return tuple(op.chosen(number) for op in ops)
+def select_variants(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
+    """Return ops in their variant with this number; ops that have no variants stay the same."""
+    return tuple(op.select_variant(number) for op in ops)
 
 
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
-    """Draw the variant of a step from (seed, step), int32 (), the same with numpy and jax.numpy."""
+    """Return the number of a step's variant, int32 (), a pure function of (seed, step)."""
     draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
     return draw_integers(xp, draws, choices)[0, 0]
 
@@ -70,10 +73,8 @@ def apply_ops(
     xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, epoch: Any, sample: Any
 ) -> dict[str, Any]:
     """Map columns of shape (batch, *shape) through ops that `compute_column_specs` has accepted.
-
     `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
-    (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops.
-    """
+    (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops."""
     result = dict(columns)
     for position, op in enumerate(ops):
         draws = uniforms(xp, seed, epoch, sample, position, op.draws)
@@ -83,7 +84,7 @@ def apply_ops(
 
 
 class JointGeometricOp(WrappedOp):
-    """An op on images that also moves the labels of their pixels, with the same draws."""
+    """An op on images that moves the labels of pixels with the pixels, by the same draws."""
 
     op: GeometricOp
     fill: int
@@ -96,24 +97,26 @@ class JointGeometricOp(WrappedOp):
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
         image, labels = values
         mapped = self.op.output(image)
-        positions = len(labels.shape)
-        if positions == 1 and mapped.shape[1] != 1:
+        num_axes = len(labels.shape)
+        # Labels (tokens,) belong to images (tokens, 1, channels).
+        if num_axes == 1 and mapped.shape[1] != 1:
             raise ValueError(
                 f"makes {mapped.shape} of images of shape {image.shape}, and labels {labels.shape} "
                 "are one for each row; it must leave the width 1"
             )
-        return mapped, replace(labels, shape=mapped.shape[:positions])
+        return mapped, replace(labels, shape=mapped.shape[:num_axes])
 
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
         images, labels = values
-        shifted = self.op.move_labels(xp, labels.reshape(*images.shape[:3], 1), uniforms, self.fill)
-        return self.op(xp, images, uniforms), shifted.reshape(shifted.shape[: labels.ndim])
+        moved = self.op.move_labels(xp, labels.reshape(*images.shape[:3], 1), uniforms, self.fill)
+        return self.op(xp, images, uniforms), moved.reshape(moved.shape[: labels.ndim])
 
 
 def make_joint_ops(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """Return ops that also move labels of pixels. Raises ValueError with the op's position."""
+    """Return the ops, each joined with labels if it moves pixels that have labels. Raises
+    ValueError, which begins with the position of an op that labels can't follow."""
     result: tuple[MapOp, ...] = ()
     for position, op in enumerate(ops):
         specs_before = compute_column_specs(result, specs)
@@ -125,7 +128,7 @@ def make_joint_ops(
 
 
 def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
-    """Return the op, joined with labels if it moves pixels. Raises ValueError if it can't be."""
+    """Return one op as `make_joint_ops` does. Raises ValueError if labels can't follow it."""
     moves_pixels = isinstance(op, Op) and op.moves_pixels and op.column == "image"
     if not moves_pixels or not _have_pixel_labels(specs["label"], specs["image"]):
         return op
@@ -140,13 +143,13 @@ def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
 
 
 def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Return whether an image has one label for each pixel or token. Raises ValueError for labels
-    of other positions, and for labels that aren't integers."""
+    """Return whether an image has a label for each pixel or token. Raises ValueError for labels
+    with other height and width, and for labels with several axes that aren't integers."""
     if image.layout != "hwc" or len(image.shape) != 3:
         return False  # the op raises an error for such images
     is_integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
     if len(labels.shape) < 2:
-        # Labels of tokens have a position, unlike several labels of a sample or a one-hot label.
+        # Labels of tokens are as many as the tokens, unlike a one-hot label or labels of a sample.
         return is_integer and (*labels.shape, 1) == image.shape[:2]
     if not is_integer:
         raise ValueError(

@@ -24,7 +24,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp
-from pipeline.data.transform import count_choices, select_ops
+from pipeline.data.transform import count_choices, select_variants
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
@@ -394,7 +394,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
     )
     for number in range(choices):
         sized = replace(
-            step_config, train_ops=select_ops(step_config.train_ops, number), shards=None
+            step_config, train_ops=select_variants(step_config.train_ops, number), shards=None
         )
         try:
             jax.eval_shape(partial(compute_step_gradients, sized), _get_state(draft), batch)

@@ -155,7 +155,7 @@ def make_compile_inputs(
 
 def _make_train_loader(recipe: Recipe, dataset: Dataset, backend: Backend) -> Loader:
     """Return a loader of the training samples for the evaluation's program."""
-    sample = dataset.train_sample()
+    sample = dataset.select_train_sample()
     order = dataset.eval_order
     if sample.specs() != dataset.eval.specs():
         problem = "training and evaluation samples differ in shape or type; must be false"

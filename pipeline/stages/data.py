@@ -23,7 +23,7 @@ from pipeline.data.dataset import Dataset
 from pipeline.data.dataset_spec import BatchOp, MapOp
 from pipeline.data.folds import take_fold
 from pipeline.data.group_orders import BalancedOrder, FileShardedOrder, InterleavedOrder
-from pipeline.data.host_ops import map_on_host, read_rows
+from pipeline.data.host_ops import map_on_host, read_epoch_values
 from pipeline.data.order import Batches, SampleOrder
 from pipeline.data.padding.buckets import Bucket, compute_canvas, sort_buckets
 from pipeline.data.poisson_order import PoissonOrder, find_expected_batch_size
@@ -39,7 +39,7 @@ from pipeline.data.transform import (
     fit_to_classes,
     make_joint_ops,
     replace_targets,
-    select_ops,
+    select_variants,
 )
 from pipeline.stages.image_sizes import (
     fit_specs_to_bucket,
@@ -257,10 +257,11 @@ def read_batch(
     rows = batches.rows[0][:most]
     epoch = batches.epochs[0]
     columns = {
-        name: read_rows(column, rows, keys, int(epoch)) for name, column in split.columns.items()
+        name: read_epoch_values(column, rows, keys, int(epoch))
+        for name, column in split.columns.items()
     }
     seed = seed_words(recipe.seed)
-    ops = select_ops(ops, int(draw_choice(np, count_choices(ops), seed, step)))
+    ops = select_variants(ops, int(draw_choice(np, count_choices(ops), seed, step)))
     mapped = apply_ops(np, ops, columns, seed, epoch, keys)
     images = np.asarray(mapped["image"], np.float32)
     if dataset.image.layout != "hwc":

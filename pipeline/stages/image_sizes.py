@@ -21,7 +21,7 @@ from pipeline.data.padding.buckets import (
     require_used_buckets,
 )
 from pipeline.data.padding.pad_images import pad_split
-from pipeline.data.transform import compute_column_specs, count_choices, select_ops
+from pipeline.data.transform import compute_column_specs, count_choices, select_variants
 
 
 def pad_images(
@@ -142,7 +142,7 @@ def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ..
     choices = count_choices(ops)
     if choices == 1:
         return ()
-    sized = [select_ops(ops, number) for number in range(choices)]
+    sized = [select_variants(ops, number) for number in range(choices)]
     try:
         return tuple(compute_column_specs(sized_ops, split.specs())["image"] for sized_ops in sized)
     except ValueError as error:

@@ -21,7 +21,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Ops
 from pipeline.data.padding.buckets import SIZE
-from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_ops
+from pipeline.data.transform import apply_ops, count_choices, draw_choice, select_variants
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.training.bucketing import add_padding_mask, apply_in_bucket
 from pipeline.training.curvature import LayerSums, exchange_moments
@@ -213,7 +213,7 @@ def _apply_drawn_ops(
     if choices == 1:
         return compute(config.train_ops)
     number = draw_choice(jnp, choices, batch.seed, step)
-    branches = [partial(compute, select_ops(config.train_ops, n)) for n in range(choices)]
+    branches = [partial(compute, select_variants(config.train_ops, n)) for n in range(choices)]
     return jax.lax.switch(number, branches)
 
 

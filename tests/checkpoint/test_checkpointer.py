@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pipeline.backends.xla import XlaExecutable
-from pipeline.checkpoint.checkpoint_folder import FOLDER, draft_path, make_checkpoint_path
+from pipeline.checkpoint.checkpoint_folder import FOLDER, make_checkpoint_path, make_draft_path
 from pipeline.checkpoint.checkpointer import Checkpoints
 from pipeline.checkpoint.restore import read_checkpoint
 from pipeline.checkpoint.retention import Retention
@@ -201,7 +201,7 @@ def test_checkpoint_and_logs_are_synced_before_older_one_is_removed(
         checkpoints.save(2, state_of(2), {"logs": {"metrics.jsonl": {}}}, None)
         checkpoints.finish()
     first, second = (make_checkpoint_path(Path(FOLDER), step) for step in (1, 2))
-    draft, removed = draft_path(second), draft_path(first)
+    draft, removed = make_draft_path(second), make_draft_path(first)
     named = calls.index(f"rename {draft} to {second}")
     before = set(calls[:named])
     assert before >= {
@@ -252,7 +252,7 @@ def test_incomplete_checkpoint_is_ignored(tmp_path: Path) -> None:
     with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
         checkpoints.save(1, state_of(1), {}, None)
     (make_checkpoint_path(tmp_path / "checkpoints", 2)).mkdir()
-    draft_path(make_checkpoint_path(tmp_path / FOLDER, 3)).mkdir()
+    make_draft_path(make_checkpoint_path(tmp_path / FOLDER, 3)).mkdir()
     restored, _ = restore_state(tmp_path, state_of(0), {}, print) or (None, None)
     assert restored is not None
     assert int(restored.step) == 1

@@ -14,7 +14,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.data.columns import Split
-from pipeline.data.host_ops import HOST_OP, map_on_host, read_rows
+from pipeline.data.host_ops import HOST_OP, map_on_host, read_epoch_values
 from pipeline.data.random import seed_words, uniforms
 from pipeline.data.targets import Targets
 from pipeline.stages.data import load_data
@@ -69,8 +69,8 @@ def test_draws_are_a_function_of_seed_epoch_sample_and_op() -> None:
         numbers = [uniforms(np, words, epoch, rows, HOST_OP + n, 1)[:, 0] for n in (0, 1)]
         images = make_split().columns["image"][rows].astype(np.float32)
         expected = images + numbers[0][:, None, None, None] + numbers[1][:, None, None, None]
-        np.testing.assert_array_equal(read_rows(column, rows, rows, epoch), expected)
-    np.testing.assert_array_equal(column[rows], read_rows(column, rows, rows, 0))
+        np.testing.assert_array_equal(read_epoch_values(column, rows, rows, epoch), expected)
+    np.testing.assert_array_equal(column[rows], read_epoch_values(column, rows, rows, 0))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_python_batches_have_the_draws_of_their_epoch() -> None:
     first, second = (next(Trainer(recipe).dicts("train", epoch)) for epoch in (0, 1))
     batches = dataset.train_order.batches(dataset.train_order.steps_per_epoch, 1)
     column = dataset.train.columns["image"]
-    raw = read_rows(column, batches.rows[0], batches.indices[0], 1)
+    raw = read_epoch_values(column, batches.rows[0], batches.indices[0], 1)
     np.testing.assert_allclose(second["image"][:, 0, 0, 0], raw[:, 0, 0, 0] * 0.06, rtol=1e-6)
     assert not np.array_equal(first["image"], second["image"])
 

@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError, PipelineError, RecipeError, UsageErr
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.random import seed_words
-from pipeline.data.transform import apply_ops, draw_choice, select_ops
+from pipeline.data.transform import apply_ops, draw_choice, select_variants
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
 from tests import outcome
@@ -171,7 +171,7 @@ def test_step_loss_is_computed_at_its_image_size(compose: Compose, tmp_path: Pat
     run(recipe, tmp_path)
     seed = seed_words(recipe.seed)
     number = int(draw_choice(np, 3, seed, 0))
-    ops = select_ops(dataset.train_ops, number)
+    ops = select_variants(dataset.train_ops, number)
     batches = dataset.train_order.batches(0, 1)
     rows = batches.indices[0]
     columns = {name: column[rows] for name, column in dataset.train.columns.items()}

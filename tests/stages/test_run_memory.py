@@ -24,14 +24,14 @@ def test_finished_run_releases_its_data(
     arrays = {"x_train": images, "y_train": labels, "x_test": images[:20], "y_test": labels[:20]}
     np.savez(tmp_path / "data.npz", **arrays)
     kept: list[weakref.ref[np.ndarray]] = []
-    split_arrays = npz.split_arrays
+    make_class_data = npz.make_class_data
 
     def watched(*args: object) -> RawData:
-        raw = split_arrays(*args)  # type: ignore[arg-type]
+        raw = make_class_data(*args)  # type: ignore[arg-type]
         kept.extend(weakref.ref(split.columns["image"]) for split in (raw.train, raw.eval))  # type: ignore[type-var]
         return raw
 
-    monkeypatch.setattr(npz, "split_arrays", watched)
+    monkeypatch.setattr(npz, "make_class_data", watched)
     recipe = [
         "dataset=numpy",
         f"dataset.root={tmp_path / 'data.npz'}",

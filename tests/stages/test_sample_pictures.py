@@ -80,7 +80,7 @@ def test_fixed_shard_is_evaluated_on_its_training_samples(cache: Path) -> None:
     dataset = load_data(recipe, Reporter(console=Console(file=io.StringIO())))
     images = np.asarray(dataset.train.columns["image"][np.arange(1, 96, 4)])
     own = {image.tobytes() for image in images}
-    assert {image.tobytes() for image in dataset.train_sample().columns["image"]} <= own
+    assert {image.tobytes() for image in dataset.select_train_sample().columns["image"]} <= own
 
 
 def test_eval_on_train_with_buckets_is_refused(cache: Path) -> None:

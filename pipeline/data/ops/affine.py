@@ -1,7 +1,7 @@
 """Affine maps of images, in the fixed point of OpenCV's warpAffine, and ops that draw such maps.
 
-Source coordinates are 1024ths of a pixel, so that every device reads the same pixels. A matrix is
-split into whole 1024ths and remainders, so that the device needs no float64.
+Source coordinates are integers in units of 1/1024 pixel, so that every device reads the same
+pixels. A matrix is split into whole units and remainders, so that the device needs no float64.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from pipeline.data.order import draw_permutation
 from pipeline.data.random import draw_integers
 
 Interpolation = Literal["linear", "nearest"]
-
 _UNIT_BITS = 10
+"""Bits after the point of source coordinates in pixels."""
 _FRACTION_BITS = 5
+"""Bits of the weights of neighbours, which are 32nds."""
 
 
 @dataclass(frozen=True)
 class Maps:
-    """Maps from target to source pixels, (n, 2, 3): for the source's x, then its y. `pixels` are
-    1024ths of a pixel, and `remainders` are in units of 2**-remainder_bits 1024ths, int32."""
+    """Maps from target to source pixels, (n, 2, 3): a row for the source's x, and a row for its y.
+    `pixels`, int32, are 1024ths of a pixel, `remainders`, int32, parts of 2**-remainder_bits."""
 
     pixels: Any
     remainders: Any
@@ -43,6 +44,7 @@ class Maps:
 
 def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
     """Convert matrices from target to source, float64 (n, 2, 3), to fixed point."""
+    # A remainder times a coordinate is then below 2**29, so sums of them fit into int32.
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
     pixels = np.floor(scaled)
@@ -59,17 +61,17 @@ def _compute_sources(maps: Maps, height: int, width: int) -> tuple[Any, Any]:
     coordinates = []
     for axis in range(2):
         x_factor, y_factor, shift = (maps.pixels[:, axis, i, None] for i in range(3))
-        x_rest, y_rest, shift_rest = (maps.remainders[:, axis, i, None] for i in range(3))
+        x_low, y_low, shift_low = (maps.remainders[:, axis, i, None] for i in range(3))
         # As in OpenCV, the contributions of x and y are rounded separately.
-        x_part = x_factor * column + ((x_rest * column + half) >> bits)
-        y_part = y_factor * row + shift + ((y_rest * row + shift_rest + half) >> bits)
+        x_part = x_factor * column + ((x_low * column + half) >> bits)
+        y_part = y_factor * row + shift + ((y_low * row + shift_low + half) >> bits)
         coordinates.append(x_part[:, None, :] + y_part[:, :, None])
     return coordinates[0], coordinates[1]
 
 
 def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: np.ndarray) -> Any:
-    """Transform bytes (batch, height, width, channels) by one map per sample. Pixels outside the
-    source are `fill`, (channels,) of the same dtype. "nearest" supports any integer dtype."""
+    """Transform bytes (batch, height, width, channels) by one map per sample. Pixels from outside
+    the image are `fill`, (channels,) of the same dtype. "nearest" supports any integer dtype."""
     x, y = _compute_sources(maps, *values.shape[1:3])
     if interpolation == "nearest":
         half = 1 << (_UNIT_BITS - 1)
@@ -81,7 +83,7 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
     mask = (1 << _FRACTION_BITS) - 1
     x = (x + half) >> shift
     y = (y + half) >> shift
-    total: Any = 1 << (2 * _FRACTION_BITS - 1)
+    total: Any = 1 << (2 * _FRACTION_BITS - 1)  # a half, so that the shift at the end rounds
     for down in range(2):
         rows = (y >> _FRACTION_BITS) + down
         for right in range(2):
@@ -106,7 +108,8 @@ def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray
 
 
 def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
-    """Return the maps from target to source, (n, 2, 3), of counter-clockwise rotations."""
+    """Return the maps from target to source, (n, 2, 3), of counter-clockwise rotations by `degrees`
+    (n,) about `centre`, (x, y) in pixels."""
     angle = np.deg2rad(degrees)
     cosine = np.cos(angle)
     sine = np.sin(angle)
@@ -118,19 +121,17 @@ def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarra
 
 def make_shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
     """Return the map from target to source, (2, 3), of shears by angles in radians about `centre`.
-
-    Rows move by `along` and columns by `across`, as in MindSpore's Affine.
-    """
+    Rows move by `along` and columns by `across`, as in MindSpore's Affine."""
     x, y = centre
     slope = np.tan(along)
     c = -np.tan(across)
     d = np.tan(across) * slope + 1
-    forth = np.array([[1.0, -slope, slope * y], [c, d, y - c * x - d * y], [0, 0, 1]])
-    return np.linalg.inv(forth)[:2]
+    source_to_target = np.array([[1.0, -slope, slope * y], [c, d, y - c * x - d * y], [0, 0, 1]])
+    return np.linalg.inv(source_to_target)[:2]
 
 
 def make_translation(right: float, down: float) -> np.ndarray:
-    """Return the map from target to source, (2, 3), of a shift by numbers of pixels."""
+    """Return the map from target to source, (2, 3), of a shift by pixels to the right and down."""
     return np.array([[1, 0, -right], [0, 1, -down]], np.float64)
 
 
@@ -142,19 +143,16 @@ Degrees = Annotated[
     Range | NonNegativeFloat, Expected("[least, most] in degrees, or one number from 0 up")
 ]
 Point = Annotated[tuple[float, float], Strict(False)]
-
-
 MAPS = 4096
 """Size of a table of maps, one of which is drawn for each sample. It takes 200 kB."""
-
 LEAST_SCALE = 0.01
 """With smaller scales, coordinates in fixed point wouldn't fit into int32."""
-
 _TABLE_KEY = 0xAFF1
+"""Seed of the orders in the table of maps, which is the same in every run."""
 
 
 def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
-    """Return the fill of each channel, uint8 (channels,). Raises ValueError for a wrong number."""
+    """Return the fill of each channel, uint8 (channels,). Raises ValueError for a wrong length."""
     levels = (fill,) * channels if isinstance(fill, int) else fill
     if len(levels) != channels:
         raise ValueError(f"fill has {len(levels)} values for images of {channels} channels")
@@ -164,7 +162,7 @@ def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
 class _AffineOp(GeometricOp):
     """Base of the ops that draw an affine map from a table for each image, and keep its size."""
 
-    if TYPE_CHECKING:  # Each op declares them last, for the order of a recipe's keys.
+    if TYPE_CHECKING:  # Each op declares these fields last, for the order of a recipe's keys.
         interpolation: Interpolation
         fill: Fill
 
@@ -248,8 +246,8 @@ class RandomAffine(_AffineOp):
         for name, bounds in (("shear_x", self.shear_x), ("shear_y", self.shear_y)):
             if max(map(abs, bounds)) >= 90:
                 raise ValueError(f"{name} = {list(bounds)}: must be within -90 and 90 degrees")
-        steep = np.tan(np.deg2rad([max(map(abs, self.shear_x)), max(map(abs, self.shear_y))]))
-        if steep.prod() >= 1:
+        slopes = np.tan(np.deg2rad([max(map(abs, self.shear_x)), max(map(abs, self.shear_y))]))
+        if slopes.prod() >= 1:  # the determinant of both shears is 1 minus the product
             raise ValueError(
                 "shear_x, shear_y: too large together: the image would be turned inside out"
             )
@@ -266,14 +264,14 @@ class RandomAffine(_AffineOp):
         cosine = scale * np.cos(angle)
         sine = scale * np.sin(angle)
         # The y axis points down, so this matrix rotates counter-clockwise.
-        turned = np.array([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1)
+        rotations = np.array([[cosine, sine], [-sine, cosine]]).transpose(2, 0, 1)
         ones = np.ones(MAPS)
-        sheared = np.array([[ones, along], [across, ones]]).transpose(2, 0, 1)
-        back = np.linalg.inv(turned @ sheared)
+        shears = np.array([[ones, along], [across, ones]]).transpose(2, 0, 1)
+        to_source = np.linalg.inv(rotations @ shears)
         middle = np.array([(width - 1) / 2, (height - 1) / 2])
-        moved = middle + np.stack([right * width, down * height], axis=-1)
-        shift = middle - np.einsum("nij,nj->ni", back, moved)
-        return np.concatenate([back, shift[..., None]], axis=-1)
+        target_middle = middle + np.stack([right * width, down * height], axis=-1)
+        shift = middle - np.einsum("nij,nj->ni", to_source, target_middle)
+        return np.concatenate([to_source, shift[..., None]], axis=-1)
 
 
 def _spread_evenly(column: int, bounds: Range) -> np.ndarray:

@@ -23,13 +23,15 @@ from pipeline.data.random import draw_integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 """(xp, bytes, amounts (n,), index of each image's amount, int32 (batch,)) -> bytes."""
-
 _FACTOR_BITS = 16
-_TABLES = 32
+"""Bits of a rounded factor: products with bytes then fit into the 24 bits of a float32."""
+_MAX_TABLES = 32
 """At most this many factors have a table, of 64 KiB each. Results for more factors are computed."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
+"""Weights of red, green and blue in the luma: 0.299, 0.587 and 0.114 with `_GREY_BITS` bits."""
 _HUE_BITS = 12
+"""Bits after the point in OpenCV's tables for the conversion to HSV."""
 _SIXTH = 85
 """A sixth of the colour circle, in half steps of OpenCV's 255 hues."""
 
@@ -37,7 +39,7 @@ _SIXTH = 85
 def _make_range_check(
     low: float, high: float, quantity: str
 ) -> Callable[[tuple[float, float]], tuple[float, float]]:
-    """Return a validator that raises ValueError for a range beyond the bounds."""
+    """Return a validator that raises ValueError for a range beyond `low` and `high`."""
 
     def check(bounds: tuple[float, float]) -> tuple[float, float]:
         if not low <= bounds[0] <= bounds[1] <= high:
@@ -77,16 +79,16 @@ class RandomColorAdjust(Op):
         order = draw_rows(xp, uniforms[:, 4], orders)
 
         def change_once(iteration: Any, values: Any) -> Any:
-            turns = broadcast_per_image(order[:, iteration])
-            changed = values
+            selected = broadcast_per_image(order[:, iteration])
+            result = values
             for index, (change, amounts, numbers) in enumerate(changes):
-                changed = xp.where(turns == index, change(xp, values, amounts, numbers), changed)
-            return changed
+                result = xp.where(selected == index, change(xp, values, amounts, numbers), result)
+            return result
 
         return repeat_op(xp, change_once, len(changes), values)
 
     def _list_changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
-        """Return the adjustments in use: function, amounts, and index of each image's amount."""
+        """Return the adjustments in use: function, amounts (n,), index of each image's amount."""
         amounts: dict[Adjust, np.ndarray] = {
             adjust_brightness: list_steps(*self.brightness),
             adjust_contrast: list_steps(*self.contrast),
@@ -118,7 +120,7 @@ def round_factors(factors: np.ndarray) -> np.ndarray:
 
 
 def broadcast_per_image(amount: Any) -> Any:
-    """Reshape a number per image, (batch,), so that it broadcasts over pixels."""
+    """Reshape an amount for each image, (batch,), to (batch, 1, 1, 1)."""
     return amount[:, None, None, None]
 
 
@@ -133,12 +135,10 @@ def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -
 
 
 def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """Return base + (values - base) * factor, for bytes.
-
-    Results for few factors are tabulated, with the rounding of OpenCV's fused multiplication. Many
-    factors are rounded to 16 bits, so that results don't depend on fusion by a compiler.
-    """
-    if len(factors) > _TABLES:
+    """Return base + (values - base) * factor, for bytes. Results for few factors are tabulated,
+    with the rounding of OpenCV's fused multiplication. Many factors are rounded to 16 bits, so that
+    results don't depend on fusion by a compiler."""
+    if len(factors) > _MAX_TABLES:
         factor = round_factors(factors)
         value_part = values.astype(np.float32) * broadcast_per_image(xp.asarray(factor)[numbers])
         base_part = base.astype(np.float32) * broadcast_per_image(xp.asarray(1 - factor)[numbers])
@@ -153,10 +153,10 @@ def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: 
     return xp.take(tables.reshape(-1), row * 256 + values.astype(np.int32), mode="clip")
 
 
-@lru_cache(maxsize=_TABLES)
+@lru_cache(maxsize=_MAX_TABLES)
 def make_blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
-    """Return the blends of every base and value by a factor: uint8 (1, 256, 256). `fused` is the
-    product that isn't rounded before the addition, by OpenCV's order of operands."""
+    """Return the blends of every base and value by a factor, uint8 (1, base, value). `fused` is the
+    product that OpenCV doesn't round before it adds the other product."""
     byte = np.arange(256, dtype=np.float32)
     share = np.float32(factor)
     if fused == "base":
@@ -197,7 +197,7 @@ def adjust_hue(xp: Any, values: Any, shifts: np.ndarray, numbers: Any) -> Any:
 
 
 def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
-    """Return hue in 256ths of a circle, saturation and value, int32, as OpenCV's HSV_FULL."""
+    """Return hue in 256ths of a circle, saturation and value, int32 in 0..255, as OpenCV does."""
     red, green, blue = (rgb[..., channel] for channel in range(3))
     value = rgb.max(axis=-1)
     range_ = value - rgb.min(axis=-1)
@@ -206,12 +206,13 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
     per_range = np.rint((256 << _HUE_BITS) / (6 * byte)).astype(np.int32)
     half = 1 << (_HUE_BITS - 1)
     saturation = (range_ * xp.asarray(per_value)[value] + half) >> _HUE_BITS
-    sixth = xp.where(
+    # The hue in sixths of the circle, times the range: red is at 0, green at 2, blue at 4.
+    scaled_hue = xp.where(
         value == red,
         green - blue,
         xp.where(value == green, blue - red + 2 * range_, red - green + 4 * range_),
     )
-    hue = (sixth * xp.asarray(per_range)[range_] + half) >> _HUE_BITS
+    hue = (scaled_hue * xp.asarray(per_range)[range_] + half) >> _HUE_BITS
     return xp.where(hue < 0, hue + 256, hue), saturation, value
 
 

@@ -1,7 +1,7 @@
-"""Changes of images for policies, a different one for each image, without branches.
+"""The changes of images that policies draw, a different change for each image, without branches.
 
 Every change is a row of tables computed on the host: an affine map, a table of levels and a factor
-of a blend. Each sample selects its row, so the compiled step has each kind of change once.
+of a blend. Each image selects its row, so the compiled step has each kind of change once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from pipeline.data.ops.color import compute_luma, compute_mean_luma, look_up_ble
 from pipeline.data.ops.image import Size
 
 BLENDS = ("Contrast", "Color", "Sharpness")
+"""Changes that blend an image with a base: its mean luma, its luma, or the smoothed image."""
 LEVELS = 256
+"""Number of values of a byte."""
 _IDENTITY = np.arange(LEVELS, dtype=np.int32)
 _SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
 _STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Level * 255 / spread, by spread and level, rounded to float32 at each step as in MindSpore."""
+"""Level * 255 / spread, by spread (highest - lowest level) and level, in MindSpore's float32."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """Tables of n changes: affine maps, levels int32 (n, 256), and names.
+    """Tables of n changes: affine maps, new levels by level, int32 (n, 256), and names, (n,).
 
     `blends` has a table for each factor, uint8 (blends, 256, 256), and `blend_numbers`, int32 (n,),
-    the table of each change.
+    the index of each change's table.
     """
 
     maps: Maps
@@ -102,7 +104,7 @@ def _make_matrix(change: Change, height: int, width: int) -> np.ndarray:
 
 
 def make_level_table(change: Change) -> np.ndarray:
-    """Return the table of levels of a change, (256,)."""
+    """Return the new level for each level, (256,); changes that aren't of levels leave them."""
     match change.name:
         case "Brightness":  # as `adjust_brightness` computes it
             return np.rint(_IDENTITY.astype(np.float32) * np.float32(_compute_factor(change))).clip(
@@ -117,7 +119,7 @@ def make_level_table(change: Change) -> np.ndarray:
     return _IDENTITY
 
 
-def make_changes(
+def apply_changes(
     xp: Any,
     values: Any,
     changes: Changes,
@@ -125,7 +127,8 @@ def make_changes(
     interpolation: Interpolation,
     fill: np.ndarray,
 ) -> Any:
-    """Change each image of RGB bytes by the row of the tables in `numbers`, int32 (batch,)."""
+    """Return images of RGB bytes, each changed by the row of the tables in `numbers`, int32
+    (batch,). Pixels from outside are `fill`, uint8 (3,)."""
     values = warp(xp, values, changes.maps.select(xp, numbers), interpolation, fill)
     counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
@@ -152,7 +155,7 @@ def _has_name(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> 
 
 
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
-    """Replace bytes by tables of each sample and channel, (batch, channels or 1, 256)."""
+    """Replace bytes by the tables of their image and channel, (batch, channels or 1, 256)."""
     batch, channels = tables.shape[:2]
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     indices = row[:, None, None, :] * LEVELS + values.astype(np.int32)
@@ -190,7 +193,7 @@ def make_equalize_table(xp: Any, counts: Any) -> Any:
 
 
 def smooth(xp: Any, values: Any) -> Any:
-    """Filter bytes with the kernel [1 1 1; 1 5 1; 1 1 1] / 13. The outermost pixels stay."""
+    """Return bytes filtered by [1 1 1; 1 5 1; 1 1 1] / 13, int32. The outermost pixels stay."""
     height, width = values.shape[1:3]
     levels = values.astype(np.int32)
     if min(height, width) < 3:
@@ -199,8 +202,7 @@ def smooth(xp: Any, values: Any) -> Any:
     for row in range(3):
         for column in range(3):
             total = total + levels[:, row : height - 2 + row, column : width - 2 + column]
-    filtered = xp.pad((2 * total + 13) // 26, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    rows = np.arange(height)
-    columns = np.arange(width)
-    edge = ((rows == 0) | (rows == height - 1))[:, None] | (columns == 0) | (columns == width - 1)
-    return xp.where(edge[..., None], levels, filtered)
+    rounded = (2 * total + 13) // 26  # total / 13 to the nearest integer
+    filtered = xp.pad(rounded, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    is_inner = np.pad(np.ones((height - 2, width - 2), bool), 1)
+    return xp.where(is_inner[..., None], filtered, levels)

@@ -113,8 +113,8 @@ class RandomCrop(GeometricOp):
 def _crop_axis(
     xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
 ) -> tuple[Any, Any]:
-    """Draw the pixels of a crop along an axis of `length` pixels, padded before and after. Returns
-    pixels, int32 (batch, size), clamped to the image, and a mask of those in the image."""
+    """Draw the pixels of a crop along an axis of `length` pixels, with `padding` (before, after).
+    Returns pixels, int32 (batch, size), clamped to the image, and a mask of those inside it."""
     first = draw_integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
     pixel = first + np.arange(size, dtype=np.int32)
     return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
@@ -139,11 +139,12 @@ class CenterCrop(GeometricOp):
         return values[:, top : top + height, left : left + width]
 
 
-def _require_crop(size: Size, image: tuple[int, int]) -> None:
+def _require_crop(size: Size, padded_size: tuple[int, int]) -> None:
     """Raise ValueError for a crop that is larger than the padded image."""
-    if size[0] > image[0] or size[1] > image[1]:
+    height, width = padded_size
+    if size[0] > height or size[1] > width:
         raise ValueError(
-            f"can't crop {size[0]}x{size[1]} from {image[0]}x{image[1]}, padding included; "
+            f"can't crop {size[0]}x{size[1]} from {height}x{width}, padding included; "
             "crop less or pad more"
         )
 
@@ -162,11 +163,11 @@ class _Flip(GeometricOp):
         return value
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        places = [np.arange(n, dtype=np.int32)[None] for n in values.shape[1:3]]
+        pixels = [np.arange(length, dtype=np.int32)[None] for length in values.shape[1:3]]
         # One read by index: if it selected from two reads, XLA would compute their input twice.
-        pixels = places[self.axis]
-        places[self.axis] = xp.where(uniforms[:, :1] < self.prob, pixels[:, ::-1], pixels)
-        return read_crossings(xp, values, rows=places[0], columns=places[1])
+        along = pixels[self.axis]
+        pixels[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
+        return read_crossings(xp, values, rows=pixels[0], columns=pixels[1])
 
 
 @component("op")

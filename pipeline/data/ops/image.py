@@ -13,17 +13,13 @@ from pipeline.data.random import draw_integers
 
 Size = Annotated[tuple[PositiveInt, PositiveInt], Strict(False)]
 """[height, width] in pixels."""
-
 Padding = Annotated[
     tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt, NonNegativeInt], Strict(False)
 ]
 """[top, bottom, left, right] in pixels."""
-
 Probability = Annotated[float, Field(ge=0, le=1)]
-
 Axis = Literal[1, 2]
 """The axis of rows (1) or columns (2) in a batch of images."""
-
 STEPS = 4096
 """Number of even steps of a range, one of which is drawn. Functions such as sine are computed on
 the host in float64 for all steps, and looked up. XLA's functions differ from numpy's in the last
@@ -52,21 +48,19 @@ def require_image_dtype(dtype: str) -> None:
 
 
 def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
-    """Return the pixels at the crossings of `rows` and `columns` of each image.
-
-    `values` are (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns`
-    int32 (batch or 1, J), all within the image. The result is (batch, I, J, channels).
-    """
+    """Return the pixels at the crossings of `rows` and `columns` of each image. `values` are
+    (batch, height, width, channels), `rows` int32 (batch or 1, I) and `columns` int32 (batch or 1,
+    J), all within the image. The result is (batch, I, J, channels)."""
     return read_points(xp, values, rows[:, :, None], columns[:, None, :])
 
 
 def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """Return rows (axis 1) or columns (axis 2) of images; `pixels` int32 (batch or 1, length)."""
+    """Return rows (axis 1) or columns (axis 2) of images by numbers, int32 (batch or 1, length)."""
     if pixels.shape[0] == 1:
         # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
-    other_pixels = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
-    rows, columns = (pixels, other_pixels) if axis == 1 else (other_pixels, pixels)
+    other_axis = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
+    rows, columns = (pixels, other_axis) if axis == 1 else (other_axis, pixels)
     return read_crossings(xp, values, rows, columns)
 
 
@@ -80,12 +74,9 @@ def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Apply values = change(iteration, values) repeatedly.
-
-    Shape and dtype must stay. The compiled step has a loop, too. If it were unrolled, XLA would
-    fuse the iterations and compute inputs repeatedly: 457 ms instead of 74 for four iterations of
-    four changes.
-    """
+    """Compute values = change(iteration, values) repeatedly; shape and dtype must stay the same.
+    The compiled step has a loop too. If it were unrolled, XLA would fuse the iterations and compute
+    their inputs several times: 457 ms instead of 74 for four iterations of four changes."""
     if xp is np or iterations < 2:
         for iteration in range(iterations):
             values = change(iteration, values)
@@ -106,7 +97,7 @@ Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_require_or
 
 
 def list_steps(low: float, high: float) -> np.ndarray:
-    """Return the middles of a range's steps, float64 (STEPS,), or its only value."""
+    """Return the middles of a range's steps, float64 (STEPS,), or (1,) if the bounds are equal."""
     if low == high:
         return np.array([low])
     return low + (high - low) * (np.arange(STEPS) + 0.5) / STEPS

@@ -18,15 +18,17 @@ from pipeline.data.ops.image import Axis, read_along
 
 OpenCv = Literal["linear", "cubic"]
 Pillow = Literal["pil_cubic", "antialias"]
-
 WEIGHT_BITS = 11
+"""Bits after the point in OpenCV's weights for bytes."""
 _PILLOW_BITS = 22
+"""Bits after the point in Pillow's weights."""
 _LANES = 8
+"""Bytes that OpenCV computes at once."""
 
 
 @dataclass(frozen=True)
 class Taps:
-    """Source pixels and weights of each target pixel along an axis; a tap is one of each. Both are
+    """Taps of each target pixel along an axis: a tap is a source pixel and its weight. Both are
     (1 or batch, length, taps), `pixels` int32, `weights` float32, or int32 in fixed point."""
 
     pixels: Any
@@ -48,15 +50,15 @@ class Taps:
 
 
 def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
-    """Interpolate along rows, then along columns. Bytes need two or four taps in fixed point."""
+    """Return images interpolated along rows by `column_taps`, then along columns by `row_taps`.
+    Bytes need two or four taps in fixed point."""
     if values.dtype != np.uint8:
         rows = column_taps.sum(xp, values.astype(np.float32), 2)
         return row_taps.sum(xp, rows, 1).astype(values.dtype)
     rows = column_taps.sum(xp, values.astype(np.int32), 2)
     if row_taps.pixels.shape[-1] > 2:
         total = row_taps.sum(xp, rows, 1)
-        # OpenCV processes eight bytes at a time and rounds halves to even. It rounds halves up in
-        # the remaining bytes at the end of a row.
+        # OpenCV rounds halves to even in full lanes, and up in the remaining bytes of a row.
         width, channels = total.shape[2:]
         indices = np.arange(width * channels).reshape(width, channels)
         halves_up = indices >= width * channels // _LANES * _LANES
@@ -69,6 +71,7 @@ def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
 
 def find_nearest_pixels(source: int, target: int) -> np.ndarray:
     """Return the source pixel of each target pixel, rounded down, int32 (target,)."""
+    # OpenCV's scale, here and below; source / target may differ in the last digit.
     pixels = np.floor(np.arange(target) * (1 / (target / source)))
     return np.minimum(pixels, source - 1).astype(np.int32)
 
@@ -76,7 +79,8 @@ def find_nearest_pixels(source: int, target: int) -> np.ndarray:
 def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
-    """Return taps of two (linear) or four (cubic) neighbours, clamped, without antialiasing."""
+    """Return taps of two (linear) or four (cubic) neighbours, clamped, without antialiasing.
+    `source` and `target` are lengths in pixels. With `fixed`, weights are in fixed point."""
     centres = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
     first = np.floor(centres)
     fraction = centres - first
@@ -92,13 +96,14 @@ def make_widening_taps(source: int, target: int, *, fixed: bool) -> Taps:
     scale = 1 / (target / source)
     pixel = np.arange(target)
     first = np.floor(pixel * scale)
-    past = (pixel + 1 - (first + 1) * (target / source)).astype(np.float32)
-    fraction = np.where(past <= 0, np.float32(0), past - np.floor(past))
+    # How far the target pixel reaches beyond the first source pixel, in target pixels.
+    reach = (pixel + 1 - (first + 1) * (target / source)).astype(np.float32)
+    fraction = np.where(reach <= 0, np.float32(0), reach - np.floor(reach))
     return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
 
 def _compute_cubic_weights(fraction: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the four weights of Keys' kernel with a = -0.75, in float32 and in OpenCV's order."""
+    """Return the weights of Keys' cubic kernel (1981), a = -0.75, in OpenCV's order, float32."""
     a = np.float32(-0.75)
     x = fraction
     before = ((a * (x + 1) - 5 * a) * (x + 1) + 8 * a) * (x + 1) - 4 * a
@@ -120,22 +125,23 @@ def _make_neighbour_taps(
 
 def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
     """Return the mean of the area that each target pixel covers, for images that shrink."""
-    (row_taps, rows), (column_taps, columns) = (
+    (row_taps, row_total), (column_taps, column_total) = (
         _make_overlap_taps(source, target)
         for source, target in zip(values.shape[1:3], size, strict=True)
     )
-    area = rows * columns
+    area = row_total * column_total
     if values.dtype != np.uint8:
         total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.float32), 2), 1)
         return (total * np.float32(1 / area)).astype(values.dtype)
     total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.int32), 2), 1)
-    if (rows, columns) == (2, 2):
+    if (row_total, column_total) == (2, 2):  # for which OpenCV rounds halves up
         return ((total + 2) >> 2).astype(np.uint8)
     return divide_rounded(total, area).astype(np.uint8)
 
 
 def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
-    """Return taps with the overlaps of target and source pixels, and their sum per target."""
+    """Return taps whose weights are the overlaps of target and source pixels, and the sum of the
+    weights of a target pixel. Their unit is the largest that makes all of them integers."""
     unit = gcd(source, target)
     cell = source // unit
     pixel = target // unit
@@ -148,7 +154,8 @@ def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
 
 
 def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
-    """Return total / divisor, rounded to the nearest integer, halves to even or up."""
+    """Return total / divisor, rounded to the nearest integer, halves up if `halves_up`, a bool or a
+    mask, else to even."""
     quotient = total // divisor
     doubled = 2 * (total - quotient * divisor)
     half = (doubled == divisor) & ((quotient % 2 == 1) | halves_up)
@@ -156,7 +163,7 @@ def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
 
 
 def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
-    """Return the taps of Pillow's kernel, widened if the image shrinks, with 22-bit weights."""
+    """Return the taps of Pillow's kernel, widened if the image shrinks, in fixed point."""
     kernel, radius = _KERNELS[interpolation]
     scale = source / target
     widened = max(scale, 1.0)
@@ -168,14 +175,14 @@ def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
     weights = np.where(pixels < end, kernel((pixels - centre + 0.5) / widened), 0)
     weights /= weights.sum(axis=1, keepdims=True)
     fixed = np.trunc(weights * (1 << _PILLOW_BITS) + np.copysign(0.5, weights)).astype(np.int32)
-    used = fixed.any(axis=0)
+    is_used = fixed.any(axis=0)
     pixels = pixels.clip(0, source - 1).astype(np.int32)
-    return Taps(pixels[None, :, used], fixed[None, :, used])
+    return Taps(pixels[None, :, is_used], fixed[None, :, is_used])
 
 
 def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
-    """Return bytes filtered along one axis and rounded to bytes."""
-    if taps.pixels.shape[1] == values.shape[axis]:
+    """Return bytes scaled along an axis by Pillow's taps, rounded to bytes."""
+    if taps.pixels.shape[1] == values.shape[axis]:  # which Pillow leaves as it is
         return values
     total = taps.sum(xp, values.astype(np.int32), axis)
     half = 1 << (_PILLOW_BITS - 1)
@@ -183,7 +190,7 @@ def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
 
 
 def _apply_cubic_kernel(distance: np.ndarray) -> np.ndarray:
-    """Return Keys' kernel with a = -0.5."""
+    """Return Keys' cubic kernel with a = -0.5 at distances in pixels."""
     x = np.abs(distance)
     a = -0.5
     near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -192,7 +199,7 @@ def _apply_cubic_kernel(distance: np.ndarray) -> np.ndarray:
 
 
 def _apply_lanczos_kernel(distance: np.ndarray) -> np.ndarray:
-    """Return sinc(x) sinc(x / 3) within three pixels, else 0."""
+    """Return the Lanczos kernel at distances x in pixels: sinc(x) sinc(x / 3) up to 3, else 0."""
     is_inside = np.abs(distance) < 3
     return np.where(is_inside, np.sinc(distance) * np.sinc(distance / 3), 0)
 
@@ -201,3 +208,4 @@ _KERNELS: dict[Pillow, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     "pil_cubic": (_apply_cubic_kernel, 2.0),
     "antialias": (_apply_lanczos_kernel, 3.0),
 }
+"""Pillow's kernels, and the distance in pixels from which they are 0."""

@@ -57,8 +57,8 @@ class LinearMap(Op):
 
 
 @lru_cache(maxsize=4)
-def _read_arrays(path: Path, changed_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and matrix, float32. Raises OSError and ValueError."""
+def _read_arrays(path: Path, _changed_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and matrix, float32; cached until a file changes. Raises OSError, ValueError."""
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
         if missing:
@@ -78,7 +78,7 @@ def compute_zca(images: np.ndarray, epsilon: float) -> dict[str, np.ndarray]:
     filters, Vision Research 37, 1997).
     """
     vectors = images.reshape(len(images), -1).astype(np.float64)
-    values, basis = np.linalg.eigh(np.cov(vectors, rowvar=False))
-    matrix = basis / np.sqrt(values.clip(min=0) + epsilon) @ basis.T
+    eigenvalues, basis = np.linalg.eigh(np.cov(vectors, rowvar=False))
+    matrix = basis / np.sqrt(eigenvalues.clip(min=0) + epsilon) @ basis.T
     arrays = {"mean": vectors.mean(axis=0), "matrix": matrix}
     return {name: array.astype(np.float32) for name, array in arrays.items()}

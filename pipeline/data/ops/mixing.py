@@ -52,25 +52,25 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix samples with those in the rows `partner`, which have the weight 1 - shares[number]."""
+    """Mix (images, labels) with those in the rows `partner`, int (batch,). The weight of a sample
+    is shares[number], with `number` int32 (1,), and its partner's the rest up to 1."""
     images, labels = values
     share = xp.asarray(shares)[number]
+    mixed_labels = _mix_with_partner(labels, partner, share)
     if images.dtype == np.uint8:
-        return blend(xp, images[partner], images, shares, number), _mix_with_partner(
-            labels, partner, share
-        )
-    return _mix_with_partner(images, partner, share), _mix_with_partner(labels, partner, share)
+        return blend(xp, images[partner], images, shares, number), mixed_labels
+    return _mix_with_partner(images, partner, share), mixed_labels
 
 
 def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
     """Mix `share`, (batch or 1,), of each sample with 1 - share of its partner. The dtype stays."""
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
-    other = values[partner].astype(np.float32)
-    return (values.astype(np.float32) * share + other * (1 - share)).astype(values.dtype)
+    partners = values[partner].astype(np.float32)
+    return (values.astype(np.float32) * share + partners * (1 - share)).astype(values.dtype)
 
 
 def _encode_label(xp: Any, op: BatchOp, values: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return images and one-hot labels, of labels that `_fit_label` has accepted."""
+    """Return images, and labels that `_fit_label` has accepted as one-hot labels."""
     images, labels = values
     if op.classes is not None and labels.ndim == 1:
         labels = OneHot(classes=op.classes)(xp, labels, None)
@@ -98,7 +98,7 @@ def draw_partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def list_beta_steps(alpha: float) -> np.ndarray:
-    """Return the middles of STEPS equally likely steps of Beta(alpha, alpha), 16-bit float32."""
+    """Return STEPS equally likely draws of Beta(alpha, alpha), float32, by `round_factors`."""
     from scipy.special import betaincinv
 
     return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
@@ -132,7 +132,7 @@ class CutMix(BatchOp):
         rows = _mark_extent(xp, uniforms[:, 3], extents[:, 0], height)
         columns = _mark_extent(xp, uniforms[:, 4], extents[:, 1], width)
         is_changed = uniforms[:, 1] < self.prob
-        rows = rows & is_changed[:, None]
+        rows = rows & is_changed[:, None]  # the box of an unchanged image is empty
         box = rows[:, :, None] & columns[:, None, :]
         partner = draw_partners(xp, uniforms[:, 0])
         area_outside = height * width - rows.sum(axis=1) * columns.sum(axis=1)
@@ -143,6 +143,8 @@ class CutMix(BatchOp):
 
 def _mark_extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
     """Return a mask of the pixels of a box along an axis of `length`, bool (batch, length).
+
+    The centre is drawn by `uniforms`, (batch,), and `extent`, int (batch,), is the side of the box.
 
     As in MindSpore, the centre may be right after the last pixel, a clipped end excludes the last
     pixel, and the box has at least one pixel.

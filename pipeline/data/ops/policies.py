@@ -15,7 +15,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.affine import Fill, Interpolation, list_fill_levels
 from pipeline.data.ops.color import require_rgb_bytes
-from pipeline.data.ops.color_changes import Change, Changes, make_changes, tabulate
+from pipeline.data.ops.color_changes import Change, Changes, apply_changes, tabulate
 from pipeline.data.ops.image import Size, repeat_op
 from pipeline.data.random import draw_integers
 
@@ -23,15 +23,17 @@ _SIGNED = frozenset(
     {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
     | {"Brightness", "Color", "Contrast", "Sharpness"}
 )
+"""Changes whose magnitude is negated with a probability."""
 _BINS = 10
+"""Number of magnitudes of AutoAugment."""
 _RANDOM = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness"),
     *("Color", "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize"),
 )
+"""The changes of RandAugment."""
 _POLICIES = Path(__file__).with_name("auto_augment.json")
 """Policies of 25 pairs of (change, probability, index of a magnitude or None): tables 7 to 9 of
 Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
-
 Convention = Literal["mindspore", "paper"]
 """mindspore: translations are multiplied by the image's side twice, so that most leave only `fill`;
 RandAugment negates a third of magnitudes and draws AutoContrast twice as often. paper: translations
@@ -51,21 +53,22 @@ class Policy(Op):
         list_fill_levels(self.fill, 3)
         return value
 
-    def _change(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-        """Apply changes to each image in order: rows of a table, int32 (batch, iterations)."""
+    def _apply(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
+        """Apply several changes to each image, one after the other; `numbers`, int32 (batch,
+        iterations), are their rows in the tables."""
         fill = list_fill_levels(self.fill, 3)
 
         def change_once(iteration: Any, values: Any) -> Any:
             row = numbers[:, iteration]
-            return make_changes(xp, values, changes, row, self.interpolation, fill)
+            return apply_changes(xp, values, changes, row, self.interpolation, fill)
 
         return repeat_op(xp, change_once, numbers.shape[1], values)
 
 
 @component("op")
 class RandAugment(Policy):
-    """Apply `num_ops` changes, drawn from 14, with strength `magnitude` of `num_magnitude_bins`. As
-    in Cubuk et al., 2020, with MindSpore's changes and magnitudes."""
+    """Apply `num_ops` changes, drawn from 14, at strength number `magnitude` of
+    `num_magnitude_bins`: Cubuk et al., 2020, with MindSpore's changes and strengths."""
 
     name: Literal["rand_augment"] = "rand_augment"
     num_ops: PositiveInt = 2
@@ -89,16 +92,16 @@ class RandAugment(Policy):
         size = values.shape[1], values.shape[2]
         bins = self.num_magnitude_bins
         changes, rows = _tabulate_random_changes(self.magnitude, bins, self.convention, size)
-        negative = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
+        negative_share = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
         number = draw_integers(xp, uniforms[:, : self.num_ops], len(rows))
-        side = (uniforms[:, self.num_ops :] < negative).astype(np.int32)
-        return self._change(xp, values, changes, xp.asarray(rows)[number, side])
+        is_negative = (uniforms[:, self.num_ops :] < negative_share).astype(np.int32)
+        return self._apply(xp, values, changes, xp.asarray(rows)[number, is_negative])
 
 
 @component("op")
 class AutoAugment(Policy):
-    """Apply one of 25 pairs of changes of a learned policy, each change with its probability. As in
-    Cubuk et al., 2019, with MindSpore's changes and magnitudes."""
+    """Apply one of 25 pairs of changes of a learned policy, each change with its probability: Cubuk
+    et al., 2019, with MindSpore's changes and strengths."""
 
     name: Literal["auto_augment"] = "auto_augment"
     policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
@@ -113,19 +116,17 @@ class AutoAugment(Policy):
         numbers = xp.asarray(rows)[
             pair[:, None], np.arange(2), draw_integers(xp, uniforms[:, 3:5], 2)
         ]
-        return self._change(xp, values, changes, xp.where(is_changed, numbers, 0))
+        return self._apply(xp, values, changes, xp.where(is_changed, numbers, 0))
 
 
 def list_strengths(
     name: str, bins: int, convention: Convention, size: Size, solarize_from: int
 ) -> np.ndarray:
-    """Return the strength of a change at each of `bins` magnitudes, float64 (bins,).
-
-    Shears are in radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall
-    from `solarize_from` to 0.
-    """
+    """Return the strength of a change at each of `bins` magnitudes, float64 (bins,). Shears are in
+    radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall from
+    `solarize_from` to 0. The ranges are those of Cubuk et al., 2019, table 6."""
     height, width = size
-    power = 1 if convention == "paper" else 2
+    power = 1 if convention == "paper" else 2  # of the side, in a translation
     match name:
         case "ShearX" | "ShearY":
             return _space_evenly(0, 0.3, bins)
@@ -153,6 +154,7 @@ def _space_evenly(first: float, last: float, count: int) -> np.ndarray:
 
 
 def _make_both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
+    """Return a change, and its negative if it has a sign, else itself again."""
     return Change(name, magnitude), Change(name, -magnitude if name in _SIGNED else magnitude)
 
 

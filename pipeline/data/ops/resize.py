@@ -37,12 +37,10 @@ from pipeline.data.ops.interpolation import (
 from pipeline.data.random import draw_integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
-
 _AREA_LIMIT = 2**31 // 255
 """The largest area of an image whose weighted sum of bytes fits into int32."""
-
 MAX_SIZES = 32
-"""Limit, since each size is a branch of the compiled program."""
+"""The most sizes of `random_size`, since each is a branch of the compiled program."""
 
 
 @component("op")
@@ -84,7 +82,8 @@ class Resize(GeometricOp):
 
 
 def compute_target_size(size: Size | int, height: int, width: int) -> Size:
-    """Return [height, width] after scaling. A longer edge without a size is rounded down."""
+    """Return (height, width) after scaling to `size`. If it is the length of the shorter edge, the
+    longer edge keeps the ratio, rounded down."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -110,9 +109,8 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
         return filter_axis(xp, filter_axis(xp, values, column_taps, 2), row_taps, 1)
     if interpolation != "area":
         column_taps = make_opencv_taps(interpolation, width, columns, 2, fixed=fixed)
-        return interpolate(
-            xp, values, column_taps, make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
-        )
+        row_taps = make_opencv_taps(interpolation, height, rows, 1, fixed=fixed)
+        return interpolate(xp, values, column_taps, row_taps)
     if rows <= height and columns <= width:
         return average_areas(xp, values, size)
     column_taps = make_widening_taps(width, columns, fixed=fixed)
@@ -121,11 +119,8 @@ def resize_images(xp: Any, values: Any, size: Size, interpolation: Interpolation
 
 @component("op")
 class RandomSize(GeometricOp):
-    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step.
-
-    As in YOLOv3's training at several scales. The compiled program has a branch for each size. The
-    network must support any size.
-    """
+    """Scale all images of a batch to one of `sizes`, [height, width], drawn for each step, as in
+    YOLOv3's training. The network must support all sizes."""
 
     name: Literal["random_size"] = "random_size"
     sizes: Annotated[Seq[Size], Field(min_length=2, max_length=MAX_SIZES)]
@@ -142,17 +137,17 @@ class RandomSize(GeometricOp):
     def choices(self) -> int:
         return len(self.sizes)
 
-    def chosen(self, number: int) -> Resize:
+    def select_variant(self, number: int) -> Resize:
         """Return the op that scales to one of the sizes."""
         return Resize(size=self.sizes[number], interpolation=self.interpolation, column=self.column)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
         """Return the spec of an image of the first size."""
-        return self.chosen(0).output(value)
+        return self.select_variant(0).output(value)
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        """Return images of the first size. Training applies the op that `chosen` returns."""
-        return self.chosen(0)(xp, values, uniforms)
+        """Return images of the first size. Training applies `select_variant`."""
+        return self.select_variant(0)(xp, values, uniforms)
 
 
 CropInterpolation = Literal["linear", "nearest", "cubic"]
@@ -247,6 +242,7 @@ class RandomResizedCrop(GeometricOp):
         min_ratio, max_ratio = self.ratio
         rows = round(width / min_ratio) if width / height < min_ratio else height
         columns = round(height * max_ratio) if width / height > max_ratio else width
+        # As in MindSpore, an odd border is larger at the top and at the right.
         return (height - rows + 1) // 2, (width - columns) // 2, rows, columns
 
 

@@ -81,7 +81,7 @@ class Hwc2Chw(Op):
 
 @component("op")
 class TypeCast(Op):
-    """Convert to another dtype that numpy and JAX share at 32 bits."""
+    """Convert to a dtype of at most 32 bits, which numpy and JAX share."""
 
     name: Literal["type_cast"] = "type_cast"
     column: str = "label"
@@ -118,13 +118,13 @@ class OneHot(Op):
         return replace(value, shape=(*value.shape, self.classes), dtype="float32")
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
-        hot = values[..., None] == np.arange(self.classes)
+        is_class = values[..., None] == np.arange(self.classes)
         if self.smoothing == 0:
-            return hot.astype(np.float32)
-        valid = hot.any(axis=-1, keepdims=True)
+            return is_class.astype(np.float32)
+        has_class = is_class.any(axis=-1, keepdims=True)
         off = np.float32(self.smoothing / self.classes)
         on = np.float32(1 - self.smoothing + self.smoothing / self.classes)
-        return xp.where(hot, on, xp.where(valid, off, np.float32(0)))
+        return xp.where(is_class, on, xp.where(has_class, off, np.float32(0)))
 
 
 @component("op")

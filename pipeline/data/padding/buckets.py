@@ -9,11 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from pipeline.data.columns import Column, LazyColumn, resolve_indices
+from pipeline.data.columns import Column, name_sample, read_sample, resolve_indices
 
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
-
 SIZE = "size"
 """Column of the sizes of images without padding, int32 (dimensions,)."""
 
@@ -21,7 +20,7 @@ SIZE = "size"
 @runtime_checkable
 class RaggedColumn(Column, Protocol):
     """A column whose values differ in their leading dimensions. Indexing pads the values with zeros
-    to a size that holds the largest."""
+    to the maximum along each dimension."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -39,7 +38,7 @@ class RaggedColumn(Column, Protocol):
 
 
 class Ragged:
-    """Base of the ragged columns, with shape and indexing by `sizes`."""
+    """Base of the ragged columns, which derives shape and indexing from `sizes` and `trailing`."""
 
     @property
     def shape(self: RaggedColumn) -> tuple[int, ...]:
@@ -53,10 +52,11 @@ class Ragged:
 
 @dataclass(frozen=True)
 class RaggedArray(Ragged):
-    """A ragged column in memory: all values in one array, and the start of each."""
+    """A ragged column in memory: all values one after the other in `flat`, (numbers,)."""
 
     flat: np.ndarray
     starts: np.ndarray
+    """The index in `flat` of each value's first number, int64 (samples,)."""
     sizes: np.ndarray
     trailing: tuple[int, ...]
 
@@ -76,7 +76,8 @@ class RaggedArray(Ragged):
 def make_ragged_array(
     flat: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...] = ()
 ) -> RaggedArray:
-    """Make a ragged column of `flat` (numbers,) and `sizes` (samples, d). Raises ValueError."""
+    """Make a ragged column of `flat` (numbers,) and `sizes` (samples, dimensions). Raises
+    ValueError for sizes that aren't positive integers or don't fit `flat`."""
     if sizes.ndim != 2 or sizes.dtype.kind not in "iu" or sizes.size == 0:
         raise ValueError(f"sizes are {sizes.dtype} {sizes.shape}; must be whole numbers (n, d)")
     if sizes.min() < 1:
@@ -94,6 +95,7 @@ class UniformColumn(Ragged):
 
     column: Column
     dimensions: int
+    """The number of leading dimensions of a value that are its size."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -109,14 +111,10 @@ class UniformColumn(Ragged):
         return self.column.dtype
 
     def value(self, index: int) -> np.ndarray:
-        if isinstance(self.column, LazyColumn):
-            return self.column.sample(index)
-        return self.column[np.array([index])][0]
+        return read_sample(self.column, index)
 
     def sample_name(self, index: int) -> str:
-        if isinstance(self.column, LazyColumn):
-            return self.column.sample_name(index)
-        return f"sample {index}"
+        return name_sample(self.column, index)
 
 
 def to_ragged(column: Column, dimensions: int) -> RaggedColumn:
@@ -159,33 +157,33 @@ class PaddedColumn:
 
 
 def sort_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets in ascending order of volume."""
+    """Return the buckets in ascending order of the number of positions in them."""
     return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
 
 
 def assign_buckets(
     sizes: np.ndarray, buckets: Sequence[Bucket], *, crop: bool = False
 ) -> np.ndarray:
-    """Return the first bucket that covers each sample, int32 (samples,); sizes are (samples, d).
-
-    With `crop`, a sample larger than every bucket has the bucket that covers most of it. Without
-    `crop`, it raises ValueError.
-    """
+    """Return the number of the first bucket that covers each sample, int32 (samples,), by the
+    samples' sizes, (samples, dimensions). With `crop`, a sample that no bucket covers has the
+    bucket that covers most of it. Without `crop`, raises ValueError for such a sample."""
     bounds = np.array(buckets)
-    covered = np.all(sizes[:, None] <= bounds, axis=-1)
-    uncovered = ~covered.any(axis=1)
-    if uncovered.any() and not crop:
-        largest = sizes[uncovered].max(axis=0).tolist()
+    is_covered = np.all(sizes[:, None] <= bounds, axis=-1)  # (samples, buckets)
+    is_oversized = ~is_covered.any(axis=1)
+    if is_oversized.any() and not crop:
+        largest = sizes[is_oversized].max(axis=0).tolist()
         raise ValueError(
-            f"{uncovered.sum():,} of {len(sizes):,} samples are larger than every bucket; "
+            f"{is_oversized.sum():,} of {len(sizes):,} samples are larger than every bucket; "
             f"a bucket of {largest} would hold them; dataset.oversized=crop uses a part of each"
         )
     areas = np.minimum(sizes[:, None], bounds).astype(np.int64).prod(axis=-1)
-    return np.where(uncovered, areas.argmax(axis=1), covered.argmax(axis=1)).astype(np.int32)
+    numbers = np.where(is_oversized, areas.argmax(axis=1), is_covered.argmax(axis=1))
+    return numbers.astype(np.int32)
 
 
 def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], batch_size: int) -> None:
-    """Raise ValueError for a bucket without samples, or with fewer than `batch_size`."""
+    """Raise ValueError for a bucket with fewer than `batch_size` samples; `numbers` are the
+    buckets of the samples, int (samples,)."""
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     for bucket, count in zip(buckets, counts, strict=True):
         if count == 0:

@@ -21,25 +21,20 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.random import draw_integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
-"""Column of sizes before a crop, int32 (dimensions,), if some images exceed every bucket."""
-
+"""Column of the sizes of images before a crop, int32 (dimensions,), if some images are cropped."""
 CROP_OP = 1 << 30
 """Op number in the key of random crops, larger than any index of a map op."""
 
 
 def pad_split(
-    split: Split,
-    buckets: Sequence[Bucket],
-    *,
-    ignore_index: int | None = None,
-    crop: bool = False,
+    split: Split, buckets: Sequence[Bucket], *, ignore_index: int | None = None, crop: bool = False
 ) -> Split:
     """Pad images to a size that holds all buckets, and add a column of their sizes.
 
     Labels of positions are padded with `ignore_index`. With `crop`, samples may be larger than
-    every bucket. Then all are padded to a size that also holds the largest sample, and the column
-    has the sizes after `crop_to`. Raises ValueError if images have a wrong number of dimensions, if
-    an image is larger than every bucket without `crop`, and if labels can't be padded.
+    every bucket. The padded size then also holds the largest sample, and the column has the sizes
+    after `crop_to`. Raises ValueError if images have a wrong number of dimensions, if no bucket
+    covers an image and `crop` is false, and if labels can't be padded.
     """
     images = to_ragged(split.columns["image"], len(buckets[0]))
     full_sizes = images.sizes
@@ -61,7 +56,8 @@ def pad_split(
 def _pad_labels(
     labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
-    """Pad labels of positions like the images; keep other labels. Raises ValueError."""
+    """Pad labels of positions like the images, and return other labels as they are. Raises
+    ValueError if labels have other sizes, or `ignore_index` is missing or too large."""
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
@@ -86,11 +82,9 @@ def _pad_labels(
 
 
 def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
-    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket.
-
-    A sample larger than the bucket is cropped at a place drawn from (seed, epoch, sample), or in
-    the middle. Results with `xp`, numpy or jax.numpy, are the same.
-    """
+    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket. If
+    a sample is larger than the bucket, its part is drawn from (seed, epoch, sample), or is the
+    middle if `is_random` is false. Results with numpy and jax.numpy, `xp`, are the same."""
     columns = batch.columns
     names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     if UNCROPPED_SIZE not in columns:

@@ -26,34 +26,30 @@ from pipeline.data.image_file import (
 )
 from pipeline.data.records.mindrecord_file import MindRecordFile
 from pipeline.data.records.tar_shard import TarShard
-from pipeline.data.records.tf_example import Feature, TFRecordFile
+from pipeline.data.records.tf_example import Feature, TFRecordFile, Visit
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw", "data")
 LABEL_KEYS = ("image/class/label", "label")
+"""Names of the features with the image and with the label, in the order in which they are tried."""
 SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
 """Names of the features with the height, width and channels of plain pixels."""
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
 """First bytes of image files that `open_image` reads."""
-
 Shape = tuple[int, int, int]
-
 ExampleFile = MindRecordFile | TarShard | TFRecordFile
-IndexFile = Callable[[Path, Callable[[int, Mapping[str, Feature]], None]], ExampleFile]
-"""Calls a function for each example of a file, and returns a reader of single examples."""
+IndexFile = Callable[[Path, Visit], ExampleFile]
+"""Calls a function for each example of a file, and returns the file, to read examples from."""
 
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """Settings of a recipe for examples; None: inferred from the first example."""
+    """Settings of a recipe for examples, which `ExampleFilesSpec` and `MindRecord` describe."""
 
     image_key: str | None = None
     label_key: str | None = None
     image_size: Sequence[int] | None = None
-    """(height, width) that image files are resized to."""
     image_shape: Sequence[int] | None = None
-    """(height, width, channels) of plain pixels."""
     image_layout: Literal["hwc", "chw"] = "hwc"
-    """The order of axes of images that are arrays."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class ExampleImages:
 
 @dataclass(frozen=True)
 class Examples:
-    """The images of files and their labels, in the order of the files."""
+    """The images and labels of several files, in the order of the files."""
 
     images: ExampleImages
     labels: np.ndarray
@@ -111,8 +107,8 @@ class Examples:
 def read_examples(
     paths: Sequence[Path], index_file: IndexFile, settings: ExampleSettings
 ) -> Examples:
-    """Read the labels of all records, the positions of records, and the size of images. Raises
-    DataError that names the file, the record and the problem."""
+    """Read all records once: their labels and positions, and the layout of images. Raises DataError
+    that names the file, the record and the problem."""
     rows: list[tuple[int, int]] = []
     labels: list[int | np.ndarray] = []
     layout: _ExampleLayout | None = None
@@ -122,7 +118,7 @@ def read_examples(
         try:
             layout = layout or _find_layout(features, settings)
             layout.image.require(features)
-            labels.append(layout.label(features))
+            labels.append(layout.read_label(features))
         except UNREADABLE_IMAGE as error:
             raise ValueError(f"record {record}: {error}") from error
         rows.append((len(files), record))
@@ -146,16 +142,17 @@ class ImageLayout:
     """Files such as PNG are decoded as RGB. Pixels are bytes, arrays have a dtype and a shape."""
     shape: Shape
     """(height, width, channels)."""
-    resized: bool = False
+    is_resized: bool = False
+    """Whether files may have any size, and are resized to `shape`."""
     dtype: Literal["uint8", "int32", "float32"] = "uint8"
-    moved_axis: int = -1
-    """The axis of channels of an array."""
+    channel_axis: int = -1
+    """The axis of an array that has the channels."""
 
     def read_image(self, features: Mapping[str, Feature]) -> np.ndarray:
         """Return the image of an example, (H, W, C). Raises an error of `UNREADABLE_IMAGE`."""
         if self.kind == "array":
             values = np.asarray(features[self.key]).astype(self.dtype)
-            return _as_image(values, self.moved_axis).reshape(self.shape)
+            return _as_image(values, self.channel_axis).reshape(self.shape)
         content = _find_bytes(features, self.key)
         if self.kind == "pixels":
             return np.frombuffer(content, np.uint8).reshape(self.shape)
@@ -165,7 +162,7 @@ class ImageLayout:
     def require(self, features: Mapping[str, Feature]) -> None:
         """Raise an error of `UNREADABLE_IMAGE` if the image has another layout."""
         if self.kind == "array":
-            layout = _find_array_layout(self.key, features.get(self.key), self.moved_axis)
+            layout = _find_array_layout(self.key, features.get(self.key), self.channel_axis)
             if layout != self:
                 raise ValueError(
                     f"{show_name(self.key)} is {layout.dtype} of shape {layout.shape}, but the "
@@ -181,7 +178,7 @@ class ImageLayout:
                     f"pixels of {channels} channels are {math.prod(self.shape):,}; "
                     "must match dataset.image_shape"
                 )
-        elif not self.resized:
+        elif not self.is_resized:
             height, width = _read_encoded_size(content)
             if (height, width) != self.shape[:2]:
                 raise ValueError(
@@ -199,7 +196,7 @@ class _ExampleLayout:
     num_floats: int | None
     """Number of floats of a label; None for a class."""
 
-    def label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
+    def read_label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
         """Return the label of an example. Raises ValueError for another dtype or length."""
         label = _require_numbers(self.label_key, features.get(self.label_key))
         expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
@@ -254,7 +251,7 @@ def _find_image_layout(
     return ImageLayout(key, "pixels", _find_plain_shape(features, key))
 
 
-def _find_array_layout(key: str, values: Feature | None, moved_axis: int) -> ImageLayout:
+def _find_array_layout(key: str, values: Feature | None, channel_axis: int) -> ImageLayout:
     """Return the layout of an array. Raises ValueError for one that isn't an image or tokens."""
     if not isinstance(values, np.ndarray) or not 1 <= values.ndim <= 3 or not values.size:
         raise ValueError(f"{show_name(key)} must be an image, of at most 3 axes, or tokens")
@@ -263,14 +260,15 @@ def _find_array_layout(key: str, values: Feature | None, moved_axis: int) -> Ima
     # The absolute value of the least int64 is negative.
     if not ((values >= -limit) & (values <= limit)).all():
         raise ValueError(f"{show_name(key)} has values that {dtype} can't hold")
-    height, width, channels = _as_image(values, moved_axis).shape
-    return ImageLayout(key, "array", (height, width, channels), dtype=dtype, moved_axis=moved_axis)
+    height, width, channels = _as_image(values, channel_axis).shape
+    shape = (height, width, channels)
+    return ImageLayout(key, "array", shape, dtype=dtype, channel_axis=channel_axis)
 
 
-def _as_image(values: np.ndarray, moved_axis: int) -> np.ndarray:
+def _as_image(values: np.ndarray, channel_axis: int) -> np.ndarray:
     """Return an array as (height, width, channels). Tokens (T,) become (T, 1, 1)."""
     if values.ndim == 3:
-        return np.moveaxis(values, moved_axis, -1)
+        return np.moveaxis(values, channel_axis, -1)
     return values.reshape(*values.shape, *(1,) * (3 - values.ndim))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -28,24 +28,22 @@ from pydantic_core import from_json
 from pipeline.core.errors import limit_problems
 from pipeline.core.files.error_text import describe_problems, show_name
 from pipeline.core.registry import Seq
-from pipeline.data.records.tf_example import Feature
+from pipeline.data.records.tf_example import Feature, Visit
 
 VERSION = "3.0"
+"""The version of the format that is read."""
 MAX_HEADER_BYTES = 2**26
 MAX_ROW_BYTES = 2**26
-SIZES = (1, 2, 4, 8)
+INTEGER_BYTES = (1, 2, 4, 8)
 """Bytes of an integer in an array, by its code of two bits."""
-
 _LENGTH_BYTES = 8
 _ENCRYPTED = b"ENCRYPT"
 _INDEX_QUERY = """SELECT ROW_ID, PAGE_ID_RAW, PAGE_OFFSET_RAW, PAGE_OFFSET_RAW_END,
     PAGE_ID_BLOB, PAGE_OFFSET_BLOB, PAGE_OFFSET_BLOB_END FROM INDEXES"""
-_STEPS = 1000
-"""Steps of SQLite's program between two checks of its limit."""
+_STEPS_PER_CHECK = 1000
+"""Instructions of SQLite's virtual machine between two checks of their limit."""
 _MAX_VALUE_BYTES = 2**20
 """Largest text, bytes or row of an index."""
-
-
 Bytes = Annotated[int, Field(gt=0, lt=2**40)]
 
 
@@ -110,10 +108,8 @@ class MindRecordFile:
         return dict([*_parse_scalars(scalars, self.schema), *_parse_blobs(blobs, self.schema)])
 
 
-def index_mindrecord(
-    path: Path, visit: Callable[[int, Mapping[str, Feature]], None]
-) -> MindRecordFile:
-    """Call `visit` for each sample, and return the opened file. Raises OSError and ValueError."""
+def index_mindrecord(path: Path, visit: Visit) -> MindRecordFile:
+    """Call `visit` for each sample, and return the indexed file. Raises OSError and ValueError."""
     size = path.stat().st_size
     header = _read_header(path, size)
     for name in (Path(address).name for address in header.shard_addresses):
@@ -161,13 +157,14 @@ def _read_index(index: Path) -> np.ndarray:
     """Return the rows of `_INDEX_QUERY` by sample, int64 (samples, 7). Raises ValueError."""
     if not index.is_file():
         raise ValueError(f"needs its index {show_name(index.name)} in the same folder")
-    # A hostile database may compute endless rows or huge values, so both are limited.
+    # A hostile database may compute endless rows or huge values, so both are limited: to a million
+    # instructions and 100 for each byte, and to `_MAX_VALUE_BYTES`.
     budget = iter(range(1000 + index.stat().st_size // 10))
     try:
         uri = f"{index.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-            database.set_progress_handler(lambda: next(budget, None) is None, _STEPS)
+            database.set_progress_handler(lambda: next(budget, None) is None, _STEPS_PER_CHECK)
             values = chain.from_iterable(database.execute(_INDEX_QUERY))
             rows = np.fromiter(map(operator.index, values), np.int64)
     except (sqlite3.Error, ValueError, TypeError, OverflowError, MemoryError) as error:
@@ -183,8 +180,8 @@ def _locate_samples(rows: np.ndarray, header: Header, size: int) -> np.ndarray:
     """Return the `spans` of a file of `size` bytes. Raises ValueError for rows outside of it."""
     pages = max(size - header.header_size, 0) // header.page_size + 1
     spans = []
-    for first in (1, 4):
-        page, start, end = rows[:, first : first + 3].T
+    for column in (1, 4):  # of the scalars, of the blobs
+        page, start, end = rows[:, column : column + 3].T
         is_inside = (page >= 0) & (page < pages) & (start >= 0) & (end <= header.page_size)
         page_start = header.header_size + np.where(is_inside, page, 0) * header.page_size
         is_inside &= (start < end) & (end - start >= _LENGTH_BYTES) & (end <= size - page_start)
@@ -207,7 +204,8 @@ def _read_row(file: BinaryIO, start: int, end: int) -> bytes:
     row = file.read(end - start)
     length = int.from_bytes(row[:_LENGTH_BYTES], "little")
     if length != end - start - _LENGTH_BYTES or len(row) != end - start:
-        raise ValueError(f"a row of {length:,} bytes, and {end - start - 8:,} in the index")
+        in_index = end - start - _LENGTH_BYTES
+        raise ValueError(f"a row of {length:,} bytes, and {in_index:,} in the index")
     return row[_LENGTH_BYTES:]
 
 
@@ -236,11 +234,10 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
 def _parse_blobs(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Feature]]:
     """Yield the bytes and arrays of a sample. Raises ValueError for a wrong length or shape."""
     position = 0
-    is_only = len(schema.blob_fields) == 1
     for name in schema.blob_fields:
         field = schema.fields[name]
         length = len(content)
-        if not is_only:
+        if len(schema.blob_fields) > 1:  # a single blob has no length before it
             length = int.from_bytes(content[position : position + _LENGTH_BYTES], "big")
             position += _LENGTH_BYTES
         if position + length > len(content):
@@ -266,16 +263,16 @@ def unpack_integers(blob: bytes) -> np.ndarray:
     """Return integers that are stored in as few bytes as each needs, int64 (n,). Raises ValueError
     if their number or sizes don't match the bytes."""
     count = int.from_bytes(blob[:4], "big")
-    first = 4 + -(-count // 4)
+    first = 4 + -(-count // 4)  # the first byte after the count and four codes a byte
     data = np.frombuffer(blob, np.uint8)
     if first + count > len(data):
         raise ValueError(f"{count:,} integers don't fit {len(data):,} bytes")
     codes = (data[4:first, None] >> np.array([6, 4, 2, 0], np.uint8) & 3).ravel()[:count]
-    ends = first + np.cumsum(np.array(SIZES)[codes])
+    ends = first + np.cumsum(np.array(INTEGER_BYTES)[codes])
     if len(data) != (ends[-1] if count else first):
         raise ValueError(f"{count:,} integers don't fill {len(data):,} bytes")
     values = np.empty(count, np.int64)
-    for code, size in enumerate(SIZES):
+    for code, size in enumerate(INTEGER_BYTES):
         mask = codes == code
         parts = data[ends[mask, None] + np.arange(-size, 0)]
         values[mask] = parts.reshape(-1).view(f"<i{size}")

@@ -17,15 +17,16 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.padding.buckets import Ragged
 from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_batch
 
-BULK = 4096
-"""The most records of one request to grain."""
+MAX_REQUEST = 4096
+"""The most records that grain is asked for at once."""
 UNREADABLE_RECORD = (RuntimeError, OSError, ValueError, IndexError, OverflowError, MemoryError)
 """Errors of grain and `decode` for damaged files, mostly RuntimeError and ValueError."""
 
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A whole file in grain's terms, with its length, so that grain needn't open it."""
+    """A file in the fields that grain reads, with its number of records in `take` and
+    `examples_in_shard`, so that grain doesn't open the file to count them."""
 
     filename: str
     skip: int
@@ -34,8 +35,11 @@ class FileSpan:
 
 
 class RecordColumn:
-    """A column of record files with one sample per record, read on demand. Only `read` supports
-    records of several samples and, with `sizes`, samples of several sizes."""
+    """A column of record files with one sample per record, read on demand.
+
+    Only `read` supports records of several samples, and samples of several sizes, whose leading
+    dimensions are `sizes`, int32 (samples, dimensions).
+    """
 
     def __init__(
         self, folder: Path, spec: RecordColumnSpec, sizes: np.ndarray | None = None
@@ -47,9 +51,9 @@ class RecordColumn:
         self._spec = spec
         self._sizes = sizes
         self.dtype = np.dtype(spec.dtype)
-        counts = [spec.records(file) for file in spec.files]
+        counts = [spec.count_records(file) for file in spec.files]
         self._ends = list(accumulate(counts))
-        self.records = self._ends[-1]
+        self.num_records = self._ends[-1]
         spans = [
             FileSpan(str(folder / file.name), 0, count, count)
             for file, count in zip(spec.files, counts, strict=True)
@@ -74,7 +78,7 @@ class RecordColumn:
         return f"{self._folder / self._spec.files[number].name}, record {position}"
 
     def read(self, record: int) -> np.ndarray:
-        """Return the samples of a record. Raises DataError that names the record."""
+        """Return the samples of a record, (n, ...). Raises DataError that names the record."""
         number, position = self._locate(record)
         file = self._spec.files[number]
         per_record = self._spec.samples_per_record
@@ -91,10 +95,10 @@ class RecordColumn:
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
         numbers = np.searchsorted(self._ends, indices, side="right")
         firsts = np.array([0, *self._ends[:-1]], np.int64)
-        checksums = np.array([file.first_crc32 for file in self._spec.files], np.int64)
-        seeds = indices - firsts[numbers] + checksums[numbers]
-        for first in range(0, len(indices), BULK):
-            batch = slice(first, first + BULK)
+        first_crcs = np.array([file.first_crc32 for file in self._spec.files], np.int64)
+        seeds = first_crcs[numbers] + indices - firsts[numbers]
+        for first in range(0, len(indices), MAX_REQUEST):
+            batch = slice(first, first + MAX_REQUEST)
             requested = indices[batch].tolist()
             try:
                 contents = self._source.__getitems__(requested)
@@ -126,7 +130,8 @@ class RaggedRecordColumn(Ragged):
 
 
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
-    """Open a column: in memory if a record has many samples, else lazily. Raises DataError."""
+    """Return a column, in memory if a record has many samples, else read on demand. Raises
+    DataError for files of other sizes than in the description."""
     for file in spec.files:
         with name_file(folder / file.name):
             size_bytes = (folder / file.name).stat().st_size
@@ -144,4 +149,4 @@ def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
     column = RecordColumn(folder, spec)
     if spec.samples_per_record == 1:
         return column
-    return np.concatenate([column.read(record) for record in range(column.records)])
+    return np.concatenate([column.read(record) for record in range(column.num_records)])

@@ -1,13 +1,13 @@
 """The format of datasets in ArrayRecord files, and the file that describes them.
 
     records.json                                    the description of these files
-    train-image-00000-of-00003.array_record         one record a sample
-    train-label-00000-of-00001.array_record         one record for many small samples
+    train-image-00000-of-00003.array_record         a record for each sample
+    train-label-00000-of-00001.array_record         a record for many small samples
     eval-...
 
 A record is a checksum, uint32, and the values, both little-endian. The checksum is the CRC-32 of
-the values, with a start value: the CRC-32 of the file's first record, plus the record's number. So
-reading detects a record that was changed, moved or copied from another dataset.
+the values, with a start value: the CRC-32 of the values in the file's first record, plus the
+record's number. So reading detects a record that was changed, moved or copied from another dataset.
 """
 
 from __future__ import annotations
@@ -68,9 +68,10 @@ class RecordColumnSpec(Spec):
         differing = len(self.shape) - len(self.trailing)
         if any(length is not None for length in self.shape[:differing]):
             raise ValueError(f"shape {list(self.shape)} must have its nulls first")
-        sized = () if self.sizes is None else self.sizes.shape
-        if sized != ((differing,) if differing else ()):
-            raise ValueError(f"shape {list(self.shape)} has {differing} nulls, sizes are {sized}")
+        sizes_shape = () if self.sizes is None else self.sizes.shape
+        if sizes_shape != ((differing,) if differing else ()):
+            problem = f"has {differing} nulls, sizes are {sizes_shape}"
+            raise ValueError(f"shape {list(self.shape)} {problem}")
         if self.sizes is not None and (self.sizes.dtype, self.samples_per_record) != ("int32", 1):
             raise ValueError("values of several sizes have int32 sizes and a record each")
         value_bytes = math.prod(self.trailing) * np.dtype(self.dtype).itemsize
@@ -85,7 +86,8 @@ class RecordColumnSpec(Spec):
             raise ValueError(f"{self.samples:,} samples have {self.sizes.samples:,} sizes")
         return self
 
-    def records(self, file: RecordFile) -> int:
+    def count_records(self, file: RecordFile) -> int:
+        """Return the number of records in a file of this column."""
         return -(-file.samples // self.samples_per_record)
 
 
@@ -192,9 +194,8 @@ def decode(
     if len(record) != expected_bytes:
         raise ValueError(f"has {len(record):,} bytes instead of {expected_bytes:,}")
     body = memoryview(record)[CHECKSUM_BYTES:]
-    if int.from_bytes(record[:CHECKSUM_BYTES], "little") != _compute_checksum(
-        body, first_crc32, number
-    ):
+    checksum = int.from_bytes(record[:CHECKSUM_BYTES], "little")
+    if checksum != _compute_checksum(body, first_crc32, number):
         raise ValueError("its checksum is wrong")
     return np.frombuffer(body, dtype.newbyteorder("<")).reshape(shape).astype(dtype, copy=False)
 
@@ -202,17 +203,16 @@ def decode(
 def decode_batch(
     records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
 ) -> np.ndarray:
-    """Decode records of one value, (n, *shape); `seeds` start checksums. Raises ValueError."""
+    """Return the values of records with one value each, (n, *shape); `seeds` are the start values
+    of their checksums. Raises ValueError for a wrong size or checksum."""
     expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if any(len(record) != expected_bytes for record in records):
         raise ValueError("a record has a wrong size")
     rows = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), expected_bytes)
     checksums = np.ascontiguousarray(rows[:, :CHECKSUM_BYTES]).view("<u4").ravel().tolist()
-    bodies = (memoryview(record)[CHECKSUM_BYTES:] for record in records)
-    if [
-        _compute_checksum(body, seed, 0) for body, seed in zip(bodies, seeds, strict=True)
-    ] != checksums:
-        raise ValueError("a checksum is wrong")
+    for record, seed, checksum in zip(records, seeds, checksums, strict=True):
+        if _compute_checksum(memoryview(record)[CHECKSUM_BYTES:], seed, 0) != checksum:
+            raise ValueError("a checksum is wrong")
     values = np.ascontiguousarray(rows[:, CHECKSUM_BYTES:]).view(dtype.newbyteorder("<"))
     return values.reshape((len(records), *shape)).astype(dtype, copy=False)
 

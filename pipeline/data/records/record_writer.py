@@ -1,4 +1,4 @@
-"""Writing of datasets as ArrayRecord files: whole or not at all, with little memory."""
+"""Functions that write a dataset as ArrayRecord files, whole or not at all, with little memory."""
 
 from __future__ import annotations
 
@@ -29,18 +29,13 @@ from pipeline.data.records.record_format import (
 
 FILE_BYTES = 256 << 20
 """A column is split into files of about this size."""
-
 NARROW_BYTES = 64
-"""Size up to which many samples share a record. Columns of such samples stay in memory."""
-
+"""The most bytes of a sample that shares a record. Columns of such samples stay in memory."""
 SAMPLES_PER_NARROW_RECORD = 4096
-
 CHUNK_SAMPLES = 256
-"""Samples that are read from the source at once."""
-
+"""Number of samples that are read from the source at once, if they have a record each."""
 OPTIONS = "group_size:1,uncompressed"
 """ArrayRecord options that make each record readable without others."""
-
 Notify = Callable[[str, int, int], None]
 """(column of a split, samples written, all samples), called while a column is written."""
 
@@ -48,11 +43,9 @@ Notify = Callable[[str, int, int], None]
 def write_records(
     folder: Path, source: str, data: RawData, *, overwrite: bool, notify: Notify
 ) -> RecordsSpec:
-    """Write both splits of a dataset into `folder`, which appears when it is complete.
-
-    Raises RunError if the folder exists, unless it has records and `overwrite` is true, and if it
-    can't be written. Raises DataError if a sample can't be read.
-    """
+    """Write both splits of a dataset into `folder`, which appears when it is complete. Raises
+    RunError if the folder exists, unless it has records and `overwrite` is true, and if it can't be
+    written. Raises DataError if a sample can't be read."""
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(
             source=source,
@@ -109,7 +102,7 @@ def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) ->
 def _write_column(
     folder: Path, stem: str, column: Column, samples: int, notify: Notify | None
 ) -> RecordColumnSpec:
-    """Write a column into files, and a column of sizes if they differ."""
+    """Write a column into files, and for a ragged column another column, of the sizes."""
     dtype = np.dtype(column.dtype)
     shape: tuple[int | None, ...] = tuple(column.shape[1:])
     value_bytes = math.prod(column.shape[1:]) * dtype.itemsize

@@ -21,10 +21,12 @@ from pydantic_core import from_json
 from pipeline.core.files.error_text import show_name
 from pipeline.core.files.npy import parse_npy
 from pipeline.data.image_file import SUFFIXES
-from pipeline.data.records.tf_example import Feature
+from pipeline.data.records.tf_example import Feature, Visit
 
 MAX_MEMBER_BYTES = 2**26
+"""Most bytes of a member that are read."""
 MAX_EXTENSIONS = 64
+"""Most different extensions, since `TarShard.spans` has a column for each."""
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 2**20
 _PROGRAMS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
@@ -42,7 +44,7 @@ class TarShard:
 
     path: Path
     extensions: tuple[str, ...]
-    """In lower case."""
+    """The extensions of all samples, in lower case."""
     spans: np.ndarray
     """Start and size of each sample's members, int64 (samples, extensions, 2); -1 if missing."""
     labels: Mapping[str, int]
@@ -52,10 +54,8 @@ class TarShard:
         return len(self.spans)
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the features of a sample, whose files are read when they are used.
-
-        Raises OSError, and ValueError if it is damaged.
-        """
+        """Return the features of a sample, whose files are read when they are used. Raises OSError,
+        and ValueError if it is damaged."""
         spans = {
             extension: (start, size_bytes)
             for extension, (start, size_bytes) in zip(
@@ -68,13 +68,13 @@ class TarShard:
 
 @dataclass(frozen=True)
 class _Features(Mapping[str, Feature]):
-    """The features of a sample."""
+    """The features of a sample: values, and members of a tar, which are read on access."""
 
     path: Path
     fields: Mapping[str, Feature]
     """Labels, and the fields of JSON."""
     spans: Mapping[str, tuple[int, int]]
-    """Start and size of files by feature."""
+    """Start and size of the members, in bytes, by feature."""
 
     def __getitem__(self, name: str) -> Feature:
         """Return a feature. Raises KeyError, OSError, and ValueError if it is damaged."""
@@ -93,14 +93,10 @@ class _Features(Mapping[str, Feature]):
         return len({**self.fields, **self.spans})
 
 
-def index_tar(
-    path: Path, visit: Callable[[int, Mapping[str, Feature]], None], labels: Mapping[str, int]
-) -> TarShard:
-    """Call `visit` for each sample, and return the opened tar. Raises OSError and ValueError.
-
+def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
+    """Call `visit` for each sample, and return the indexed tar. Raises OSError and ValueError.
     Samples are in the order of their first members. Files without a key or an extension are left
-    out, as webdataset does.
-    """
+    out, as webdataset does. `labels` are the numbers of classes by name."""
     rows: dict[str, int] = {}
     columns: dict[str, int] = {}
     members = {}
@@ -117,8 +113,8 @@ def index_tar(
             raise ValueError(f"has more than {MAX_EXTENSIONS} extensions, such as {rule}")
         members[row, column] = member.offset_data, member.size
     spans = np.full((len(rows), len(columns), 2), -1, np.int64)
-    for place, span in members.items():
-        spans[place] = span
+    for row_and_column, span in members.items():
+        spans[row_and_column] = span
     shard = TarShard(path, tuple(columns), spans, labels)
     for key, record in rows.items():
         try:
@@ -129,19 +125,18 @@ def index_tar(
 
 
 def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of a plain tar in order, with name, offset_data and size.
-
-    Raises OSError, and ValueError for a damaged or compressed tar, links, and names that lead out.
-    """
+    """Yield the files of a plain tar in order, with name, offset_data and size. Raises OSError, and
+    ValueError for a damaged or compressed tar, links, and names that lead out."""
     file_bytes = path.stat().st_size
     position = 0
-    described: Mapping[str, str] = {}
+    next_fields: Mapping[str, str] = {}
+    """Path and size of the next file, from headers before it."""
     with path.open("rb") as file:
         while (header := _read_header(file, position)) is not None:
             is_prefix = header.type in _PREFIX_TYPES
             if not is_prefix:
-                header.name = described.get("path", header.name).removeprefix("./")
-                size_text = described.get("size", header.size)
+                header.name = next_fields.get("path", header.name).removeprefix("./")
+                size_text = next_fields.get("size", header.size)
                 # The size of a folder, which some programs write, isn't of bytes in the tar.
                 header.size = 0 if header.isdir() else int(size_text)
             header.offset_data = position + _BLOCK_BYTES
@@ -151,9 +146,9 @@ def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
             num_blocks = -(-header.size // _BLOCK_BYTES)
             position = header.offset_data + num_blocks * _BLOCK_BYTES
             if is_prefix:
-                described = {**described, **_read_prefix(file, header)}
+                next_fields = {**next_fields, **_read_prefix(file, header)}
                 continue
-            described = {}
+            next_fields = {}
             _require_file(header)
             if header.isreg():
                 yield header
@@ -181,7 +176,8 @@ def _read_header(file: BinaryIO, position: int) -> tarfile.TarInfo | None:
 
 
 def _read_prefix(file: BinaryIO, header: tarfile.TarInfo) -> Mapping[str, str]:
-    """Return the path and size of the next member, if the content of this header has them."""
+    """Return the fields `path` and `size` of the next member that the content of a header has.
+    Raises ValueError for a damaged header, and for a sparse file."""
     if header.size > _CHUNK_BYTES:
         raise ValueError(f"has a header of {header.size:,} bytes; must be at most {_CHUNK_BYTES:,}")
     content = file.read(header.size)
@@ -204,7 +200,7 @@ def _read_prefix(file: BinaryIO, header: tarfile.TarInfo) -> Mapping[str, str]:
 
 
 def _require_file(header: tarfile.TarInfo) -> None:
-    """Raise ValueError for what isn't a file or folder in the tar."""
+    """Raise ValueError for a link, a device or a sparse file, and a name that leads out."""
     name = show_name(header.name)
     if header.name.startswith("/") or ".." in PurePosixPath(header.name).parts:
         raise ValueError(f"{name} leads out of the tar")
@@ -229,11 +225,9 @@ def _read_member(path: Path, extension: str, span: tuple[int, int]) -> bytes:
 def _make_features(
     path: Path, spans: Mapping[str, tuple[int, int]], labels: Mapping[str, int]
 ) -> _Features:
-    """Return members by extension, and the fields of JSON.
-
-    `image` is the only member with an image's extension; `label` is cls, else the field of JSON,
-    else txt. Raises OSError, and ValueError for damaged JSON.
-    """
+    """Return members by extension, and the fields of JSON. `image` is the only member with an
+    image's extension; `label` is cls, else the field of JSON, else txt. Raises OSError, and
+    ValueError for damaged JSON."""
     texts = {
         name: _read_member(path, name, spans[name]).decode(errors="replace").strip()
         for name in ("txt", "cls")
@@ -242,7 +236,9 @@ def _make_features(
     tree = from_json(_read_member(path, "json", spans["json"]) if "json" in spans else b"{}")
     fields = {"label": texts.get("txt"), **(tree if isinstance(tree, dict) else {"label": tree})}
     values = {**fields, "label": texts.get("cls", fields["label"]), **texts}
-    features = {n: _make_label(v, labels) for n, v in values.items() if v is not None}
+    features = {
+        name: _make_label(value, labels) for name, value in values.items() if value is not None
+    }
     files = {name: span for name, span in spans.items() if name not in texts}
     images = [files[name] for name in files if f".{name}" in SUFFIXES]
     if len(images) == 1:
@@ -251,7 +247,7 @@ def _make_features(
 
 
 def _make_label(value: Any, labels: Mapping[str, int]) -> Feature:
-    """Return the numbers or the class of a value; bytes if it is something else."""
+    """Return a value as a feature: numbers, the number of the class that it names, else bytes."""
     parsers: Sequence[Callable[[Any], Any]] = (np.asarray,)
     if isinstance(value, str):
         parsers = (labels.__getitem__, int, float)

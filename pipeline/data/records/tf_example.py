@@ -41,9 +41,10 @@ message_type { name: "Int64List"
   field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
 """
 """The message's definition, in protobuf's text format."""
-
 Feature = tuple[bytes, ...] | np.ndarray
-"""Values of a feature: bytes, or numbers, here float32 or int64 (n,)."""
+"""Values of a feature: bytes, or an array of numbers, in an Example float32 or int64 (n,)."""
+Visit = Callable[[int, Mapping[str, Feature]], None]
+"""Called with the number of a record and its features by name."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class TFRecordFile(RecordSpans):
         return parse_example(self.read(record))
 
 
-def index_tfrecord(path: Path, visit: Callable[[int, Mapping[str, Feature]], None]) -> TFRecordFile:
-    """Call `visit` for each record, and return the opened file. Raises OSError and ValueError."""
+def index_tfrecord(path: Path, visit: Visit) -> TFRecordFile:
+    """Call `visit` for each record, and return the indexed file. Raises OSError and ValueError."""
     starts = []
     lengths = []
     for record, (start, content) in enumerate(scan_records(path)):
@@ -81,7 +82,7 @@ def parse_example(content: bytes) -> Mapping[str, Feature]:
 
 
 class _Features(Mapping[str, Feature]):
-    """Features by name. Values are converted on demand, since unused ones may be large."""
+    """Features by name. Values are converted on access, since unused values may be large."""
 
     def __init__(self, features: Any) -> None:
         self._features = features

@@ -20,7 +20,9 @@ MAX_RECORD_BYTES = 2**26
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8
+"""Added to a rotated CRC to mask it, by the format."""
 _GZIP = b"\x1f\x8b"
+"""First bytes of a gzip file."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class RecordSpans:
 
 
 def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield positions and bytes of records, in order. Raises OSError and ValueError."""
-    size = path.stat().st_size
+    """Yield the position and bytes of each record. Raises OSError, and ValueError for damage."""
+    file_bytes = path.stat().st_size
     with path.open("rb") as file:
         record = 0
         while header := file.read(_HEADER.size):
@@ -70,10 +72,10 @@ def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise ValueError(
                     f"record {record} has {length:,} bytes; at most {MAX_RECORD_BYTES:,} are read"
                 )
-            if start + length + _CHECKSUM.size > size:
+            if start + length + _CHECKSUM.size > file_bytes:
                 raise ValueError(
                     f"record {record} is truncated: {length:,} bytes, and the file ends after "
-                    f"{max(size - start, 0):,}"
+                    f"{max(file_bytes - start, 0):,}"
                 )
             content = file.read(length)
             _require_intact(record, content, length, file.read(_CHECKSUM.size))

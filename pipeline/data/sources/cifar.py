@@ -42,9 +42,10 @@ _OPENERS: Mapping[str, Callable[..., Any]] = {
     ".tar.xz": lzma.open,
     ".tar": open,
 }
+"""Functions that open an archive, by its suffix."""
 _CHUNK_BYTES = 1 << 20
 _OTHER_BYTES = 16 << 20
-"""Limit for other content of an archive: a readme, the names of classes, headers."""
+"""The most bytes of an archive besides the images: a readme, the names of classes, headers."""
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -56,13 +57,12 @@ road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirr
 sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
 wardrobe whale willow_tree wolf woman worm
 """
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Release:
-    """Layout of a CIFAR release. `train` and `eval` have the number of records by file name."""
+    """The files of a CIFAR release. `train` and `eval` have the number of records by file name."""
 
     stem: str
     """Name of the archive, without suffix."""
@@ -71,14 +71,14 @@ class Release:
     train: Mapping[str, int]
     eval: Mapping[str, int]
     label_bytes: int
-    """Bytes of labels in a record; the last one is read."""
+    """Bytes of labels in a record; the last byte is read."""
     classes: int
 
     @property
     def file_bytes(self) -> dict[str, int]:
         """The required size of each file."""
         record_bytes = self.label_bytes + _IMAGE_BYTES
-        return {name: n * record_bytes for name, n in {**self.train, **self.eval}.items()}
+        return {name: count * record_bytes for name, count in {**self.train, **self.eval}.items()}
 
     @property
     def max_archive_bytes(self) -> int:
@@ -181,12 +181,12 @@ def find_release(root: Path, release: Release) -> Path | None:
 def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
-    """Return the folder below `cache` with the archive's .bin files, unpacked if missing or
-    changed.
+    """Return the folder below `cache` with the archive's .bin files, which are unpacked if they are
+    missing or have changed.
 
-    The folder's name has the archive's checksum, so a changed archive is unpacked again. A
-    `published` archive has a known checksum, and is read only for unpacking. Raises DataError that
-    names the archive.
+    The folder's name has the archive's checksum, so a changed archive is unpacked again. The
+    checksum of a `published` archive is known, so it is read only to unpack it. Raises DataError
+    that names the archive.
     """
     digest = published.md5 if published is not None else _hash_archive(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"
@@ -196,7 +196,7 @@ def unpack(
                 require_published(archive, published)
             if (folder / SUMS).exists():
                 log.warning("%s: was changed since; unpacking %s again", folder, archive)
-            _unpack(archive, release, folder)
+            _unpack_into(archive, release, folder)
     return folder
 
 
@@ -212,7 +212,7 @@ def _hash_archive(archive: Path, release: Release) -> str:
         return compute_checksum(archive)
 
 
-def _unpack(archive: Path, release: Release, folder: Path) -> None:
+def _unpack_into(archive: Path, release: Release, folder: Path) -> None:
     """Unpack the .bin files and write their checksums. Raises DataError that names the archive."""
     scratch = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -231,7 +231,8 @@ def _unpack(archive: Path, release: Release, folder: Path) -> None:
 
 
 def _copy_members(archive: Path, release: Release, folder: Path) -> None:
-    """Copy the .bin files into `folder`. The paths in the archive aren't used."""
+    """Copy the .bin files into `folder`; their folders in the archive are ignored, as they could
+    lead elsewhere. Raises ValueError for a missing file, a wrong size or suffix."""
     missing = dict(release.file_bytes)
     openers = (opener for suffix, opener in _OPENERS.items() if archive.name.endswith(suffix))
     opener = next(openers, None)
@@ -263,13 +264,13 @@ class _BoundedStream(io.RawIOBase):
     def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
         self._stream = stream
         self._max_bytes = max_bytes
-        self._left_bytes = max_bytes
+        self._remaining_bytes = max_bytes
 
     def read(self, size: int = -1) -> bytes:
-        max_bytes = self._left_bytes + 1
+        max_bytes = self._remaining_bytes + 1
         content = self._stream.read(max_bytes if size < 0 else min(size, max_bytes))
-        self._left_bytes -= len(content)
-        if self._left_bytes < 0:
+        self._remaining_bytes -= len(content)
+        if self._remaining_bytes < 0:
             raise ValueError(f"it unpacks to more than {self._max_bytes:,} bytes")
         return content
 

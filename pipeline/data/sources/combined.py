@@ -1,4 +1,4 @@
-"""Datasets made of other datasets: one after the other, or side by side."""
+"""Datasets made of other datasets, their sources: one after the other, or side by side."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.row_views import join_splits, select_samples
 
 INHERITED = ("mirrors", "buckets", "padding_mask", "oversized", "ignore_index", "train", "eval")
-"""Keys of a source that it shares with the dataset."""
+"""Keys that a source takes from the dataset unless its section sets them."""
 
 
 def _inherit(source: Any, info: ValidationInfo) -> Any:
-    """Return the section of a source with the keys that it shares with the dataset."""
+    """Return the section of a source, which may be only its name, with the keys `INHERITED`."""
     if isinstance(source, str):
         source = {"name": source}
     if not isinstance(source, dict):
@@ -74,8 +74,8 @@ class Concat(CombinedSpec):
 
 @component("dataset")
 class Zip(CombinedSpec):
-    """The images of one dataset with the labels of another, sample by sample. The longer one is
-    cut at the length of the shorter one."""
+    """The images of one dataset with the labels of another, sample by sample, up to the end of the
+    shorter dataset."""
 
     name: Literal["zip"] = "zip"
     images: Source | None
@@ -96,14 +96,14 @@ class Zip(CombinedSpec):
         labels = self.labels.load(cache)
         return replace(
             images,
-            train=_zip(images.train, labels.train),
-            eval=_zip(images.eval, labels.eval),
+            train=_zip_splits(images.train, labels.train),
+            eval=_zip_splits(images.eval, labels.eval),
             targets=labels.targets,
             notes=images.notes + labels.notes,
         )
 
 
-def _zip(images: Split, labels: Split) -> Split:
+def _zip_splits(images: Split, labels: Split) -> Split:
     rows = np.arange(min(len(images), len(labels)))
     images = select_samples(images, rows)
     label = select_samples(labels, rows).columns["label"]

@@ -18,7 +18,7 @@ _ARRAYS = Path(__file__).with_name("digits.npz")
 
 @component("dataset")
 class Digits(DatasetSpec):
-    """1,797 handwritten digits of 8x8 values from 0 to 16. Every fifth one is for evaluation.
+    """1,797 handwritten digits of 8x8 values from 0 to 16. Every fifth digit is for evaluation.
 
     Source and licence are in `digits.txt` beside the data.
     """
@@ -41,9 +41,9 @@ class Digits(DatasetSpec):
         with np.load(_ARRAYS, allow_pickle=False) as arrays:
             images = arrays["image"][..., np.newaxis]
             labels = arrays["label"].astype(np.int32)
-        evaluated = np.arange(len(labels)) % 5 == 4
+        is_eval = np.arange(len(labels)) % 5 == 4
         return RawData(
-            train=Split({"image": images[~evaluated], "label": labels[~evaluated]}),
-            eval=Split({"image": images[evaluated], "label": labels[evaluated]}),
+            train=Split({"image": images[~is_eval], "label": labels[~is_eval]}),
+            eval=Split({"image": images[is_eval], "label": labels[is_eval]}),
             targets=Targets(tuple("0123456789")),
         )

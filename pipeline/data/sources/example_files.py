@@ -1,4 +1,4 @@
-"""Samples in files of many: TFRecord, MindRecord of MindSpore, and tars as of webdataset."""
+"""Samples in files of many samples: TFRecord, MindSpore's MindRecord, and webdataset's tars."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from pipeline.data.columns import RawData, Split
 from pipeline.data.dataset_spec import LocalDatasetSpec, RequiredRoot
 from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share, hold_out
-from pipeline.data.records.example_images import (
-    Examples,
-    ExampleSettings,
-    IndexFile,
-    read_examples,
-)
+from pipeline.data.records.example_images import Examples, ExampleSettings, IndexFile, read_examples
 from pipeline.data.records.mindrecord_file import index_mindrecord
 from pipeline.data.records.tar_shard import index_tar
 from pipeline.data.records.tf_example import index_tfrecord
@@ -32,7 +27,6 @@ from pipeline.data.sources.image_folder import EVAL_FOLDERS, ImageSize, require_
 from pipeline.data.targets import Targets, standardise_targets
 
 MAX_CLASSES = 1 << 20
-
 Pattern = Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
 ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
@@ -40,8 +34,8 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 class ExampleFilesSpec(LocalDatasetSpec):
     """Files of examples with named features, one of which is an image and one its label.
 
-    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read once
-    before training, to collect labels and find damage. Images are read again on demand.
+    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read before
+    training, to collect labels and find damage. Images are read again on demand.
     """
 
     suffix_left_out: ClassVar[str | None] = None
@@ -85,11 +79,11 @@ class ExampleFilesSpec(LocalDatasetSpec):
         train = self._read_matching(self.train_files)
         if self.split is None:
             evaluated = self._read_matching(self._find_eval_pattern())
-            both = {file.path for file in train.images.files}
-            both &= {file.path for file in evaluated.images.files}
-            if both:
+            train_paths = {file.path for file in train.images.files}
+            in_both = [file.path for file in evaluated.images.files if file.path in train_paths]
+            if in_both:
                 raise DataError(
-                    f"{min(both)}: is both trained on and evaluated; dataset.train_files and "
+                    f"{min(in_both)}: is both trained on and evaluated; dataset.train_files and "
                     "dataset.eval_files must name different files"
                 )
         else:
@@ -114,7 +108,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
         )
 
     def _read_matching(self, pattern: str) -> Examples:
-        """Read the examples of the files that match `pattern`, in the order of names."""
+        """Read the examples of the files that match `pattern`, in the order of names. Raises
+        DataError without such files, for a link out of the root, and for a damaged file."""
         # Python 3.11's glob raises IndexError for the pattern ".".
         with name_file(self.root, (ValueError, IndexError)):
             paths = self._list_files(pattern)
@@ -129,23 +124,25 @@ class ExampleFilesSpec(LocalDatasetSpec):
     @property
     @abstractmethod
     def index_file(self) -> IndexFile:
-        """The reader of a file."""
+        """The function that reads a file of examples."""
 
     @property
     def _settings(self) -> ExampleSettings:
         return ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape)
 
     def _list_files(self, pattern: str) -> list[Path]:
-        """Return the files that match `pattern`, in the order of names."""
+        """Return the files that match `pattern`, in the order of names. Raises DataError if braces
+        name files of which some are missing; [] if all are."""
         if self.root.is_file():
             return [self.root]
-        names = expand_braces(pattern)
-        found = {name: [*self.root.glob(name)] for name in names}
-        missing = [name for name in names if not found[name]]
-        if missing and len(missing) < len(names):
+        matches = {name: [*self.root.glob(name)] for name in expand_braces(pattern)}
+        missing = [name for name, paths in matches.items() if not paths]
+        if 0 < len(missing) < len(matches):
             raise DataError(f"{self.root}: lacks {join_first(missing, 3)} of {pattern}")
-        paths = {path for paths in found.values() for path in paths}
-        return sorted(p for p in paths if p.suffix != self.suffix_left_out and p.is_file())
+        paths = {path for paths in matches.values() for path in paths}
+        return sorted(
+            path for path in paths if path.suffix != self.suffix_left_out and path.is_file()
+        )
 
     def _find_eval_pattern(self) -> str:
         """Return the pattern of the evaluation files. Raises DataError without any."""
@@ -162,14 +159,14 @@ class ExampleFilesSpec(LocalDatasetSpec):
         )
 
     def _hold_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
-        """Split examples by class, or evenly if labels are numbers."""
+        """Hold out `share` of the examples: of each class, or of all if labels are numbers."""
         labels = examples.labels
         with name_file(self.root):
             groups = np.zeros(len(labels), np.int64)
             if labels.ndim == 1:
                 self._require_classes(labels, examples.label_key)
                 groups = labels - self.first_label
-            names = [str(n) for n in range(self.first_label, self.first_label + MAX_CLASSES)]
+            names = range(self.first_label, self.first_label + MAX_CLASSES)
             train, evaluated = hold_out(groups, names, share, self.split_seed)
         return examples.select_rows(train), examples.select_rows(evaluated)
 
@@ -180,17 +177,17 @@ class ExampleFilesSpec(LocalDatasetSpec):
         if train.labels.ndim > 1:
             count = train.labels.shape[1]
             key = train.label_key
-            names = (key,) if count == 1 else tuple(f"{key}_{k}" for k in range(count))
+            names = (key,) if count == 1 else tuple(f"{key}_{number}" for number in range(count))
             return standardise_targets(train.labels, evaluated.labels, names)
         both = np.concatenate([train.labels, evaluated.labels])
         first = self.first_label
         self._require_classes(both, train.label_key)
-        names = self.classes or tuple(str(n) for n in range(first, int(both.max()) + 1))
+        names = self.classes or tuple(map(str, range(first, int(both.max()) + 1)))
         labels = [(half.labels - first).astype(np.int32) for half in (train, evaluated)]
         return labels[0], labels[1], Targets(tuple(names))
 
     def _require_classes(self, labels: np.ndarray, key: str) -> None:
-        """Raise ValueError for labels that no class has."""
+        """Raise ValueError for labels that aren't classes; `key` is their feature."""
         first = self.first_label
         last = first + (MAX_CLASSES if self.classes is None else len(self.classes)) - 1
         lowest = int(labels.min())

@@ -20,6 +20,7 @@ from pipeline.data.download import fetch_all, require_published
 from pipeline.data.targets import Targets
 
 _UINT8 = 0x08
+"""IDX's code of the type uint8."""
 _SIDE = 28
 
 
@@ -103,7 +104,7 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_split(folder: Path, prefix: str, count: int) -> Split:
-    """Read `count` images and labels from the files with a prefix. Raises DataError."""
+    """Read the files that begin with `prefix`, of `count` samples. Raises DataError."""
     images = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"), (count, _SIDE, _SIDE))
     path = find_idx(folder, f"{prefix}-labels-idx1-ubyte")
     labels = read_idx(path, (count,))
@@ -114,18 +115,16 @@ def read_split(folder: Path, prefix: str, count: int) -> Split:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape.
-
-    The file has two zero bytes, a type, the number of dimensions, each dimension as a big-endian
-    uint32, and the values. Raises DataError that names the file.
-    """
+    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape. The file
+    has two zero bytes, a type, the number of dimensions, each dimension as a big-endian uint32, and
+    the values. Raises DataError that names the file."""
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
-    # One more byte than expected reveals a longer file, and limits decompression.
-    at_most_bytes = header.size + values_bytes + 1
+    # One byte more than expected shows that the file is longer, and limits decompression.
+    max_bytes = header.size + values_bytes + 1
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            content = file.read(at_most_bytes)
+            content = file.read(max_bytes)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: can't be read: {error}") from error
     if len(content) < header.size:

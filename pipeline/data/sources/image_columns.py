@@ -40,13 +40,13 @@ class MaskValues:
 
     def require(self, path: str, mask: np.ndarray) -> None:
         """Raise DataError that names the mask if it has another value."""
-        wrong = mask >= self.classes
+        is_wrong = mask >= self.classes
         if self.ignored is not None:
-            wrong &= mask != self.ignored
-        if wrong.any():
+            is_wrong &= mask != self.ignored
+        if is_wrong.any():
             ignored_text = "" if self.ignored is None else f", or {self.ignored}, which is ignored"
             raise DataError(
-                f"{path}: has pixels of the value {int(mask[wrong].min())}; the values of "
+                f"{path}: has pixels of the value {int(mask[is_wrong].min())}; the values of "
                 f"{self.classes} classes are 0 to {self.classes - 1}{ignored_text}"
             )
 
@@ -55,27 +55,27 @@ class MaskValues:
 class ImageFiles:
     """A column of image files, decoded on demand and resized to one size.
 
-    Images are RGB, uint8 (files, height, width, 3). If `masks` is set, the files are masks, uint8
-    (files, height, width), whose pixels must have its values.
+    Images are RGB, uint8 (files, height, width, 3). If `mask_values` is set, the files are masks,
+    uint8 (files, height, width), whose pixels must have these values.
     """
 
     paths: Sequence[str]
     height: int
     width: int
-    masks: MaskValues | None = None
+    mask_values: MaskValues | None = None
 
     dtype = np.dtype(np.uint8)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(files, height, width, 3) for images, (files, height, width) for masks."""
-        return (len(self.paths), self.height, self.width, *(() if self.masks else (3,)))
+        return (len(self.paths), self.height, self.width, *(() if self.mask_values else (3,)))
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         return read_samples(self, indices)
 
     def sample(self, index: int) -> np.ndarray:
-        return _decode(self.paths[index], self.height, self.width, self.masks)
+        return _decode(self.paths[index], self.height, self.width, self.mask_values)
 
     def sample_name(self, index: int) -> str:
         return self.paths[index]
@@ -83,33 +83,33 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class RaggedImageFiles(Ragged):
-    """A column of image files, or of masks, decoded in the size of each file on demand."""
+    """A column as `ImageFiles`, but each file is decoded in its size."""
 
     paths: Sequence[str]
     sizes: np.ndarray
-    masks: MaskValues | None = None
+    mask_values: MaskValues | None = None
 
     dtype = np.dtype(np.uint8)
 
     @property
     def trailing(self) -> tuple[int, ...]:
         """(3,) for images, () for masks."""
-        return () if self.masks else (3,)
+        return () if self.mask_values else (3,)
 
     def value(self, index: int) -> np.ndarray:
         height, width = self.sizes[index].tolist()
-        return _decode(self.paths[index], height, width, self.masks)
+        return _decode(self.paths[index], height, width, self.mask_values)
 
     def sample_name(self, index: int) -> str:
         return self.paths[index]
 
 
-def _decode(path: str, height: int, width: int, masks: MaskValues | None) -> np.ndarray:
-    """Decode an image, or a mask whose values are checked."""
-    if masks is None:
+def _decode(path: str, height: int, width: int, mask_values: MaskValues | None) -> np.ndarray:
+    """Decode an image, or with `mask_values` a mask, whose values are checked."""
+    if mask_values is None:
         return decode(path, height, width)
     mask = decode_mask(path, height, width)
-    masks.require(path, mask)
+    mask_values.require(path, mask)
     return mask
 
 
@@ -122,10 +122,10 @@ def make_image_columns(
 ) -> list[Column]:
     """Make a column for each list of image files.
 
-    All images are resized to `size` if it is set. Else they keep their sizes if `several_sizes` is
-    true, and must have one size if not. With `may_be_damaged`, unreadable images of a list
-    stay in its column, which raises DataError when it reads one. Raises DataError that names
-    an image of a wrong size, or an unreadable one.
+    All images are resized to `size`, (height, width). Without `size` they keep their sizes if
+    `several_sizes` is true, else they must have one size. If a list `may_be_damaged`, its column
+    has the unreadable images too, and raises DataError when it reads one. Otherwise raises
+    DataError that names an unreadable image, and for an image of another size.
     """
     damaged: set[str] = set()
     for listed, is_allowed in zip(paths, may_be_damaged, strict=True):
@@ -141,7 +141,7 @@ def make_image_columns(
 
 
 def read_sizes(paths: Sequence[str], damaged: Collection[str] = ()) -> np.ndarray:
-    """Return (height, width) of each image, int32 (files, 2); (1, 1) of damaged ones."""
+    """Return (height, width) of each image, int32 (files, 2); (1, 1) for the paths `damaged`."""
     sizes = np.ones((len(paths), 2), np.int32)
     for row, path in enumerate(paths):
         if path not in damaged:
@@ -170,11 +170,9 @@ def decode(path: str, height: int, width: int) -> np.ndarray:
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
-    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width).
-
-    The values are grey levels or entries of a palette. Raises DataError that names a file with
-    several channels.
-    """
+    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width). The
+    values are grey levels or entries of a palette. Raises DataError that names a file with several
+    channels."""
     with _open_named(path, _MASK_FORMATS) as image:
         _require_one_channel(image)
         mask = turn_upright(image).copy()
@@ -201,10 +199,10 @@ def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
 
 
 def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, DataError]:
-    """Return the errors of unreadable files, by path. Images must be whole, with 8 bits per
+    """Return the errors of unreadable files, by path. Images must be complete, with 8 bits per
     channel. Masks must have one channel."""
 
-    def read(path: str) -> DataError | None:
+    def find_error(path: str) -> DataError | None:
         try:
             if masks:
                 require_complete(Path(path), _MASK_FORMATS, _require_one_channel)
@@ -215,7 +213,7 @@ def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, 
         return None
 
     with ThreadPoolExecutor(DECODING_THREADS) as pool:
-        errors = pool.map(read, paths)
+        errors = pool.map(find_error, paths)
         return {path: error for path, error in zip(paths, errors, strict=True) if error is not None}
 
 

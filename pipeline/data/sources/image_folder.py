@@ -26,8 +26,9 @@ from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
 
 EVAL_FOLDERS = ("eval", "val", "test")
-_LISTED_KINDS = 5
-
+"""Names of the folder of the evaluation split, in the order in which they are tried."""
+_MAX_LISTED = 5
+"""Most suffixes that a line of the log lists."""
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
 
@@ -35,10 +36,10 @@ ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
-    With `split`, `<class>/*.png` in one folder, and a share is held out. With `labels_csv`, a table
-    has the paths of the images and their targets. Formats are PNG, JPEG, BMP, GIF (first frame) and
-    WebP, read as RGB and upright. Classes are the folders' names in alphabetical order, and include
-    images in subfolders.
+    With `split`, there is only `<class>/*.png`, of which a share is held out. With `labels_csv`, a
+    table has the paths of the images and their targets. Formats are PNG, JPEG, BMP, GIF (first
+    frame) and WebP, read as RGB and upright. Classes are the folders' names in alphabetical order,
+    and include images in subfolders.
     """
 
     root_must_be = (
@@ -109,7 +110,7 @@ class ImageFolder(LocalDatasetSpec):
         return None if self.follow_links else self.root.resolve()
 
     def _read_one_folder(self, share: float) -> RawData:
-        """Hold out a share of the images of each class."""
+        """Read the classes in `root`, and hold out a share of the images of each."""
         folders = [name for name in ("train", *EVAL_FOLDERS) if (self.root / name).is_dir()]
         if folders[:1] == ["train"] and len(folders) > 1:
             raise DataError(
@@ -158,7 +159,7 @@ class ImageFolder(LocalDatasetSpec):
         return self._make_data(halves, (train_labels, eval_labels), targets)
 
     def _read_table(self, file: Path) -> ImageTable:
-        """Read a table of images. Raises DataError with its path."""
+        """Read a table of images. Raises DataError that names the file."""
         with name_file(file):
             return read_image_table(
                 file,
@@ -195,7 +196,8 @@ class ImageFolder(LocalDatasetSpec):
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """Return the folders of both splits; `content` is for the message. Raises DataError."""
+    """Return the folders of both splits. Raises DataError if they are missing, with `content`, a
+    description of what they must have."""
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder")
     train = root / "train"
@@ -210,12 +212,11 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
 
 
 def list_class_folders(folder: Path) -> tuple[str, ...]:
-    """Return the sorted names of the folders in `folder`, without hidden ones."""
-    with os.scandir(folder) as entries:
-        names = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
+    """Return the sorted names of the visible folders in `folder`. Raises DataError without any."""
+    names = tuple(entry.name for entry in _scan_folder(folder) if entry.is_dir())
     if not names:
         raise DataError(f"{folder}: must have one folder per class; it has none")
-    return tuple(sorted(names))
+    return names
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,8 @@ class ClassImages:
 
 
 def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
-    """List the images of each class. Raises DataError for an empty class, and for outside links."""
+    """List the images of each class. Raises DataError for a class without images, for a single
+    class that seems to be the folder of the classes, and for links out of `within`."""
     listings = [list_images(folder / name, within) for name in classes]
     counts = [len(listing.images) for listing in listings]
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
@@ -256,13 +258,14 @@ class Listing:
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
-    """List a folder and its subfolders. Raises DataError without images, and for outside links."""
+    """List the files of a folder and its subfolders, images by their suffix. Raises DataError
+    without images, and for links out of `within`; None permits all links."""
     require_within(folder, within)
     images = []
     left_out = []
-    waiting: list[tuple[Path, frozenset[Path]]] = [(folder, frozenset())]
-    while waiting:
-        current, ancestors = waiting.pop()
+    stack: list[tuple[Path, frozenset[Path]]] = [(folder, frozenset())]
+    while stack:
+        current, ancestors = stack.pop()
         real = current.resolve()
         if real in ancestors:
             continue  # a link to a folder that contains it
@@ -276,23 +279,25 @@ def list_images(
                 images.append(entry.path)
             else:
                 left_out.append(entry.path)
-        waiting += reversed(folders)
+        stack += reversed(folders)  # so that the first subfolder is next
     if not images:
         raise DataError(f"{folder}: holds no image ({', '.join(suffixes)})")
     return Listing(tuple(images), tuple(left_out))
 
 
 def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
-    """Return a line of the log about files that aren't read; empty if all are read."""
+    """Return a line for the log about files that aren't read, in a tuple; () if all are read.
+    `folders` describes the folders whose images are read."""
     if not left_out:
         return ()
-    kinds = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
-    listed = ", ".join(f"{count:,} of {show_name(kind)}" for kind, count in kinds[:_LISTED_KINDS])
-    more_kinds = f", {len(kinds) - _LISTED_KINDS} more kinds" if len(kinds) > _LISTED_KINDS else ""
-    count = f"{len(left_out):,} file" + "s" * (len(left_out) > 1)
+    counts = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
+    listed = [f"{count:,} of {show_name(suffix)}" for suffix, count in counts[:_MAX_LISTED]]
+    if len(counts) > _MAX_LISTED:
+        listed.append(f"{len(counts) - _MAX_LISTED} more kinds")
+    files = f"{len(left_out):,} file" + "s" * (len(left_out) > 1)
     example = show_name(left_out[0])
-    kinds_text = f"{listed}{more_kinds}"
-    return (f"left out: {count} ({kinds_text}), such as {example}; {KINDS} in {folders} are read",)
+    kinds = ", ".join(listed)
+    return (f"left out: {files} ({kinds}), such as {example}; {KINDS} in {folders} are read",)
 
 
 def require_within(path: Path, folder: Path | None) -> None:

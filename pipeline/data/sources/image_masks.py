@@ -34,9 +34,9 @@ from pipeline.data.sources.image_folder import (
 from pipeline.data.targets import Targets
 
 MASK_SUFFIXES = (".png", ".bmp")
-"""Lossless formats."""
+"""Suffixes of lossless formats, which keep the classes."""
 MAX_MASK_CLASSES = 256
-
+"""The most classes that 8 bits per pixel can hold."""
 FolderName = Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=255)]
 ClassCount = Annotated[PositiveInt, Field(le=MAX_MASK_CLASSES)]
 ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES)]
@@ -101,7 +101,7 @@ class ImageMasks(LocalDatasetSpec):
         return RawData(train, evaluated, Targets(names), notes=notes)
 
     def _list_splits(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
-        """Return the pairs of image and mask of both splits, and the files left out."""
+        """Return the paths (image, mask) of both splits, and the files that are left out."""
         if self.split is None:
             folders = find_splits(self.root, f", each with {self.images} and {self.masks}")
             halves = [self._pair_files(folder) for folder in folders]
@@ -112,8 +112,9 @@ class ImageMasks(LocalDatasetSpec):
         return [[pairs[row] for row in half] for half in rows], left_out
 
     def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return pairs of image and mask, and the files left out. Raises DataError for an image
-        without a mask, a mask without an image, and different sizes."""
+        """Return the paths (image, mask) in a folder, and the files that are left out. Raises
+        DataError for an image without a mask, a mask without an image, different sizes, and a mask
+        that can't be read."""
         root = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
@@ -140,7 +141,7 @@ class ImageMasks(LocalDatasetSpec):
 
 
 def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return files by path in a folder without suffix. Raises DataError for equal paths."""
+    """Return files by their path in a folder, without suffix. Raises DataError for equal paths."""
     files: dict[str, str] = {}
     for path in paths:
         other = files.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)

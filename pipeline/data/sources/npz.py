@@ -21,16 +21,12 @@ from pipeline.data.targets import Targets, Task, standardise_targets
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
-"""Sizes of images, or labels, that are stored one after the other."""
-
-TAKEN = frozenset({"x", "y", "image", "label", SIZE})
-"""Names of other arrays and columns."""
-
+"""Optional arrays: the sizes of images or labels that are stored one after the other."""
+RESERVED_NAMES = frozenset({"x", "y", "image", "label", SIZE})
+"""Names that further columns can't have, since other arrays and columns have them."""
 MAX_INFERRED_CLASSES = 10_000
 """The most classes that are inferred from labels, since larger labels may be prices or times."""
-
 MAX_CLASSES = 1 << 20
-
 CHECKED_VALUES = 1 << 20
 """Number of values that are checked at once."""
 
@@ -64,8 +60,8 @@ class NumpyArchive(LocalDatasetSpec):
     def _require_plain_columns(self) -> Self:
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(f"columns = {list(self.columns)}: must be different")
-        if taken := sorted(TAKEN & {*self.columns}):
-            raise ValueError(f"columns: {', '.join(taken)} exists already; must have other names")
+        if names := ", ".join(sorted(RESERVED_NAMES & {*self.columns})):
+            raise ValueError(f"columns: {names} exists already; must have other names")
         if self.columns and self.buckets:
             raise ValueError("columns: can't be combined with buckets; must be []")
         return self
@@ -81,9 +77,9 @@ class NumpyArchive(LocalDatasetSpec):
                 kinds = {arrays[name].dtype.kind for name in ("y_train", "y_test")}
                 task = "regression" if "f" in kinds else "classification"
             if task != "classification":
-                raw = split_numbers(arrays, task)
+                raw = make_number_data(arrays, task)
             else:
-                raw = split_arrays(arrays, self.classes, self.ignore_index)
+                raw = make_class_data(arrays, self.classes, self.ignore_index)
             if not columns[0]:
                 return raw
             return replace(
@@ -94,7 +90,8 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Read the arrays of an .npz file, also of further columns. Raises ValueError with the name."""
+    """Return the arrays of an .npz file by name: `ARRAYS`, `SIZES` that exist, and further columns.
+    Raises OSError, and ValueError that names a missing or damaged array."""
     arrays = {}
     required = (*ARRAYS, *(f"{name}_{split}" for name in columns for split in ("train", "test")))
     with open_archive(path) as archive:
@@ -113,7 +110,8 @@ def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray
 def _read_columns(
     arrays: Mapping[str, np.ndarray], names: Sequence[str], split: str
 ) -> dict[str, np.ndarray]:
-    """Return further columns, with at most 4 bytes a value. Raises ValueError with the name."""
+    """Return further columns, with at most 4 bytes a value. Raises ValueError that names an array
+    of another length, or without finite numbers."""
     samples = len(arrays[f"x_{split}_sizes" if f"x_{split}_sizes" in arrays else f"x_{split}"])
     columns = {}
     for name in names:
@@ -132,10 +130,10 @@ def _read_columns(
     return columns
 
 
-def split_arrays(
+def make_class_data(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
-    """Check and return both splits with classes. Raises ValueError that names the array."""
+    """Return both splits of a classification. Raises ValueError that names a wrong array."""
     images = _read_images(arrays)
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
@@ -164,9 +162,9 @@ def split_arrays(
     )
 
 
-def split_numbers(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
-    """Check and return both splits with numbers or labels, float32 (n, K). Numbers are standardised
-    by the training split. Raises ValueError that names the array."""
+def make_number_data(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
+    """Return both splits of a regression or of multi_label, with labels float32 (n, K). Numbers are
+    standardised by the training split. Raises ValueError that names a wrong array."""
     images = _read_images(arrays)
     numbers = {}
     for name in ("y_train", "y_test"):
@@ -283,9 +281,9 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
 
 
 def _has_finite_values(values: np.ndarray) -> bool:
-    # Chunks save memory: a mask of all values takes a byte for each.
     if values.dtype.kind != "f":
         return True
+    # Chunks save memory: a mask of all values takes a byte for each.
     step = max(1, CHECKED_VALUES * len(values) // max(1, values.size))
     chunks = (values[first : first + step] for first in range(0, len(values), step))
     return all(np.isfinite(chunk).all() for chunk in chunks)

@@ -39,13 +39,13 @@ class Records(LocalDatasetSpec):
 def open_split(
     folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
 ) -> Split:
-    """Return the columns of a split. Raises DataError that names the file and the problem."""
+    """Return a split. Raises DataError for a damaged file, and for labels that aren't classes."""
     columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
     label = columns["label"]
     if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
-        valid = label[label != ignore_index]
-        lowest = int(valid.min(initial=0))
-        highest = int(valid.max(initial=0))
+        counted = label[label != ignore_index]
+        lowest = int(counted.min(initial=0))
+        highest = int(counted.max(initial=0))
         if lowest < 0 or highest >= classes:
             raise DataError(
                 f"{folder}: has labels from {lowest} to {highest}; they must be 0 to "

@@ -26,8 +26,8 @@ _PATTERN_CELLS = 4
 
 @component("dataset")
 class Synthetic(DatasetSpec):
-    """Images with the sizes of another source: a pattern per class plus noise, so a network can
-    learn.
+    """Images with the sizes of another source: a pattern for each class, which a network can learn,
+    plus noise.
 
     `dataset.name=synthetic +dataset.like=mnist` replaces the source of a recipe and keeps its ops.
     `root` and `mirrors` are ignored.
@@ -92,7 +92,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
 
 
 def require_facts(source: str) -> Facts:
-    """Return the sizes of a source by name. Raises ValueError if they depend on its files."""
+    """Return the sizes of the source with this name. Raises ValueError if they aren't known."""
     facts = _find_facts(source)
     if facts is None:
         names = ", ".join(name for name in list_components("dataset") if _find_facts(name))
@@ -101,7 +101,7 @@ def require_facts(source: str) -> Facts:
 
 
 def _find_facts(source: str) -> Facts | None:
-    """Return the sizes of a source by name; None if they depend on files or settings."""
+    """Return the sizes as `require_facts` does; None in place of its error."""
     cls = list_components("dataset").get(source)
     unchecked = cls.model_construct() if cls else None
     try:

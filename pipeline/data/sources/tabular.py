@@ -58,16 +58,15 @@ Targeted = Annotated[
     Field(min_length=1),
     BeforeValidator(lambda target: [target] if isinstance(target, str) else target),
     WithJsonSchema(
-        {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]},
+        {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}
     ),
 ]
-"""One name or several; null in conf/, so that a recipe must set it."""
-
+"""A name or several names; null in conf/, so that a recipe must set it."""
 DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
 class TableDataset(DatasetSpec):
-    """Base of the tables: samples are rows, float32 (columns,), standardised and encoded. Means,
+    """Base of the sources of tables: a sample is an encoded row, float32 (columns,). Means,
     deviations and categories are fitted on the training split and saved with the run."""
 
     root_must_be: ClassVar[str]
@@ -103,7 +102,8 @@ class TableDataset(DatasetSpec):
     missing_indicators: bool = False
     """Whether a column with missing numbers gets an indicator column, 1 if it is missing."""
     max_categories: PositiveInt = 1_000
-    """The most values of a category. The most frequent are encoded, others count as unknown."""
+    """The most values of a column of categories. The most frequent values are encoded, others count
+    as unknown."""
 
     @field_validator("target", mode="before")
     @classmethod
@@ -136,6 +136,7 @@ class TableDataset(DatasetSpec):
 
     @property
     def form(self) -> TableFormat:
+        """The format of the files, if they are CSV."""
         return TableFormat()
 
     def read(self, cache: Path) -> RawData:
@@ -212,7 +213,7 @@ class TableDataset(DatasetSpec):
         return "category" if name in self.categories else "auto"
 
     def _infer_targets(self, raw: RawTable) -> Targets:
-        """Return the targets. Raises ValueError if the columns don't suit the task."""
+        """Return the targets. Raises ValueError if a classification has several target columns."""
         task = infer_task(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
             return Targets(self.target, task)
@@ -225,7 +226,7 @@ class TableDataset(DatasetSpec):
     def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of both splits. Raises ValueError if one is empty."""
+        """Return the rows of the file for each split. Raises ValueError if a split has no rows."""
         if self.eval_path is not None:
             return np.arange(raw.rows), np.arange(0)
         strata = None

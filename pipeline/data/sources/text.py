@@ -1,4 +1,4 @@
-"""Text files, split into windows of tokens. The label of a token is the next token."""
+"""Text files as windows of tokens. The label of a token is the next token."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Text(DatasetSpec):
     tokenizer: str
     """bytes, characters, or the path of a tokenizer.json of the library `tokenizers`."""
     length: PositiveInt
-    """Tokens of a window."""
+    """Number of tokens in a window."""
     stride: PositiveInt | None
-    """Tokens between the starts of two training windows; null: `length`."""
+    """Number of tokens between the starts of two training windows; null: `length`."""
     eval_fraction: Share
     """Share of the tokens, at the end of the text, for evaluation."""
 
@@ -76,12 +76,12 @@ class Text(DatasetSpec):
         tokens = self._encode_files(tokenizer, files, contents)
         train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)
         splits = []
-        for split, part_of_text, stride in (
+        for split, split_tokens, stride in (
             ("training", tokens[:train_tokens], self.stride or self.length),
             ("evaluation", tokens[train_tokens:], self.length),
         ):
             try:
-                splits.append(Split(make_window_columns(part_of_text, self.length, stride)))
+                splits.append(Split(make_window_columns(split_tokens, self.length, stride)))
             except ValueError as error:
                 raise DataError(
                     f"{source}: the {split} split has {error}; use a longer text, or a shorter "

@@ -19,7 +19,7 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.held_out import Share
 from pipeline.data.padding.buckets import make_ragged_array
 from pipeline.data.targets import Targets
-from pipeline.data.text.text_files import read_rows
+from pipeline.data.text.text_files import read_two_columns
 from pipeline.data.text.text_format import TextFormat, make_tokenizer
 
 SHIPPED = Path(__file__).with_name("python_docstrings.csv")
@@ -28,7 +28,7 @@ MAX_CLASSES = 10_000
 
 @component("dataset")
 class TextCsv(DatasetSpec):
-    """Texts with a class each, for a network that classifies tokens, such as `bert`.
+    """Texts, each with a class, for a network that classifies tokens, such as `bert`.
 
     A text is truncated to the longest of `buckets` and padded to the smallest that holds it. The
     same share of each class is for evaluation, evenly spread over the file.
@@ -56,18 +56,18 @@ class TextCsv(DatasetSpec):
         return self
 
     @property
-    def longest(self) -> int:
-        """The most tokens of a text, the length of the longest bucket."""
+    def max_tokens(self) -> int:
+        """The most tokens of a text: the length of the longest bucket."""
         return max(bucket[0] for bucket in self.buckets or ())
 
     def read(self, cache: Path) -> RawData:
         """Return texts, int32 (tokens, 1, 1) of several lengths, and classes, int32 (n,)."""
         file = self.root or SHIPPED
-        rows = read_rows(file, (self.text_column, self.class_column))
+        rows = read_two_columns(file, (self.text_column, self.class_column))
         texts = [text for text, _ in rows]
         names = [name for _, name in rows]
         with name_file(file):
-            require_room(8 * len(rows) * self.longest, f"{len(rows):,} texts")
+            require_room(8 * len(rows) * self.max_tokens, f"{len(rows):,} texts")
             classes = _name_classes(names)
             is_eval = _mark_eval_rows(names, self.eval_fraction)
         numbers = {name: number for number, name in enumerate(classes)}
@@ -81,12 +81,12 @@ class TextCsv(DatasetSpec):
         splits = []
         for split_rows in (train_rows, np.flatnonzero(is_eval)):
             with name_file(file):
-                encoded = [text.encode(texts[row], self.longest) for row in split_rows]
+                encoded = [text.encode(texts[row], self.max_tokens) for row in split_rows]
                 sizes = np.array([[len(tokens)] for tokens in encoded], np.int32)
                 images = make_ragged_array(np.concatenate(encoded), sizes, (1, 1))
             splits.append(Split({"image": images, "label": labels[split_rows]}))
         train, evaluated = splits
-        unit = SampleUnit("texts", "texts", size=f"of at most {self.longest} tokens")
+        unit = SampleUnit("texts", "texts", size=f"of at most {self.max_tokens} tokens")
         return RawData(train, evaluated, Targets(classes), unit=unit, text=text)
 
 
@@ -106,13 +106,14 @@ def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
-    """Mark a share of each class evenly, bool (rows,). Raises ValueError for an empty split."""
-    seen: Counter[str] = Counter()
+    """Return whether each row is evaluated, bool (rows,): `share` of each class, rounded down, at
+    even distances. Raises ValueError for an empty split."""
+    counts: Counter[str] = Counter()
     is_eval = np.zeros(len(names), bool)
     for row, name in enumerate(names):
-        num_before = seen[name]
-        seen[name] += 1
-        is_eval[row] = int((num_before + 1) * share) > int(num_before * share)
+        num_before = counts[name]
+        counts[name] += 1
+        is_eval[row] = int(counts[name] * share) > int(num_before * share)
     if not is_eval.any() or is_eval.all():
         raise ValueError(
             f"dataset.eval_fraction = {share} of {len(names):,} rows leaves a split empty; use "

@@ -16,7 +16,8 @@ from pipeline.data.table import DateColumn, DatePart
 ISO = "iso"
 """Format such as 2024-01-31, also with a time. Offsets from UTC are dropped."""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
-_SNIFFED = 1000
+_MAX_TRIED = 1000
+"""Texts that are tried before all are parsed, which takes longer."""
 _YEAR = re.compile(r"\d{4}")
 _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m"),
@@ -24,20 +25,21 @@ _DAYS = (
 )
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = (ISO, *(day + time for day, time in product(_DAYS, _TIMES)))
+"""Formats that are inferred, in order of preference."""
 _DAY_PARTS: tuple[DatePart, ...] = ("days", "sin_year", "cos_year", "sin_week", "cos_week")
 _HOUR_PARTS: tuple[DatePart, ...] = ("sin_day", "cos_day")
 _EPOCH = datetime(1970, 1, 1)
 
 
 def find_date_formats(texts: Sequence[str]) -> list[str]:
-    """Return the formats that fit all texts: none, one, or two if days and months are ambiguous. Of
-    formats with the same dates only the first is returned."""
+    """Return the formats that fit all texts: none, one, or two if days and months are ambiguous.
+    Formats that read the same dates count once."""
     if not texts or not _YEAR.search(texts[0]):
         return []
     candidates = [name for name in FORMATS if _parse(texts[0], name) is not None]
     formats: dict[bytes, str] = {}
     for name in candidates:
-        if all(_parse(text, name) is not None for text in texts[:_SNIFFED]):
+        if all(_parse(text, name) is not None for text in texts[:_MAX_TRIED]):
             days = parse_days(texts, name)
             if not np.isnan(days).any():
                 formats.setdefault(days.tobytes(), name)
@@ -45,14 +47,15 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
-    """Return days since 1970, float64 (texts,), with times as fractions; NaN for other texts."""
+    """Return dates as days since 1970 with times as fractions, float64 (texts,); NaN if a text
+    doesn't have the format."""
     dates = (_parse(text, date_format) for text in texts)
     days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
     return np.fromiter(days, np.float64, len(texts))
 
 
 def format_example_date(date_format: str) -> str:
-    """Return an example of a date format. Raises ValueError for a format without year."""
+    """Return a date in a format. Raises ValueError if it has no year, or can't be read again."""
     date = datetime(2024, 1, 31)
     if date_format == ISO:
         return f"{date:%Y-%m-%d}"
@@ -71,24 +74,22 @@ def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
 
 
 def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
-    """Return a part of dates, float64 (dates,), NaN for a missing date.
-
-    It is the number of days since the first date of the training split, or sine or cosine of the
-    position in the year, week or day.
-    """
+    """Return a part of dates, float64 (dates,), NaN for a missing date. It is the number of days
+    since the first date of the training split, or sine or cosine of the position in the year, week
+    or day."""
     if date.part == "days":
         return days - date.first_day
     wave, _, cycle = date.part.partition("_")
-    position = _compute_position(days, cycle)
-    return np.sin(2 * np.pi * position) if wave == "sin" else np.cos(2 * np.pi * position)
+    angle = 2 * np.pi * _compute_position(days, cycle)
+    return np.sin(angle) if wave == "sin" else np.cos(angle)
 
 
 def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """Return the position in a cycle, from 0 to 1. 1970 began on a Thursday."""
+    """Return the position in a day, a week from Monday on, or a year, from 0 up to below 1."""
     if cycle == "day":
         return days % 1
     if cycle == "week":
-        return (np.floor(days) + 3) % 7 / 7
+        return (np.floor(days) + 3) % 7 / 7  # 1970 began on a Thursday
     date = np.floor(np.where(np.isnan(days), 0, days)).astype("datetime64[D]")
     year = date.astype("datetime64[Y]")
     first = year.astype("datetime64[D]")

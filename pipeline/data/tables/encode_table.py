@@ -17,23 +17,24 @@ TableInput = Literal["features", "fields"]
 
 
 class EncodeTable(Op):
-    """Rows (batch, numbers + categories) as the input of a network, float32.
+    """Convert encoded rows of `FittedTable`, (batch, columns), to the input of a network, float32.
 
-    features: (batch, F), the numbers followed by a one-hot vector for each category; zeros for
-    position 0, a value that the training split lacks. fields: (batch, columns, 1, 2), for
-    wide_deep: the index of a feature and its value. A number has one feature. A category has a
-    feature for each value, whose value is 1, or 0 for position 0.
+    `reads` is features: (batch, features), the numbers followed by a one-hot vector for each column
+    of categories; zeros for position 0, a value that the training split lacks. Or it is fields, for
+    wide_deep: (batch, columns, 1, 2), the index of a column's feature, and its value: the number,
+    or for a category 1, and 0 for position 0.
     """
 
     name: Literal["encode_table"] = "encode_table"
     numbers: int
+    """How many of the columns have numbers; they come first."""
     categories: Seq[int]
-    """Number of values of each category."""
+    """The number of values of each column of categories."""
     reads: TableInput
 
     @property
     def features(self) -> int:
-        """The number of features: one for each number and each value of a category."""
+        """The number of features: each column of numbers, and each value of other columns."""
         return self.numbers + sum(self.categories)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
@@ -60,7 +61,7 @@ class EncodeTable(Op):
 
 
 def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """Make the op for a table and a network that reads features or fields, if there is a table."""
+    """Return the op that encodes a table for a network; () without a table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)

@@ -1,4 +1,4 @@
-"""Fitting of tables on training rows, and encoding of rows."""
+"""Functions that fit a table on its training rows, and encode rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ MAX_SAVED_BYTES = 4 << 20
 """The most bytes of a table as JSON, so that the summary of the run stays readable."""
 MISSING = ""
 """The category of a missing value."""
-
 FEWEST_ROWS = 20
 """The fewest rows for a note on row numbers. In small tables values may differ by chance."""
 
@@ -52,7 +51,8 @@ class FitOptions:
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a Parquet or, with any other suffix, a CSV file. Raises DataError with its name."""
+    """Read a Parquet file, or with a suffix that isn't in `PARQUET` a CSV file. Raises DataError
+    that names the file."""
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
@@ -87,7 +87,7 @@ def fit_table(
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     """Encode rows, float32 (rows, width). Raises ValueError with the row of a wrong value."""
     encoded = np.empty((raw.rows, table.width), np.float32)
-    indicators = len(table.numeric)
+    next_indicator = len(table.numeric)
     formats = {column.name: column.date.format for column in table.numeric if column.date}
     days = {
         name: _parse_date_column(raw, name, date_format) for name, date_format in formats.items()
@@ -97,23 +97,23 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
             values = require_numbers(column.name, raw.get_column(column.name), raw.locate).values
         else:
             values = compute_part_values(days[column.name], column.date)
-        missing = np.isnan(values)
-        scaled = np.where(missing, column.mean, values)
+        is_missing = np.isnan(values)
+        scaled = np.where(is_missing, column.mean, values)
         with np.errstate(over="ignore"):
             if column.standardised:
                 scaled = (scaled - column.mean) / column.std
             encoded[:, position] = scaled
-        overflowed = ~np.isfinite(encoded[:, position])
-        if overflowed.any():
-            row = int(np.argmax(overflowed))
+        is_too_large = ~np.isfinite(encoded[:, position])
+        if is_too_large.any():
+            row = int(np.argmax(is_too_large))
             raise ValueError(
                 f"{raw.locate(row)}: {show_name(column.name)} = {values[row]:g} is too far from "
                 f"the mean {column.mean:g} of the training split, whose standard deviation is "
                 f"{column.std:g}"
             )
         if column.indicator:
-            encoded[:, indicators] = missing
-            indicators += 1
+            encoded[:, next_indicator] = is_missing
+            next_indicator += 1
     for position, column in enumerate(table.categories, start=table.num_numbers):
         texts = to_texts(raw.get_column(column.name))
         text_numbers = {text: number for number, text in enumerate(column.categories, start=1)}
@@ -122,7 +122,7 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
     return encoded
 
 
-def read_rows(path: Path, table: FittedTable) -> np.ndarray:
+def read_encoded_rows(path: Path, table: FittedTable) -> np.ndarray:
     """Read another file with the columns of a table, and encode its rows, float32 (rows, width).
     Other columns aren't read. Raises DataError that names the file and the problem."""
     kinds = table.kinds
@@ -148,7 +148,8 @@ def to_texts(column: Numbers | Texts) -> Texts:
 def _fit_column(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """Fit a column on the training rows: one column for each part of dates, none if it is empty."""
+    """Fit a column on the training rows: return a column for each part of dates, else one column;
+    () if it is empty."""
     column = raw.get_column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
@@ -174,7 +175,7 @@ def _fit_column(
 def _fit_numbers(
     name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of numbers, or a part of dates, if it has a number."""
+    """Fit a column of numbers, or a part of dates; return () if it has no number."""
     present = numbers[~np.isnan(numbers)]
     if not present.size:
         return ()
@@ -219,12 +220,13 @@ def _find_date_format(
 
 
 def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray:
-    """Return days since 1970, float64 (rows,), NaN if missing. Raises ValueError with the row."""
+    """Return dates as days since 1970, float64 (rows,), NaN if missing. Raises ValueError with the
+    first row of another text."""
     column = to_texts(raw.get_column(name))
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
-    wrong = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
-    if wrong.size:
-        row = int(wrong[0])
+    wrong_rows = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
+    if wrong_rows.size:
+        row = int(wrong_rows[0])
         text = column.texts[column.codes[row]]
         raise ValueError(
             f"{raw.locate(row)}: {show_name(name)} = {text!r:.60}: must be a date such as "
@@ -236,7 +238,7 @@ def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray
 def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of categories, if it has a value."""
+    """Fit a column of categories; return () if it has no value."""
     counts = column.count_rows(rows)
     frequencies = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
     if not frequencies:
@@ -250,7 +252,7 @@ def _fit_category(
 def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Return lines of the log about columns of row numbers, too many categories and ambiguous
+    """Return lines for the log about columns of row numbers, too many categories and ambiguous
     dates. `rows` are the training rows."""
     return tuple(
         f"column {show_name(column.name)}: {note}"
@@ -265,7 +267,7 @@ def describe_columns(
 def _describe_column(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_inferred: bool
 ) -> Iterator[str]:
-    """Yield notes on a column; `is_inferred`: whether its kind is inferred."""
+    """Yield notes on a column, about row numbers and dates only if its kind is inferred."""
     name = show_name(column.name)
     if is_inferred and _has_row_numbers(values):
         yield (

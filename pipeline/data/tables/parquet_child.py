@@ -15,7 +15,9 @@ from pipeline.core.host.limited_child import serve
 
 OPEN = b"o"
 READ = b"r"
+"""Kinds of requests."""
 LENGTH = struct.Struct("<Q")
+"""The number of bytes before each piece of an answer."""
 
 
 class _File:
@@ -23,17 +25,18 @@ class _File:
 
     path: Path
     texts: Sequence[str]
+    """Names of the columns of texts, which are read as dictionaries."""
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes | memoryview]:
-        """Answer a request. OPEN has a path as JSON; the answer is {"names", "rows"} as JSON. READ
-        has {name: as text} as JSON; the answer has the columns."""
+        """Return the answer to a request. OPEN has a path as JSON; the answer is {"names", "rows"}
+        as JSON. READ has {name: whether to read as text} as JSON; the answer has the columns."""
         import pyarrow as pa
 
         request = json.loads(content)
         try:
             if kind == OPEN:
                 return [json.dumps(self._open(Path(request))).encode()]
-            read = self._read(list(request))
+            table = self._read(list(request))
         except MemoryError:
             raise
         # pyarrow raises OSError without an errno for a damaged file.
@@ -41,7 +44,9 @@ class _File:
             lines = map(str.strip, str(error).splitlines())
             reason = next(filter(None, lines), type(error).__name__)
             raise ValueError(f"can't be read as Parquet: {reason}") from error
-        columns = (_encode_column(name, read.column(name), text) for name, text in request.items())
+        columns = (
+            _encode_column(name, table.column(name), is_text) for name, is_text in request.items()
+        )
         return [piece for column in columns for piece in column]
 
     def _open(self, path: Path) -> dict[str, Any]:
@@ -73,18 +78,15 @@ class _File:
                 return file.read(columns=names, use_threads=False)
 
 
-def _encode_column(name: str, values: Any, as_text: bool) -> list[bytes | memoryview]:
-    """Return the bytes of a column: n and float64, or t, int32 codes and texts as JSON, with
-    lengths.
-
-    Texts are in the order of first occurrence. Raises ValueError for values that are neither
-    numbers nor texts.
-    """
+def _encode_column(name: str, values: Any, is_text: bool) -> list[bytes | memoryview]:
+    """Return the bytes of a column: n and float64, or t, int32 codes and texts as JSON. Each piece
+    after the letter follows its `LENGTH`. Numbers become texts with `is_text`. Texts are in the
+    order of first occurrence. Raises ValueError for values that are neither numbers nor texts."""
     import pyarrow as pa
 
     dtype = values.type
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    if any(is_kind(dtype) for is_kind in is_number) and not as_text:
+    if any(is_kind(dtype) for is_kind in is_number) and not is_text:
         numbers = values.cast(pa.float64(), safe=False).to_numpy()
         return [b"n", *_add_length(np.ascontiguousarray(numbers, np.float64))]
     try:

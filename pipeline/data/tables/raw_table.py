@@ -1,4 +1,4 @@
-"""Columns of a table, as read from a file."""
+"""Columns of a table as they are read from a file, before they are encoded."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.table import Kind
 
 MAX_COLUMNS = 20_000
-
+"""Most columns of a file; a hostile file can have millions."""
 KindOf = Callable[[str], Kind]
 """The kind of a column by its name."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers: float64 (rows,), NaN if one is missing."""
+    """A column of numbers: float64 (rows,), NaN for a missing number."""
 
     values: np.ndarray
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A column of texts: the index of each row's text, int32 (rows,), -1 if it is missing."""
+    """A column of texts. `codes` are the index of each row's text, int32 (rows,), -1 if missing."""
 
     codes: np.ndarray
     texts: tuple[str, ...]
+    """The different texts of the column."""
 
     def count_rows(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return the number of rows with each text, int64 (texts,)."""
@@ -40,14 +41,15 @@ class Texts:
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file by name, and the place of rows for messages."""
+    """The columns that were read from a file."""
 
     columns: Mapping[str, Numbers | Texts]
+    """The columns by name, without those that are ignored."""
     names: tuple[str, ...]
     """The names of all columns of the file."""
     rows: int
     locate: Callable[[int], str]
-    """The place of a row, counted from 0, in the file, such as "line 2"."""
+    """Returns the place in the file, such as "line 2", of a row, counted from 0."""
 
     def get_column(self, name: str) -> Numbers | Texts:
         """Return a column. Raises ValueError with the nearest name if it is missing."""
@@ -75,9 +77,9 @@ def require_unique(names: Iterable[str]) -> None:
 
 def require_finite(name: str, values: np.ndarray, locate: Callable[[int], str]) -> None:
     """Raise ValueError for the first number that is infinite or beyond float32."""
-    wrong = np.abs(values) > MAX_FLOAT
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    is_too_large = np.abs(values) > MAX_FLOAT
+    if is_too_large.any():
+        row = int(np.argmax(is_too_large))
         raise ValueError(
             f"{locate(row)}: {show_name(name)} = {values[row]:g}: must be a number of at most "
             f"{MAX_FLOAT:.4g}, the largest of float32, or missing"
@@ -89,7 +91,8 @@ def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], 
     if isinstance(column, Numbers):
         return column
     rows = np.flatnonzero(column.codes >= 0)
-    for row in np.sort(rows[np.unique(column.codes[rows], return_index=True)[1]]):
+    first_rows = rows[np.unique(column.codes[rows], return_index=True)[1]]  # of each text
+    for row in np.sort(first_rows):
         if not is_number(text := column.texts[column.codes[row]]):
             raise ValueError(
                 f"{locate(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"

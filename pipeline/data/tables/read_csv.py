@@ -32,22 +32,21 @@ from pipeline.data.tables.raw_table import (
 )
 
 CHUNK = 1 << 15
-"""Rows that are converted together; fewer in wide tables."""
 CHUNK_VALUES = 1 << 22
+"""The most rows, and the most values, that Python's reader converts at once."""
 MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
 DELIMITERS = ",;\t|"
 SNIFFED_LINES = 20
+"""Lines that must have the same number of fields to be split at spaces."""
 _BYTES_PER_FIELD = 24
 """Memory for each field besides its text, for its start, its trimmed copy and its number."""
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a CSV file, without blank lines.
-
-    A column is read as numbers if its kind is numeric or auto and all present values are numbers,
-    else as texts. Raises OSError, and ValueError with the line.
-    """
+    """Read a CSV file, without blank lines. A column is read as numbers if its kind is numeric or
+    auto and all present values are numbers, else as texts. Raises OSError, and ValueError with the
+    line."""
     require_room(path.stat().st_size, "its table")
 
     def locate(row: int) -> str:
@@ -80,6 +79,7 @@ def _split_by_arrow(
     """Return the fields of each column, large_string (rows,); None if a stricter reader is needed.
     Arrow accepts texts after a closing quote, and a quote that isn't closed."""
     end = re.escape(delimiter).encode() + rb"\r\n"
+    # A quoted field begins after a delimiter or line break, and ends before such a character.
     quoted = rb'(?<![^%b])"(?:[^"]++|"")*+"(?=[%b]|\Z)' % (end, end)
     try:
         # Arrow would read an empty line before the header as the header.
@@ -112,6 +112,7 @@ def _split_by_arrow(
 
 
 def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
+    """Return the text of a file in UTF-8. Raises UnicodeError, and ValueError without room."""
     pieces = []
     with _open_text(path, form) as file:
         while piece := file.read(MAX_LINE):
@@ -179,9 +180,9 @@ def _parse_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | N
                 return None
             parsed.append(value)
         numbers = np.array(parsed)[encoded.indices.fill_null(-1).to_numpy() + 1]
-    missing_numbers = [
-        value for value in map(_parse_number, form.missing_values) if value is not None
-    ]
+    # A number that means "missing" can be written in several ways, such as -999 and -999.0.
+    parsed_missing = map(_parse_number, form.missing_values)
+    missing_numbers = [value for value in parsed_missing if value is not None]
     return np.where(np.isin(numbers, missing_numbers), nan, numbers) if missing_numbers else numbers
 
 
@@ -194,12 +195,13 @@ def _parse_number(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of an open file, and the line number of the last row's end."""
+    """An open file whose rows are read one by one."""
 
     names: tuple[str, ...]
     delimiter: str
     rows: Iterator[list[str]]
     line: Callable[[], int]
+    """Returns the number of the line in which the last row ended, from 1."""
 
 
 @contextmanager
@@ -265,11 +267,8 @@ def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
 
 
 def _find_delimiter(lines: Iterator[str]) -> str:
-    """Return the most frequent delimiter of the first line.
-
-    If the line has none, it is the space if it splits all lines into equal numbers of fields, else
-    the comma.
-    """
+    """Return the most frequent delimiter of the first line. If the line has none, it is the space
+    if it splits all lines into equal numbers of fields, else the comma."""
     first = next(lines, "")
     if not any(delimiter in first for delimiter in DELIMITERS):
         rows = _split_fields(chain([first], lines), " ")

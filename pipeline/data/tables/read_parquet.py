@@ -1,5 +1,5 @@
-"""Parquet files, read by pyarrow. A file of 1 kB can claim a billion rows, or unpack to gigabytes.
-So a child process with limited memory and time reads it."""
+"""Parquet files, read by pyarrow in a child process with limited memory and time, since a file of
+1 kB can claim a billion rows, or unpack to gigabytes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from pipeline.data.tables.raw_table import (
 )
 
 _BYTES_A_VALUE = 8
+"""Memory of a value after it is read."""
 _COLUMNS_AT_ONCE = 64
-
+"""Columns of a request to the child process, which limits its memory."""
 _BASE_VALUES = 10_000_000
 _VALUES_PER_BYTE = 1_000
-"""The most values per byte of a file. 50 constant columns with 1 bit per row have 400."""
+"""The most values of a file, a base and per byte. 50 constant columns of 1 bit have 400 a byte."""
 _BASE_MEMORY_BYTES = 2**30
 _MEMORY_PER_BYTE = 256
 _MEMORY_PER_VALUE = 40
@@ -39,7 +40,8 @@ _VALUES_PER_CPU_S = 200_000
 
 
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
-    """Read numbers as float64, others as texts. Raises OSError, and ValueError for a bad file."""
+    """Read a Parquet file. Columns of numbers are read as numbers unless their kind is category or
+    date, others as texts. Raises OSError, and ValueError for a damaged or too large file."""
 
     def locate(row: int) -> str:
         return f"row {row + 1:,}"
@@ -75,6 +77,7 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
 
 
 def _compute_limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
+    """Return limits by the values of a request, and the values of all requests so far."""
     return ChildLimits(
         _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * size_bytes + _MEMORY_PER_VALUE * values,
         _BASE_CPU_S + size_bytes // _BYTES_PER_CPU_S + total_values // _VALUES_PER_CPU_S,
@@ -99,20 +102,20 @@ def _require_bounds(
 
 
 def _parse_columns(answer: memoryview) -> Iterator[Numbers | Texts]:
-    """Yield the columns that `parquet_child` wrote."""
-    at = 0
+    """Yield the columns in an answer, in the form of `parquet_child._encode_column`."""
+    position = 0
 
-    def take() -> memoryview:
-        nonlocal at
-        (size,) = LENGTH.unpack_from(answer, at)
-        at += LENGTH.size + size
-        return answer[at - size : at]
+    def read_piece() -> memoryview:
+        nonlocal position
+        (size_bytes,) = LENGTH.unpack_from(answer, position)
+        position += LENGTH.size + size_bytes
+        return answer[position - size_bytes : position]
 
-    while at < len(answer):
-        kind = answer[at : at + 1]
-        at += 1
+    while position < len(answer):
+        kind = answer[position : position + 1]
+        position += 1
         if kind == b"n":
-            yield Numbers(np.frombuffer(take(), np.float64))
+            yield Numbers(np.frombuffer(read_piece(), np.float64))
         else:
-            codes = np.frombuffer(take(), np.int32)
-            yield Texts(codes, tuple(json.loads(bytes(take()))))
+            codes = np.frombuffer(read_piece(), np.int32)
+            yield Texts(codes, tuple(json.loads(bytes(read_piece()))))

@@ -14,14 +14,13 @@ FEW_CLASSES = 20
 """The most different whole numbers that are inferred as classes."""
 MAX_TABLE_CLASSES = 10_000
 _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
+"""Labels of 0 and 1 by their texts in lower case."""
 
 
 def infer_task(table: RawTable, names: Sequence[str]) -> Task:
     """Infer the task of target columns. It is classification for one column of texts or few whole
-    numbers, multi_label for several of 0 and 1, else regression.
-
-    Raises ValueError for a column that mixes numbers and texts, and for several of texts.
-    """
+    numbers, multi_label for several columns of 0 and 1, else regression. Raises ValueError for a
+    column that mixes numbers and texts, and for several columns of texts."""
     columns = {name: table.get_column(name) for name in names}
     if len(names) > 1:
         if all(_parse_flags(column) is not None for column in columns.values()):
@@ -40,8 +39,8 @@ def infer_task(table: RawTable, names: Sequence[str]) -> Task:
 
 
 def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
-    """Return the first row whose text isn't a number, the text, and the share of numbers. None if
-    at most half of the values, or all, are numbers."""
+    """Return the first row whose text isn't a number, the text, and the share of numbers. Returns
+    None if at most half of the values are numbers, or all are."""
     counts = column.count_rows()
     numbers = np.array([is_number(text) for text in column.texts], bool)
     share = float(counts[numbers].sum() / max(1, counts.sum()))
@@ -101,16 +100,17 @@ def require_varied(labels: np.ndarray) -> None:
 def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndarray:
     """Return the class of each row, int32. Raises ValueError for a missing or unknown class."""
     column = table.get_column(name)
-    position = {text: n for n, text in enumerate(classes)}
+    class_ids = {text: class_id for class_id, text in enumerate(classes)}
     if isinstance(column, Numbers):
         values, codes = np.unique(column.values, return_inverse=True)
-        texts = tuple("" if value != value else _format_number(value) for value in values)
+        texts = tuple("" if np.isnan(value) else _format_number(value) for value in values)
         column = Texts(np.where(np.isnan(column.values), -1, codes), texts)
-    labels = np.array([*(position.get(text, -1) for text in column.texts), -1], np.int32)
+    # The code -1 of a missing value selects the last label, which is -1.
+    labels = np.array([*(class_ids.get(text, -1) for text in column.texts), -1], np.int32)
     labels = labels[column.codes]
-    wrong = np.flatnonzero(labels < 0)
-    if wrong.size:
-        row = int(wrong[0])
+    wrong_rows = np.flatnonzero(labels < 0)
+    if wrong_rows.size:
+        row = int(wrong_rows[0])
         _require_present(table, name, column.codes < 0)
         text = column.texts[column.codes[row]]
         raise ValueError(
@@ -129,8 +129,8 @@ def _read_numbers(table: RawTable, name: str) -> np.ndarray:
 def _read_flag_labels(table: RawTable, name: str) -> np.ndarray:
     """Return 0 or 1 for each row, float64. Raises ValueError for other or missing values."""
     column = table.get_column(name)
-    missing = (np.isnan(column.values)) if isinstance(column, Numbers) else column.codes < 0
-    _require_present(table, name, missing)
+    is_missing = np.isnan(column.values) if isinstance(column, Numbers) else column.codes < 0
+    _require_present(table, name, is_missing)
     flags = _parse_flags(column)
     if flags is None:
         raise ValueError(
@@ -150,10 +150,10 @@ def _parse_flags(column: Numbers | Texts) -> np.ndarray | None:
     return np.array([*flags, np.nan], np.float64)[column.codes]
 
 
-def _require_present(table: RawTable, name: str, missing: np.ndarray) -> None:
+def _require_present(table: RawTable, name: str, is_missing: np.ndarray) -> None:
     """Raise ValueError with the first row whose target is missing."""
-    if missing.any():
-        row = int(np.argmax(missing))
+    if is_missing.any():
+        row = int(np.argmax(is_missing))
         raise ValueError(
             f"{table.locate(row)}: {show_name(name)} is missing, and it is a target; "
             "leave such rows out"

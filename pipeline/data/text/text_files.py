@@ -1,4 +1,4 @@
-"""Text files: a single one, or the files of a folder that match a pattern, and CSVs."""
+"""Text files, lines of text, and columns of texts in CSV files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MAX_FIELD = 2**20
 
 
 def list_text_files(root: Path, pattern: str) -> list[Path]:
-    """List `root`, or its matching files by path. Raises DataError for none, or links out of it."""
+    """Return `root` if it is a file, else its files that match `pattern`, sorted. Raises DataError
+    without such files, and for links out of `root`."""
     if root.is_file():
         return [root]
     if not root.is_dir():
@@ -39,7 +40,7 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
 
 
 def read_files(files: list[Path]) -> list[bytes]:
-    """Read files. Raises DataError for an unreadable file, or too little memory."""
+    """Return the content of each file. Raises DataError if one can't be read, or fit in memory."""
     size_bytes = 0
     for file in files:
         with name_file(file):
@@ -51,7 +52,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_text_lines(file: Path) -> list[str]:
-    """Read the lines of a text file that aren't empty. Raises DataError without one."""
+    """Return the lines of a text file that aren't empty, stripped. Raises DataError without one."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]
@@ -60,8 +61,9 @@ def read_text_lines(file: Path) -> list[str]:
     return texts
 
 
-def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Read two columns of a CSV with names in its first line. Raises DataError."""
+def read_two_columns(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return two columns of a CSV file, whose first line has the names of columns, row by row.
+    Raises DataError for a missing column or field, or no rows."""
     with name_file(file):
         # Excel writes a byte order mark.
         text = decode_utf8(_read_file(file)).removeprefix("\ufeff")
@@ -77,7 +79,7 @@ def read_rows(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def _parse_rows(text: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Parse two columns of a CSV. Raises ValueError for a missing column or field, or no rows."""
+    """Return the rows of `read_two_columns`. Raises ValueError, and csv.Error for wrong quotes."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     names = reader.fieldnames or []
     missing = [column for column in columns if column not in names]

@@ -26,15 +26,13 @@ from pipeline.data.text.tokenizer import (
 TOKENIZER = "tokenizer.json"
 """The tokenizer's file in a run or an export."""
 MAX_TOKENIZER_BYTES = 64 * 2**20
-
-SPECIAL = ("<padding>", "<unknown>", "<start>")
+SPECIAL_TOKENS = ("<padding>", "<unknown>", "<start>")
 """The first three tokens for text classification with a tokenizer of this package."""
 UNKNOWN_TOKEN = 1
 START_TOKEN = 2
-
+"""Numbers of such tokens."""
 NO_TOKEN = -1
 """Padding of short texts in requests that have no sizes."""
-
 Predicts = Literal["next_token", "class"]
 
 
@@ -42,8 +40,8 @@ Predicts = Literal["next_token", "class"]
 class TextFormat:
     """The tokenizer of texts, and whether a network continues or classifies them.
 
-    Texts to be classified begin with a special token, as in BERT: `SPECIAL[START_TOKEN]`, or the
-    special tokens of a tokenizer.json.
+    Texts to classify begin with a special token, as in BERT: <start>, or the special tokens of a
+    tokenizer.json.
     """
 
     tokenizer: Tokenizer
@@ -51,27 +49,27 @@ class TextFormat:
 
     @property
     def adds_special(self) -> bool:
-        """Whether the first tokens are `SPECIAL`, and others are numbered from 3 on."""
+        """Whether the numbers 0 to 2 are `SPECIAL_TOKENS`, and the tokenizer's tokens follow."""
         return self.predicts == "class" and not isinstance(self.tokenizer, LibraryTokenizer)
 
     @property
     def vocabulary(self) -> int:
         """The number of different tokens that the network reads."""
-        return self.tokenizer.vocabulary + (len(SPECIAL) if self.adds_special else 0)
+        return self.tokenizer.vocabulary + (len(SPECIAL_TOKENS) if self.adds_special else 0)
 
     def encode(self, text: str, max_tokens: int) -> np.ndarray:
-        """Return the first tokens of a text for classification, int32 (n,), at least one."""
+        """Return the first tokens of a text to classify, int32 (n,), 1 to `max_tokens` of them."""
         if not self.adds_special:
             tokens = self.tokenizer.encode(text)[:max_tokens]
             return tokens if len(tokens) else np.zeros(1, np.int32)
         if self.tokenizer.kind in ("bytes", "characters"):
             text = text[:max_tokens]  # each character has at least one token
         tokens = self.tokenizer.encode(text)
-        numbers = np.where(tokens == UNKNOWN, UNKNOWN_TOKEN, tokens + len(SPECIAL))
+        numbers = np.where(tokens == UNKNOWN, UNKNOWN_TOKEN, tokens + len(SPECIAL_TOKENS))
         return np.concatenate([[START_TOKEN], numbers])[:max_tokens].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return texts for classification, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
+        """Return texts to classify as tokens, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)
@@ -79,7 +77,8 @@ class TextFormat:
         return samples[..., np.newaxis, np.newaxis]
 
     def encode_prompt(self, prompt: str) -> np.ndarray:
-        """Return the tokens of a prompt, int32 (n,). Raises DataError if one is unknown."""
+        """Return the tokens of a prompt, int32 (n,). Raises DataError for an unknown token, and for
+        a prompt without tokens."""
         if not prompt:
             raise DataError("the prompt is empty; must have at least one token")
         try:
@@ -123,10 +122,9 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
 def make_tokenizer(
     name: str, texts: Iterable[str], *, max_words: int | None = None, special_tokens: bool = False
 ) -> Tokenizer:
-    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file.
-
-    `texts` have the vocabulary of characters or words. Without `max_words`, `words` is a path.
-    """
+    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file. The
+    vocabulary of characters or words is from `texts`. Without `max_words`, "words" is a path. With
+    `special_tokens`, the tokenizer of a file adds its special tokens to texts."""
     match name:
         case "bytes":
             return ByteTokenizer()
@@ -138,7 +136,8 @@ def make_tokenizer(
 
 
 def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | None:
-    """Read the text format of a run or an export, by its description; None for other samples.
+    """Read the text format of a run or an export, which `record` describes; None for other samples.
+
     Raises DataError if the tokenizer is missing or damaged, ValueError for an invalid description.
     """
     match record.get("text"):

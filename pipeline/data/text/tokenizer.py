@@ -20,7 +20,7 @@ from pipeline.data.text.tokenizer_process import TokenizerProcess
 UNKNOWN = -1
 """Number of a character or word that the vocabulary lacks."""
 MAX_VOCABULARY = 1 << 20
-
+"""Most tokens of a tokenizer.json, each of which has an output of the network."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
@@ -28,6 +28,7 @@ class Tokenizer(ABC):
     """A vocabulary of tokens with the numbers 0 to `vocabulary` - 1."""
 
     kind: str
+    """The kind of tokens, for messages and tokenizer.json."""
 
     @property
     def vocabulary(self) -> int:
@@ -40,7 +41,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, int32 (n,), `UNKNOWN` if the vocabulary lacks one."""
+        """Return the tokens of a text, int32 (n,), `UNKNOWN` if the vocabulary lacks a token."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
@@ -153,12 +154,9 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens of the file.
-
-        Numbers without a token have the name "unused n". Raises ValueError for numbers beyond
-        `MAX_VOCABULARY`, and for two tokens with one number, since the library's choice between
-        them varies.
-        """
+        """The tokens of the file. Numbers without a token have the name "unused n". Raises
+        ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens with one number, since
+        the library's choice between them varies."""
         numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:
@@ -221,6 +219,7 @@ def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenize
 
 
 def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
+    """Make a tokenizer of all characters in the texts."""
     return CharacterTokenizer("".join(sorted(set(chain.from_iterable(texts)))))
 
 

@@ -12,20 +12,18 @@ FILE = b"f"
 ENCODE = b"e"
 ENCODE_SPECIAL = b"s"
 DECODE = b"d"
+"""Kinds of requests."""
 
 
 class _Library:
-    """The library's tokenizer, set by FILE."""
+    """The library's tokenizer, which a request FILE sets."""
 
     tokenizer: Any
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes]:
-        """Answer a request.
-
-        FILE has a tokenizer.json; the answer is {"vocabulary", "dropout"} as JSON. ENCODE and
-        ENCODE_SPECIAL have a text; the answer has tokens, int32. DECODE has tokens; the answer is a
-        text.
-        """
+        """Return the answer to a request. FILE has a tokenizer.json; the answer is {"vocabulary",
+        "dropout"} as JSON. ENCODE has a text; the answer has its tokens, int32. ENCODE_SPECIAL adds
+        special tokens, such as [CLS]. DECODE has tokens, int32; the answer is their text."""
         if kind == FILE:
             from tokenizers import Tokenizer
 

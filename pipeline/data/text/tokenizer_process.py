@@ -49,17 +49,17 @@ class TokenizerProcess:
             raise ValueError(f"isn't a tokenizer.json: {error}") from error
 
     def encode(self, text: str, *, special_tokens: bool) -> np.ndarray:
-        """Return the library's tokens, int32 (n,). Raises ValueError also for limits."""
+        """Return the tokens of a text, int32 (n,). Raises ValueError as the class describes."""
         content = text.encode()
         kind = ENCODE_SPECIAL if special_tokens else ENCODE
         return np.frombuffer(self._compute(kind, content, "a text"), np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the library's text, without special tokens. Raises ValueError as `encode` does."""
+        """Return the text of tokens without special tokens. Raises ValueError as `encode` does."""
         return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
 
     def _compute(self, kind: bytes, content: bytes, description: str) -> bytes:
-        """Send a request. Raises ValueError that describes its content."""
+        """Return the answer to a request. Raises ValueError that describes the content."""
         try:
             return self._send(kind, content)
         except LibraryError as error:
@@ -71,7 +71,7 @@ class TokenizerProcess:
             ) from error
 
     def _send(self, kind: bytes, content: bytes) -> bytes:
-        """Send a request, with limits by the bytes of all requests."""
+        """Return the answer to a request, with limits by the bytes of all requests so far."""
         self._total_bytes += len(content)
         limits = ChildLimits(
             _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * self._total_bytes,

@@ -19,7 +19,7 @@ class TokenWindows:
     stride: int
     """Tokens between the starts of two windows."""
     first: int
-    """0 for the tokens that a network reads, 1 for the next tokens, their labels."""
+    """0 for windows that a network reads, 1 for their labels, the next tokens."""
     trailing: tuple[int, ...] = ()
     """Dimensions of size 1 after the tokens: (1, 1) makes images of them."""
 
@@ -40,7 +40,8 @@ class TokenWindows:
 
 
 def make_window_columns(tokens: np.ndarray, length: int, stride: int) -> dict[str, TokenWindows]:
-    """Return `image` (n, length, 1, 1) and next tokens, `label` (n, length). Raises ValueError."""
+    """Return columns `image`, (n, length, 1, 1), and `label`, the next tokens, (n, length). Raises
+    ValueError for a text that is shorter than a window and its next token."""
     count = (len(tokens) - 1 - length) // stride + 1
     if len(tokens) <= length:
         raise ValueError(

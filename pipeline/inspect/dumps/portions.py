@@ -20,7 +20,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.data.batch import Batch
 from pipeline.data.padding.buckets import SIZE
 from pipeline.data.padding.pad_images import crop_to
-from pipeline.data.transform import count_choices, draw_choice, select_ops
+from pipeline.data.transform import count_choices, draw_choice, select_variants
 from pipeline.training.losses import compute_divisor, count_valid_labels, divides_by_labels
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.state import StepConfig
@@ -99,7 +99,7 @@ def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Arra
     ops = config.train_ops
     choices = count_choices(config.train_ops)
     if choices > 1:
-        ops = select_ops(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
+        ops = select_variants(ops, int(draw_choice(jnp, choices, batch.seed, jnp.int32(step))))
     return jax.jit(partial(map_batch, config, ops))(batch)
 
 

@@ -15,7 +15,7 @@ from pipeline.data.columns import Split
 from pipeline.data.dataset import Dataset
 from pipeline.data.padding.buckets import SIZE, PaddedColumn
 from pipeline.data.selections import hash_samples
-from pipeline.data.text.text_format import SPECIAL, TextFormat
+from pipeline.data.text.text_format import SPECIAL_TOKENS, TextFormat
 from pipeline.inspect.report.pictures import can_picture, picture, png
 from pipeline.stages.export.trained_run import TrainedRun
 from pipeline.stages.record.continuity import find_changed_data
@@ -263,5 +263,5 @@ def _decode(text: TextFormat, tokens: np.ndarray) -> str:
     numbers = tokens.tolist()
     if not text.adds_special:
         return text.tokenizer.decode(numbers)[:MAX_CHARACTERS]
-    words = [n - len(SPECIAL) for n in numbers if n >= len(SPECIAL)]
+    words = [n - len(SPECIAL_TOKENS) for n in numbers if n >= len(SPECIAL_TOKENS)]
     return text.tokenizer.decode(words)[:MAX_CHARACTERS]

@@ -21,7 +21,7 @@ from pipeline.data.image_file import (
     read_pixels,
     read_upright_size,
 )
-from pipeline.data.tables.fit_table import read_rows
+from pipeline.data.tables.fit_table import read_encoded_rows
 from pipeline.data.targets import Targets
 from pipeline.models.weights.files.weight_files import read_npz
 from pipeline.stages.export.trained_run import Samples
@@ -54,7 +54,7 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
     for any other file.
     """
     if samples.table is not None:
-        return read_rows(path, samples.table)
+        return read_encoded_rows(path, samples.table)
     suffix = path.suffix.lower()
     if suffix not in (*SUFFIXES, *_ARRAYS):
         kinds = ", ".join((*SUFFIXES, *_ARRAYS))

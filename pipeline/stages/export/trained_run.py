@@ -99,7 +99,9 @@ def read_trained_run(folder: Path) -> TrainedRun:
             f"{saved.folder}: of another recipe than {run_dir / RECIPE}: {join_problems(changes)}"
         )
     samples = _read_samples(run_dir / SUMMARY, recipe)
-    return TrainedRun(recipe, saved.select_weights(), saved.step, samples, ledger=saved.ledger())
+    return TrainedRun(
+        recipe, saved.select_weights(), saved.step, samples, ledger=saved.select_ledger()
+    )
 
 
 def parse_samples(data: Any, folder: Path) -> Samples:

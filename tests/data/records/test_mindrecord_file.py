@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.data.records.mindrecord_file import (
-    SIZES,
+    INTEGER_BYTES,
     SampleSchema,
     _parse_scalars,
     index_mindrecord,
@@ -214,7 +214,7 @@ def test_scalar_lists_are_refused() -> None:
 def test_packed_integers_round_trip(values: list[int]) -> None:
     """The inverse, written from the description of the format."""
     codes = [
-        next(c for c, n in enumerate(SIZES) if -(1 << 8 * n - 1) <= v < 1 << 8 * n - 1)
+        next(c for c, n in enumerate(INTEGER_BYTES) if -(1 << 8 * n - 1) <= v < 1 << 8 * n - 1)
         for v in values
     ]
     bits = "".join(f"{code:02b}" for code in codes)
@@ -223,7 +223,7 @@ def test_packed_integers_round_trip(values: list[int]) -> None:
         int(bits[first : first + 8], 2) for first in range(0, len(bits), 8)
     )
     packed += b"".join(
-        value.to_bytes(SIZES[code], "little", signed=True)
+        value.to_bytes(INTEGER_BYTES[code], "little", signed=True)
         for value, code in zip(values, codes, strict=True)
     )
     assert unpack_integers(packed).tolist() == values

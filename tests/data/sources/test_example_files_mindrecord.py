@@ -76,4 +76,4 @@ def test_numbers_beyond_float32_and_int32_are_refused() -> None:
         _find_layout(lowest, ExampleSettings())
     price = {"data": np.ones(2), "label": np.array([1e300])}
     with pytest.raises(ValueError, match="must be finite"):
-        _find_layout(price, ExampleSettings()).label(price)
+        _find_layout(price, ExampleSettings()).read_label(price)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pipeline.core.errors import DataError
 from pipeline.data.columns import RawData
 from pipeline.data.padding.buckets import RaggedColumn
-from pipeline.data.sources.npz import NumpyArchive, split_arrays
+from pipeline.data.sources.npz import NumpyArchive, make_class_data
 from tests.data.section import section
 
 
@@ -187,9 +187,9 @@ def test_implausibly_large_class_labels_are_refused() -> None:
     for label in (10_000, 2**40):
         expected = f"labels go up to {label}; set dataset.classes if there are more than 10,000"
         with pytest.raises(ValueError, match=expected):
-            split_arrays(arrays_of(np.array([0, label])), None)
-    assert len(split_arrays(arrays_of(np.array([0, 9_999])), None).classes) == 10_000
-    assert len(split_arrays(arrays_of(np.array([0, 50_256])), 50_257).classes) == 50_257
+            make_class_data(arrays_of(np.array([0, label])), None)
+    assert len(make_class_data(arrays_of(np.array([0, 9_999])), None).classes) == 10_000
+    assert len(make_class_data(arrays_of(np.array([0, 50_256])), 50_257).classes) == 50_257
 
 
 def test_number_of_classes_is_bounded(tmp_path: Path) -> None:
@@ -199,33 +199,33 @@ def test_number_of_classes_is_bounded(tmp_path: Path) -> None:
 
 def test_ignored_label_is_not_a_class() -> None:
     for ignored in (-100, 255):
-        data = split_arrays(arrays_of(np.array([0, ignored, 2])), None, ignored)
+        data = make_class_data(arrays_of(np.array([0, ignored, 2])), None, ignored)
         assert data.classes == ("0", "1", "2")
         assert data.train.columns["label"][:].tolist() == [0, ignored, 2]
     with pytest.raises(ValueError, match=r"y_train has labels from -1 to 1; .* 0 to 1, or -100"):
-        split_arrays(arrays_of(np.array([0, 1, -1])), None, -100)
+        make_class_data(arrays_of(np.array([0, 1, -1])), None, -100)
     with pytest.raises(ValueError, match="y_train has only the label -1, which is ignored"):
-        split_arrays(arrays_of(np.array([-1, -1])), 3, -1)
+        make_class_data(arrays_of(np.array([-1, -1])), 3, -1)
 
 
 def test_ragged_labels_are_stored_contiguously() -> None:
     values, sizes = np.arange(7), np.array([[3], [4]])
     ragged = {f"y_{split}_sizes": sizes for split in ("train", "test")}
     arrays = arrays_of(np.zeros(2, int), **ragged, y_train=values, y_test=values)
-    labels = split_arrays(arrays, None).train.columns["label"]
+    labels = make_class_data(arrays, None).train.columns["label"]
     assert isinstance(labels, RaggedColumn)
     assert labels.value(1).tolist() == [3, 4, 5, 6]
     assert labels.dtype == np.int32
     with pytest.raises(ValueError, match=r"y_train: values have shape \(7,\); the sizes ask for"):
-        split_arrays({**arrays, "y_train_sizes": sizes + 1}, None)
+        make_class_data({**arrays, "y_train_sizes": sizes + 1}, None)
     with pytest.raises(ValueError, match=r"y_test_sizes has shape \(2, 3\); must be \(n, 1\)"):
-        split_arrays({**arrays, "y_test_sizes": np.ones((2, 3), int)}, None)
+        make_class_data({**arrays, "y_test_sizes": np.ones((2, 3), int)}, None)
     plain = {**arrays, "y_test": np.zeros(2, int)}
     del plain["y_test_sizes"]
     with pytest.raises(
         ValueError, match=r"must have the same number of labels per sample, not .*any"
     ):
-        split_arrays(plain, None)
+        make_class_data(plain, None)
 
 
 def test_root_is_required() -> None:

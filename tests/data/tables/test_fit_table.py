@@ -18,7 +18,7 @@ from pipeline.data.tables.fit_table import (
     FitOptions,
     encode_rows,
     fit_table,
-    read_rows,
+    read_encoded_rows,
     read_table,
 )
 from pipeline.data.tables.raw_table import KindOf
@@ -67,7 +67,7 @@ def test_encoding_matches_scikit_learn_golden(tmp_path: Path) -> None:
     np.testing.assert_allclose(as_input(table, rows), golden["encoded"], atol=2e-6)
     again = FittedTable.model_validate(json.loads(json.dumps(table.to_dict())))
     assert again == table
-    np.testing.assert_array_equal(read_rows(path, again), rows)
+    np.testing.assert_array_equal(read_encoded_rows(path, again), rows)
 
 
 def test_missing_value_is_a_category_and_unknown_value_is_zeros(
@@ -131,18 +131,18 @@ def test_mixed_column_is_named_with_row_and_value(tmp_path: Path) -> None:
 def test_other_files_are_encoded_with_the_table(tmp_path: Path) -> None:
     table, rows = fitted(write(tmp_path, [[1, "x"], [3, "y"]], "a", "colour"), 2)
     (tmp_path / "new.csv").write_text("extra,colour,a\n?,y,3\n")
-    assert read_rows(tmp_path / "new.csv", table).tolist() == rows[1:].tolist()
+    assert read_encoded_rows(tmp_path / "new.csv", table).tolist() == rows[1:].tolist()
     (tmp_path / "new.csv").write_text("color,a\ny,3\n")
     with pytest.raises(
         DataError, match=r"new.csv: has no column colour; did you mean color\? it has"
     ):
-        read_rows(tmp_path / "new.csv", table)
+        read_encoded_rows(tmp_path / "new.csv", table)
     (tmp_path / "new.csv").write_text("colour,a\ny,three\n")
     with pytest.raises(DataError, match=r"new.csv: line 2: a = 'three': must be a number"):
-        read_rows(tmp_path / "new.csv", table)
+        read_encoded_rows(tmp_path / "new.csv", table)
     (tmp_path / "new.csv").write_text("colour,a\n")
     with pytest.raises(DataError, match=r"new.csv: has no rows"):
-        read_rows(tmp_path / "new.csv", table)
+        read_encoded_rows(tmp_path / "new.csv", table)
 
 
 def test_dates_of_other_files_use_the_fitted_format(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_dates_of_other_files_use_the_fitted_format(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         encoded[:2, 3:5], np.transpose([np.sin(week), np.cos(week)]), atol=1e-6
     )
-    np.testing.assert_array_equal(read_rows(write(tmp_path, rows, "when"), table), encoded)
+    np.testing.assert_array_equal(read_encoded_rows(write(tmp_path, rows, "when"), table), encoded)
     with pytest.raises(
         DataError, match=r"line 2: when = '01\.02\.24': must be a date such as 2024"
     ):
-        read_rows(write(tmp_path, [["01.02.24"]], "when"), table)
+        read_encoded_rows(write(tmp_path, [["01.02.24"]], "when"), table)
 
 
 @pytest.mark.parametrize("texts", [["2024-01-01", "soon"], ["2024-01-01", "01.02.2024"], ["May 1"]])
@@ -181,7 +181,7 @@ def test_stored_table_without_dates_is_read(tmp_path: Path) -> None:
         "format": {"missing_values": [""]},
     }
     table = FittedTable.model_validate(kept)
-    encoded = read_rows(write(tmp_path, [["5"], [""]], "a"), table)
+    encoded = read_encoded_rows(write(tmp_path, [["5"], [""]], "a"), table)
     np.testing.assert_array_equal(encoded, [[2], [0]])
 
 
