@@ -57,7 +57,7 @@ def estimate_cost(
 
 
 def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
-    """Report how sharded parameters change the estimate, which is for data parallelism."""
+    """Report what the estimate, which is for data parallelism, leaves out of other modes."""
     mode = recipe.parallel.mode
     if mode == "fsdp":
         reporter.print_stage("modelled", describe_gathering(recipe, built))
@@ -74,7 +74,8 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
     run_schedule = built.run_schedule
     image = get_image_shape(dataset.image)
     label = dataset.train_label
-    steps = train.sink_size
+    size = train.sink_size
+    sink_steps = size if isinstance(size, int) and size > 0 else run_schedule.steps_per_epoch
 
     def make_batch(size: int) -> tuple[Any, Any]:
         return (
@@ -93,7 +94,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         batch_size=train.batch_size,
         devices=_count_devices(recipe),
         sink=train.sink,
-        sink_steps=steps if isinstance(steps, int) and steps > 0 else run_schedule.steps_per_epoch,
+        sink_steps=sink_steps,
         steps_per_epoch=run_schedule.steps_per_epoch,
         total_steps=run_schedule.total,
         eager=train.mode == "eager",
@@ -106,7 +107,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
 
 
 def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ...]:
-    """Return the bytes of each group of layers whose curvature devices exchange."""
+    """Return the bytes of curvature that devices exchange for each group of layers; () for none."""
     config = built.step_config
     if config.curvature is None:
         return ()

@@ -85,19 +85,20 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
 
 
 def choose_weight_file(names: Sequence[str]) -> str:
-    """Return the name of the weight file of a repository. Raises ValueError without one."""
+    """Return the weight file of a repository. Raises ValueError for several without `HUB_FILE`."""
     files = [name for name in names if is_weight_file(Path(name))]
-    preferred = [name for name in files if name == HUB_FILE]
-    if len(preferred or files) != 1:
-        found = f"has {len(files)} weight files" if files else "has no weight file"
-        raise ValueError(f"{found}; name one, as in hf://NAME/REPOSITORY/{HUB_FILE}")
-    return (preferred or files)[0]
+    if HUB_FILE in files:
+        return HUB_FILE
+    if len(files) != 1:
+        problem = f"has {len(files)} weight files" if files else "has no weight file"
+        raise ValueError(f"{problem}; name one, as in hf://NAME/REPOSITORY/{HUB_FILE}")
+    return files[0]
 
 
 def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:
-    """Read the arrays of a weight file, or the weights and the step of a run's checkpoint.
+    """Read the arrays of a weight file and None, or the weights and the step of a checkpoint.
 
-    Raises DataError.
+    Raises DataError if they can't be read.
     """
     if is_weight_file(source) or source.is_file():
         return read_weights(source), None
