@@ -74,10 +74,10 @@ class Sampling:
 
 
 class _LoopState(NamedTuple):
-    """State of the loop. Token n is sampled with the key (seed, n), independent of dispatches."""
+    """State of the loop, in int32 (). Token n is sampled with (seed, n), whatever its dispatch."""
 
     tokens: Array
-    """int32 (total,). The first `length` are the prompt and the sampled tokens."""
+    """int32 (total,). The first `length` are the prompt and the tokens sampled so far."""
     length: Array
     cursor: Array
     """Index of the token to be read next."""
