@@ -52,7 +52,7 @@ class GraphBuilder:
     def add_node(
         self, kind: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
     ) -> str:
-        """Add a node; return the name of its output. Names of more outputs end in _2 and so on."""
+        """Add a node; return the name of its first output. The others end in _2, _3 and so on."""
         from onnx import helper
 
         output = f"{kind.lower()}_{next(self._numbers)}"
@@ -87,7 +87,7 @@ class GraphBuilder:
         )
 
     def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
-        """Transpose a value with positions to an order of axes; return others unchanged."""
+        """Transpose a value to an order of axes, unless it has that order or no positions."""
         if not value.has_positions or value.order == order:
             return value
         last = len(value.shape)

@@ -19,7 +19,7 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class OnnxNetwork:
-    """The network of this folder, run by onnxruntime on the CPU.
+    """The network of a folder, run by onnxruntime on the CPU.
 
     Images have the shape `shape` (height, width, channels), and the dataset's type and values.
     """
