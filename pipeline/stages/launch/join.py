@@ -123,10 +123,10 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
 
     if has_open_devices():
         close_devices()
-    # At its own limit JAX aborts the process.
-    limit = Timer(CONNECT_S, _give_up, [place])
-    limit.daemon = True
-    limit.start()
+    # It ends the process with a message, before JAX aborts it at `initialization_timeout`.
+    timer = Timer(CONNECT_S, _give_up, [place])
+    timer.daemon = True
+    timer.start()
     try:
         jax.distributed.initialize(
             place.address,
@@ -145,9 +145,10 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
         _leave_at_exit(problem)
         raise problem from error
     finally:
-        limit.cancel()
+        timer.cancel()
         os.environ.update(proxies)
-    # Another run may follow. JAX waits for all here, and would abort late processes otherwise.
+    # Not before the exit, since another run may follow. Without this call, in which JAX waits for
+    # all processes, it would abort those that exit later.
     atexit.register(jax.distributed.shutdown)
     return Ranks(
         place.rank, place.size, launch.stuck_seconds, get_coordination_client(), AGREEMENTS

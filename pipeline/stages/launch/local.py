@@ -29,6 +29,7 @@ WORKER = "pipeline.cli.worker"
 """Module that each process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
 POLL_S = 0.05
+"""Seconds between two looks at the processes."""
 GRACE_S = 3.0
 """Seconds in which processes must end once another process has failed."""
 
@@ -145,7 +146,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
     """Wait until all end, at most `launch.end_seconds` after the first; return the failure."""
     failure = None
     is_stopped = False
-    # A checkpoint was requested of processes that have died, or before there were any.
+    # Requests so far were for processes that have died, or came before there were any.
     saves = signals.saves
     ended_at = None
     while any(worker.poll() is None for worker in workers):
@@ -165,12 +166,12 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
             break
         time.sleep(POLL_S)
     failure = _find_first_failure(workers, folder)
-    # All may have ended before the signal was passed on: a scheduler signals each of them.
+    # A scheduler signals every process, so the first may have ended while others waited for it.
     return None if signals.stop and failure is not None and failure.is_peer_error else failure
 
 
 def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
-    """Return the failure that caused the others; failures because of another process come last."""
+    """Return the failure that caused the others, None if no process has failed."""
     results = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
     failures = [failure for failure in results if failure is not None]
     return min(failures, key=lambda failure: (failure.is_peer_error, failure.rank), default=None)

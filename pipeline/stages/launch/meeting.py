@@ -18,6 +18,7 @@ from pipeline.core.errors import RunError, get_system_reason, printable
 from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
+"""A line is read up to this length, more than any process sends."""
 LINE_S = 2.0
 """Seconds in which a process that connects must send its line."""
 RETRY_S = 0.25
@@ -101,7 +102,7 @@ class _Connections:
                 connection.sendall(line)
 
     def _receive(self, connection: socket.socket) -> str:
-        """Add a process. Returns the problem if it doesn't belong to this run."""
+        """Add the process of a connection; return a problem if it doesn't belong to this run."""
         self.stack.callback(connection.close)
         report = read_line(connection, LINE_S)
         rank = report.get("rank")
@@ -112,6 +113,7 @@ class _Connections:
         connection.settimeout(None)
         self._remove_closed()
         is_double = rank == 0 or rank in self.by_rank
+        # A double gets the answer too, under a rank that no process has.
         self.by_rank[-1 if is_double else rank] = connection
         if size != self.place.size:
             return f"process {rank} of {size} can't meet {self.place}: the sizes differ"
