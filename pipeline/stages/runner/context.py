@@ -72,7 +72,7 @@ class Inspection:
     """Profile, dumps and autopsy of a run. This class has none, and refuses recipes with them."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
-        """Return the step, with the schedule shortened if the run is only for a profile.
+        """Return the step, with a shorter schedule if the run ends after its profile.
 
         Raises RecipeError if the run can't be profiled.
         """

@@ -1,4 +1,4 @@
-"""Opening of training: checkpoints, callbacks, rollbacks and monitors; results in the summary."""
+"""Opening of training: its checkpoints, callbacks, rollbacks and monitors, and its results."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def open_training(
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
-        # Processes have parts of the state.
+        # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
             monitors=monitors,
@@ -129,7 +129,7 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
 
 
 def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
-    """Return the collector of weights and gradients; a function without effect if not needed."""
+    """Return the collector of weights and gradients, or `do_nothing` if nothing is collected."""
     context = run.context
     built = run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
@@ -188,7 +188,7 @@ def require_ready_callbacks(recipe: Recipe) -> None:
 
 
 def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> NoCallbacks:
-    """Open the callbacks. Other processes follow the requests of the first process's callbacks."""
+    """Open the callbacks of this process, which also pass on what the first process's request."""
     context = evaluations.run.context
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()
@@ -229,9 +229,10 @@ def _open_checkpoints(
         return NoCheckpoints()
     spec = recipe.checkpoint
     tree = recipe.model_dump(mode="json")
+    # Rollbacks need the checkpoints of the schedule.
     periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
-    holds = partial(is_due, periods=periods)
-    retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
+    is_needed = partial(is_due, periods=periods)
+    retention = Retention(spec.keep, spec.best, is_needed, spec.keep_minutes)
     opened = [_open_copies(evaluations), stack.enter_context(open_mirror(context))]
     copies: list[Copies] = [copy for copy in opened if copy is not None]
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)
