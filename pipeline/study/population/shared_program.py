@@ -140,7 +140,7 @@ class SharedProgram:
                 compiled = self._compiled
                 lowered = _apply_group_lowerings(built, compiled)
                 step = _make_single_step(context.recipe, lowered)
-                constants = compiled.shared.arguments_of(collect_numbers(context.recipe), step)
+                constants = compiled.shared.list_arguments(collect_numbers(context.recipe), step)
             except CompiledInError as error:
                 self.refused = error
                 raise
@@ -187,7 +187,7 @@ class SharedProgram:
             return _make_single_step(recipe, replace(lowered, step_config=step_config))
 
         shared = share_step(recipe, self.members, make_step, inputs)
-        constants = shared.arguments_of(collect_numbers(recipe), inputs.step)
+        constants = shared.list_arguments(collect_numbers(recipe), inputs.step)
         inputs = replace(inputs, step=shared.step, constants=constants)
         executable = compile_to_executable(inputs, recipe, backend, reporter)
         assert type(executable) is XlaExecutable

@@ -44,7 +44,7 @@ class KeyImportance:
     """90th percentile."""
 
 
-def importance_of_keys(
+def compute_importances(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[KeyImportance] | str:
     """Return the importance of keys for a metric, the largest first, or why there is none.
@@ -92,8 +92,8 @@ def _bootstrap_importances(
         def get_trials(self, deepcopy: bool = True, states: Any = None) -> list[Any]:
             return list(self.sample)
 
-    space = {key: distribution_of([run.keys[key] for run in runs]) for key in keys}
-    params = [{key: value_in(space[key], run.keys[key]) for key in keys} for run in runs]
+    space = {key: choose_distribution([run.keys[key] for run in runs]) for key in keys}
+    params = [{key: to_param(space[key], run.keys[key]) for key in keys} for run in runs]
 
     def make_trial(number: int, index: int) -> optuna.trial.FrozenTrial:
         return optuna.trial.FrozenTrial(
@@ -136,7 +136,7 @@ def _bootstrap_importances(
     return shares
 
 
-def distribution_of(values: Sequence[Any]) -> Any:
+def choose_distribution(values: Sequence[Any]) -> Any:
     """Return Optuna's distribution for a key's values.
 
     Numbers have their range, on a logarithmic scale if it is wide. Other values are choices.
@@ -158,8 +158,8 @@ def distribution_of(values: Sequence[Any]) -> Any:
     return FloatDistribution(float(low), float(high), log=log)
 
 
-def value_in(distribution: Any, value: Any) -> Any:
-    """Return a key's value in the form of `distribution`, which `distribution_of` returned."""
+def to_param(distribution: Any, value: Any) -> Any:
+    """Return a key's value in the form of `distribution`, which `choose_distribution` returned."""
     if not hasattr(distribution, "choices"):
         return value
     choice = _to_choice(value)

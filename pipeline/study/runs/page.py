@@ -10,10 +10,10 @@ from typing import Any
 
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.page import Page, render_page
-from pipeline.study.runs.importance import KeyImportance, importance_of_keys
+from pipeline.study.runs.importance import KeyImportance, compute_importances
 from pipeline.study.runs.lineage import list_data_uses, list_links
 from pipeline.study.runs.ranking import is_larger_better
-from pipeline.study.runs.recorded_run import RecordedRun, common_keys, differing_keys
+from pipeline.study.runs.recorded_run import RecordedRun, find_common_keys, list_differing_keys
 
 MAX_COLUMNS = 40
 MAX_AXES = 9
@@ -33,7 +33,7 @@ def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: st
     """
     importance: Sequence[KeyImportance] | str = "no run has a metric"
     if metric is not None:
-        importance = importance_of_keys(runs, differing_keys(runs), metric)
+        importance = compute_importances(runs, list_differing_keys(runs), metric)
     title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
     states = Counter(run.status for run in runs)
     summary = ", ".join(f"{count} {state}" for state, count in states.items())
@@ -44,19 +44,19 @@ def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: st
     text = render_page(
         Page("runs", title, summary),
         "runs.html",
-        content=page_data(runs, metric),
+        content=make_page_data(runs, metric),
         importance=importance,
         uses=list_data_uses(runs),
         links=list_links(runs),
-        shared={key: _shorten(value) for key, value in common_keys(runs).items()},
+        shared={key: _shorten(value) for key, value in find_common_keys(runs).items()},
     )
     with convert_write_errors(path):
         write_whole(path, text)
 
 
-def page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]:
+def make_page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]:
     """Return the input of the page's script as a tree for JSON; non-finite numbers are null."""
-    keys = differing_keys(runs)[: MAX_COLUMNS - 8]
+    keys = list_differing_keys(runs)[: MAX_COLUMNS - 8]
     figures = _choose_figures(runs, metric)[: MAX_COLUMNS - len(keys)]
     axes = [key for key in keys if _has_readable_axis(runs, key)][: MAX_AXES - 1]
     rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]

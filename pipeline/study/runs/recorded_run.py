@@ -134,7 +134,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
         run_dir=run_dir,
         status=str(summary.get("status", "unfinished")),
         begun=str(first.get("begun", "")),
-        keys=flat_keys(recipe),
+        keys=flatten_keys(recipe),
         figures=_collect_figures(summary),
         curves=logged,
         data=_join_fingerprints(first.get("data")),
@@ -180,7 +180,7 @@ def _read_curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
     return curves
 
 
-def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's values by dotted key; a list of scalars is one value, as text."""
     flat: dict[str, Any] = {}
     for section, value in recipe.items():
@@ -240,7 +240,7 @@ def _list_sources(
         yield "restored", os.path.normpath(os.path.join(folder, restored))
 
 
-def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
+def list_differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the keys with several values among the runs, the most varied first.
 
     Runs without a key don't count for it, since older versions had fewer keys.
@@ -253,7 +253,7 @@ def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
     return sorted(differing, key=lambda key: (key.startswith(MINOR), -len(values[key]), key))
 
 
-def common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+def find_common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the keys with the same value in all runs, and that value."""
     first: Mapping[str, Any] = runs[0].keys if runs else {}
     return {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.overrides import get_key
 from pipeline.config.recipe import Recipe
-from pipeline.study.runs.recorded_run import MINOR, RecordedRun, flat_keys, read_runs
+from pipeline.study.runs.recorded_run import MINOR, RecordedRun, flatten_keys, read_runs
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -45,7 +45,7 @@ def read_trials(
     or has no run.
     """
     runs = read_runs(folder, curves=False)
-    fixed = flat_keys(recipe.model_dump(mode="json"))
+    fixed = flatten_keys(recipe.model_dump(mode="json"))
     searched = {get_key(name) for name in space}
     candidates = (_make_trial(run, fixed, searched, space, metric) for run in runs)
     return [trial for trial in candidates if trial is not None], len(runs)

@@ -84,7 +84,7 @@ def to_overrides(params: Mapping[str, Any]) -> list[str]:
     return mark_optional_keys(f"{key}={value}" for key, value in params.items())
 
 
-def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
+def vary_one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
     """Return values of trials, so that every listed choice is in a trial.
 
     Each trial varies one key; the other keys have their first value. For a range only the lowest

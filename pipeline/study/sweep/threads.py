@@ -46,11 +46,11 @@ def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
     at_once = count_jobs_at_once(launcher, jobs)
     shares = share_memory(at_once)
     if at_once > 1 and THREADS not in os.environ:
-        shares[THREADS] = str(share_of(at_once))
+        shares[THREADS] = str(divide_processors(at_once))
     return shares
 
 
-def share_of(jobs: int) -> int:
+def divide_processors(jobs: int) -> int:
     """Return the number of processors for each of several jobs; at least 1."""
     return max(1, count_processors() // jobs)
 

@@ -29,7 +29,7 @@ from pipeline.study.sweep.history import EARLIER, read_trials
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_job
 from pipeline.study.sweep.run_pending import POLL_S, Launch, launch_jobs, run_all
-from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
+from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
 from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
     StudySettings,
@@ -91,7 +91,7 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
     command = make_command(sweeper.config.hydra, overrides)
     space, fixed = read_space(command.arguments)
     settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
-    choices = [[*fixed, *to_overrides(values)] for values in one_at_a_time(space)]
+    choices = [[*fixed, *to_overrides(values)] for values in vary_one_at_a_time(space)]
     for overrides in choices:
         compose_job(sweeper, overrides)
     first = plan_job(sweeper, 0, choices[0], ())
