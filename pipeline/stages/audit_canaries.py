@@ -57,5 +57,4 @@ def compute_sample_losses(
         return sample_losses(config, *predict(config, variables, batch))
 
     chunks = read_chunks(split, rows, run.context.recipe.seed, CHUNK_SAMPLES)
-    losses = [np.asarray(compute(variables, batch))[:count] for batch, count in chunks]
-    return np.concatenate(losses)
+    return np.concatenate([np.asarray(compute(variables, batch))[:n] for batch, n in chunks])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -101,10 +102,7 @@ class Built:
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
-    """Build the step from shapes alone, without weights.
-
-    Raises RecipeError if components don't fit.
-    """
+    """Build the step from shapes. Raises RecipeError if components don't fit."""
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
     # Learning rates and noise depend on the planned length, also if the run ends early.
     planned = replace(schedule, total=count_total_steps(recipe.train, schedule.steps_per_epoch))
@@ -204,8 +202,7 @@ def make_step_config(
 ) -> StepConfig:
     """Return the configuration of a recipe's step.
 
-    `image` describes an image after the map ops. `train_images` has an entry for each size, if an
-    op draws sizes in training.
+    `image` describes an image after the map ops, `train_images` each size that an op draws.
     """
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
@@ -291,9 +288,10 @@ def _format_line(recipe: Recipe, built: Built) -> str:
         sink = "sinks to be chosen"
     frozen = ""
     if built.step_config.frozen:
-        frozen = f", {_count_trained(built, 0):,} of them trained"
+        count_at = partial(count_trained, built.state.params, built.step_config)
+        frozen = f", {count_at(0):,} of them trained"
         for phase in built.step_config.phases:
-            frozen += f", {_count_trained(built, phase.start):,} from step {phase.start + 1}"
+            frozen += f", {count_at(phase.start):,} from step {phase.start + 1}"
     length = f"{run.total:,} steps, {sink}, {run.total / run.steps_per_epoch:,.2f} epochs"
     if recipe.train.deadline is not None:
         length = f"steps to be chosen for {recipe.train.deadline}, {sink}"
@@ -303,9 +301,9 @@ def _format_line(recipe: Recipe, built: Built) -> str:
     )
 
 
-def _count_trained(built: Built, step: int) -> int:
+def count_trained(params: Any, step_config: StepConfig, step: int) -> int:
     """Return the number of parameters that are trained after `step` steps."""
-    trained, _ = split_params(built.state.params, select_phase(built.step_config, step).frozen)
+    trained, _ = split_params(params, select_phase(step_config, step).frozen)
     return sum(leaf.size for leaf in jax.tree.leaves(trained))
 
 

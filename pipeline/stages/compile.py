@@ -123,10 +123,7 @@ def _find_allowed_bytes(recipe: Recipe, device: jax.Device) -> int:
 def make_compile_inputs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> CompileInputs:
-    """Return the inputs of the compiler, with loaders that put the data within the device's reach.
-
-    Reports if training has to wait for data.
-    """
+    """Return the inputs of the compiler; report the loader of the data, or that it is too slow."""
     train = recipe.train
     order = dataset.eval_order
     placement = backend.placement
@@ -177,10 +174,7 @@ def _make_train_loader(recipe: Recipe, dataset: Dataset, backend: Backend) -> Lo
 def compile_to_executable(
     inputs: CompileInputs, recipe: Recipe, backend: Backend, reporter: Reporter
 ) -> Executable:
-    """Compile the inputs of a recipe, and report the programs.
-
-    Raises RunError if they don't fit the device.
-    """
+    """Compile and report the programs. Raises RunError if they don't fit the device."""
     enable_compile_cache(find_program_folder(recipe.cache, reporter.warn), reporter.warn)
     train = inputs.train
     device = backend.describe()["device"]

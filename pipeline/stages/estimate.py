@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from pipeline.backends.base import Backend, Estimate, SinkPrice, StepToPrice
 from pipeline.backends.sink_choice import SinkChoice, choose
@@ -19,13 +19,17 @@ from pipeline.stages.autosink.choose_sink import (
     make_modelled_costs,
 )
 from pipeline.stages.build import Built
-from pipeline.stages.plan_devices import describe_gathering, describe_shardings
+from pipeline.stages.plan_devices import (
+    describe_gathering,
+    describe_shardings,
+    make_batch_shapes,
+)
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.curvature import group_layers
 from pipeline.training.microbatch_gradients import compute_gradients
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import get_image_shape, make_update_only_step, mask_batch
+from pipeline.training.step import make_update_only_step, mask_batch
 
 
 def estimate_cost(
@@ -69,19 +73,12 @@ def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: R
 
 
 def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
-    """Describe the run for the device, in shapes; batches are those after the map ops."""
+    """Describe the run for the device, in shapes."""
     train = recipe.train
     run_schedule = built.run_schedule
-    image = get_image_shape(dataset.image)
-    label = dataset.train_label
+    make_batch = partial(make_batch_shapes, dataset)
     size = train.sink_size
     sink_steps = size if isinstance(size, int) and size > 0 else run_schedule.steps_per_epoch
-
-    def make_batch(size: int) -> tuple[Any, Any]:
-        return (
-            jax.ShapeDtypeStruct((size, *image), np.float32),
-            jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
-        )
 
     def choose_sink(price: SinkPrice) -> SinkChoice:
         return choose(make_modelled_costs(price), make_modelled_bounds(recipe, run_schedule))

@@ -74,9 +74,8 @@ def evaluate(
             f"all labels of the {sums.samples} evaluation samples are dataset.ignore_index; at "
             "least one must be another number"
         )
-    confusion = None
-    if sums.classes is not None and sums.classes.confusion is not None:
-        confusion = np.asarray(sums.classes.confusion)
+    counts = None if sums.classes is None else sums.classes.confusion
+    confusion = None if counts is None else np.asarray(counts)
     unit = dataset.unit.plural if dataset.unit.per_sample > 1 else "samples"
     values = summarize(sums, dataset.classes, metrics)
     if options.on_train:

@@ -25,11 +25,10 @@ from pipeline.models.layers.path_patterns import LayerPath, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
-from pipeline.stages.build import make_step_config
+from pipeline.stages.build import count_trained, make_step_config
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import add_fine_tuning
-from pipeline.training.freezing import select_phase
 from pipeline.training.state import StepConfig
 from pipeline.training.step import init_variables
 
@@ -145,7 +144,7 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
         step_config.image.shape,
         traced.make_rows(params, step_config),
         sum(leaf.size for leaf in statistics),
-        {start: _count_trained(params, step_config, start) for start in starts},
+        {start: count_trained(variables["params"], step_config, start) for start in starts},
     )
 
 
@@ -174,11 +173,9 @@ class _TracedLayers:
         self._layers: dict[LayerPath, tuple[str, tuple[int, ...] | None]] = {}
 
     def note_layer(self, path: LayerPath, kind: str, result: Any) -> None:
-        """Note a layer of a list."""
         self._layers.setdefault(path, (kind, tuple(result.shape[1:])))
 
     def note_module(self, module: nn.Module, result: Any) -> None:
-        """Note the call of a flax module."""
         if module.path:
             shape = tuple(result.shape[1:]) if isinstance(result, jax.Array) else None
             self._layers.setdefault(module.path, (type(module).__name__, shape))
@@ -222,12 +219,6 @@ def _describe_training(path: LayerPath, step_config: StepConfig) -> str:
         return "yes"
     starts = [phase.start for phase in step_config.phases if not is_frozen(phase.frozen, path)]
     return f"from step {starts[0] + 1}" if starts else "no"
-
-
-def _count_trained(params: Mapping[LayerPath, Any], step_config: StepConfig, step: int) -> int:
-    """Return the number of parameters that are trained after `step` steps."""
-    frozen = select_phase(step_config, step).frozen
-    return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))
 
 
 def _format_shape(shape: tuple[int, ...]) -> str:

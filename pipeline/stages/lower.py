@@ -269,8 +269,7 @@ def list_problems(
 ) -> tuple[Problem, ...]:
     """List every computation of a step or an evaluation that can be lowered, by tracing.
 
-    Problems of gradients are listed for training only. The gradient of the input images is never
-    computed, so it is left out.
+    Gradients are listed for training only, but for the input images, which need none.
     """
 
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:

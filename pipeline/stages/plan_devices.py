@@ -108,13 +108,15 @@ def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlan
 
 def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
     """Trace the loss of a recipe's step on its global batch."""
-    size = recipe.train.batch_size
-    label = dataset.train_label
-    batch = (
-        jax.ShapeDtypeStruct((size, *get_image_shape(dataset.image)), np.float32),
-        jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
-    )
+    batch = make_batch_shapes(dataset, recipe.train.batch_size)
     return make_loss(recipe.name, built.step_config, built.state, batch, sync_batch_norm=True)
+
+
+def make_batch_shapes(dataset: Dataset, size: int) -> tuple[Any, Any]:
+    """Return the shapes of `size` training images and labels after the map ops."""
+    label = dataset.train_label
+    images = jax.ShapeDtypeStruct((size, *get_image_shape(dataset.image)), np.float32)
+    return images, jax.ShapeDtypeStruct((size, *label.shape), label.dtype)
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:

@@ -57,9 +57,8 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
 
     `like` may be shapes and dtypes, so that mismatches are found before compiling. Optimizer, step
     and loss scale don't change. Warns of a damaged checkpoint, and of layers and inputs that differ
-    in the recipe that trained the weights. Raises DataError if the weights can't be read, or if
-    they don't match the network and `checkpoint.partial` is false, RunError if their address can't
-    be reached.
+    in the recipe that trained the weights. Raises DataError if the weights can't be read, or don't
+    match and `checkpoint.partial` is false, RunError if their address can't be reached.
     """
     spec = recipe.checkpoint
     assert spec.restore is not None, "the caller checks that the recipe names weights"

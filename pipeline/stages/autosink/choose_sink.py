@@ -1,7 +1,4 @@
-"""Choice of the sinks of a run: the recipe's, or with auto the fastest by measured dispatches.
-
-On an emulated device, auto takes the fastest by modelled dispatches.
-"""
+"""Choice of the sinks of a run: the recipe's, or with auto the fastest, measured or modelled."""
 
 from __future__ import annotations
 

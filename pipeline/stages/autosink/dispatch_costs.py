@@ -71,8 +71,7 @@ class TimedRuns:
     def time(self, variant: Variant, steps: int, evaluate: Evaluate = evaluate_nothing) -> Timing:
         """Time a variant over `steps` steps, which must be at least three sinks.
 
-        With `evaluate` there is an evaluation after each sink. Raises RunError if a step isn't
-        finite.
+        With `evaluate`, each sink ends with an evaluation. Raises RunError if a step isn't finite.
         """
         watch = DispatchClock()
         observers = self._open_observers(variant)
@@ -137,8 +136,7 @@ class DispatchClock(Monitor):
 
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 15
-"""Bounds of the number of rounds. Each round times every variant once, so that a slow machine slows
-all variants equally."""
+"""Bounds of the number of rounds. Each times every variant, since the machine's speed varies."""
 TRIAL_MS = 50.0
 """Time of a trial, long enough to include the threads that write logs."""
 LONGEST = 1000

@@ -70,9 +70,8 @@ def select_weights(
 def average_outputs(outputs: Sequence[Array | np.ndarray], task: Task) -> Array:
     """Return the outputs (..., K) of an ensemble from the outputs of its members.
 
-    Numbers of a regression are averaged. Otherwise the result has the logits of the average
-    probabilities: softmax over K, or a sigmoid for each of several labels. Raises DataError for
-    outputs of different shapes.
+    Numbers of a regression are averaged. Otherwise the result has the logits of the mean
+    probabilities: softmax over K, or a sigmoid for each label. Raises DataError for unequal shapes.
     """
     require_equal_shapes([array.shape[1:] for array in outputs])
     values = jnp.stack([jnp.asarray(array, jnp.float32) for array in outputs])

@@ -50,8 +50,7 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
 
     For a table, reads the encoded rows (n, columns) of a CSV or Parquet file. An image file is
     turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A .npy or
-    .npz file holds one array with one image or several, whose shape must match. Raises DataError
-    for any other file.
+    .npz file holds an array of one image or several. Raises DataError for any other file.
     """
     if samples.table is not None:
         return read_rows(path, samples.table)

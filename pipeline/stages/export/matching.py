@@ -20,9 +20,8 @@ from pipeline.stages.export.network import NetworkArrays, convert_layout
 
 Rules = Literal["auto", "none", "torch", "mindspore", "tensorflow"]
 Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
-"""missing: an array without an entry; extra: an entry without an array; misshapen: an entry of
-another shape or type; skipped: by a rule; added: to an earlier entry's array; tied: equal to an
-earlier entry."""
+"""missing: an array without an entry; extra: an entry without an array; misshapen: of another shape
+or type; skipped: by a rule; added: to an earlier entry's array; tied: equal to an earlier entry."""
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
@@ -84,8 +83,7 @@ def match_weights(
 ) -> Matching:
     """Match the entries of a file with the network's arrays, after the user's `renames`.
 
-    Raises DataError for a rename that matches no entry, and for a network whose weights can't be
-    converted.
+    Raises DataError for a rename without an entry, and if a network's weights can't be converted.
     """
     if rules == "auto":
         framework = guess_framework(file, arrays, network)
@@ -165,8 +163,7 @@ def _match_entry(
 ) -> tuple[MatchRow, np.ndarray | None]:
     """Return the row of an entry, and its array in the network's layout if it matches.
 
-    `matched` has the arrays of earlier entries, and `origins` the names of those entries, by the
-    network's names.
+    `matched` has the arrays of earlier entries, `origins` their names, by the network's names.
     """
     array = entry.array
     target = entry.target

@@ -49,8 +49,7 @@ class NamedEntry:
 def guess_framework(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
     """Return the framework of a file by the names in it; None for this package's names.
 
-    Names of a network without norm layers are the same in PyTorch and MindSpore. Then the suffix of
-    the file decides.
+    Without norm layers, PyTorch and MindSpore have the same names, so the file's suffix decides.
     """
     # At least half of the names are this package's.
     if 2 * sum(network.resolve(name) is not None for name in arrays) >= len(arrays):

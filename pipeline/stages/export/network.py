@@ -53,8 +53,7 @@ class NetworkArrays:
     """Reason why `flattened` is unknown; "" if it is known. If it is unknown, only weights in this
     package's layout can be loaded."""
     channels_last: bool = False
-    """Whether the weights to load have output features last, and flattened images pixel by pixel,
-    as TensorFlow's have."""
+    """Whether the weights to load are TensorFlow's: output features and channels are last."""
 
     def resolve(self, name: str) -> str | None:
         """Return the full name of an array, for a name with or without its collection.

@@ -151,8 +151,7 @@ def sample_tokens(
 ) -> Iterator[np.ndarray]:
     """Sample `count` tokens after a prompt; yield chunks int32 (n,) of up to `DISPATCH_TOKENS`.
 
-    `prompt` is int32 (tokens,), not empty. If it is longer than the context, only its last tokens
-    are read.
+    `prompt` is int32 (tokens,), not empty. Only its last tokens are read if it exceeds the context.
     """
     device_weights = jax.device_put(dict(weights))
     sample = jax.jit(_make_loop(decoder, sampling.top_k, greedy=sampling.temperature == 0))

@@ -88,8 +88,7 @@ def spare_gpus(folder: Path) -> None:
 def read_trained_run(folder: Path) -> TrainedRun:
     """Read a run, given its directory, its checkpoints folder or one checkpoint.
 
-    Raises DataError if `folder` isn't a run or has no checkpoint, RecipeError if its recipe is no
-    longer valid.
+    Raises DataError if `folder` has no run or checkpoint, RecipeError if its recipe isn't valid.
     """
     run_dir = require_run_dir(folder)
     recipe = read_run_recipe(run_dir)

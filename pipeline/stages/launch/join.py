@@ -147,8 +147,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
     finally:
         timer.cancel()
         os.environ.update(proxies)
-    # Not before the exit, since another run may follow. Without this call, in which JAX waits for
-    # all processes, it would abort those that exit later.
+    # At the exit, since another run may follow. Here JAX waits for processes that end later.
     atexit.register(jax.distributed.shutdown)
     return Ranks(
         place.rank, place.size, launch.stuck_seconds, get_coordination_client(), AGREEMENTS

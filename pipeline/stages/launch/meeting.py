@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from pipeline.core.errors import RunError, get_system_reason, printable
+from pipeline.core.files.value_text import join_first
 from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
@@ -128,11 +129,9 @@ class _Connections:
                 del self.by_rank[rank]
 
     def _describe_missing(self, missing: list[int], limit_s: float) -> str:
-        names = ", ".join(map(str, missing[:MAX_NAMES]))
-        more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
         return (
             f"after {limit_s:g} s, of the {self.place.size} processes these have not reported to "
-            f"process 0 at {self.place.address}: {names}{more}"
+            f"process 0 at {self.place.address}: {join_first(list(map(str, missing)), MAX_NAMES)}"
         )
 
 

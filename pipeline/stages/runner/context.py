@@ -148,17 +148,14 @@ class RunContext:
 
     @property
     def run_dir(self) -> Path:
-        """The directory of the run."""
         return self.folder.path
 
     @property
     def resuming(self) -> bool:
-        """Whether the run resumes an earlier run in its directory."""
         return self.folder.resuming
 
     @property
     def ranks(self) -> Ranks:
-        """The processes of the run; only the first one writes."""
         return self.folder.ranks
 
     @property
@@ -179,5 +176,4 @@ class CompiledRun:
 
 
 OpenPrograms = Callable[[RunContext, Recipe, Dataset, Built, Backend], CompiledRun]
-"""(context, recipe, dataset, step, backend) -> compiled run. A plan for devices may have changed
-the recipe."""
+"""(context, recipe as changed by a plan for devices, dataset, step, backend) -> compiled run."""

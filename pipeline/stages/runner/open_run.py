@@ -137,8 +137,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     """Open the directory of a run, locked against other runs, with its log and its summary.
 
     Handles signals and writes the summary at the end. Only the first process writes; the others
-    print their lines. Raises RecipeError if the recipe doesn't fit the number of processes, or the
-    run that it resumes.
+    print. Raises RecipeError if the recipe doesn't fit the processes or the run that it resumes.
     """
     recipe, folder = _place_run(recipe, options, ranks, ranks.size)
     run_dir = folder.path

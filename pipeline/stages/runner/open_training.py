@@ -69,8 +69,7 @@ def open_training(
 ) -> Iterator[Training]:
     """Open everything that `train` needs, and write the results into the summary at the end.
 
-    In the body, the first signal to stop is noted instead of raised. The caller raises it after all
-    files are on disk.
+    In the body, the first signal to stop is noted. The caller raises it once all files are on disk.
     """
     context = run.context
     built = run.built

@@ -23,8 +23,7 @@ class NodeOutput:
 
     name: str
     shape: tuple[int, ...]
-    """Shape without the batch; of images always (height, width, channels), of tokens (tokens,
-    features)."""
+    """Shape without the batch, in any order of axes (height, width, channels) or (tokens, C)."""
     order: Order = "nhwc"
     """Actual order of the axes: channels last or first, also of tokens and volumes."""
 

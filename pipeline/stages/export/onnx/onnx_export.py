@@ -117,8 +117,7 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -
 def make_onnx_model(run: TrainedRun) -> Any:
     """Return a run's evaluation ops and network as an `onnx.ModelProto` for any batch size.
 
-    Raises RecipeError for a network that isn't a list of layers, and for a layer or an op without a
-    translation.
+    Raises RecipeError unless the network is a list of layers, and all layers and ops translate.
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 

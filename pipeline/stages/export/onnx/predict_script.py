@@ -44,8 +44,7 @@ class OnnxNetwork:
     def read(self, file: Path) -> np.ndarray:
         """Return the images of a file, (n, height, width, channels).
 
-        An image file is turned upright by its EXIF tag and resized. A .npy file may have many
-        images.
+        An image file is turned upright by its EXIF tag and resized. A .npy file may have several.
         """
         height, width, channels = self.shape
         if file.suffix.lower() == ".npy":
