@@ -22,10 +22,10 @@ from pipeline.study.runs.recorded_run import RecordedRun
 
 MIN_RUNS = 20
 MAX_SAMPLE_RUNS = 400
-"""One bootstrap sample has at most this many runs."""
+"""A bootstrap sample has at most this many runs."""
 BOOTSTRAP_SAMPLES = 24
-"""Number of bootstrap samples."""
 MAX_KEYS = 12
+"""At most this many keys are compared, the first of the given order."""
 MAX_EXACT_INTEGER = 2**53
 """Largest whole number that floats represent exactly; larger numbers are treated as choices."""
 MIN_LOG_RATIO = 30.0
@@ -53,11 +53,8 @@ def compute_importances(
     """
     if importlib.util.find_spec("optuna") is None:
         return "needs Optuna: pip install 'recipe-pipeline[sweep]'"
-    rated_runs = [
-        run
-        for run in runs
-        if run.status == "done" and math.isfinite(run.figures.get(metric, math.nan))
-    ]
+    done = [run for run in runs if run.status == "done"]
+    rated_runs = [run for run in done if math.isfinite(run.figures.get(metric, math.nan))]
     counts = Counter(key for run in rated_runs for key in run.keys)
     compared_keys = [key for key in keys if counts[key] >= MIN_RUNS][:MAX_KEYS]
     rated_runs = [run for run in rated_runs if all(key in run.keys for key in compared_keys)]
@@ -81,6 +78,7 @@ def compute_importances(
 def _bootstrap_importances(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[Mapping[str, float]]:
+    """Return the importance of each key by bootstrap sample; 0 if it isn't finite."""
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 

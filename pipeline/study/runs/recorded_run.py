@@ -39,7 +39,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LoggedCurve:
-    """A curve: values at steps."""
+    """A curve of a log: values at steps."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -147,6 +147,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
 
 
 def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what `read` returns; if it raises, note a problem and return `otherwise`."""
     try:
         return read()
     except (DataError, OSError, ValueError) as error:
@@ -192,13 +193,14 @@ def flatten_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_lists(tree: Any) -> Any:
+    """Return a tree with each list of scalars as text."""
     if isinstance(tree, Mapping):
         return {key: _format_lists(value) for key, value in tree.items()}
-    if isinstance(tree, list) and not any(isinstance(item, Mapping | list) for item in tree):
-        return f"[{', '.join(map(str, tree))}]"
-    if isinstance(tree, list):
+    if not isinstance(tree, list):
+        return tree
+    if any(isinstance(item, Mapping | list) for item in tree):
         return [_format_lists(item) for item in tree]
-    return tree
+    return f"[{', '.join(map(str, tree))}]"
 
 
 def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -297,7 +299,7 @@ def sample_log(log: Path) -> Mapping[str, LoggedCurve]:
 
 
 def _sample_lines(log: Path) -> list[LogLine]:
-    """Return the first, the last and evenly spread lines between, in the order of their steps.
+    """Return the first and the last line, and evenly spread lines between, in the order of steps.
 
     Lines that can't be parsed are skipped.
     """
@@ -326,7 +328,7 @@ def _read_spread_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield text
         return
     for number in range(1, MAX_POINTS):
-        # The offset is inside a line, so the next one is used.
+        # The offset is inside a line, so the next line is used.
         file.seek(min(len(first) + (size - len(first)) * number // (MAX_POINTS - 1), size - 1))
         file.readline(MAX_LINE_BYTES)
         text = file.readline(MAX_LINE_BYTES)
