@@ -30,8 +30,8 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
 def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     """Divide the processors among the processes that a launcher starts in the body for `jobs` jobs.
 
-    The processes inherit the environment, where a number that the user has set stays. This process
-    is not affected if it uses jax already.
+    The processes inherit the environment, in which a number that the user has set stays. This
+    process doesn't change if it uses jax already.
     """
     shares = _compute_shares(launcher, jobs)
     os.environ.update(shares)
