@@ -164,9 +164,9 @@ def check_labels(draft: StepDraft) -> None:
 
 
 def _can_hold(dtype: np.dtype, label: int) -> bool:
-    """Return whether a dtype has a label, also after the conversion of labels to int32."""
+    """Return whether a dtype of integers, and int32 after it, can hold a label."""
     limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
-    return limits is not None and limits.min <= label <= min(limits.max, MAX_LABELS)
+    return limits is not None and limits.min <= label <= min(limits.max, np.iinfo(np.int32).max)
 
 
 def check_vocabulary(draft: StepDraft) -> None:
@@ -312,7 +312,7 @@ def check_gradients(draft: StepDraft) -> None:
 
 
 def check_curvature(draft: StepDraft) -> None:
-    """Require layers whose curvature the optimizer can observe; lists of layers have them."""
+    """Refuse a custom network without layers whose curvature the optimizer can observe."""
     step_config = replace(draft.step_config, shards=None)
     if step_config.curvature is None or isinstance(step_config.network, Network):
         return

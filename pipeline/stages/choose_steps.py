@@ -66,10 +66,10 @@ class Pace:
 def freeze_steps(
     run: CompiledRun, sink: SinkPlan, end_at: float, open_programs: OpenPrograms
 ) -> CompiledRun:
-    """Choose the steps that end by `end_at`, a `perf_counter`; write them into the run's recipe.
+    """Choose the number of steps that end by `end_at`, and write it into the recipe of the run.
 
-    Programs are compiled again only for more than `UNPLANNED_STEPS` steps. Raises RecipeError if
-    there is no time for a step.
+    `end_at` is a time by `time.perf_counter`. Programs are compiled again only for more than
+    `UNPLANNED_STEPS` steps. Raises RecipeError if there is no time for a step.
     """
     context = run.context
     train = context.recipe.train
@@ -151,7 +151,7 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
     step_s = trials.time(single, 2).step_ms / 1e3
     while True:
         if SHORT_ROUNDS * step_s > timed_s:
-            # Compared with so long a step, logs and starts take no time.
+            # Compared with such a long step, logs and starts take no time.
             return trials.time(single, max(2, int(timed_s / step_s))).step_ms / 1e3
         steps = max(4, int(timed_s / SHORT_ROUNDS / step_s))
         if time.perf_counter() - started_at > timed_s / 2:

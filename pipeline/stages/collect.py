@@ -80,7 +80,7 @@ class Collector:
             self._programs[step_config.frozen] = program
         window = self.loader.get_window(step)
         batch = read_batch(window.inputs, jnp.int32(step - window.start))
-        # What gradients don't depend on isn't copied.
+        # Only the fields that gradients depend on are copied.
         slim_state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
         # Copied through the host to one device, since state and batch may be on several.
         host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))

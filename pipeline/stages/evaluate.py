@@ -23,7 +23,7 @@ from pipeline.training.state import TrainState
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What an evaluation computes, and how long its chunks are."""
+    """Metrics of an evaluation, and the length of its chunks."""
 
     dispatch_s: float
     """Approximate seconds of a chunk of batches; changes no bit of the metrics."""

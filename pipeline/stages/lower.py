@@ -269,7 +269,7 @@ def list_problems(
 ) -> tuple[Problem, ...]:
     """List every computation of a step or an evaluation that can be lowered, by tracing.
 
-    Gradients are listed for training only, but for the input images, which need none.
+    Gradients are listed for training only, without the input images' gradient, which nothing needs.
     """
 
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:

@@ -89,7 +89,7 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
             with conclude_run(context):
                 yield from run_stages(context)
     except Interrupted:
-        # A signal stopped one of several processes, as the summary says, if the run was open.
+        # If the run was open, its summary has the signal that stopped one of several processes.
         if summary is None:
             raise
     return summary

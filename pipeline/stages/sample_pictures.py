@@ -184,7 +184,7 @@ def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Dr
 
 
 def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
-    """Stretch each image (n, H, W, C) to uint8 (n, H, W, 3), its first channel in grey if C < 3."""
+    """Stretch each image (n, H, W, C) to uint8 (n, H, W, 3): RGB, or the first channel in grey."""
     rgb = images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
     low = rgb.min(axis=(1, 2, 3), keepdims=True)
     span = np.maximum(rgb.max(axis=(1, 2, 3), keepdims=True) - low, 1e-12)

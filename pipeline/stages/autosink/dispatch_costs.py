@@ -222,7 +222,7 @@ def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:
 def fit_costs(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
-    """Fit costs to the lower quartiles of the timings; their error is the largest of a gain."""
+    """Fit costs to the lower quartiles of times; their error is the largest error of a gain."""
 
     def list_times(variant: Variant) -> list[float]:
         return [timings[variant].step_ms for timings in rounds]

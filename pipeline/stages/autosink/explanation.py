@@ -60,7 +60,7 @@ class Achieved:
     step_ms: float
     """Time of a step with sinks."""
     rounds: int
-    """Number of times that each was run."""
+    """Number of alternating runs."""
     error: float
     """Relative error of the gain."""
 
@@ -101,7 +101,7 @@ class Explanation:
 
     @property
     def cost(self) -> Cost | None:
-        """Cost of the chosen mechanism, or without sinks of the first; None if not measured."""
+        """Cost of the chosen mechanism, else of the first; None if nothing was measured."""
         if self.costs is None:
             return None
         sinks = self.costs.sinks

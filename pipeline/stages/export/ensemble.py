@@ -31,7 +31,7 @@ def read_network(folders: Sequence[Path]) -> TrainedRun:
 
 
 def make_ensemble(runs: Mapping[Path, TrainedRun]) -> TrainedRun:
-    """Return the ensemble of `runs`, which are by folder.
+    """Return the ensemble of runs, which messages name by their folders.
 
     Raises DataError if they read other samples or predict other targets.
     """

@@ -67,7 +67,7 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _decode_image(path: Path, samples: Samples) -> np.ndarray:
-    """Decode a file to (1, height, width, channels). Raises ValueError unless it is grey or RGB."""
+    """Decode a file to (1, height, width, channels). Raises ValueError if samples aren't images."""
     height, width, channels = samples.shape
     if samples.dtype != "uint8" or channels not in _MODES:
         raise ValueError(

@@ -55,7 +55,7 @@ class Matching:
     """The matched arrays, float32."""
 
     def require(self, *, partial: bool) -> None:
-        """Raise DataError with a table of problems, if any; with `partial`, if no array matches."""
+        """Raise DataError with a table of the problems, unless `partial` and some arrays match."""
         problems = [row for row in self.rows if row.status in PROBLEMS]
         if not problems or (partial and self.arrays):
             return

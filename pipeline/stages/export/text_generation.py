@@ -74,11 +74,12 @@ class Sampling:
 
 
 class _LoopState(NamedTuple):
-    """State of the loop, in int32 (). Token n is sampled with (seed, n), whatever its dispatch."""
+    """State of the loop. Token n is sampled with the key (seed, n), whatever its dispatch."""
 
     tokens: Array
     """int32 (total,). The first `length` are the prompt and the tokens sampled so far."""
     length: Array
+    """int32 (), as the next two."""
     cursor: Array
     """Index of the token to be read next."""
     start: Array

@@ -73,7 +73,7 @@ class Comparison:
 def compare_steps(a: Path, b: Path) -> Comparison:
     """Compare two metrics.jsonl. Their numbers are read as the float32 that were computed.
 
-    The bounds of sinks aren't compared. Raises DataError for a log with lines that aren't steps.
+    The bounds of sinks aren't compared. Raises DataError for a log that can't be read as steps.
     """
     steps = differing = only_one = only_other = 0
     first = first_loss = largest_loss = None

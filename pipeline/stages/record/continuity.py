@@ -185,7 +185,7 @@ def _format_digest(value: Any) -> str:
 
 
 def describe_changed_software(processes: Processes, current: Provenance) -> str | None:
-    """Return the versions and code that differ, at most `MAX_VERSIONS`, as text; None if none."""
+    """Return the versions and code that differ, at most `MAX_VERSIONS`, as text; None if equal."""
     recorded = _find_newest(processes, "versions")
     changes = []
     for name in dict.fromkeys((*recorded, *current.versions)) if recorded else ():
@@ -236,7 +236,7 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
     old = _split_flags(variables if isinstance(variables, Mapping) else {})
     new = _split_flags(current.settings)
     for name in dict.fromkeys((*old, *new)):
-        # A variable of a setting of jax, which is compared above.
+        # Settings of jax are compared above.
         is_numeric = name.lower().removeprefix("jax_") in current.numerics
         if not is_numeric and old.get(name) != new.get(name):
             is_harmless = name.startswith(HARMLESS_VARIABLES)

@@ -70,8 +70,8 @@ def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | 
     origin_b = _make_origin(b)
     are_recorded = bool(a.processes and b.processes)
     for section in ("data", "code", "environment"):
-        changes = list_differences(origin_a[section], origin_b[section])
-        sections[section] = changes if are_recorded else None
+        changes = list_differences(origin_a[section], origin_b[section]) if are_recorded else None
+        sections[section] = changes
     return sections
 
 

@@ -187,7 +187,7 @@ def require_ready_callbacks(recipe: Recipe) -> None:
 
 
 def _open_callbacks(evaluations: Evaluations, callbacks: Sequence[Callback]) -> NoCallbacks:
-    """Open the callbacks of this process, which also pass on what the first process's request."""
+    """Open the callbacks. Other processes follow the requests of the first process's callbacks."""
     context = evaluations.run.context
     if not context.recipe.train.callbacks and not context.options.callbacks:
         return NoCallbacks()

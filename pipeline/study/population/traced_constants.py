@@ -62,7 +62,7 @@ class TracedConstants:
             # The rules for derivatives are left out: they are new objects in every trace.
             params = {"called": find_called_jaxpr(equation)}
         self._enclosing = (*self._enclosing, id(equation))
-        # Only jaxprs of calls and of control flow are evaluated with arguments for constants.
+        # Only in calls and control flow, but for checkpoints, constants can become arguments.
         can_vary = is_call or equation.primitive.name in FLOW
         self._is_fixed |= not can_vary or equation.primitive.name in CHECKPOINTS
         self.structure.append({name: self._to_comparable(value) for name, value in params.items()})

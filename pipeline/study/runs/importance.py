@@ -25,7 +25,7 @@ MAX_SAMPLE_RUNS = 400
 """A bootstrap sample has at most this many runs."""
 BOOTSTRAP_SAMPLES = 24
 MAX_KEYS = 12
-"""At most this many keys are compared, the first of the given order."""
+"""At most this many keys are compared, the first of `keys`."""
 MAX_EXACT_INTEGER = 2**53
 """Largest whole number that floats represent exactly; larger numbers are treated as choices."""
 MIN_LOG_RATIO = 30.0

@@ -1,4 +1,4 @@
-"""Command of a sweep, stored in the sweep's directory, and the search for the sweep by it."""
+"""Command of a sweep, stored in its directory, and the search for the sweep of a command."""
 
 from __future__ import annotations
 
