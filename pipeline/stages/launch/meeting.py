@@ -23,6 +23,7 @@ MAX_LINE_BYTES = 4_096
 LINE_S = 2.0
 """Seconds in which a process that connects must send its line."""
 RETRY_S = 0.25
+"""Seconds between two attempts to reach the first process."""
 MAX_NAMES = 20
 """A message names at most this many missing ranks."""
 

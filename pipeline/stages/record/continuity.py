@@ -129,6 +129,7 @@ def _pair_columns(
 
 
 def _is_same_data(old: Any, new: Any) -> bool:
+    """Return whether two fingerprints of a column agree; the recorded fingerprint is from JSON."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return False
 

@@ -170,6 +170,7 @@ class SharedProgram:
     def _compile_programs(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> _Compiled:
+        """Lower the first run, and compile the program of all; require memory for `places` runs."""
         recipe = context.recipe
         reporter = context.reporter
         # The group's lowerings are written into the run directory and read from there below.

@@ -53,6 +53,7 @@ class TracedConstants:
         )
 
     def _read_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Add an equation and the jaxprs inside it; return names of its results."""
         before = self._enclosing, self._is_fixed
         number = len(self.structure)
         params = equation.params
@@ -79,6 +80,7 @@ class TracedConstants:
         return read_bits(param) if isinstance(param, np.ndarray | Array) else param
 
     def _read_constant(self, atom: Any, value: Any) -> Any:
+        """Add a constant; return its place in `values`, or its bits if it can't be an argument."""
         if jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.prng_key):
             with jax.ensure_compile_time_eval():
                 return read_bits(jax.random.key_data(value))

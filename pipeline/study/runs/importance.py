@@ -21,6 +21,7 @@ from pipeline.study.runs.ranking import is_larger_better
 from pipeline.study.runs.recorded_run import RecordedRun
 
 MIN_RUNS = 20
+"""Least number of runs: an importance from fewer is mostly noise."""
 MAX_SAMPLE_RUNS = 400
 """A bootstrap sample has at most this many runs."""
 BOOTSTRAP_SAMPLES = 24

@@ -87,6 +87,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def _find_runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the run directories in a folder `depth` levels deep, and below it."""
     try:
         with os.scandir(folder) as scan:
             entries = list(scan)

@@ -57,6 +57,7 @@ def _make_trial(
     space: Mapping[str, BaseDistribution],
     metric: str,
 ) -> FrozenTrial | None:
+    """Return a run as a trial; None if it can't be one. `fixed` are the recipe's flat keys."""
     value = run.figures.get(metric)
     if run.status != "done" or value is None or not math.isfinite(value):
         return None

@@ -228,15 +228,11 @@ def update_table(sweep_dir: Path) -> None:
     except OSError:
         is_recent = False
     if not is_recent:
-        write_table(sweep_dir)
-
-
-def write_table(sweep_dir: Path) -> None:
-    """Rewrite `sweep.csv` atomically. Raises DataError if a job's files can't be read."""
-    _write_rows(read_jobs(sweep_dir), sweep_dir / TABLE)
+        _write_rows(read_jobs(sweep_dir), sweep_dir / TABLE)
 
 
 def _write_rows(rows: Sequence[JobRow], file: Path) -> None:
+    """Replace the table as a whole, so that a reader never sees half of it."""
     cells = [row.cells() for row in rows]
     columns = _list_columns(cells)
     write_whole(file, format_csv({name: row.get(name) for name in columns} for row in cells))

@@ -12,6 +12,7 @@ import numpy as np
 OPSET = 17
 """ONNX's operator set, with LayerNormalization; runtimes since 2022 support it."""
 IR_VERSION = 8
+"""The file format of ONNX 1.12, which brought this operator set."""
 BATCH = "batch"
 
 Order = Literal["nhwc", "nchw"]

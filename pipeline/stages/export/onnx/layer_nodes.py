@@ -306,6 +306,7 @@ def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) 
 
 @register_translation(standard.Branches)
 def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    """Add branches of the same input, of its parts by `shapes`, or of its channels by `split`."""
     if layer.shapes:
         x = graph.to_order(x, "nhwc")
         rows = graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
@@ -345,6 +346,7 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
 
 @register_translation(standard.DualPath)
 def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    """Add the first `added` channels of body and shortcut, and append their other channels."""
     body = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, "nchw")
