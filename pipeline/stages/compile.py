@@ -44,7 +44,7 @@ CALLS_ONEDNN = (
     "autotune=off leaves oneDNN out, for runs of few steps"
 )
 BLOCKS = (standard.Residual, standard.Branches, standard.DualPath)
-"""Layers whose inner activations are recomputed; of nested ones, the outermost."""
+"""Layers whose inner activations are recomputed; of nested layers, the outermost."""
 NOT_COMPILED = frozenset({"name", "cache", "checkpoint", "monitor", "launch", "debug", "stages"})
 """Keys of a recipe that no program depends on."""
 MACHINE_KEYS = ("libc", "processor", "cores", "device", "instructions")

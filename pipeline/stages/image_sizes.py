@@ -67,7 +67,7 @@ def _refuse_several_sizes(raw: RawData) -> None:
 def order_in_buckets(
     order: SampleOrder, split: Split, buckets: Sequence[Bucket], *, uses_all: bool = False
 ) -> SampleOrder:
-    """Return an order in which the images of a batch have one bucket; without buckets, the same.
+    """Return an order in which the images of a batch have one bucket; without buckets, `order`.
 
     Raises RecipeError for shards, if no bucket has a batch, and with `uses_all` if one has none.
     """

@@ -159,7 +159,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
         failure = failure or _find_first_failure(workers, folder)
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
-        # A process that was killed can't save anything, so the others get less time.
+        # A process that was killed can't save anything, so the other processes get less time.
         is_killed = failure is not None and failure.message is None
         limit_s = GRACE_S if is_killed else launch.end_seconds
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
@@ -171,7 +171,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
 
 
 def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
-    """Return the failure that caused the others, None if no process has failed."""
+    """Return the failure that caused the other failures; None if no process has failed."""
     results = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
     failures = [failure for failure in results if failure is not None]
     return min(failures, key=lambda failure: (failure.is_peer_error, failure.rank), default=None)
@@ -183,7 +183,7 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
     if status is None:
         return None
     if status < 0:
-        # JAX aborts a process that gets no messages from the others.
+        # JAX aborts a process that gets no messages from other processes.
         reason = f"was ended by {signal.Signals(-status).name}"
         is_interrupted = -status in STOP
         is_peer_error = status == -signal.SIGABRT

@@ -40,7 +40,7 @@ def meet(place: RankPlace, limit_s: float) -> None:
 
 
 def _gather(place: RankPlace, limit_s: float) -> str:
-    """Wait for the others, and send them the result: empty, or the problem."""
+    """Wait for the other processes; send them the problem, and return it; empty if there is none."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(_listen(place))
@@ -79,7 +79,7 @@ class _Connections:
     by_rank: dict[int, socket.socket] = field(default_factory=dict)
 
     def wait(self, server: socket.socket, limit_s: float) -> str:
-        """Return the problem once there is one; empty once all are there."""
+        """Return the first problem; empty once all processes have reported."""
         deadline = time.monotonic() + limit_s
         while True:
             self._remove_closed()
@@ -97,7 +97,7 @@ class _Connections:
                     return problem
 
     def answer(self, problem: str) -> None:
-        """Send the result to all, which then connect or end."""
+        """Send the problem, or an empty text, to all processes, which then end or connect."""
         line = json.dumps({"problem": problem}).encode() + b"\n"
         for connection in self.by_rank.values():
             with suppress(OSError):

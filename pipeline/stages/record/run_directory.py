@@ -201,7 +201,7 @@ def read_written_at_ns(file: Path) -> int:
 
 
 def find_run_dir(folder: Path) -> Path | None:
-    """Return the run directory that `folder` or its checkpoints belong to; None without one."""
+    """Return the run directory that `folder` is, or is in by at most two levels; else None."""
     for candidate in (folder, folder.parent, folder.parent.parent):
         if (candidate / RECIPE).is_file():
             return candidate

@@ -73,7 +73,7 @@ def identify_run(run_dir: Path) -> str:
 
 @contextmanager
 def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
-    """Open the mirror of a run, and wait for its copies at the end; None without one.
+    """Open the mirror of a run, and wait for its copies at the end; None without an address.
 
     If a copy has failed, a run that is done counts as failed, with the reason in the summary; for a
     stopped run it is a warning. Raises RecipeError if the mirror is of another run, DataError or

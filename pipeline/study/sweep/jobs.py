@@ -166,7 +166,7 @@ def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Reci
 
 
 def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
-    """Run a job; if it fails before it writes a summary, write one if possible, and raise."""
+    """Call `attempt`; if it raises before the job has a summary, write a summary, and raise."""
     try:
         return attempt()
     except (Exception, KeyboardInterrupt) as error:
