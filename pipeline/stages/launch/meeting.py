@@ -40,7 +40,7 @@ def meet(place: RankPlace, limit_s: float) -> None:
 
 
 def _gather(place: RankPlace, limit_s: float) -> str:
-    """Wait for the other processes; send them the problem, and return it; empty if there is none."""
+    """Wait for the other processes; send them the problem, empty if none, and return it."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(_listen(place))

@@ -57,7 +57,7 @@ def _make_trial(
     space: Mapping[str, BaseDistribution],
     metric: str,
 ) -> FrozenTrial | None:
-    """Return the trial of a run, None if the run doesn't fit; `fixed` are the recipe's flat keys."""
+    """Return a run as a trial; None if it doesn't fit. `fixed` are the recipe's flat keys."""
     value = run.figures.get(metric)
     if run.status != "done" or value is None or not math.isfinite(value):
         return None
