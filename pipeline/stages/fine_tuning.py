@@ -165,9 +165,9 @@ def _require_fixed(
     if not norms:
         raise ValueError(f"{model} has no batch norm; must be none")
     frozen = train.freeze
-    if train.freeze_statistics == "frozen" and not any(
-        all(is_frozen(frozen, (*path, name)) for name in ("scale", "bias")) for path in norms
-    ):
+    names = ("scale", "bias")
+    fixed = [path for path in norms if all(is_frozen(frozen, (*path, name)) for name in names)]
+    if train.freeze_statistics == "frozen" and not fixed:
         scopes = ", ".join(sorted("/".join(path) for path in norms)[:5])
         raise ValueError(
             f"train.freeze must cover scale and bias of one of the {len(norms)} batch norms, such "

@@ -117,9 +117,10 @@ def _make_mask_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Draw | 
     count = min(recipe.monitor.sample_images, len(dataset.eval))
     label = dataset.eval_label
     has_pixel_labels = len(label.shape) == 2 and np.issubdtype(np.dtype(label.dtype), np.integer)
-    is_spread = recipe.parallel.mode != "none" or recipe.dataset.buckets is not None
     is_classification = dataset.targets.task == "classification"
-    if not count or not has_pixel_labels or is_spread or not is_classification:
+    is_on_one_device = recipe.parallel.mode == "none"
+    has_masks = has_pixel_labels and is_classification and recipe.dataset.buckets is None
+    if not (count and has_masks and is_on_one_device):
         return None
     rows = np.arange(count)
     columns = {name: column[rows] for name, column in dataset.eval.columns.items()}

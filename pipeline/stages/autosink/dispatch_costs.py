@@ -182,9 +182,11 @@ def measure(
     result of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if a
     signal stops the measurement.
     """
-    round_ms = max(TRIAL_MS, SINGLES * single_ms) * (2 + len(mechanisms))
-    count = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
-    trial_ms = 1000 * budget_s / (count + 1) / (2 + len(mechanisms))
+    num_variants = 2 + len(mechanisms)
+    round_ms = max(TRIAL_MS, SINGLES * single_ms) * num_variants
+    num_rounds = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
+    # The time of a round is left for the first trial, which finds the size of long sinks.
+    trial_ms = 1000 * budget_s / (num_rounds + 1) / num_variants
     first_steps = _choose_sink_steps(trial_ms, single_ms)
     step_ms = trials.time(Variant(first_steps, mechanisms[0]), SINKS * first_steps).step_ms
     long_steps = _choose_sink_steps(trial_ms, step_ms)
@@ -194,7 +196,7 @@ def measure(
     variants |= {Variant(long_steps, mechanism): sinks * long_steps for mechanism in mechanisms}
     rounds = [
         {variant: trials.time(variant, steps) for variant, steps in variants.items()}
-        for _ in range(count)
+        for _ in range(num_rounds)
     ]
     single_dispatches = np.concatenate([timings[OFF].dispatch_ms for timings in rounds])
     return Measurement(fit_costs(rounds, mechanisms, long_steps), single_dispatches, long_steps)

@@ -221,6 +221,7 @@ class FileLayers:
         fits = self._tabulate_fits([path.replace("#", str(number)) for number in numbers], layers)
         if not ordered:
             self._require_order(layers, fits)
+        # Layers that the network lacks get further numbers.
         numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
         return {
             layer: path.replace("#", str(numbers[place]))

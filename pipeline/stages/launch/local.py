@@ -78,7 +78,7 @@ def run_locally(
             failure = _watch(workers, folder, signals, launch)
             running = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
         if failure is not None and failure.is_interrupted:
-            signals.check()
+            signals.check()  # raises Interrupted
         if failure is None and running:
             failure = Failure(running[0], f"did not end within {launch.end_seconds:g} s")
         elif failure is not None and failure.is_peer_error and running:

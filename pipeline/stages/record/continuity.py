@@ -64,6 +64,7 @@ def require_same_origin(
         if not processes:
             warn(f"{run_dir / PROVENANCE}: is missing; {unknown}")
     except DataError as error:
+        # Without the advice to delete the file.
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(processes, current)
     changes = {

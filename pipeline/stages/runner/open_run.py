@@ -172,10 +172,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 def _place_run(
     recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for a number of processes, and the directory of its new or resumed run.
-
-    Raises RecipeError if it doesn't fit the processes or the run to resume.
-    """
+    """Return the recipe for `processes`, and its new or resumed directory. Raises RecipeError."""
     recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
 
     def choose() -> tuple[str, bool]:

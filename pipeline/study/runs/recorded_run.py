@@ -330,7 +330,8 @@ def _read_spread_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
         return
     for number in range(1, MAX_POINTS):
         # The offset is inside a line, so the next line is used.
-        file.seek(min(len(first) + (size - len(first)) * number // (MAX_POINTS - 1), size - 1))
+        offset = len(first) + (size - len(first)) * number // (MAX_POINTS - 1)
+        file.seek(min(offset, size - 1))
         file.readline(MAX_LINE_BYTES)
         text = file.readline(MAX_LINE_BYTES)
         if text.endswith(b"\n"):
