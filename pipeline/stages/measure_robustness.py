@@ -105,7 +105,7 @@ class RobustnessMeasure:
     seed: int
     reporter: Reporter
     check: Callable[[], None] = lambda: None
-    """Called before each chunk; raises to stop the evaluation."""
+    """Called before each program runs; raises to stop the evaluation."""
 
     def measure(self, step: int) -> RobustnessReport:
         """Attack the weights, which are those after `step` steps; print and return the report."""
@@ -124,7 +124,7 @@ class RobustnessMeasure:
                 continue
             rows.append(self._attack(attack, attack.attack, chunks, wrong))
             if isinstance(attack, PgdAttack):
-                # Within a radius that reaches every image, the l2 diagonal, no network is robust.
+                # No network is robust within a radius that reaches every image, 1 or the diagonal.
                 radius = 1.0 if attack.norm == "linf" else float(chunks[0].pixels[0].size) ** 0.5
                 changes = {"radius": radius, "restarts": 1, "step": None}
                 rows.append(
@@ -144,11 +144,11 @@ class RobustnessMeasure:
         count = self.plan.samples
         map_chunk = jax.jit(partial(map_batch, self.config, self.config.eval_ops))
         rows = np.arange(count) * len(split) // count
-        for batch, new in read_chunks(split, rows, self.seed, min(CHUNK_SAMPLES, count)):
+        for batch, num_new in read_chunks(split, rows, self.seed, min(CHUNK_SAMPLES, count)):
             images, labels = map_chunk(batch)
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             pixels = self.plan.scale.to_pixels(images)
-            yield _Chunk(pixels, classes.astype(jnp.int32), batch.sample, new)
+            yield _Chunk(pixels, classes.astype(jnp.int32), batch.sample, num_new)
 
     def _compile(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """Compile `compute`, (network, chunk, *arguments), as (variables, chunk, *arguments)."""
