@@ -13,7 +13,7 @@ from pipeline.core.errors import RunError, UsageError, printable
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.study.runs.ranking import directions
 from pipeline.study.sweep.history import make_sampler, read_trials, suggest_values
-from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
+from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
 
 
 def main(
@@ -32,7 +32,9 @@ def main(
     if metric not in metrics:
         raise UsageError([f"--metric {metric}"], explain_unknown_name("metric", metric, metrics))
     space, fixed = read_space(overrides)
-    recipes = [compose_and_check([*fixed, *to_overrides(point)]) for point in one_at_a_time(space)]
+    recipes = [
+        compose_and_check([*fixed, *to_overrides(point)]) for point in vary_one_at_a_time(space)
+    ]
     trials, runs = read_trials(folder, recipes[0], space, metric)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     maximizes = metrics[metric] == "max"

@@ -19,14 +19,16 @@ from pipeline.training.state import TrainState
 from pipeline.training.step import get_evaluated_weights, predict
 
 CHUNK_SAMPLES = 256
+"""Samples whose losses are computed at once."""
 
 
 def audit(run: CompiledRun, state: TrainState) -> Mapping[str, Any]:
-    """Return the lower bound on a trained run's epsilon, for summary.json, and print it."""
+    """Print a lower bound on the epsilon of a trained run; return it for summary.json."""
     order = run.dataset.train_order
     privacy = run.built.privacy
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
     assert privacy is not None, "an audited run is private"
+    # The lower its loss, the more probably the network was trained on a canary.
     losses = compute_sample_losses(run, state, run.dataset.train, order.canaries)
     bound = bound_epsilon(-losses, order.draw_members(), privacy.spec.delta)
     upper = privacy.compute_epsilon(int(state.step))
@@ -46,7 +48,7 @@ def audit(run: CompiledRun, state: TrainState) -> Mapping[str, Any]:
 def compute_sample_losses(
     run: CompiledRun, state: TrainState, split: Split, rows: np.ndarray
 ) -> np.ndarray:
-    """Return the loss of each of some samples, float32 (n,), as an evaluation computes it."""
+    """Return the losses of the samples at `rows`, float32 (n,), as an evaluation computes them."""
     config = replace(run.built.step_config, shards=None)
     variables = jax.tree.map(np.asarray, get_evaluated_weights(config, state))
 
@@ -55,4 +57,4 @@ def compute_sample_losses(
         return sample_losses(config, *predict(config, variables, batch))
 
     chunks = read_chunks(split, rows, run.context.recipe.seed, CHUNK_SAMPLES)
-    return np.concatenate([np.asarray(compute(variables, batch))[:new] for batch, new in chunks])
+    return np.concatenate([np.asarray(compute(variables, batch))[:n] for batch, n in chunks])

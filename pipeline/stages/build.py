@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -61,17 +62,19 @@ class Built:
     step_config: StepConfig
     run_schedule: RunSchedule
     learning_rates: np.ndarray
+    """As `make_learning_rates` returns them."""
     seed: np.ndarray
+    """uint32 (2,)."""
     state: TrainState
-    """Shapes and dtypes without arrays."""
+    """Shapes and dtypes."""
     parameters: int
     parameter_bytes: int
     privacy: Budget | None = None
-    """The privacy of the run; None if it isn't private."""
+    """None if the run isn't private."""
     single_steps: bool = False
-    """Whether its programs have no loop over steps, which would slow them down."""
+    """Whether programs have no loop over steps, since it would slow them down."""
     at_once: int = 1
-    """Shards of a batch that its programs compute at once."""
+    """Shards of a batch that programs compute at once."""
 
     @property
     def step(self) -> TrainStep:
@@ -79,9 +82,10 @@ class Built:
         return make_train_step(self.step_config)
 
     def step_on(self, shards: Shards | None, sharing: StateSharing | None = None) -> TrainStep:
-        """Make the pure functions of the step, for devices that share shards, and maybe the state.
+        """Make the pure functions of the step, for devices that share the shards of a batch.
 
-        Raises RecipeError if batch statistics of all devices are needed in a custom network.
+        They share the state too unless `sharing` is None. Raises RecipeError for
+        `sync_batch_norm` with a network that isn't a list of layers.
         """
         if shards is not None:
             shards = replace(shards, at_once=self.at_once)
@@ -98,11 +102,9 @@ class Built:
 
 
 def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
-    """Build the step from shapes alone, without weights.
-
-    Raises RecipeError if components don't fit.
-    """
+    """Build the step from shapes. Raises RecipeError if components don't fit."""
     schedule = schedule_run(recipe.train, dataset.train_order.steps_per_epoch)
+    # Learning rates and noise depend on the planned length, also if the run ends early.
     planned = replace(schedule, total=count_total_steps(recipe.train, schedule.steps_per_epoch))
     step_config = make_step_config(
         recipe,
@@ -159,9 +161,9 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
 
 
 def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporter) -> Budget | None:
-    """Return the privacy of a run of a number of steps; None if it isn't private.
+    """Return the privacy budget of a run of `steps` steps; None if it isn't private.
 
-    Raises RecipeError if no noise is enough, or if the data depend on all samples.
+    Raises RecipeError if no noise is enough, or if a table is encoded by all samples.
     """
     if recipe.privacy is None:
         return None
@@ -172,7 +174,7 @@ def plan_privacy(recipe: Recipe, dataset: Dataset, steps: int, reporter: Reporte
         )
     budget = Budget(recipe.privacy, dataset.train_order, steps)
     with reporter.clock("accounting for privacy"):
-        line = str(budget)
+        line = str(budget)  # computes noise and epsilon, which takes seconds
     reporter.print_stage("privacy", line)
     return budget
 
@@ -200,8 +202,7 @@ def make_step_config(
 ) -> StepConfig:
     """Return the configuration of a recipe's step.
 
-    `image` describes an image after the map ops. `train_images` has an entry for each size, if an
-    op draws sizes in training.
+    `image` describes an image after the map ops, `train_images` each size that an op draws.
     """
     train = recipe.train
     ignore_index = recipe.dataset.ignore_index
@@ -212,11 +213,12 @@ def make_step_config(
     with blaming_key(f"train.gradients = {train.gradients.name}"):
         gradients = None if train.gradients.name == "plain" else train.gradients.build()
     network = build_network(recipe, len(targets), count_encoded_features(train_ops))
-    # Eager mode runs the network's own code; imported networks are always traced.
+    # Eager mode runs the network's code as it is, but for imported networks, which are traced.
     is_traced = train.mode != "eager" or isinstance(network, ImportedNetwork)
+    is_rewritten = is_traced and not lowers_itself(network)
     return StepConfig(
         network=network,
-        lowerings=None if lowers_itself(network) or not is_traced else DEFAULTS,
+        lowerings=DEFAULTS if is_rewritten else None,
         image=image,
         classes=len(targets),
         task=targets.task,
@@ -286,16 +288,10 @@ def _format_line(recipe: Recipe, built: Built) -> str:
         sink = "sinks to be chosen"
     frozen = ""
     if built.step_config.frozen:
-
-        def count_trained(step: int) -> int:
-            trained, _ = split_params(
-                built.state.params, select_phase(built.step_config, step).frozen
-            )
-            return sum(leaf.size for leaf in jax.tree.leaves(trained))
-
-        starts = [phase.start for phase in built.step_config.phases]
-        counts = [f"{count_trained(start):,} from step {start + 1}" for start in starts]
-        frozen = ", ".join(["", f"{count_trained(0):,} of them trained", *counts])
+        count_at = partial(count_trained, built.state.params, built.step_config)
+        frozen = f", {count_at(0):,} of them trained"
+        for phase in built.step_config.phases:
+            frozen += f", {count_at(phase.start):,} from step {phase.start + 1}"
     length = f"{run.total:,} steps, {sink}, {run.total / run.steps_per_epoch:,.2f} epochs"
     if recipe.train.deadline is not None:
         length = f"steps to be chosen for {recipe.train.deadline}, {sink}"
@@ -305,11 +301,18 @@ def _format_line(recipe: Recipe, built: Built) -> str:
     )
 
 
+def count_trained(params: Any, step_config: StepConfig, step: int) -> int:
+    """Return the number of parameters that are trained after `step` steps."""
+    trained, _ = split_params(params, select_phase(step_config, step).frozen)
+    return sum(leaf.size for leaf in jax.tree.leaves(trained))
+
+
 def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
     """Return the rates of each update: float32 (total,), or (total, 1 + rules) with rules.
 
-    The first column is the main schedule. A rule's is its schedule, or else the main one: of its
-    optimizer's rate, or times `factor`. Raises RecipeError if a schedule can't be tabulated.
+    Column 0 has the main schedule, the next columns have the rules of `optimizers`, each with its
+    optimizer's rate, then of `lr_rules`, with the main rate times `factor`. A rule without a
+    schedule has the main one. Raises RecipeError if a schedule can't be tabulated.
     """
 
     def make_table(key: str, schedule: ScheduleSpec, lr: float) -> np.ndarray:
@@ -334,7 +337,7 @@ def make_learning_rates(train: TrainSpec, run: RunSchedule) -> np.ndarray:
 
 
 def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
-    """Return the fingerprints of files of learning rates by key, for provenance.json.
+    """Return shape, dtype and sha256 of each file of learning rates, by the key of its schedule.
 
     Raises RecipeError with the problems of all files.
     """
@@ -355,6 +358,6 @@ def fingerprint_rate_files(train: TrainSpec) -> Mapping[str, Any]:
 
 
 def _format_rate_problem(key: str, error: ValueError) -> str:
-    """Return the problem of a schedule, which begins with the key of the schedule or its file."""
+    """Return the problem of a schedule, which begins with its key, or the key of its file."""
     text = str(error)
     return f"{key}.{text}" if text.startswith("file = ") else f"{key}: {text}"

@@ -63,6 +63,7 @@ def blaming_key(key: str, untraceable: str | None = None) -> Iterator[None]:
 
 
 MAX_PARAMETERS = 10**13
+"""More parameters, 40 TB in float32, are a mistyped size."""
 MAX_LABELS = 2**31 - 1
 """An evaluation has at most this many labels: it counts them in int32."""
 
@@ -75,19 +76,20 @@ class StepDraft:
     dataset: Dataset
     step_config: StepConfig
     seed: np.ndarray
+    """uint32 (2,)."""
     outputs: tuple[int, ...]
     """Shape of a sample's logits."""
     variables: Any
     """Shapes and dtypes of the network's variables, as a tree."""
     state: TrainState | None = None
-    """Shapes and dtypes; None before the last checks."""
+    """Shapes and dtypes; None before `STATE_CHECKS`."""
 
 
 Check = Callable[[StepDraft], None]
 
 
 def require_all(checks: Sequence[Check], draft: StepDraft) -> None:
-    """Raise RecipeError with the problems of all checks."""
+    """Run all checks, and raise RecipeError with their problems."""
     problems: list[str] = []
     for check in checks:
         try:
@@ -119,21 +121,21 @@ def check_outputs(draft: StepDraft) -> None:
     """Require the shape (classes,) of a sample's logits, or (..., classes) for several labels."""
     outputs = draft.outputs
     dataset = draft.dataset
-    count = len(dataset.targets)
-    labels = len(dataset.eval) * math.prod(outputs[:-1])
+    num_targets = len(dataset.targets)
+    num_labels = len(dataset.eval) * math.prod(outputs[:-1])
     problem = None
-    if outputs[-1] != count:
+    if outputs[-1] != num_targets:
         is_classification = dataset.targets.task == "classification"
-        targets = f"{count} classes" if is_classification else str(dataset.targets)
+        targets = f"{num_targets} classes" if is_classification else str(dataset.targets)
         problem = f"the network ends in {outputs[-1]} outputs, and the dataset has {targets}"
     elif len(outputs) > 1 and not dataset.label_positions:
         problem = (
             f"the network ends in shape {('batch', *outputs)}, not (batch, classes), and a label "
             "is one class; end it in global_avg_pool or flatten, and dense"
         )
-    elif labels > MAX_LABELS:
+    elif num_labels > MAX_LABELS:
         problem = (
-            f"the evaluation split has {labels:,} labels, and {MAX_LABELS:,} can be counted; "
+            f"the evaluation split has {num_labels:,} labels, and {MAX_LABELS:,} can be counted; "
             "set eval.samples to evaluate fewer samples"
         )
     if problem is not None:
@@ -148,15 +150,11 @@ def check_labels(draft: StepDraft) -> None:
     batch = recipe.train.batch_size
     ignore_index = step_config.ignore_index
     logits = jax.ShapeDtypeStruct((batch, *draft.outputs), np.float32)
+    loss_key = f"train.loss = {recipe.train.loss.name}"
     for key, label in (("train", dataset.train_label), ("eval", dataset.eval_label)):
-        with blaming_key(
-            f"dataset.{key}.ops", untraceable=f"train.loss = {recipe.train.loss.name}"
-        ):
+        with blaming_key(f"dataset.{key}.ops", untraceable=loss_key):
             dtype = np.dtype(label.dtype)
-            if ignore_index is not None and not (
-                np.issubdtype(dtype, np.integer)
-                and np.iinfo(dtype).min <= ignore_index <= min(np.iinfo(dtype).max, MAX_LABELS)
-            ):
+            if ignore_index is not None and not _can_hold(dtype, ignore_index):
                 raise ValueError(
                     f"return labels of {dtype}, which can't hold dataset.ignore_index = "
                     f"{ignore_index}; must return whole numbers that can, or it must be null"
@@ -165,8 +163,14 @@ def check_labels(draft: StepDraft) -> None:
             jax.eval_shape(partial(sample_losses, step_config), logits, labels)
 
 
+def _can_hold(dtype: np.dtype, label: int) -> bool:
+    """Return whether a dtype of integers, and int32 after it, can hold a label."""
+    limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
+    return limits is not None and limits.min <= label <= min(limits.max, np.iinfo(np.int32).max)
+
+
 def check_vocabulary(draft: StepDraft) -> None:
-    """Require an embedding row for each token of the texts: others would become NaN."""
+    """Require an embedding row for each token of the texts: a token without one becomes NaN."""
     text = draft.dataset.text
     network = draft.step_config.network
     first = network.layers[0] if isinstance(network, Network) and network.layers else None
@@ -237,9 +241,9 @@ def check_task(draft: StepDraft) -> None:
     if task not in loss.tasks:
         fitting = ", ".join(list_losses(task))
         raise RecipeError(f"train.loss = {loss.name}: must be one for {task}: {fitting}")
-    of_classes = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
-    if of_classes and task in ("regression", "multi_label"):
-        problem = f"{', '.join(of_classes)} needs classes, and {task} has none; leave it out"
+    class_metrics = [metric.name for metric in metrics if isinstance(metric, ClassCountMetric)]
+    if class_metrics and task in ("regression", "multi_label"):
+        problem = f"{', '.join(class_metrics)} needs classes, and {task} has none; leave it out"
         raise RecipeError(f"eval.metrics: {problem}")
     standard = [*METRICS] if is_classification else ["loss"]
     if is_classification and len(targets) <= ALL_IN_TOP5:
@@ -270,7 +274,7 @@ def check_ledger(draft: StepDraft) -> None:
 
 
 def check_metrics(draft: StepDraft) -> None:
-    """Require that metrics accept the network's outputs, and return sums like their zeros."""
+    """Require that metrics accept the network's outputs, and add sums of constant shapes."""
     step_config = draft.step_config
     dataset = draft.dataset
     batch = dataset.eval_order.batch_size
@@ -287,7 +291,7 @@ def check_metrics(draft: StepDraft) -> None:
 
 
 def check_gradients(draft: StepDraft) -> None:
-    """Require that custom gradients have the parameters' shapes, and other results keep theirs."""
+    """Require that a custom gradient rule keeps the shapes of the backward pass's results."""
     rule = draft.step_config.gradients
     if rule is None:
         return
@@ -308,7 +312,7 @@ def check_gradients(draft: StepDraft) -> None:
 
 
 def check_curvature(draft: StepDraft) -> None:
-    """Require layers that the optimizer can observe, in a network that isn't a list of layers."""
+    """Refuse a custom network without layers whose curvature the optimizer can observe."""
     step_config = replace(draft.step_config, shards=None)
     if step_config.curvature is None or isinstance(step_config.network, Network):
         return
@@ -363,7 +367,7 @@ def check_statistics(draft: StepDraft) -> None:
 
 
 def check_buckets(draft: StepDraft) -> None:
-    """Refuse a network whose weights fit only one bucket."""
+    """Refuse a network that can't compute images of all buckets."""
     if not draft.step_config.buckets:
         return
     step = make_train_step(draft.step_config)
@@ -378,24 +382,23 @@ def check_buckets(draft: StepDraft) -> None:
 
 
 def check_drawn_sizes(draft: StepDraft) -> None:
-    """Refuse a network whose weights fit only one size of images."""
+    """Refuse a network that can't compute all sizes of images that a map op draws."""
     step_config = draft.step_config
     choices = count_choices(step_config.train_ops)
     if choices == 1:
         return
+    # Only one op of a list can draw sizes.
     (position,) = (n for n, op in enumerate(step_config.train_ops) if op.choices > 1)
     key = f"dataset.train.ops.{position} ({step_config.train_ops[position].name})"
     if step_config.curvature is not None:
         problem = "can't be used with an optimizer that reads the inputs of layers; use another"
         raise RecipeError(f"{key}: {problem}")
     num_shards = 1 if step_config.shards is None else step_config.shards.count
-    batch = _make_batch_shapes(
-        draft.dataset.train, compute_batch_multiple(step_config.accumulate, num_shards)
-    )
+    batch_size = compute_batch_multiple(step_config.accumulate, num_shards)
+    batch = _make_batch_shapes(draft.dataset.train, batch_size)
     for number in range(choices):
-        sized = replace(
-            step_config, train_ops=select_variants(step_config.train_ops, number), shards=None
-        )
+        ops = select_variants(step_config.train_ops, number)
+        sized = replace(step_config, train_ops=ops, shards=None)
         try:
             jax.eval_shape(partial(compute_step_gradients, sized), _get_state(draft), batch)
         except (ValueError, TypeError, FlaxError) as error:
@@ -406,7 +409,7 @@ def check_drawn_sizes(draft: StepDraft) -> None:
 
 
 def _make_batch_shapes(split: Split, count: int) -> Any:
-    """Return the shapes and dtypes of a batch of a split."""
+    """Return the shapes and dtypes of a batch of `count` samples."""
 
     def make_shape(*shape: int, dtype: object = np.int32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -421,7 +424,7 @@ def _make_batch_shapes(split: Split, count: int) -> Any:
 
 
 def check_parameters(draft: StepDraft) -> None:
-    """Refuse more than `MAX_PARAMETERS` parameters."""
+    """Refuse a network with more than `MAX_PARAMETERS` parameters."""
     if sum(leaf.size for leaf in jax.tree.leaves(_get_state(draft).params)) > MAX_PARAMETERS:
         problem = f"must have at most {MAX_PARAMETERS:,} parameters"
         raise RecipeError(f"model {draft.recipe.model.name}: {problem}")

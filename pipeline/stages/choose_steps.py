@@ -37,12 +37,13 @@ TIMED_SHARE = 0.03
 """Share of the time for measuring steps, within `LEAST_TIMED_S` and `MOST_TIMED_S`."""
 LEAST_TIMED_S = 1.0
 MOST_TIMED_S = 10.0
-LONG_ROUND = 8
-"""Number of short rounds of steps in the time for measuring; the long round takes half of it."""
+SHORT_ROUNDS = 8
+"""The time for measuring holds this many short rounds. A long round is as long as half of them."""
+LONG_ROUND = SHORT_ROUNDS // 2
 MOST_EVALUATIONS = 20
 """At most this many evaluations are timed between steps."""
 CLOSING_S = 0.4
-"""Seconds from the last evaluation to the end of the process: logs, pictures, the summary."""
+"""Seconds for logs, pictures and the summary, from the last evaluation to the process's end."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,15 @@ class Pace:
 def freeze_steps(
     run: CompiledRun, sink: SinkPlan, end_at: float, open_programs: OpenPrograms
 ) -> CompiledRun:
-    """Choose the steps that end by `end_at`, and write them into the recipe of the run.
+    """Choose the number of steps that end by `end_at`, and write it into the recipe of the run.
 
-    Programs are compiled again only for more than `UNPLANNED_STEPS` steps. Raises RecipeError if
-    there is no time for a step.
+    `end_at` is a time by `time.perf_counter`. Programs are compiled again only for more than
+    `UNPLANNED_STEPS` steps. Raises RecipeError if there is no time for a step.
     """
     context = run.context
     train = context.recipe.train
     budget_s = end_at - context.options.started_at
-    started_s = time.perf_counter()
+    started_at = time.perf_counter()
     with context.reporter.clock("measuring the pace"):
         pace = measure_pace(run, sink, budget_s)
     stop_at = end_at - pace.evaluation_s - pace.save_s - pace.closing_s
@@ -95,7 +96,7 @@ def freeze_steps(
     recipe = context.recipe.model_copy(update={"train": train.model_copy(update=frozen)})
     write = partial(_write_recipe, context, recipe)
     write(None)
-    measured_s = time.perf_counter() - started_s
+    measured_s = time.perf_counter() - started_at
     context.reporter.print_stage(
         "deadline",
         f"{steps:,} steps for {train.deadline}: {pace}; {measured_s:.1f} s to measure this",
@@ -133,12 +134,11 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
 
 
 def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
-    """Time a step of the run's sinks for about `timed_s` seconds; return the seconds of one.
+    """Time steps in the run's sinks for about `timed_s` seconds; return the seconds of a step.
 
     The result is the difference of a long and a short round, divided by their difference in steps.
     A round ends when its logs are written: if writing a log takes longer than a step, a long run
-    waits for it. The rounds before these two aren't counted, as a process that has just begun is
-    slower.
+    waits for it. Earlier rounds aren't counted, as a process that has just begun is slower.
     """
 
     def time_round(steps: int, size: int) -> float:
@@ -150,28 +150,30 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
     single = Variant(None if sink.size is None else 1, sink.mechanism)
     step_s = trials.time(single, 2).step_ms / 1e3
     while True:
-        if LONG_ROUND * step_s > timed_s:
-            # Beside such long steps, logs and starts take no time.
+        if SHORT_ROUNDS * step_s > timed_s:
+            # Compared with such a long step, logs and starts take no time.
             return trials.time(single, max(2, int(timed_s / step_s))).step_ms / 1e3
-        steps = max(4, int(timed_s / LONG_ROUND / step_s))
+        steps = max(4, int(timed_s / SHORT_ROUNDS / step_s))
         if time.perf_counter() - started_at > timed_s / 2:
             break
         step_s = time_round(steps, 1) / steps
     size = min(sink.size or 1, steps // 4)
     time_round(steps, size)
     short_s = time_round(steps, size)
-    long_s = time_round(LONG_ROUND // 2 * steps, size)
-    step_s = (long_s - short_s) / (LONG_ROUND // 2 - 1) / steps
-    # Other work on the machine may have slowed down the short round alone.
-    return max(step_s, long_s / LONG_ROUND / steps)
+    long_steps = LONG_ROUND * steps
+    long_s = time_round(long_steps, size)
+    step_s = (long_s - short_s) / (long_steps - steps)
+    # If other work slowed down the short round alone, the difference is too small. Half the mean
+    # time of the long round is a lower bound.
+    return max(step_s, long_s / long_steps / 2)
 
 
 def _time_whole_evaluation(
     run: CompiledRun, sink: SinkPlan, trials: TimedRuns, step_s: float, timed_s: float
 ) -> float:
-    """Time an evaluation in seconds: a part of a long one, or several short ones between steps.
+    """Time a part of a long evaluation, or several short ones between steps; return seconds of one.
 
-    Between steps it is slower, as the thread that writes logs has work.
+    Between steps an evaluation is slower, as the thread that writes logs has work.
     """
     recipe = run.context.recipe
     batches = run.dataset.eval_order.steps_per_epoch
@@ -182,7 +184,8 @@ def _time_whole_evaluation(
         return evaluation_s
     metrics = run.built.step_config.metrics
     options = EvalOptions(recipe.train.dispatch_seconds, metrics, on_train=recipe.eval.on_train)
-    size = max(1, int(timed_s / LONG_ROUND / step_s / count))
+    # The steps of a short round, divided among the evaluations.
+    size = max(1, int(timed_s / SHORT_ROUNDS / step_s / count))
 
     def time_round(evaluate_state: Evaluate) -> float:
         began_at = time.perf_counter()
@@ -196,7 +199,7 @@ def _time_whole_evaluation(
 
 
 def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
-    """Time a checkpoint in a temporary folder, in seconds, without the imports of the first one."""
+    """Return the seconds of a checkpoint in a temporary folder, without the imports of a first."""
     tree = run.context.recipe.model_dump(mode="json")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -210,7 +213,7 @@ def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
 
 
 def _write_recipe(context: RunContext, recipe: Recipe, end: int | None) -> None:
-    """Write a recipe with the step after which training ends early, if it does."""
+    """Write the run's recipe; `end` is the step after which training ends early, None if not."""
     if end is not None:
         train = recipe.train.model_copy(update={"end_step": end})
         recipe = recipe.model_copy(update={"train": train})

@@ -71,7 +71,7 @@ class Collector:
             )
 
     def _compute_next_gradients(self, state: TrainState, step: int) -> Any:
-        """Return the gradients of the loss of step `step + 1`, by trained parameter."""
+        """Return the gradients of step `step + 1`, a tree of the trained parameters."""
         step_config = select_phase(self.step_config, step)
         program = self._programs.get(step_config.frozen)
         if program is None:
@@ -80,14 +80,17 @@ class Collector:
             self._programs[step_config.frozen] = program
         window = self.loader.get_window(step)
         batch = read_batch(window.inputs, jnp.int32(step - window.start))
+        # Only the fields that gradients depend on are copied.
         slim_state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
-        # One device computes the gradients, also if state and batch are on several.
+        # Copied through the host to one device, since state and batch may be on several.
         host: tuple[TrainState, Batch] = jax.tree.map(np.asarray, (slim_state, batch))
         with jax.default_device(self.device):
             return program(*jax.tree.map(jnp.asarray, host))
 
 
 def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch) -> Any:
+    """Return the gradients of a batch without the loss scale."""
+
     def compute(cropped: Batch) -> Any:
         return compute_step_gradients(step_config, state, cropped).values
 
@@ -98,7 +101,7 @@ def _compute_gradients(step_config: StepConfig, state: TrainState, batch: Batch)
 
 
 def make_histograms(kind: str, tree: Any) -> dict[str, Histogram]:
-    """Return the histograms of a tree's arrays with finite values, by name `kind/path`."""
+    """Return the histogram of each array that has finite values, by the name `kind/path`."""
     histograms = {
         f"{kind}/{path}": histogram_of(np.asarray(leaf))
         for path, leaf in flatten_dict(dict(tree), sep="/").items()

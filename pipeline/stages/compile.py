@@ -44,7 +44,7 @@ CALLS_ONEDNN = (
     "autotune=off leaves oneDNN out, for runs of few steps"
 )
 BLOCKS = (standard.Residual, standard.Branches, standard.DualPath)
-"""Layers whose inner activations are recomputed; of nested ones, the outermost."""
+"""Layers whose inner activations are recomputed; of nested layers, the outermost."""
 NOT_COMPILED = frozenset({"name", "cache", "checkpoint", "monitor", "launch", "debug", "stages"})
 """Keys of a recipe that no program depends on."""
 MACHINE_KEYS = ("libc", "processor", "cores", "device", "instructions")
@@ -69,8 +69,13 @@ def compile_programs(
     reporter: Reporter,
     options: CompileOptions = CompileOptions(),
 ) -> Executable:
-    """Compile the programs of a run. Raises RunError if they don't fit the device."""
+    """Compile the programs of a run.
+
+    With `remat=auto` they are compiled again to recompute blocks, if a training step's temporaries
+    take more than the allowed memory. Raises RunError if programs don't fit the device.
+    """
     inputs = make_compile_inputs(recipe, dataset, built, backend, reporter)
+    # With a limit of memory, a call that runs out of it is repeated with the same state.
     keeps_arguments = recipe.train.memory is not None
     inputs = replace(inputs, key=options.key, state=built.state, keeps_arguments=keeps_arguments)
     if options.evaluates_later:
@@ -83,14 +88,7 @@ def compile_programs(
     if recipe.train.remat != "auto":
         return executable
     before_bytes = get_training_temporaries(executable)
-    allowed_bytes = recipe.train.remat_bytes
-    if allowed_bytes is None:
-        if jax.process_count() > 1:
-            problem = "must be set with several processes, so that all decide the same"
-            raise RecipeError(f"train.remat_bytes = null: {problem}")
-        allowed_bytes = find_device_memory(backend.device)
-        if recipe.train.memory_bytes is not None:
-            allowed_bytes = min(allowed_bytes, recipe.train.memory_bytes)
+    allowed_bytes = _find_allowed_bytes(recipe, backend.device)
     line = f"temporaries of {before_bytes / 1e6:,.1f} MB, {allowed_bytes / 1e6:,.1f} MB allowed"
     if before_bytes <= allowed_bytes:
         reporter.print_stage("remat", f"none: {line}")
@@ -110,13 +108,22 @@ def compile_programs(
     return executable
 
 
+def _find_allowed_bytes(recipe: Recipe, device: jax.Device) -> int:
+    """Return the limit of temporaries. Raises RecipeError if several processes would measure it."""
+    train = recipe.train
+    if train.remat_bytes is not None:
+        return train.remat_bytes
+    if jax.process_count() > 1:
+        problem = "must be set with several processes, so that all decide the same"
+        raise RecipeError(f"train.remat_bytes = null: {problem}")
+    free_bytes = find_device_memory(device)
+    return free_bytes if train.memory_bytes is None else min(free_bytes, train.memory_bytes)
+
+
 def make_compile_inputs(
     recipe: Recipe, dataset: Dataset, built: Built, backend: Backend, reporter: Reporter
 ) -> CompileInputs:
-    """Return the inputs of the compiler, with loaders that put the data within the device's reach.
-
-    Reports if training has to wait for data.
-    """
+    """Return the inputs of the compiler; report the loader of the data, or that it is too slow."""
     train = recipe.train
     order = dataset.eval_order
     placement = backend.placement
@@ -130,7 +137,7 @@ def make_compile_inputs(
     total = built.run_schedule.total
     source = LoaderSource(dataset.train, dataset.train_order, placement, total, short_first=True)
     eval_source = LoaderSource(dataset.eval, order, placement, order.steps_per_epoch)
-    # Most steps of a dispatch; None if the size of sinks is measured later.
+    # A dispatch has at most this many steps; None if the size of sinks is chosen later.
     dispatch_steps = built.run_schedule.sink_steps if train.sink_size != "auto" else None
     if not train.sink or train.mechanism == "soft":
         dispatch_steps = 1
@@ -167,10 +174,7 @@ def _make_train_loader(recipe: Recipe, dataset: Dataset, backend: Backend) -> Lo
 def compile_to_executable(
     inputs: CompileInputs, recipe: Recipe, backend: Backend, reporter: Reporter
 ) -> Executable:
-    """Compile the inputs of a recipe, and report the programs.
-
-    Raises RunError if they don't fit the device.
-    """
+    """Compile and report the programs. Raises RunError if they don't fit the device."""
     enable_compile_cache(find_program_folder(recipe.cache, reporter.warn), reporter.warn)
     train = inputs.train
     device = backend.describe()["device"]
@@ -275,7 +279,7 @@ def get_training_temporaries(executable: Executable) -> int:
 
 
 def find_device_memory(device: jax.Device) -> int:
-    """Return the free bytes of the device's memory, or of the host's memory."""
+    """Return the free bytes of the device's memory, or of the host's if the device reports none."""
     statistics = None if get_platform(device.platform).is_host else device.memory_stats()
     if not statistics or "bytes_limit" not in statistics:
         return read_available_bytes()
@@ -286,8 +290,8 @@ def make_program_key(process: Mapping[str, Any], recipe: Recipe, built: Built) -
     """Return a digest of everything that the programs of a run depend on.
 
     `process` is the provenance of this process: code, versions, machine, settings and data. Returns
-    None if that doesn't cover everything: with custom code, with files that the network or training
-    is read from, or if only samples of the data were hashed.
+    None if that doesn't cover everything: with custom code, if the recipe's model or training names
+    files, or if only a part of the data was hashed.
     """
     splits = process["data"].values()
     columns = [column for split in splits for column in split.values()]

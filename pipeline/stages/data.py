@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -53,10 +54,19 @@ from pipeline.stages.image_sizes import (
 )
 
 SPLITS: tuple[SplitKey, ...] = ("train", "eval")
-OVERFLOW = 1e-12
-"""Share of delta that is the probability that a step draws more samples than fit."""
+OVERFLOW_SHARE = 1e-12
+"""Probability that a step draws more samples than fit, as a share of delta: too small to count."""
 COUNTED_SAMPLES = 1024
 """Samples whose labels are counted at once."""
+
+
+@contextmanager
+def _blaming(prefix: str) -> Iterator[None]:
+    """Turn a ValueError in the body into a RecipeError whose text begins with `prefix`."""
+    try:
+        yield
+    except ValueError as error:
+        raise RecipeError(f"{prefix}{error}") from error
 
 
 def load_data(recipe: Recipe, reporter: Reporter | None = None) -> Dataset:
@@ -82,39 +92,31 @@ def read_selected(recipe: Recipe) -> RawData:
     Raises DataError for data that can't be read, RecipeError for selections that don't fit it.
     """
     raw = recipe.dataset.load(cache_root(recipe.cache))
-    samples = len(raw.train)
+    # Excluded samples are numbered as read, before the selections.
+    samples_read = len(raw.train)
     for key in SPLITS:
-        try:
+        with _blaming(f"dataset.{key}."):
             raw = apply_selections(getattr(recipe.dataset, key).select, raw, key)
-        except ValueError as error:
-            raise RecipeError(f"dataset.{key}.{error}") from error
     if recipe.dataset.exclude is not None:
-        try:
-            raw = exclude_samples(raw, recipe.dataset.exclude, samples)
-        except ValueError as error:
-            raise RecipeError(f"dataset.exclude = {error}") from error
+        with _blaming("dataset.exclude = "):
+            raw = exclude_samples(raw, recipe.dataset.exclude, samples_read)
     folds = recipe.dataset.folds
-    try:
+    with _blaming("dataset.folds."):
         return raw if folds is None else take_fold(raw, folds, recipe.dataset.ignore_index)
-    except ValueError as error:
-        raise RecipeError(f"dataset.folds.{error}") from error
 
 
 def _map_on_host(recipe: Recipe, raw: RawData) -> RawData:
-    """Return data that host ops map as it is read. Raises RecipeError for ops that don't fit."""
-    ops = recipe.dataset.train.host_ops
-    drawing = next((op for op in ops if op.draws), None)
-    if drawing is not None and recipe.train.feed == "resident":
+    """Return data that host ops map when it is read. Raises RecipeError for ops that don't fit."""
+    random_op = next((op for op in recipe.dataset.train.host_ops if op.draws), None)
+    if random_op is not None and recipe.train.feed == "resident":
         raise RecipeError(
             "train.feed = resident: must be auto or stream, since dataset.train.host_ops "
-            f"({drawing.name}) draws again in each epoch"
+            f"({random_op.name}) draws again in each epoch"
         )
     for key in SPLITS:
         ops = getattr(recipe.dataset, key).host_ops
-        try:
+        with _blaming(f"dataset.{key}."):
             raw = raw.with_split(key, map_on_host(getattr(raw, key), ops, recipe.seed))
-        except ValueError as error:
-            raise RecipeError(f"dataset.{key}.{error}") from error
     return raw
 
 
@@ -147,7 +149,7 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
     spec = recipe.dataset
     buckets = sort_buckets(spec.buckets or ())
     raw = pad_images(raw, buckets, spec, recipe.train.batch_size)
-    # Every bucket is checked. Then the specs below are of the last bucket, which is the largest.
+    # All buckets are checked. The loop ends with the specs of the last bucket, the largest.
     for bucket in buckets or (None,):
         train_ops, train_specs = _make_map_ops(recipe, raw, "train", bucket)
         eval_ops, eval_specs = _make_map_ops(recipe, raw, "eval", bucket)
@@ -161,8 +163,8 @@ def _make_dataset(recipe: Recipe, raw: RawData, reporter: Reporter) -> Dataset:
         if bucket is not None and spec.padding_mask:
             image = with_mask_channel(image, bucket)
             refuse_moved_padding(spec)
-    raw, unbucketed = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
-    train_order = order_in_buckets(unbucketed, raw.train, buckets, uses_all=True)
+    raw, plain_order = _plant_canaries(recipe, raw, _make_train_order(recipe, raw))
+    train_order = order_in_buckets(plain_order, raw.train, buckets, uses_all=True)
     eval_split = _sample_evaluation(recipe, raw.eval, train_order)
     raw = replace(raw, targets=replace_targets(spec.eval.ops, raw.targets))
     counts_classes = recipe.train.loss.counts_classes
@@ -203,20 +205,17 @@ def _plant_canaries(
     if recipe.privacy is None or recipe.privacy.audit is None:
         return raw, order
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
-    try:
+    with _blaming("privacy.audit: "):
         canaries = choose_canaries(len(raw.train), recipe.privacy.audit.canaries, recipe.seed)
         return plant_canaries(raw, canaries, recipe.seed), replace(order, canaries=canaries)
-    except ValueError as error:
-        raise RecipeError(f"privacy.audit: {error}") from error
 
 
 def _sample_evaluation(recipe: Recipe, split: Split, train_order: SampleOrder) -> Split:
-    """Return the part of the evaluation split that `eval.samples` requests."""
+    """Return `eval.samples` evaluation samples, evenly spread; all if the split has no more."""
     samples = recipe.eval.samples
     if samples == "trained" and "train" in recipe.stages:
-        samples = (
-            count_total_steps(recipe.train, train_order.steps_per_epoch) * train_order.batch_size
-        )
+        steps = count_total_steps(recipe.train, train_order.steps_per_epoch)
+        samples = steps * train_order.batch_size
     if isinstance(samples, str) or samples >= len(split):
         return split
     rows = np.arange(samples) * len(split) // samples
@@ -234,8 +233,8 @@ def sample_images(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     # Ops on batches need the whole batch, as in training.
     needs_batch = any(isinstance(op, BatchOp) for op in dataset.train_ops)
     batches = dataset.train_order.batches(0, 1)
-    most = None if needs_batch else count
-    return read_batch(recipe, dataset, "train", batches, 0, most)["image"][:count]
+    max_samples = None if needs_batch else count
+    return read_batch(recipe, dataset, "train", batches, 0, max_samples)["image"][:count]
 
 
 def read_batch(
@@ -244,17 +243,17 @@ def read_batch(
     key: SplitKey,
     batches: Batches,
     step: int,
-    most: int | None = None,
+    max_samples: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return the first of some batches of a split after its map ops, by column.
+    """Return the first batch of `batches` after the map ops of its split, by column.
 
     Images are float32 (B, H, W, C), as the network reads them. `step` is the number of steps before
-    the batch. Only the first `most` samples are read, if it isn't None.
+    the batch. Only the first `max_samples` samples are read; None reads all.
     """
     split = dataset.train if key == "train" else dataset.eval
     ops = dataset.train_ops if key == "train" else dataset.eval_ops
-    keys = batches.indices[0][:most]
-    rows = batches.rows[0][:most]
+    keys = batches.indices[0][:max_samples]
+    rows = batches.rows[0][:max_samples]
     epoch = batches.epochs[0]
     columns = {
         name: read_epoch_values(column, rows, keys, int(epoch))
@@ -272,7 +271,7 @@ def read_batch(
 def _make_map_ops(
     recipe: Recipe, raw: RawData, key: SplitKey, bucket: Bucket | None
 ) -> tuple[tuple[MapOp, ...], dict[str, ColumnSpec]]:
-    """Return the ops of a split, beginning with a table's encoding, and the column specs after."""
+    """Return the ops of a split, beginning with a table's encoding, and the specs after them."""
     split = raw.train if key == "train" else raw.eval
     ops = recipe.dataset.train.ops if key == "train" else recipe.dataset.eval.ops
     encode = make_encoding_ops(raw.table, recipe.model.table_input)
@@ -280,15 +279,13 @@ def _make_map_ops(
     specs = compute_column_specs(encode, specs)
     if raw.targets.task == "classification":
         ops = fit_to_classes(ops, len(raw.targets))
-    try:
+    with _blaming(f"dataset.{key}."):
         ops = make_joint_ops(ops, specs, recipe.dataset.ignore_index)
         return (*encode, *ops), compute_column_specs(ops, specs)
-    except ValueError as error:
-        raise RecipeError(f"dataset.{key}.{error}") from error
 
 
 def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
-    """Return the order of the training samples, without buckets. Raises RecipeError."""
+    """Return the order without buckets. Raises RecipeError for settings that don't fit the data."""
     spec = recipe.dataset.train
     files = raw.train.files
     settings: dict[str, Any] = {
@@ -321,7 +318,7 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             f"dataset.train.num_shards = {spec.num_shards}: must be at most {len(files)}, since "
             "with interleave each shard reads different files"
         )
-    try:
+    with _blaming("train.batch_size: "):
         if spec.interleave is None:
             order = SampleOrder(**settings)
         else:
@@ -329,8 +326,6 @@ def _make_train_order(recipe: Recipe, raw: RawData) -> SampleOrder:
             order = InterleavedOrder(**settings)
             if spec.file_shards is not None:
                 order = FileShardedOrder(**settings, file_shards=groups)
-    except ValueError as error:
-        raise RecipeError(f"train.batch_size: {error}") from error
     if not spec.balance:
         return order
     labels = raw.train.columns["label"]
@@ -360,9 +355,8 @@ def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonO
     assert privacy is not None, "the run is private"
     samples = settings["samples"]
     size = recipe.train.batch_size
-    overflow = OVERFLOW * privacy.delta
-    try:
-        fitting = find_expected_batch_size(samples, size, overflow)
+    with _blaming("train."):
+        fitting = find_expected_batch_size(samples, size, OVERFLOW_SHARE * privacy.delta)
         expected = privacy.expected_batch_size or fitting
         if expected > fitting:
             raise ValueError(
@@ -370,19 +364,17 @@ def _make_poisson_order(recipe: Recipe, settings: Mapping[str, Any]) -> PoissonO
                 f" or steps would leave out samples; {size} is enough for {fitting}"
             )
         return PoissonOrder(**settings, expected_batch_size=expected)
-    except ValueError as error:
-        raise RecipeError(f"train.{error}") from error
 
 
 def _count_classes(raw: RawData, ignore_index: int | None) -> Targets:
-    """Return the targets with the number of training labels of each class."""
+    """Return the targets with the number of labels of each class, if labels are integers."""
     labels = raw.train.columns["label"]
     if not np.issubdtype(np.dtype(labels.dtype), np.integer):
         return raw.targets
     counts = np.zeros(len(raw.targets), np.int64)
     for start in range(0, len(raw.train), COUNTED_SAMPLES):
         chunk = np.asarray(labels[start : start + COUNTED_SAMPLES]).ravel()
-        valid = chunk[chunk != ignore_index]
+        valid = chunk[chunk != ignore_index]  # all, if it is None
         counts += np.bincount(valid, minlength=len(counts))[: len(counts)]
     return replace(raw.targets, counts=tuple(counts.tolist()))
 

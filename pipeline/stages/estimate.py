@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
 from pipeline.backends.base import Backend, Estimate, SinkPrice, StepToPrice
 from pipeline.backends.sink_choice import SinkChoice, choose
@@ -19,13 +19,17 @@ from pipeline.stages.autosink.choose_sink import (
     make_modelled_costs,
 )
 from pipeline.stages.build import Built
-from pipeline.stages.plan_devices import describe_gathering, describe_shardings
+from pipeline.stages.plan_devices import (
+    describe_gathering,
+    describe_shardings,
+    make_batch_shapes,
+)
 from pipeline.stages.record.run_directory import RunFolder
 from pipeline.training.curvature import group_layers
 from pipeline.training.microbatch_gradients import compute_gradients
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import get_image_shape, make_update_only_step, mask_batch
+from pipeline.training.step import make_update_only_step, mask_batch
 
 
 def estimate_cost(
@@ -57,7 +61,7 @@ def estimate_cost(
 
 
 def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: Reporter) -> None:
-    """Report how sharded parameters change the estimate, which is for data parallelism."""
+    """Report what the estimate, which is for data parallelism, leaves out of other modes."""
     mode = recipe.parallel.mode
     if mode == "fsdp":
         reporter.print_stage("modelled", describe_gathering(recipe, built))
@@ -69,18 +73,12 @@ def report_shardings(recipe: Recipe, dataset: Dataset, built: Built, reporter: R
 
 
 def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice:
-    """Describe the run for the device, in shapes; batches are those after the map ops."""
+    """Describe the run for the device, in shapes."""
     train = recipe.train
     run_schedule = built.run_schedule
-    image = get_image_shape(dataset.image)
-    label = dataset.train_label
-    steps = train.sink_size
-
-    def make_batch(size: int) -> tuple[Any, Any]:
-        return (
-            jax.ShapeDtypeStruct((size, *image), np.float32),
-            jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
-        )
+    make_batch = partial(make_batch_shapes, dataset)
+    size = train.sink_size
+    sink_steps = size if isinstance(size, int) and size > 0 else run_schedule.steps_per_epoch
 
     def choose_sink(price: SinkPrice) -> SinkChoice:
         return choose(make_modelled_costs(price), make_modelled_bounds(recipe, run_schedule))
@@ -93,7 +91,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
         batch_size=train.batch_size,
         devices=_count_devices(recipe),
         sink=train.sink,
-        sink_steps=steps if isinstance(steps, int) and steps > 0 else run_schedule.steps_per_epoch,
+        sink_steps=sink_steps,
         steps_per_epoch=run_schedule.steps_per_epoch,
         total_steps=run_schedule.total,
         eager=train.mode == "eager",
@@ -106,7 +104,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
 
 
 def _count_exchange_bytes(built: Built, batch: tuple[Any, Any]) -> tuple[int, ...]:
-    """Return the bytes of each group of layers whose curvature devices exchange."""
+    """Return the bytes of curvature that devices exchange for each group of layers; () for none."""
     config = built.step_config
     if config.curvature is None:
         return ()

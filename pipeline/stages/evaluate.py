@@ -23,12 +23,12 @@ from pipeline.training.state import TrainState
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Options of an evaluation: its metrics, and the length of its chunks."""
+    """Metrics of an evaluation, and the length of its chunks."""
 
     dispatch_s: float
     """Approximate seconds of a chunk of batches; changes no bit of the metrics."""
     metrics: Sequence[MetricSpec] = ()
-    """The metrics that have separate sums."""
+    """Metrics besides the standard ones, as the compiled evaluation sums them."""
     on_train: bool = False
     """Whether to compute the metrics of training samples too, such as `train_accuracy`."""
 
@@ -43,9 +43,9 @@ def evaluate(
 ) -> Evaluation | None:
     """Compute the metrics of a state; the last batch is padded and masked.
 
-    `is_stopped` is called before each chunk. If it returns True, the result is None. `agree`
-    returns the decision of the first process. Raises RunError if the number of samples differs from
-    the split's, or if all labels are masked.
+    `is_stopped` is called before each chunk; the result is None once it returns True. `agree`
+    returns the first process's result of a function in all processes. Raises RunError if not every
+    sample was evaluated once, or if all labels are masked.
     """
     metrics = options.metrics
 

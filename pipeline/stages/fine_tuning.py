@@ -47,6 +47,7 @@ def make_phases(train: TrainSpec, steps_per_epoch: int) -> tuple[FreezePhase, ..
     phases: dict[int, FreezePhase] = {}
     for start, pattern in sorted(starts, key=itemgetter(0)):
         frozen = (*frozen, f"{EXCEPT}{pattern}")
+        # Of rules that start together, the last entry has the patterns of all.
         phases[start] = FreezePhase(start, frozen)
     return tuple(phases.values())
 
@@ -97,9 +98,9 @@ def add_fine_tuning(
 def compute_depth_rates(
     scopes: Sequence[Sequence[str]], decay: float
 ) -> tuple[tuple[str, float], ...]:
-    """Return the factor on the learning rate of each scope, with the scopes grouped by depth.
+    """Return the factor on the learning rate of each scope, for scopes grouped by depth.
 
-    The last group has 1, and each earlier group `decay` times the factor of the next group.
+    The last and deepest group has 1, each group before it `decay` times the next group's factor.
     """
     last = len(scopes) - 1
     return tuple(
@@ -108,10 +109,10 @@ def compute_depth_rates(
 
 
 def _make_grouped_optimizer(train: TrainSpec) -> optax.GradientTransformation:
-    """Return clipping, followed by the optimizer of the last rule that covers a parameter."""
+    """Return clipping, then for each parameter the optimizer of the last rule that covers it."""
     patterns = tuple(rule.pattern for rule in train.optimizers)
     optimizers = (train.optimizer, *(rule.optimizer for rule in train.optimizers))
-    # A rule's group leaves out what later rules cover.
+    # The base optimizer leaves out what any rule covers, and a rule what later rules cover.
     groups = [(patterns[number:], spec.build()) for number, spec in enumerate(optimizers)]
     return optimize_by_phase(train.clip.build(), groups)
 
@@ -129,6 +130,7 @@ def _make_phased_optimizer(
     for frozen in (train.freeze, *(phase.frozen for phase in phases)):
         new_params, remaining = split_params(remaining, frozen)
         paths = list_paths(new_params)
+        # An optimizer refuses rules that cover none of its parameters.
         new_rules = [rule for rule in rules if any(covers(rule.pattern, path) for path in paths)]
         spec = train.optimizer.model_copy(update={"decay_rules": tuple(new_rules)})
         optimizers.append((frozen, spec.build()))
@@ -138,7 +140,7 @@ def _make_phased_optimizer(
 def _require_new_parameters(
     train: TrainSpec, phases: Sequence[FreezePhase], params: Mapping[str, Any]
 ) -> None:
-    """Require that every rule covers a parameter, and every phase trains new parameters."""
+    """Raise ValueError unless every rule covers a parameter, and every phase trains new ones."""
     paths = list_paths(params)
     require_covered([rule.pattern for rule in train.unfreeze], paths, "parameters")
     earlier = train.freeze
@@ -163,9 +165,9 @@ def _require_fixed(
     if not norms:
         raise ValueError(f"{model} has no batch norm; must be none")
     frozen = train.freeze
-    if train.freeze_statistics == "frozen" and not any(
-        all(is_frozen(frozen, (*path, name)) for name in ("scale", "bias")) for path in norms
-    ):
+    names = ("scale", "bias")
+    fixed = [path for path in norms if all(is_frozen(frozen, (*path, name)) for name in names)]
+    if train.freeze_statistics == "frozen" and not fixed:
         scopes = ", ".join(sorted("/".join(path) for path in norms)[:5])
         raise ValueError(
             f"train.freeze must cover scale and bias of one of the {len(norms)} batch norms, such "
@@ -178,8 +180,8 @@ def _group_scopes(
 ) -> list[list[str]]:
     """Return the outermost scopes with parameters, grouped by depth, from the first layer on.
 
-    Normalisation belongs to the layer before it. Parameters outside of layers come first. Raises
-    ValueError if the order of layers is unknown.
+    A normalisation has the depth of the layer before it. Parameters outside of layers come first.
+    Raises ValueError if the order of layers is unknown.
     """
     if isinstance(step_config.network, Network):
         stack = step_config.network.layers
@@ -189,7 +191,7 @@ def _group_scopes(
         paths: dict[LayerPath, None] = {}
         with list_layers(paths):
             jax.eval_shape(lambda words: init_variables(step_config, words), seed)
-        # In the order of their calls.
+        # Traced in the order of calls.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []
     for name, is_norm in order:
@@ -198,7 +200,7 @@ def _group_scopes(
         elif name in params:
             depths.append([name])
     grouped = {name for group in depths for name in group}
-    loose = [name for name in params if name not in grouped]
-    if not depths or (loose and isinstance(step_config.network, ImportedNetwork)):
+    ungrouped = [name for name in params if name not in grouped]
+    if not depths or (ungrouped and isinstance(step_config.network, ImportedNetwork)):
         raise ValueError(f"the order of the layers of {model} is unknown; must be 1.0")
-    return [loose, *depths] if loose else depths
+    return [ungrouped, *depths] if ungrouped else depths

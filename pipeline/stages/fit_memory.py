@@ -33,9 +33,9 @@ from pipeline.training.telemetry import Telemetry
 T = TypeVar("T")
 
 RESERVED_BYTES = 64_000_000
-"""Memory that is left free: of less, half as many shards are computed at once."""
+"""Memory to leave free; if less is left, half as many shards are computed at once."""
 LOOK_S = 1.0
-"""Seconds between two looks at the memory at hand."""
+"""Least seconds between two looks at the memory at hand."""
 
 
 def compile_to_fit(
@@ -55,11 +55,10 @@ def compile_in_memory(
     reporter: Reporter,
     figures: dict[str, Any] | None = None,
 ) -> FittedExecutable:
-    """Compile the programs of the most shards at once that fit into the memory.
+    """Compile the programs that compute as many shards at once as fit into the memory.
 
-    `figures` get the samples at once and their bytes, now and whenever memory runs out.
-
-    Raises RecipeError in several processes, and RunError if a single shard doesn't fit.
+    The samples at once and their bytes are written into `figures`, now and whenever memory runs
+    out. Raises RecipeError in several processes, and RunError if a single shard doesn't fit.
     """
     num_processes = jax.process_count()
     if num_processes > 1:
@@ -71,7 +70,7 @@ def compile_in_memory(
     executable = compile_programs(recipe, dataset, built, backend, reporter)
     figures = {} if figures is None else figures
     fitted = FittedExecutable(recipe, built, backend, executable, reporter, figures)
-    # Not measured again: compiling takes memory of this process, which later compilations reuse.
+    # Measured once: compiling takes memory of this process, which later compilations reuse.
     at_hand_bytes = fitted.find_memory()
     while (needed_bytes := fitted.needed_bytes) + RESERVED_BYTES > at_hand_bytes:
         fitted.halve(f"{_format(needed_bytes)} are needed, {_format(at_hand_bytes)} are at hand")
@@ -90,20 +89,22 @@ def compile_in_memory(
 
 
 def begin_at_once(recipe: Recipe, built: Built, backend: Backend) -> Built:
-    """Return the step for the shards at once that a run begins with; 1 without `train.memory`."""
+    """Return the step with the shards at once that a run begins with; 1 without `train.memory`."""
     if recipe.train.memory is None:
         return built
     return replace(built, at_once=count_most_at_once(built, backend.device.platform))
 
 
 def count_most_at_once(built: Built, platform: str) -> int:
-    """Return the most shards that are worth computing at once: one for each core of the host, or
-    one on another device, which is busy with a single shard."""
+    """Return how many shards are worth computing at once, a power of two.
+
+    On the host they are at most its cores. Other devices are busy with a single shard.
+    """
     shards = built.step_config.shards
     if shards is None or not get_platform(platform).is_host:
         return 1
-    most = min(shards.count, int(read_limits().cores))
-    return 1 << (max(1, most).bit_length() - 1)
+    limit = max(1, min(shards.count, int(read_limits().cores)))
+    return 1 << (limit.bit_length() - 1)
 
 
 class FittedExecutable:
@@ -161,8 +162,7 @@ class FittedExecutable:
         return max(0, min(free_bytes, limit_bytes - placement.used_bytes))
 
     def halve(self, reason: str) -> None:
-        """Compile the programs for half as many shards at once. Raises RunError for a single
-        one."""
+        """Compile programs of half as many shards at once. Raises RunError for a single shard."""
         before = self.samples_at_once
         if self._built.at_once == 1:
             raise RunError(

@@ -29,8 +29,8 @@ def pad_images(
 ) -> RawData:
     """Pad the images of a dataset to its buckets; without buckets, return the same data.
 
-    Raises RecipeError if images of several sizes have no buckets, if an image fits no bucket, and
-    if a batch of padded samples doesn't fit into memory.
+    Raises RecipeError for several sizes without buckets, for an image that fits no bucket, and if a
+    batch of padded samples doesn't fit into memory.
     """
     if not buckets:
         _refuse_several_sizes(raw)
@@ -67,9 +67,9 @@ def _refuse_several_sizes(raw: RawData) -> None:
 def order_in_buckets(
     order: SampleOrder, split: Split, buckets: Sequence[Bucket], *, uses_all: bool = False
 ) -> SampleOrder:
-    """Return an order in which each batch has one bucket.
+    """Return an order in which the images of a batch have one bucket; without buckets, `order`.
 
-    Raises RecipeError if there is none, and with `uses_all` for a bucket without a batch.
+    Raises RecipeError for shards, if no bucket has a batch, and with `uses_all` if one has none.
     """
     if not buckets:
         return order
@@ -95,7 +95,7 @@ def format_buckets(split: Split, buckets: Sequence[Bucket], samples: str) -> str
 
 
 def fit_specs_to_bucket(bucket: Bucket, specs: Mapping[str, ColumnSpec]) -> dict[str, ColumnSpec]:
-    """Return the column specs of a padded split for a batch of one bucket."""
+    """Return the specs of a batch of one bucket: images, and labels of pixels, have its size."""
     image = specs["image"]
     label = specs["label"]
     shapes = {"image": (*bucket, *image.shape[len(bucket) :])}
@@ -152,7 +152,10 @@ def list_drawn_specs(ops: Sequence[MapOp], split: Split) -> tuple[ColumnSpec, ..
 def fit_to_evaluation(
     train: Mapping[str, ColumnSpec], evaluated: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Return the column specs of training with the shapes of evaluation, if they can be equal."""
+    """Return the column specs of training with the sizes of evaluation.
+
+    Images of another layout or number of channels, and labels of another rank, stay as they are.
+    """
     image = train["image"]
     label = train["label"]
     channel_axis = 2 if image.layout == "hwc" else 0

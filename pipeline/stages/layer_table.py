@@ -1,4 +1,4 @@
-"""Table of the layers of a recipe's network: parameters, shapes, and when each is trained."""
+"""Table of the layers of a recipe's network: parameters, shapes, and when they are trained."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from pipeline.models.layers.path_patterns import LayerPath, is_frozen
 from pipeline.models.modules.apply_layers import record_layers
 from pipeline.models.modules.observe_modules import observe_modules
 from pipeline.models.modules.standard import Network
-from pipeline.stages.build import make_step_config
+from pipeline.stages.build import count_trained, make_step_config
 from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import add_fine_tuning
-from pipeline.training.freezing import select_phase
 from pipeline.training.state import StepConfig
 from pipeline.training.step import init_variables
 
@@ -46,14 +45,15 @@ class LayerRow:
     parameters: Mapping[str, tuple[int, ...]]
     """Shapes by name."""
     dtype: str
+    """Of its parameters, several joined by commas; empty without parameters."""
     trained: str
     """`yes`, `no` or `from step N`, with names if parameters differ; empty without parameters."""
     rate: float
-    """Factor on the learning rate by depth."""
+    """Factor on the learning rate by `train.lr_decay_by_layer`."""
 
     @property
     def count(self) -> int:
-        """Number of its parameters."""
+        """Number of numbers in its parameters."""
         return sum(prod(shape) for shape in self.parameters.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,9 +78,9 @@ class LayerTable:
     image: tuple[int, ...]
     layers: tuple[LayerRow, ...]
     statistics: int
-    """Number of values in batch statistics."""
+    """Number of numbers in batch statistics."""
     trained: Mapping[int, int]
-    """Number of trained parameters, by the number of steps before each phase."""
+    """Number of trained parameters in each phase, by the number of steps before the phase."""
 
     @property
     def parameters(self) -> int:
@@ -123,7 +123,7 @@ class LayerTable:
 
 
 def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
-    """List the layers of a recipe's network, only from shapes.
+    """Return the layers of a recipe's network, traced from shapes.
 
     The dataset is read only if its sizes are unknown. Raises RecipeError if network, data or
     patterns of parameters don't fit.
@@ -144,12 +144,12 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
         step_config.image.shape,
         traced.make_rows(params, step_config),
         sum(leaf.size for leaf in statistics),
-        {start: _count_trained(params, step_config, start) for start in starts},
+        {start: count_trained(variables["params"], step_config, start) for start in starts},
     )
 
 
 def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
-    """Return the configuration of a step without its map ops, and the steps of an epoch."""
+    """Return the step's configuration without its map ops, and the number of steps an epoch."""
     facts = find_known_facts(recipe)
     if facts is None:
         dataset = load_data(recipe, reporter)
@@ -158,7 +158,7 @@ def _make_config(recipe: Recipe, reporter: Reporter) -> tuple[StepConfig, int]:
         return step_config, dataset.train_order.steps_per_epoch
     columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     image = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
-    # Weights of classes change no layer.
+    # A loss that weighs classes needs counts; they change no layer.
     counts = (1,) * facts.classes
     targets = Targets(tuple(map(str, range(facts.classes))), counts=counts)
     targets = replace_targets(recipe.dataset.eval.ops, targets)
@@ -173,11 +173,9 @@ class _TracedLayers:
         self._layers: dict[LayerPath, tuple[str, tuple[int, ...] | None]] = {}
 
     def note_layer(self, path: LayerPath, kind: str, result: Any) -> None:
-        """Note a layer of a list."""
         self._layers.setdefault(path, (kind, tuple(result.shape[1:])))
 
     def note_module(self, module: nn.Module, result: Any) -> None:
-        """Note the call of a flax module."""
         if module.path:
             shape = tuple(result.shape[1:]) if isinstance(result, jax.Array) else None
             self._layers.setdefault(module.path, (type(module).__name__, shape))
@@ -185,9 +183,9 @@ class _TracedLayers:
     def make_rows(
         self, params: Mapping[LayerPath, Any], step_config: StepConfig
     ) -> tuple[LayerRow, ...]:
-        """Return a row for each layer with parameters or without inner layers.
+        """Return a row for each layer that has parameters or no inner layers.
 
-        Scopes that weren't traced come last.
+        Scopes of parameters that weren't traced come last.
         """
         leaves: dict[LayerPath, dict[str, Any]] = {}
         for path, leaf in params.items():
@@ -198,18 +196,13 @@ class _TracedLayers:
         outer = {path[:depth] for path in self._layers for depth in range(1, len(path))}
         paths = [path for path in self._layers if path in leaves or path not in outer]
         paths += [path for path in leaves if path not in self._layers]
-        factors = dict(step_config.layer_rates)
-        return tuple(
-            self._make_row(
-                path, leaves.get(path, {}), step_config, factors.get(path[0], 1.0) if path else 1.0
-            )
-            for path in paths
-        )
+        return tuple(self._make_row(path, leaves.get(path, {}), step_config) for path in paths)
 
     def _make_row(
-        self, path: LayerPath, leaves: Mapping[str, Any], step_config: StepConfig, rate: float
+        self, path: LayerPath, leaves: Mapping[str, Any], step_config: StepConfig
     ) -> LayerRow:
         kind, output = self._layers.get(path, ("", None))
+        rate = dict(step_config.layer_rates).get(path[0], 1.0) if path else 1.0
         depth = len(path)
         shapes = {"/".join(name.split("/")[depth:]): leaf.shape for name, leaf in leaves.items()}
         phases = {name: _describe_training(tuple(name.split("/")), step_config) for name in leaves}
@@ -226,12 +219,6 @@ def _describe_training(path: LayerPath, step_config: StepConfig) -> str:
         return "yes"
     starts = [phase.start for phase in step_config.phases if not is_frozen(phase.frozen, path)]
     return f"from step {starts[0] + 1}" if starts else "no"
-
-
-def _count_trained(params: Mapping[LayerPath, Any], step_config: StepConfig, step: int) -> int:
-    """Return the number of parameters that are trained after `step` steps."""
-    frozen = select_phase(step_config, step).frozen
-    return sum(leaf.size for path, leaf in params.items() if not is_frozen(frozen, path))
 
 
 def _format_shape(shape: tuple[int, ...]) -> str:

@@ -80,6 +80,7 @@ def lower(
     step_config = built.step_config
     if recipe.train.mode == "eager":
         return built
+    # The operations of an imported network are replaced by lowerings; layers call their policy.
     if step_config.lowerings is not None:
         built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
     elif not hasattr(step_config.network, "policy"):
@@ -92,8 +93,8 @@ def lower(
         file = folder.path / LOWERINGS if folder else None
         earlier = read_choice(file) if file is not None and file.exists() else None
         banks = cache_root(recipe.cache) / "autotune"
-        lowerings = earlier.lowerings if earlier is not None else None
-        tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, lowerings)
+        chosen = earlier.lowerings if earlier is not None else None
+        tuning = Tuning(recipe.autotune, recipe.autotune_search, banks, chosen)
         request = _LoweringRequest(recipe, dataset, built, backend, tuning, reporter)
         if earlier is not None:
             choice = request.choose_in(earlier.layout)
@@ -130,7 +131,7 @@ def _needs_single_steps(recipe: Recipe, built: Built, backend: Backend, reporter
 
 
 def _with_layout(network: nn.Module, layout: Layout) -> nn.Module:
-    """Return the network with images in a layout, if it has several."""
+    """Return the network with images in a layout; a network of one layout is returned as it is."""
     return network.clone(layout=layout) if isinstance(network, LaidOutNetwork) else network
 
 
@@ -155,13 +156,13 @@ class _LoweringRequest:
 
     @property
     def num_shards(self) -> int:
-        """Number of shards of a batch; each is computed separately."""
+        """Number of shards of a batch."""
         devices = self.backend.placement.parts
         shards = make_shards(self.recipe.parallel, self.recipe.train.batch_size, devices)
         return 1 if shards is None else shards.count
 
     def watch(self, name: str) -> AbstractContextManager[None]:
-        """Show a clock while the body tunes lowerings of `name`."""
+        """Show a clock while the body tunes `name`."""
         return self.reporter.clock(f"tuning {name}")
 
     def list_problems(self, layout: Layout) -> tuple[Problem, ...]:
@@ -233,7 +234,7 @@ def _report(
 
 
 def _format_line(choice: LoweringChoice) -> str:
-    """Return the origins of a choice and its times as a line for the log."""
+    """Return a line for the log: the origins of the lowerings, and the time that they save."""
     lowerings = [lowering for _, lowering in choice.lowerings.chosen]
     onednn = sum(lowering.engine == "onednn" for lowering in lowerings)
     banked = sum(result.status == "bank_hit" for result in choice.results)
@@ -268,8 +269,7 @@ def list_problems(
 ) -> tuple[Problem, ...]:
     """List every computation of a step or an evaluation that can be lowered, by tracing.
 
-    Problems of gradients are listed for training only. The gradient of the input images is never
-    computed, so it is left out.
+    Gradients are listed for training only, without the input images' gradient, which nothing needs.
     """
 
     def trace(step_config: StepConfig, batch: int, train: bool) -> list[Problem]:

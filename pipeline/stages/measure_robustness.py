@@ -55,10 +55,10 @@ CHUNK_SAMPLES = 256
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """The attacks of an evaluation, which fit the data."""
+    """The attacks of an evaluation, which fit the data, and the number of samples."""
 
     attacks: tuple[AnyAttack, ...]
-    """With norm and radius."""
+    """Each with its norm and radius."""
     scale: PixelScale
     samples: int
     """Number of samples, evenly spread over the evaluation split."""
@@ -67,7 +67,7 @@ class AttackPlan:
 def plan_attacks(
     recipe: Recipe, dataset: Dataset, attacks: Sequence[AnyAttack], samples: int | None = None
 ) -> AttackPlan:
-    """Return a plan of attacks with norm and radius, on all evaluation samples or fewer.
+    """Return the plan of attacks with norm and radius, on all evaluation samples or `samples`.
 
     Raises RecipeError if the data can't be attacked.
     """
@@ -90,12 +90,12 @@ class _Chunk:
     sample: Array
     """Positions in the evaluation split, int32 (B,)."""
     count: int = field(metadata={"static": True})
-    """Number of samples; later rows repeat them."""
+    """Number of samples; the rows after them repeat them."""
 
 
 @dataclass(frozen=True, eq=False)
 class RobustnessMeasure:
-    """The evaluation of some weights under the attacks of a plan, on one device."""
+    """The evaluation of weights under the attacks of a plan, on one device."""
 
     config: StepConfig
     variables: Any
@@ -105,10 +105,10 @@ class RobustnessMeasure:
     seed: int
     reporter: Reporter
     check: Callable[[], None] = lambda: None
-    """Called before each chunk; raises to stop the evaluation."""
+    """Called before each program runs; raises to stop the evaluation."""
 
     def measure(self, step: int) -> RobustnessReport:
-        """Return the report of weights after `step` steps, and print its lines."""
+        """Attack the weights, which are those after `step` steps; print and return the report."""
         chunks = list(self._read_chunks())
         is_fooled = self._compile(lambda attacked, chunk: attacked.is_fooled(chunk.pixels))
         wrong = [np.asarray(is_fooled(self.variables, chunk)) for chunk in chunks]
@@ -124,7 +124,7 @@ class RobustnessMeasure:
                 continue
             rows.append(self._attack(attack, attack.attack, chunks, wrong))
             if isinstance(attack, PgdAttack):
-                # Within a radius that reaches every image, no network is robust.
+                # No network is robust within a radius that reaches every image, 1 or the diagonal.
                 radius = 1.0 if attack.norm == "linf" else float(chunks[0].pixels[0].size) ** 0.5
                 changes = {"radius": radius, "restarts": 1, "step": None}
                 rows.append(
@@ -139,19 +139,19 @@ class RobustnessMeasure:
         return report
 
     def _read_chunks(self) -> Iterator[_Chunk]:
-        """Yield the samples of the plan."""
+        """Yield the samples of the plan after their map ops."""
         split = self.dataset.eval
         count = self.plan.samples
         map_chunk = jax.jit(partial(map_batch, self.config, self.config.eval_ops))
         rows = np.arange(count) * len(split) // count
-        for batch, new in read_chunks(split, rows, self.seed, min(CHUNK_SAMPLES, count)):
+        for batch, num_new in read_chunks(split, rows, self.seed, min(CHUNK_SAMPLES, count)):
             images, labels = map_chunk(batch)
             classes = labels.argmax(axis=-1) if labels.ndim == 2 else labels
             pixels = self.plan.scale.to_pixels(images)
-            yield _Chunk(pixels, classes.astype(jnp.int32), batch.sample, new)
+            yield _Chunk(pixels, classes.astype(jnp.int32), batch.sample, num_new)
 
     def _compile(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile a function of the network and a chunk, with more arguments."""
+        """Compile `compute`, (network, chunk, *arguments), as (variables, chunk, *arguments)."""
         network = self.config.network
 
         def call(variables: Any, chunk: _Chunk, *arguments: Any) -> Any:
@@ -166,9 +166,11 @@ class RobustnessMeasure:
 
         return jax.jit(call)
 
-    def _compute_accuracy(self, chunks: Sequence[_Chunk], fooled: Sequence[np.ndarray]) -> float:
-        counts = [int(wrong[: c.count].sum()) for c, wrong in zip(chunks, fooled, strict=True)]
-        return 1 - sum(counts) / self.plan.samples
+    def _compute_accuracy(self, chunks: Sequence[_Chunk], wrong: Sequence[np.ndarray]) -> float:
+        """Return the share of right predictions; `wrong` has a bool (B,) for each chunk."""
+        pairs = zip(chunks, wrong, strict=True)
+        num_wrong = sum(int(is_wrong[: chunk.count].sum()) for chunk, is_wrong in pairs)
+        return 1 - num_wrong / self.plan.samples
 
     def _attack(
         self,
@@ -177,9 +179,10 @@ class RobustnessMeasure:
         chunks: Sequence[_Chunk],
         wrong: Sequence[np.ndarray],
     ) -> AttackRow:
-        """Return the row of an attack, which restarts while predictions are right.
+        """Return the row of an attack, which restarts while a prediction of the chunk is right.
 
-        `wrong` are the predictions of each chunk that are wrong without an attack, bool (B,).
+        `wrong` are the predictions of each chunk that are wrong without an attack, bool (B,). The
+        row has means over the images that fool the network only under the attack.
         """
         seed = jnp.asarray(seed_words(self.seed))
 
@@ -232,7 +235,7 @@ class RobustnessMeasure:
         return row
 
     def _corrupt(self, severities: Sequence[int], chunks: Sequence[_Chunk]) -> list[CorruptionRow]:
-        """Return the rows of all corruptions."""
+        """Return the row of each corruption, with its accuracy at each severity."""
         rows = []
         for name in CORRUPTIONS:
             accuracies = {n: self._measure_corruption(name, n, chunks) for n in severities}
@@ -241,7 +244,7 @@ class RobustnessMeasure:
         return rows
 
     def _measure_corruption(self, name: str, severity: int, chunks: Sequence[_Chunk]) -> float:
-        """Return the accuracy under a corruption of a severity."""
+        """Return the accuracy under the corruption `name`."""
         seed = jnp.asarray(seed_words(self.seed))
 
         def predict(attacked: AttackedNetwork, chunk: _Chunk) -> Array:

@@ -32,7 +32,7 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
 
     closed = jax.make_jaxpr(infer)(variables, image)
     trace = _Trace()
-    # Paths without the name of the collection, such as `conv_0/kernel`.
+    # Paths without the collection, such as `conv_0/kernel`, in the order of the jaxpr's inputs.
     paths = [path.partition("/")[2] for path in flatten_by_path(variables)]
     *weights, images = closed.jaxpr.invars
     pairs = zip(paths, weights, strict=True)
@@ -44,14 +44,14 @@ def trace_network_graph(config: StepConfig, state: TrainState) -> list[BoardNode
 
 
 class _Trace:
-    """Nodes of a jaxpr, in the order of its equations."""
+    """The nodes of a graph so far, in the order of computation."""
 
     def __init__(self) -> None:
         self.nodes: list[BoardNode] = []
         self._name_counts: Counter[str] = Counter()
 
     def add(self, name: str, op: str, inputs: Sequence[str], result: Any) -> str:
-        """Add a node whose output variable is `result`; return its unique name."""
+        """Add a node that computes `result`; return its name, numbered if `name` is taken."""
         number = self._name_counts[name]
         self._name_counts[name] += 1
         unique = f"{name}_{number}" if number else name
@@ -71,6 +71,7 @@ class _Trace:
         return interpret_jaxpr(jaxpr, inputs, partial(self._add_equation, scope), lambda *_: "")
 
     def _add_equation(self, outer: str, equation: Any, inputs: list[str]) -> list[str]:
+        """Add an equation below the layer `outer`; return the names of its results' nodes."""
         kind = equation.primitive.name
         scope = join_scope(equation, outer)
         called = find_called_jaxpr(equation)

@@ -55,13 +55,14 @@ def plan_devices(
 def _plan_run(
     recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
 ) -> ParallelPlan:
-    """Return the plan of a run, which is written into its directory."""
-    devices = count_devices(recipe.parallel)
+    """Return the plan of a run, and write it into the run directory unless it is from there."""
     run_file = folder.path / PLAN
-    plan_file = run_file if run_file.exists() else recipe.parallel.plan
-    if plan_file == run_file and _read_mesh_size(run_file) != devices:
-        reporter.print_stage("plan", f"{run_file} is for other devices; planned again")
-        plan_file = None
+    plan_file = recipe.parallel.plan
+    if run_file.exists():
+        plan_file = run_file
+        if _read_mesh_size(run_file) != count_devices(recipe.parallel):
+            reporter.print_stage("plan", f"{run_file} is for other devices; planned again")
+            plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
     if plan_file != run_file:
         folder.accepted.add(partial(save_plan, plan, run_file))
@@ -71,7 +72,7 @@ def _plan_run(
 def find_plan(
     recipe: Recipe, dataset: Dataset, built: Built, plan_file: Path | None, reporter: Reporter
 ) -> ParallelPlan:
-    """Return and report the plan of a file, or the fastest one without a file.
+    """Report and return the plan of a file; without a file, the fastest plan.
 
     Raises RecipeError if no plan fits, or if the file's plan doesn't fit.
     """
@@ -87,7 +88,7 @@ def find_plan(
 
 
 def _read_mesh_size(file: Path) -> int | None:
-    """Return the number of devices of a plan file; None if it can't be read."""
+    """Return the number of devices of a file's plan; None if it can't be read."""
     try:
         mesh = read_yaml(file)["mesh"]
         return int(mesh["data"]) * int(mesh["model"])
@@ -107,13 +108,15 @@ def search_plans(recipe: Recipe, dataset: Dataset, built: Built) -> SearchedPlan
 
 def trace_step(recipe: Recipe, dataset: Dataset, built: Built) -> LossToPlan:
     """Trace the loss of a recipe's step on its global batch."""
-    size = recipe.train.batch_size
-    label = dataset.train_label
-    batch = (
-        jax.ShapeDtypeStruct((size, *get_image_shape(dataset.image)), np.float32),
-        jax.ShapeDtypeStruct((size, *label.shape), label.dtype),
-    )
+    batch = make_batch_shapes(dataset, recipe.train.batch_size)
     return make_loss(recipe.name, built.step_config, built.state, batch, sync_batch_norm=True)
+
+
+def make_batch_shapes(dataset: Dataset, size: int) -> tuple[Any, Any]:
+    """Return the shapes of `size` training images and labels after the map ops."""
+    label = dataset.train_label
+    images = jax.ShapeDtypeStruct((size, *get_image_shape(dataset.image)), np.float32)
+    return images, jax.ShapeDtypeStruct((size, *label.shape), label.dtype)
 
 
 def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
@@ -134,19 +137,19 @@ def describe_shardings(recipe: Recipe, dataset: Dataset, built: Built) -> str:
     batch = parallel.batch_axes
     priced = price_shardings(step, mesh, batch, specs, constraints, rates)
     if priced is None:
-        text = f"a step with these shardings on {mesh} devices has no price"
-        return f"{text}: the planner doesn't support them"
+        line = f"a step with these shardings on {mesh} devices has no price"
+        return f"{line}: the planner doesn't support them"
     plan = priced.plan
-    data_parallel = priced.data_parallel
     time = f"{plan.step_ms:.3g} ms by the planner's rates"
-    text = f"with these shardings on {mesh} devices a step takes {time}"
-    if data_parallel is not None:
-        text += f", {plan.step_ms / data_parallel.step_ms:.2f}x that of data parallelism"
-    return f"{text}; {plan.memory_bytes / GIB:.2f} GiB a device, {format_moved(plan)} moved"
+    line = f"with these shardings on {mesh} devices a step takes {time}"
+    if priced.data_parallel is not None:
+        ratio = plan.step_ms / priced.data_parallel.step_ms
+        line += f", {ratio:.2f}x that of data parallelism"
+    return f"{line}; {plan.memory_bytes / GIB:.2f} GiB a device, {format_moved(plan)} moved"
 
 
 def describe_gathering(recipe: Recipe, built: Built) -> str:
-    """Return a line for the log about the time in which devices gather shared parameters."""
+    """Return a line for the log with the time to gather the parameters that devices share."""
     nbytes = built.parameter_bytes
     devices = DeviceGroup(count_devices(recipe.parallel))
     gather_ms = _find_rates(recipe).collective_us("all_gather", nbytes, devices) / 1e3
@@ -157,7 +160,7 @@ def describe_gathering(recipe: Recipe, built: Built) -> str:
 
 
 def _find_rates(recipe: Recipe) -> Rates:
-    """Return the rates of the recipe's devices."""
+    """Return the rates of the recipe's devices, by default those measured on this host."""
     return recipe.device.rates() or load_host_rates()
 
 

@@ -1,4 +1,4 @@
-"""The secret of a private run: drawn by the system, and in no file but checkpoints."""
+"""The secret of a private run, from which noise and batches are drawn; only checkpoints have it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.training.privacy.budget import Budget
 from pipeline.training.privacy.private_gradients import get_privacy
 from pipeline.training.state import TrainState
 
-KEY = "privacy/key"
+SECRET_PATH = "privacy/key"
 """Path of the secret in a checkpoint."""
 
 
@@ -34,21 +34,21 @@ def open_secret(context: RunContext) -> np.ndarray | None:
             f"privacy.seed = {privacy.seed}: anyone can compute the noise again, so this run is "
             "not private"
         )
-        words = np.random.Philox(key=privacy.seed).random_raw(4)
-        return (words >> np.uint64(32)).astype(np.uint32)
+        numbers = np.random.Philox(key=privacy.seed).random_raw(4)
+        return (numbers >> np.uint64(32)).astype(np.uint32)
 
     def draw() -> list[int]:
-        saved = None
+        words = np.frombuffer(os.urandom(16), np.uint32)
         if context.resuming:
             saved = read_to_resume(context.run_dir, context.reporter.warn)
-        words = np.frombuffer(os.urandom(16), np.uint32) if saved is None else saved.arrays[KEY]
+            words = words if saved is None else saved.arrays[SECRET_PATH]
         return [int(word) for word in words]
 
     return np.array(context.ranks.agree(draw), np.uint32)
 
 
 def share_secret(dataset: Dataset, secret: np.ndarray | None) -> Dataset:
-    """Return the dataset with the secret in the order of its samples."""
+    """Return the dataset with half of the secret as the key of a Poisson order."""
     order = dataset.train_order
     if secret is None or not isinstance(order, PoissonOrder):
         return dataset
@@ -56,13 +56,13 @@ def share_secret(dataset: Dataset, secret: np.ndarray | None) -> Dataset:
 
 
 def set_secret(state: TrainState, secret: np.ndarray, budget: Budget) -> TrainState:
-    """Return a new run's state with the secret and the noise."""
+    """Return the first state of a run with its secret and the noise of its budget."""
     noise = jnp.float32(budget.noise)
     return replace(state, privacy=replace(get_privacy(state), key=jnp.asarray(secret), noise=noise))
 
 
 def require_same_noise(state: TrainState, budget: Budget) -> None:
-    """Raise RecipeError if a resumed run would have other noise than before."""
+    """Raise RecipeError if the noise of a resumed run differs from that in its checkpoint."""
     before = float(get_privacy(state).noise)
     if not np.isclose(before, budget.noise, rtol=1e-6, atol=0):
         raise RecipeError(

@@ -89,7 +89,7 @@ def run_in_sinks(recipe: Recipe, options: RunOptions) -> Generator[SinkReport, N
             with conclude_run(context):
                 yield from run_stages(context)
     except Interrupted:
-        # A signal has stopped one of several processes, which is in the summary.
+        # If the run was open, its summary has the signal that stopped one of several processes.
         if summary is None:
             raise
     return summary
@@ -127,10 +127,11 @@ def run_stages(context: RunContext) -> Generator[SinkReport, None, None]:
     estimate = estimate_cost(recipe, dataset, built, backend, context.folder, reporter)
     if estimate is not None:
         summary.modelled = dict(estimate.summary())
-    if estimate is not None and not runs_steps:
-        # A run that is only priced needs no programs.
-        return
+        if not runs_steps:
+            # A run that is only priced needs no programs.
+            return
     total_steps = built.run_schedule.total
+    # A profile may train fewer steps.
     built = context.options.inspection.shorten(context, built, backend)
     open_programs = context.options.programs or lower_and_compile
     run = open_programs(context, recipe, dataset, built, backend)
@@ -148,8 +149,8 @@ def train_and_evaluate(
 ) -> Generator[SinkReport, None, None]:
     """Train and evaluate with the run's programs, and yield the report of each sink.
 
-    `secret` is that of a private run, uint32 (4,). The command has to end at `end_at` by
-    `time.perf_counter`. `total_steps` is the run's length, which a profile may have shortened.
+    `secret` is uint32 (4,), None unless the run is private. `end_at` is the deadline of the command
+    by `time.perf_counter`, `total_steps` the run's length before a profile shortens it.
     """
     context = run.context
     recipe = context.recipe
@@ -221,10 +222,11 @@ def lower_and_compile(
     *,
     reuses_programs: bool = False,
 ) -> CompiledRun:
-    """Lower a step and compile its programs; `recipe` may be changed by a plan for devices.
+    """Lower a step and compile its programs.
 
-    With `reuses_programs`, programs that an earlier process has written are used without tracing
-    the step. Set it only if the code of this process is equal to the files on disk.
+    `recipe` is the context's, as a plan for devices has changed it. With `reuses_programs`, the
+    programs that an earlier process has written are used without tracing the step. Set it only if
+    the code of this process is equal to the files on disk.
     """
     folder = context.folder
     reporter = context.reporter
@@ -250,7 +252,7 @@ def lower_and_compile(
 
 
 def open_backend(context: RunContext) -> Backend:
-    """Open the recipe's devices; report how several share a batch."""
+    """Open the recipe's devices, and report how they share a batch if they are several."""
     recipe = context.recipe
     backend = recipe.device.open(recipe.parallel)
     context.summary.versions = list_versions(backend.describe())
@@ -261,7 +263,7 @@ def open_backend(context: RunContext) -> Backend:
 
 
 def plan_sinks(run: CompiledRun, estimate: Estimate | None, host: HostState) -> SinkPlan:
-    """Choose the sinks of the run. Several processes don't measure sinks."""
+    """Choose the sinks of the run. Several processes don't measure: their sinks are epochs."""
     recipe = run.context.recipe
     reporter = run.context.reporter
     schedule = run.built.run_schedule

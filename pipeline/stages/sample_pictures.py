@@ -38,7 +38,7 @@ EMBEDDING_CHUNK = 256
 Show = Callable[[TensorBoard], None]
 """Function that writes pictures or vectors for TensorBoard."""
 Draw = Callable[[TrainState], Show]
-"""Function that draws the pictures of a state, and returns the function that writes them."""
+"""Function that computes the pictures of a state, and returns the function that writes them."""
 
 
 def format_sample_labels(recipe: Recipe, dataset: Dataset) -> tuple[str, ...]:
@@ -59,24 +59,24 @@ def format_label(label: np.ndarray, targets: Targets) -> str:
         case "multi_label":
             flags = zip(targets.names, label > 0.5, strict=True)
             return ", ".join(name for name, is_set in flags if is_set) or "none"
-    number = int(label.argmax()) if label.ndim else int(label)
-    return targets.names[number] if 0 <= number < len(targets) else "ignored"
+    class_number = int(label.argmax()) if label.ndim else int(label)
+    return targets.names[class_number] if 0 <= class_number < len(targets) else "ignored"
 
 
 def predict_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset, step: int
 ) -> Show | None:
-    """Predict `monitor.sample_predictions` samples, spread over the evaluation split.
+    """Predict `monitor.sample_predictions` samples, evenly spread over the evaluation split.
 
-    Returns None if samples aren't images, have a label for each position, or the same labels, or
-    are padded. A caption is the prediction, followed by the true label if it differs. Predicted
-    numbers are never wrong.
+    Returns None if samples aren't images, are padded, or have constant labels or a label for each
+    position. A caption is the prediction, followed by the true label if it differs. Predicted
+    numbers are never shown as wrong.
     """
     count = min(recipe.monitor.sample_predictions, len(dataset.eval))
-    has_no_caption = (
+    cant_be_captioned = (
         dataset.label_positions or recipe.dataset.buckets or has_constant_labels(dataset.eval_ops)
     )
-    if not count or not _has_images(dataset) or has_no_caption:
+    if not count or not _has_images(dataset) or cant_be_captioned:
         return None
     rows = np.arange(count) * len(dataset.eval) // count
     columns = {name: np.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
@@ -100,7 +100,7 @@ def predict_samples(
 
 
 def make_drawers(recipe: Recipe, dataset: Dataset, built: Built) -> list[Draw]:
-    """Return the functions that draw predicted masks and generated images, as far as they apply."""
+    """Return the functions that draw predicted masks and generated images, if there are any."""
     drawers = (
         _make_mask_drawer(recipe, dataset, built),
         _make_generated_drawer(recipe, dataset, built),
@@ -117,9 +117,10 @@ def _make_mask_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Draw | 
     count = min(recipe.monitor.sample_images, len(dataset.eval))
     label = dataset.eval_label
     has_pixel_labels = len(label.shape) == 2 and np.issubdtype(np.dtype(label.dtype), np.integer)
-    is_spread = recipe.parallel.mode != "none" or recipe.dataset.buckets is not None
     is_classification = dataset.targets.task == "classification"
-    if not count or not has_pixel_labels or is_spread or not is_classification:
+    is_on_one_device = recipe.parallel.mode == "none"
+    has_masks = has_pixel_labels and is_classification and recipe.dataset.buckets is None
+    if not (count and has_masks and is_on_one_device):
         return None
     rows = np.arange(count)
     columns = {name: column[rows] for name, column in dataset.eval.columns.items()}
@@ -159,7 +160,7 @@ def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Dr
     is_adversarial = any(isinstance(layer, Adversarial) for layer in layers)
     if not count or not is_adversarial or recipe.parallel.mode != "none":
         return None
-    # The numbers of the generator depend on the images that a discriminator compares with its.
+    # The generator draws its noise from the network's input images, so each has a different value.
     shape = (count, *get_image_shape(dataset.image))
     inputs = np.broadcast_to(np.arange(count, dtype=np.float32).reshape(-1, 1, 1, 1), shape)
 
@@ -184,17 +185,17 @@ def _make_generated_drawer(recipe: Recipe, dataset: Dataset, built: Built) -> Dr
 
 
 def _stretch_to_rgb(images: np.ndarray) -> np.ndarray:
-    """Stretch images (n, H, W, C) to uint8 (n, H, W, 3), in grey unless C is 3."""
-    colour = images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
-    low = colour.min(axis=(1, 2, 3), keepdims=True)
-    span = np.maximum(colour.max(axis=(1, 2, 3), keepdims=True) - low, 1e-12)
-    return np.rint(255 * (colour - low) / span).astype(np.uint8)
+    """Stretch each image (n, H, W, C) to uint8 (n, H, W, 3): RGB, or the first channel in grey."""
+    rgb = images if images.shape[-1] == 3 else np.repeat(images[..., :1], 3, axis=-1)
+    low = rgb.min(axis=(1, 2, 3), keepdims=True)
+    span = np.maximum(rgb.max(axis=(1, 2, 3), keepdims=True) - low, 1e-12)
+    return np.rint(255 * (rgb - low) / span).astype(np.uint8)
 
 
 def embed_samples(
     recipe: Recipe, config: StepConfig, state: TrainState, dataset: Dataset
 ) -> Show | None:
-    """Embed `monitor.embeddings` samples, spread over the evaluation split.
+    """Embed `monitor.embeddings` samples, evenly spread over the evaluation split.
 
     An embedding is the input of the network's last layer, averaged over positions of tokens or
     pixels. Returns None if the recipe requests no embeddings, samples have a label for each
@@ -243,7 +244,7 @@ def _make_embedder(config: StepConfig) -> Callable[..., Any]:
             config.network.apply(variables, inputs, train=False)
         if not layer_inputs:
             return None
-        # Other networks than lists of layers have images in NHWC.
+        # Networks that aren't lists of layers have images in NHWC.
         layout = config.network.layout if isinstance(config.network, Network) else "nhwc"
         last = to_nhwc(layer_inputs[-1], layout).astype(jnp.float32)
         return last.mean(axis=tuple(range(1, last.ndim - 1))) if last.ndim > 2 else last

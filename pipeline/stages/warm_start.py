@@ -57,9 +57,8 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
 
     `like` may be shapes and dtypes, so that mismatches are found before compiling. Optimizer, step
     and loss scale don't change. Warns of a damaged checkpoint, and of layers and inputs that differ
-    in the recipe that trained the weights. Raises DataError if the weights can't be read, or if
-    they don't match the network and `checkpoint.partial` is false, RunError if their address can't
-    be reached.
+    in the recipe that trained the weights. Raises DataError if the weights can't be read, or don't
+    match and `checkpoint.partial` is false, RunError if their address can't be reached.
     """
     spec = recipe.checkpoint
     assert spec.restore is not None, "the caller checks that the recipe names weights"
@@ -85,19 +84,20 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
 
 
 def choose_weight_file(names: Sequence[str]) -> str:
-    """Return the name of the weight file of a repository. Raises ValueError without one."""
+    """Return `HUB_FILE` or the only weight file of a repository. Raises ValueError without such."""
     files = [name for name in names if is_weight_file(Path(name))]
-    preferred = [name for name in files if name == HUB_FILE]
-    if len(preferred or files) != 1:
-        found = f"has {len(files)} weight files" if files else "has no weight file"
-        raise ValueError(f"{found}; name one, as in hf://NAME/REPOSITORY/{HUB_FILE}")
-    return (preferred or files)[0]
+    if HUB_FILE in files:
+        return HUB_FILE
+    if len(files) != 1:
+        problem = f"has {len(files)} weight files" if files else "has no weight file"
+        raise ValueError(f"{problem}; name one, as in hf://NAME/REPOSITORY/{HUB_FILE}")
+    return files[0]
 
 
 def read_source(source: Path, warn: Warn = warn_on_stderr) -> tuple[Arrays, int | None]:
-    """Read the arrays of a weight file, or the weights and the step of a run's checkpoint.
+    """Read the arrays of a weight file and None, or the weights and the step of a checkpoint.
 
-    Raises DataError.
+    Raises DataError if they can't be read.
     """
     if is_weight_file(source) or source.is_file():
         return read_weights(source), None

@@ -49,9 +49,9 @@ def compute_evidence(differences: np.ndarray, mean: np.ndarray | float = 0.0) ->
 
 
 def compute_interval(differences: np.ndarray) -> tuple[float, float]:
-    """Return the least and the greatest mean that all differences together don't reject.
+    """Return the least and the greatest mean that `differences`, float64 (pairs,), don't reject.
 
-    Infinite with fewer than `MIN_PAIRS` differences.
+    They are infinite with fewer than `MIN_PAIRS` differences.
     """
     low = float(differences.min(initial=math.inf))
     high = float(differences.max(initial=-math.inf))
@@ -81,10 +81,9 @@ def count_pairs_to_decide(differences: np.ndarray) -> int | None:
 
 
 def count_unpaired_runs(values: np.ndarray, other_values: np.ndarray) -> int | None:
-    """Return the runs of a comparison with separate seeds whose mean has the same variance.
+    """Return how many runs with separate seeds would give the mean difference the same variance.
 
-    `values` and `other_values` are float64 (pairs,), the sides of each pair. None if all
-    differences are equal.
+    `values` and `other_values`, float64 (pairs,), are the sides. None if differences are equal.
     """
     paired = float((other_values - values).var())
     if paired == 0:

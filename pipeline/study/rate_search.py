@@ -30,8 +30,7 @@ SMOOTHED_SHARE = 0.05
 FIRST_SHARE = 0.1
 """Share of the steps whose rates are too low to change the loss."""
 MAX_RISE = 1.5
-"""Losses count as at most this multiple of the greatest of the first, so that a divergence doesn't
-hide the losses before it."""
+"""Losses are capped at this multiple of the greatest first loss; a divergence would hide others."""
 MIN_FALL = 4.0
 """Least fall of the averaged loss, in standard errors of the first losses."""
 DIVERGED_SHARE = 0.25
@@ -59,7 +58,7 @@ class RateCurve:
 
     @property
     def noise(self) -> float:
-        """The standard error of an averaged loss, by the scatter of the first ones."""
+        """The standard error of an averaged loss, by the scatter of the first losses."""
         num_averaged = 2 * math.sqrt(math.pi) * self._deviation
         return float(self._first_losses.std() / math.sqrt(num_averaged))
 
@@ -69,12 +68,13 @@ class RateCurve:
 
     @property
     def _deviation(self) -> float:
+        """Standard deviation of the Gaussian, in steps."""
         return max(SMOOTHED_SHARE * self.num_steps, 1.0)
 
 
 @dataclass(frozen=True)
 class RateSuggestion:
-    """A learning rate to start with, and what it was chosen by."""
+    """A learning rate to start with, and the rates that it was chosen by."""
 
     rate: float
     """The rate at which the averaged loss falls fastest."""
@@ -109,11 +109,12 @@ def suggest_rate(curve: RateCurve) -> RateSuggestion:
         )
     slopes = np.gradient(smoothed)[:lowest]
     has_diverged = smoothed[lowest:] > smoothed[lowest] + DIVERGED_SHARE * fall
-    end = lowest + int(has_diverged.argmax()) if has_diverged.any() else len(curve.rates)
-    if end == len(curve.rates) == curve.num_steps:
-        diverges_at = None
-    else:
-        diverges_at = float(curve.rates[min(end, len(curve.rates) - 1)])
+    diverges_at = None
+    if has_diverged.any():
+        diverges_at = float(curve.rates[lowest + int(has_diverged.argmax())])
+    elif len(curve.rates) < curve.num_steps:
+        # The next loss isn't finite.
+        diverges_at = float(curve.rates[-1])
     return RateSuggestion(
         float(curve.rates[slopes.argmin()]), float(curve.rates[lowest]), diverges_at
     )
@@ -123,8 +124,7 @@ def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> Ra
     """Train for `num_steps` in one sink, at rates from `LOW` to `HIGH`.
 
     Groups of parameters with a custom rate keep its ratio to the main rate. Nothing is written.
-    Raises RecipeError if the rates of the recipe come from a file, RunError if the first losses
-    aren't finite.
+    Raises RecipeError if rates come from a file, RunError if the first losses aren't finite.
     """
     if isinstance(recipe.train.schedule, TableSchedule):
         problem = "its rates come from a file, so there is none to search; must be another schedule"

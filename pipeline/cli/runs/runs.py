@@ -19,7 +19,7 @@ from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.strict_json import format_json
 from pipeline.study.runs.page import SPEEDS, write_page
 from pipeline.study.runs.ranking import is_larger_better, main_metric
-from pipeline.study.runs.recorded_run import MINOR, RecordedRun, differing_keys, read_runs
+from pipeline.study.runs.recorded_run import MINOR, RecordedRun, list_differing_keys, read_runs
 from pipeline.study.runs.ties import print_ties
 
 PAGE = "runs.html"
@@ -68,7 +68,7 @@ def main(
     else:
         _print_table(_rank_runs(runs, ranked_by), ranked_by, shows_all=shows_all)
         if ranked_by is not None:
-            varied = [key for key in differing_keys(runs) if not key.startswith(MINOR)]
+            varied = [key for key in list_differing_keys(runs) if not key.startswith(MINOR)]
             rated = [
                 ({key: run.keys.get(key) for key in varied}, run.figures[ranked_by])
                 for run in runs
@@ -114,7 +114,7 @@ def _rank_runs(runs: Sequence[RecordedRun], metric: str | None) -> list[Recorded
 
 
 def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: bool) -> None:
-    keys = differing_keys(runs)
+    keys = list_differing_keys(runs)
     shown_keys = keys if shows_all else keys[:MOST_KEYS]
     columns = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
     figures = [name for name in columns if any(name in run.figures for run in runs)]

@@ -1,4 +1,4 @@
-"""Choice of the sinks of a run: the recipe's, or with auto the fastest by measured dispatches."""
+"""Choice of the sinks of a run: the recipe's, or with auto the fastest, measured or modelled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOST_BUDGET_S = 3.0
 MOST_SHARE = 0.1
 """At most this share of the run's steps is timed without training."""
 
-SINGLE_STEPS = "one asynchronous dispatch per step: its convolutions are slow in a loop"
+SINGLE_STEPS_REASON = "one asynchronous dispatch per step: its convolutions are slow in a loop"
 
 SINK_KEY = "sink"
 """Key in a checkpoint for sinks that were measured or modelled."""
@@ -50,6 +50,7 @@ class SinkPlan:
     """The sinks of a run, and their predicted times if they were measured."""
 
     size: int | None
+    """Steps of a sink; None without sinks."""
     mechanism: Mechanism
     reason: str
     choice: SinkChoice | None = None
@@ -73,7 +74,7 @@ class SinkPlan:
 
 
 def chooses_sink(train: TrainSpec) -> bool:
-    """Return whether the sinks of a recipe are to be chosen (auto)."""
+    """Return whether a recipe leaves the choice of its sinks to this module (auto)."""
     return train.sink and train.sink_size == "auto"
 
 
@@ -92,17 +93,15 @@ def choose_sink(
     train = recipe.train
     if not chooses_sink(train):
         if train.sink and executable.report.single_steps:
-            return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS)
+            return SinkPlan(run_schedule.sink_steps, "soft", SINGLE_STEPS_REASON)
         mechanism, reason = backend.choose_mechanism(train.mechanism, sink=train.sink)
         return SinkPlan(run_schedule.sink_steps, mechanism, reason)
     mechanisms = list_mechanisms(train.mechanism, executable)
     if estimate is not None and estimate.choice is not None:
-        # The size is best for the emulated device, the mechanism for the host.
+        # The size is best for the emulated device, the mechanism for the host that runs the steps.
         choice = estimate.choice
-        # Several mean that the recipe has auto.
-        mechanism, _ = backend.choose_mechanism(
-            mechanisms[0] if len(mechanisms) == 1 else "auto", sink=choice.size is not None
-        )
+        requested = mechanisms[0] if len(mechanisms) == 1 else "auto"
+        mechanism, _ = backend.choose_mechanism(requested, sink=choice.size is not None)
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.reason}")
         return _report(plan, reporter)
     bounds = make_measured_bounds(recipe, run_schedule, executable)
@@ -113,6 +112,7 @@ def choose_sink(
                 choice = _measure_choice(bounds, mechanisms, trials)
             plan = SinkPlan(choice.size, choice.mechanism, choice.reason, choice)
         except RunError as error:
+            # The run itself may still succeed: timed steps aren't its steps.
             reason = f"not measured, steps that were only timed failed: {error}"
             plan = SinkPlan(None, "none", reason)
     return _report(plan, reporter)
@@ -125,7 +125,7 @@ def resume_sink(saved: SinkState, reporter: Reporter) -> SinkPlan:
 
 
 def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
-    """Report chosen sinks; return them with their entry in checkpoints."""
+    """Report chosen sinks; return them with `host_entry`."""
     reporter.print_stage("sink", f"{plan}; {plan.reason}")
     return replace(plan, host_entry={SINK_KEY: {"size": plan.size, "mechanism": plan.mechanism}})
 
@@ -133,7 +133,7 @@ def _report(plan: SinkPlan, reporter: Reporter) -> SinkPlan:
 def _measure_choice(
     bounds: Bounds, mechanisms: tuple[SinkMechanism, ...], trials: TimedRuns
 ) -> SinkChoice:
-    """Measure which sinks are fastest, within a share of the run's time."""
+    """Measure which sinks are fastest, within a share of the run's time and steps."""
     single_ms = time_single_step(trials)
     total = bounds.total
     num_steps = count_least_steps(mechanisms)
@@ -147,7 +147,7 @@ def _measure_choice(
 
 
 def explain_unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
-    """Return a reason if no dispatch would hold more than one step; else None."""
+    """Return why a dispatch would hold only one step; None if it would hold more."""
     longest, bound = bounds.find_longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None
 
@@ -169,12 +169,12 @@ def make_measured_bounds(
 
 
 def make_modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
-    """Return the bounds of a dispatch on an emulated device, whose queue has any length."""
+    """Return the bounds of a dispatch on an emulated device, which no window of batches limits."""
     return _make_bounds(recipe, run_schedule, run_schedule.total)
 
 
 def _make_bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
-    """Return the bounds of a dispatch; `window_steps` batches are on the device."""
+    """Return the bounds of a dispatch; the device has `window_steps` batches at once."""
     events = list_event_periods(recipe, run_schedule.steps_per_epoch)
     saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])
@@ -182,6 +182,6 @@ def _make_bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -
 
 
 def make_modelled_costs(price: SinkPrice) -> Costs:
-    """Derive costs from modelled times of a step."""
+    """Fit costs, without an error, to the modelled times of a step in sinks of 1 and `LONGEST`."""
     loop = Cost.fit("loop", price(1), LONGEST * price(LONGEST), LONGEST)
     return Costs(price(None), (loop,), 0.0)

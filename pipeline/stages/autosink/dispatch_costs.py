@@ -65,14 +65,13 @@ class TimedRuns:
         self._is_terminal = is_terminal
         self.state = executable.init()
         """The state after the trials so far."""
-        self._open = ExitStack()
+        self._open_files = ExitStack()
         self._observers: dict[int | None, Observers] = {}
 
     def time(self, variant: Variant, steps: int, evaluate: Evaluate = evaluate_nothing) -> Timing:
         """Time a variant over `steps` steps, which must be at least three sinks.
 
-        With `evaluate` there is an evaluation after each sink. Raises RunError if a step isn't
-        finite.
+        With `evaluate`, each sink ends with an evaluation. Raises RunError if a step isn't finite.
         """
         watch = DispatchClock()
         observers = self._open_observers(variant)
@@ -88,11 +87,11 @@ class TimedRuns:
         return watch.make_timing(variant.sink_steps or 1)
 
     def _open_observers(self, variant: Variant) -> Observers:
-        """Return the observers for a sink size, which the first call opens."""
+        """Return the observers of a variant's sink size; open them if it is new."""
         if variant.sink_steps not in self._observers:
-            folder = Path(self._open.enter_context(tempfile.TemporaryDirectory()))
-            # This console does the work of a visible one.
-            devnull = self._open.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
+            folder = Path(self._open_files.enter_context(tempfile.TemporaryDirectory()))
+            # Writing to this console takes as long as to a visible one.
+            devnull = self._open_files.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
             console = Console(
                 file=devnull,
                 force_terminal=self._is_terminal,
@@ -100,18 +99,18 @@ class TimedRuns:
                 highlight=False,
                 markup=False,
             )
-            reporter = self._open.enter_context(Reporter(folder, console))
+            reporter = self._open_files.enter_context(Reporter(folder, console))
             run_schedule = replace(self._run_schedule, sink_steps=variant.sink_steps)
             settings = make_observer_settings(self._recipe)
             observers = open_observers(settings, folder, run_schedule, 0, reporter)
-            self._observers[variant.sink_steps] = self._open.enter_context(observers)
+            self._observers[variant.sink_steps] = self._open_files.enter_context(observers)
         return self._observers[variant.sink_steps]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self._open_files.close()
 
 
 class DispatchClock(Monitor):
@@ -122,36 +121,35 @@ class DispatchClock(Monitor):
         self._steps: list[int] = []
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Note the time and the boundary."""
+        """Note the time and the step at which a dispatch ended."""
         self._ends_s.append(time.perf_counter())
         self._steps.append(telemetry.start + len(telemetry))
 
     def make_timing(self, skipped: int) -> Timing:
-        """Return the timing of the dispatches after boundary `skipped`."""
+        """Return the timing of the dispatches after the first `skipped` steps."""
         steps = np.array(self._steps)
         at_ms = 1000 * np.array(self._ends_s)
         begin = int(np.searchsorted(steps, skipped))
-        mean = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
-        return Timing(float(mean), np.diff(at_ms[begin:]))
+        step_ms = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
+        return Timing(float(step_ms), np.diff(at_ms[begin:]))
 
 
 LEAST_ROUNDS = 5
 MOST_ROUNDS = 15
-"""Bounds of the number of rounds. Each round times every variant once, so that a slow machine slows
-all variants equally."""
+"""Bounds of the number of rounds. Each times every variant, since the machine's speed varies."""
 TRIAL_MS = 50.0
 """Time of a trial, long enough to include the threads that write logs."""
 LONGEST = 1000
 """Longest timed sink in steps."""
 SINKS = 3
-"""Least sinks in a trial; the first isn't timed."""
+"""Least number of sinks in a trial; the first isn't timed."""
 SINGLES = 4
-"""Least steps in a trial of single steps."""
+"""Least number of steps in a trial of single steps."""
 
 OFF = Variant(None, "none")
 """Training without sinks."""
 EVALUATED_S = 1.0
-"""Least duration of the measurement of an evaluation, if it has enough batches."""
+"""Seconds after which the measurement of an evaluation ends, if it hasn't ended before."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +164,12 @@ class Measurement:
 
 
 def count_least_steps(mechanisms: Sequence[SinkMechanism]) -> int:
-    """Return the least number of steps of a measurement."""
+    """Return the number of steps of the shortest measurement, with sinks of two steps."""
     return LEAST_ROUNDS * (2 * SINGLES + 2 * SINKS * len(mechanisms))
 
 
 def time_single_step(trials: TimedRuns) -> float:
-    """Time a step that is dispatched alone, roughly; return ms."""
+    """Time a few steps that are dispatched one by one; return the ms of the fastest."""
     return float(trials.time(OFF, SINGLES).dispatch_ms.min())
 
 
@@ -184,9 +182,11 @@ def measure(
     result of `time_single_step`. Raises RunError if a step isn't finite, KeyboardInterrupt if a
     signal stops the measurement.
     """
-    round_ms = max(TRIAL_MS, SINGLES * single_ms) * (2 + len(mechanisms))
-    count = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
-    trial_ms = 1000 * budget_s / (count + 1) / (2 + len(mechanisms))
+    num_variants = 2 + len(mechanisms)
+    round_ms = max(TRIAL_MS, SINGLES * single_ms) * num_variants
+    num_rounds = int(np.clip(1000 * budget_s / round_ms, LEAST_ROUNDS, MOST_ROUNDS))
+    # The time of a round is left for the first trial, which finds the size of long sinks.
+    trial_ms = 1000 * budget_s / (num_rounds + 1) / num_variants
     first_steps = _choose_sink_steps(trial_ms, single_ms)
     step_ms = trials.time(Variant(first_steps, mechanisms[0]), SINKS * first_steps).step_ms
     long_steps = _choose_sink_steps(trial_ms, step_ms)
@@ -196,16 +196,16 @@ def measure(
     variants |= {Variant(long_steps, mechanism): sinks * long_steps for mechanism in mechanisms}
     rounds = [
         {variant: trials.time(variant, steps) for variant, steps in variants.items()}
-        for _ in range(count)
+        for _ in range(num_rounds)
     ]
     single_dispatches = np.concatenate([timings[OFF].dispatch_ms for timings in rounds])
     return Measurement(fit_costs(rounds, mechanisms, long_steps), single_dispatches, long_steps)
 
 
 def time_evaluation(executable: Executable, state: TrainState, batches: int) -> float:
-    """Time a part of an evaluation of `batches` batches; return the seconds of all of it.
+    """Time a part of an evaluation; return the seconds of the whole, which has `batches` batches.
 
-    The program must have run before.
+    The program must have run before, so that its start isn't timed.
     """
     started_at = time.perf_counter()
     done = 0
@@ -224,7 +224,7 @@ def _choose_sink_steps(trial_ms: float, step_ms: float) -> int:
 def fit_costs(
     rounds: Sequence[Mapping[Variant, Timing]], mechanisms: Sequence[SinkMechanism], long_steps: int
 ) -> Costs:
-    """Fit costs to rounds of timings: the lower quartile of times, and the error of ratios."""
+    """Fit costs to the lower quartiles of times; their error is the largest error of a gain."""
 
     def list_times(variant: Variant) -> list[float]:
         return [timings[variant].step_ms for timings in rounds]
@@ -246,7 +246,7 @@ def compute_lower_quartile(times: Sequence[float]) -> float:
 
 
 def estimate_gain_error(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """Return the relative error of the median ratio of two variants' times over rounds."""
+    """Return the relative error of the median gain, slow time over fast time, over rounds."""
     return estimate_median_error([a / b for a, b in zip(slow, fast, strict=True)])
 
 

@@ -17,7 +17,7 @@ TELEMETRY_BYTES = 4 * len(Record._fields)
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The host's time for a dispatch of one step without sinks, in us."""
+    """The host's time to dispatch one step without sinks."""
 
     median_us: float
     p90_us: float
@@ -32,7 +32,7 @@ class Memory:
     data_bytes: int
     """Bytes of the samples on the device."""
     batch_bytes: int
-    """Bytes of each batch."""
+    """Bytes of a batch, or of its list of indices."""
     window_steps: int
     """Batches on the device at once, independent of the sink."""
 
@@ -48,6 +48,7 @@ class Calendar:
     longest: int
     """The most steps between two events."""
     total: int
+    """Steps of the run."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Achieved:
     step_ms: float
     """Time of a step with sinks."""
     rounds: int
+    """Number of alternating runs."""
     error: float
     """Relative error of the gain."""
 
@@ -99,7 +101,7 @@ class Explanation:
 
     @property
     def cost(self) -> Cost | None:
-        """Cost of the chosen mechanism, else of the first mechanism; None if not measured."""
+        """Cost of the chosen mechanism, else of the first; None if nothing was measured."""
         if self.costs is None:
             return None
         sinks = self.costs.sinks
@@ -174,12 +176,12 @@ class Explanation:
             return
         off_ms = self.choice.off_ms
         yield f"  {'sink':<11} {'ms/step':>9}  {'gain':>6}"
-        yield f"  {'off':<11} {off_ms:>9.4f}   1.00x{self._mark(None)}"
+        yield f"  {'off':<11} {off_ms:>9.4f}   1.00x{self._format_mark(None)}"
         for size, ms in predicted.items():
-            yield f"  {size:<11,} {ms:>9.4f}  {off_ms / ms:>5.2f}x{self._mark(size)}"
+            yield f"  {size:<11,} {ms:>9.4f}  {off_ms / ms:>5.2f}x{self._format_mark(size)}"
         yield ""
 
-    def _mark(self, size: int | None) -> str:
+    def _format_mark(self, size: int | None) -> str:
         marks = ["chosen"] if size == self.choice.size else []
         marks += ["as asked"] if size is not None and size == self.run.asked else []
         return f"  <- {', '.join(marks)}" if marks else ""

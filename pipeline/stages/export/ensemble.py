@@ -31,7 +31,7 @@ def read_network(folders: Sequence[Path]) -> TrainedRun:
 
 
 def make_ensemble(runs: Mapping[Path, TrainedRun]) -> TrainedRun:
-    """Return the ensemble of runs, by their folders.
+    """Return the ensemble of runs, which messages name by their folders.
 
     Raises DataError if they read other samples or predict other targets.
     """
@@ -58,7 +58,7 @@ def make_ensemble(runs: Mapping[Path, TrainedRun]) -> TrainedRun:
 def select_weights(
     weights: Mapping[str, Array | np.ndarray], number: int
 ) -> dict[str, Array | np.ndarray]:
-    """Return the weights of a member by their names in its own run."""
+    """Return the weights of member `number`, by their names in the member's run."""
     prefix = f"{number}/"
     return {
         name.removeprefix(prefix): array
@@ -70,15 +70,15 @@ def select_weights(
 def average_outputs(outputs: Sequence[Array | np.ndarray], task: Task) -> Array:
     """Return the outputs (..., K) of an ensemble from the outputs of its members.
 
-    Numbers of a regression are averaged. Otherwise the result has the logits of the average
-    probabilities: softmax over K, or a sigmoid for each of several labels. Raises DataError for
-    outputs of different shapes.
+    Numbers of a regression are averaged. Otherwise the result has the logits of the mean
+    probabilities: softmax over K, or a sigmoid for each label. Raises DataError for unequal shapes.
     """
     require_equal_shapes([array.shape[1:] for array in outputs])
     values = jnp.stack([jnp.asarray(array, jnp.float32) for array in outputs])
     if task == "regression":
         return values.mean(axis=0)
     if task == "multi_label":
+        # The logit of the mean probability p is log p - log(1 - p); the number of members cancels.
         positive = logsumexp(nn.log_sigmoid(values), axis=0)
         return positive - logsumexp(nn.log_sigmoid(-values), axis=0)
     return logsumexp(nn.log_softmax(values), axis=0) - np.float32(np.log(len(outputs)))

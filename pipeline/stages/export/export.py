@@ -33,7 +33,7 @@ from pipeline.stages.export.text_generation import make_cached_decoder
 from pipeline.stages.export.trained_run import Samples, TrainedRun, parse_samples
 
 PROGRAM = "model.bin"
-TEXT = "model.mlir"
+STABLEHLO = "model.mlir"
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
 NEXT_TOKEN = "next_token.bin"
@@ -41,11 +41,13 @@ ONNX_FILES = ("model.onnx", "model_int8.onnx", "predict.py")
 """Additional files of an export to ONNX."""
 PLATFORMS = ("cpu", "cuda")
 FORMAT = 1
+"""Version of model.json."""
 MAX_PROGRAM_BYTES = 2**30
+"""Longest program that is read; its weights are in another file."""
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedNetwork:
     """An exported network that was read from its folder."""
 
     program: export.Exported
@@ -59,11 +61,11 @@ class Exported:
 def export_run(
     run: TrainedRun, folder: Path, onnx_entries: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the evaluation of a run for any batch size, for CPU and GPU.
+    """Write the prediction of a run, as a program for any batch size, on CPU and GPU.
 
-    model.json has the `onnx_entries` too. It is removed first and written last, so that an
-    incomplete export doesn't count. Without `onnx_entries`, the files of an earlier export to ONNX
-    are removed, since they may have other weights. Raises RunError if a file can't be written, and
+    model.json has the `onnx_entries` too. It is removed first and written last, since only a folder
+    with it is an export. Without `onnx_entries`, the files of an earlier export to ONNX are
+    removed: they may have other weights. Raises RunError if a file can't be written, and
     if an op can't be compiled for any batch size.
     """
     (batch,) = export.symbolic_shape("batch")
@@ -79,7 +81,7 @@ def export_run(
         for name in (DESCRIPTION, *(() if onnx_entries else ONNX_FILES)):
             (folder / name).unlink(missing_ok=True)
         (folder / PROGRAM).write_bytes(program.serialize())
-        (folder / TEXT).write_text(program.mlir_module(), encoding="utf-8")
+        (folder / STABLEHLO).write_text(program.mlir_module(), encoding="utf-8")
         write_weights(folder / WEIGHTS, run.arrays)
         _write_text_files(run, folder)
         description = {**_describe(run, program), **(onnx_entries or {})}
@@ -98,14 +100,15 @@ def holds_other_files(folder: Path) -> bool:
     if not folder.is_dir():
         return True
     names = {file.name for file in folder.iterdir()}
-    export_names: tuple[str, ...] = (PROGRAM, TEXT, WEIGHTS, DESCRIPTION, TOKENIZER, NEXT_TOKEN)
+    export_names = [PROGRAM, STABLEHLO, WEIGHTS, DESCRIPTION, TOKENIZER, NEXT_TOKEN]
     if names & {DESCRIPTION, PROGRAM, ONNX_FILES[0]}:
         # Without other files of an export, predict.py may be the user's script.
-        export_names = (*export_names, *ONNX_FILES)
-    return not all(name.startswith(export_names) for name in names)
+        export_names += ONNX_FILES
+    # Temporary files of a killed export begin with the name of the file.
+    return not all(name.startswith(tuple(export_names)) for name in names)
 
 
-def read_export(folder: Path) -> Exported:
+def read_export(folder: Path) -> ExportedNetwork:
     """Read an export. Raises DataError if a file is missing, damaged or of another export."""
     try:
         samples = parse_samples(read_json(folder / DESCRIPTION), folder)
@@ -119,7 +122,7 @@ def read_export(folder: Path) -> Exported:
         raise DataError(f"{folder}: {WEIGHTS} doesn't fit {PROGRAM}; export the run again")
     has_next_token = (folder / NEXT_TOKEN).is_file() and samples.text is not None
     next_token = _read_program(folder / NEXT_TOKEN) if has_next_token else None
-    return Exported(program, arrays, samples, next_token)
+    return ExportedNetwork(program, arrays, samples, next_token)
 
 
 def _read_program(path: Path) -> export.Exported:
@@ -157,7 +160,7 @@ def _describe(run: TrainedRun, program: export.Exported) -> Mapping[str, Any]:
         "step": run.step,
         **({"members": list(map(str, run.members))} if run.members else {}),
         "program": PROGRAM,
-        "stablehlo": TEXT,
+        "stablehlo": STABLEHLO,
         "weights": WEIGHTS,
         "platforms": list(PLATFORMS),
         "image": {"shape": list(samples.shape), "dtype": samples.dtype, "layout": "hwc"},

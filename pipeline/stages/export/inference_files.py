@@ -50,8 +50,7 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
 
     For a table, reads the encoded rows (n, columns) of a CSV or Parquet file. An image file is
     turned upright, converted to grey or RGB, and resized bilinearly if its size differs. A .npy or
-    .npz file holds one array with one image or several, whose shape must match. Raises DataError
-    for any other file.
+    .npz file holds an array of one image or several. Raises DataError for any other file.
     """
     if samples.table is not None:
         return read_encoded_rows(path, samples.table)
@@ -68,7 +67,7 @@ def read_images(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _decode_image(path: Path, samples: Samples) -> np.ndarray:
-    """Decode an image file to (1, height, width, channels). Raises ValueError."""
+    """Decode a file to (1, height, width, channels). Raises ValueError if samples aren't images."""
     height, width, channels = samples.shape
     if samples.dtype != "uint8" or channels not in _MODES:
         raise ValueError(
@@ -80,7 +79,7 @@ def _decode_image(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _read_array(path: Path, samples: Samples) -> np.ndarray:
-    """Read the single array of a file; add missing batch and channel axes. Raises ValueError."""
+    """Read the array of a file, with batch and channel axes. Raises ValueError for a wrong one."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
     else:
@@ -108,18 +107,17 @@ def make_prediction_row(
 ) -> dict[str, Any]:
     """Return the columns of one sample, whose outputs are float64 (K,).
 
-    For classes, the columns are file, class and probability, and with `top` above 1 class_2,
-    probability_2 and so on. For a regression, they are file and the numbers by name, in the units
-    of the data. For several labels, they are file and the probability of each. A target that is
-    named file becomes predicted_file.
+    The first column is file. For classes, class and probability follow, and with `top` above 1
+    class_2, probability_2 and so on. For a regression, the numbers follow by name, in the units of
+    the data; for several labels, the probability of each. A target named file is predicted_file.
     """
     if targets.task in ("regression", "multi_label"):
-        numbers: Any = targets.to_data_units(outputs).tolist()
+        values: list[Any] = targets.to_data_units(outputs).tolist()
         if targets.task == "multi_label":
             sigmoid = 0.5 * (1 + np.tanh(outputs / 2))
-            numbers = (f"{probability:.6f}" for probability in sigmoid)
-        columns = ["predicted_file" if name == "file" else name for name in targets.names]
-        return {"file": name, **dict(zip(columns, numbers, strict=True))}
+            values = [f"{probability:.6f}" for probability in sigmoid]
+        columns = ["predicted_file" if target == "file" else target for target in targets.names]
+        return {"file": name, **dict(zip(columns, values, strict=True))}
     exponentials = np.exp(outputs - outputs.max())
     probabilities = exponentials / exponentials.sum()
     row: dict[str, Any] = {"file": name}
@@ -135,7 +133,7 @@ MAX_MASK_CLASSES = 256
 
 
 def make_mask_path(folder: Path, file: Path, index: int, count: int) -> Path:
-    """Return the path of the mask of image `index` of the `count` images of a file."""
+    """Return the path of the mask of the image at `index` of a file that has `count` images."""
     return folder / (f"{file.stem}.png" if count == 1 else f"{file.stem}_{index}.png")
 
 

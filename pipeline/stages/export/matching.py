@@ -21,7 +21,7 @@ from pipeline.stages.export.network import NetworkArrays, convert_layout
 Rules = Literal["auto", "none", "torch", "mindspore", "tensorflow"]
 Status = Literal["matched", "missing", "extra", "misshapen", "skipped", "added", "tied"]
 """missing: an array without an entry; extra: an entry without an array; misshapen: of another shape
-or type; skipped: by a rule; added: to another array; tied: equal to an earlier entry."""
+or type; skipped: by a rule; added: to an earlier entry's array; tied: equal to an earlier entry."""
 PROBLEMS: tuple[Status, ...] = ("missing", "extra", "misshapen")
 HARMLESS: tuple[Status, ...] = ("skipped", "added", "tied")
 MAX_ROWS = 60
@@ -49,7 +49,7 @@ class Matching:
 
     file: str
     rules: Framework | None
-    """The framework whose names the file has; None for the network's own."""
+    """The framework whose names the file has; None for this package's."""
     rows: tuple[MatchRow, ...]
     arrays: Arrays
     """The matched arrays, float32."""
@@ -83,8 +83,7 @@ def match_weights(
 ) -> Matching:
     """Match the entries of a file with the network's arrays, after the user's `renames`.
 
-    Raises DataError for a rename that matches no entry, and for a network whose weights can't be
-    converted.
+    Raises DataError for a rename without an entry, and if a network's weights can't be converted.
     """
     if rules == "auto":
         framework = guess_framework(file, arrays, network)
@@ -137,16 +136,16 @@ def _rename_entries(
     file: str, arrays: Arrays, renames: Sequence[RenameSpec]
 ) -> dict[str, tuple[str | None, np.ndarray]]:
     """Return the new name, None if skipped, and the array of each entry, by its old name."""
-    used_rules: set[int] = set()
+    used: set[int] = set()
     renamed: dict[str, tuple[str | None, np.ndarray]] = {}
     for name, array in arrays.items():
-        rules = (index for index, rule in enumerate(renames) if rule.pattern.fullmatch(name))
-        index = next(rules, None)
+        fitting = (index for index, rule in enumerate(renames) if rule.pattern.fullmatch(name))
+        index = next(fitting, None)
         if index is not None:
-            used_rules.add(index)
+            used.add(index)
         renamed[name] = (name if index is None else renames[index].apply(name), array)
     for index, rename in enumerate(renames):
-        if index not in used_rules:
+        if index not in used:
             examples = ", ".join(show_name(name) for name in list(arrays)[:3])
             raise DataError(
                 f"checkpoint.renames.{index}.match = {rename.match}: must match one of the "
@@ -164,8 +163,7 @@ def _match_entry(
 ) -> tuple[MatchRow, np.ndarray | None]:
     """Return the row of an entry, and its array in the network's layout if it matches.
 
-    `matched` has the arrays of earlier entries, and `origins` the names of those entries, by the
-    network's names.
+    `matched` has the arrays of earlier entries, `origins` their names, by the network's names.
     """
     array = entry.array
     target = entry.target
@@ -191,7 +189,7 @@ def _match_entry(
         row = replace(row, status="added", note="its first row, to every row")
         return row, earlier + array[:1]
     if earlier is not None:
-        # Equal values are an array that two layers share.
+        # A file may hold an array that two layers share twice.
         origin = show_name(origins[target])
         if np.array_equal(array, earlier):
             return replace(row, status="tied", note=f"the same values as {origin}"), None
@@ -214,9 +212,9 @@ def convert_to_foreign_names(
     """Return a network's `arrays` with the names, order, layout and dtypes of a foreign `file`.
 
     `entries` are the file's entries by name. The rules that read a file are applied to the indices
-    of its values, so each value of the network gets its index in the file. Entries that aren't
-    weights, such as counters, keep the file's values. Entries that are added to another array
-    become 0. Raises DataError for a file of another network, and for an entry that `arrays` lacks.
+    of its values, which shows the index of each value of the network. Entries that aren't weights,
+    such as counters, keep the file's values. Entries that are added to another array become 0.
+    Raises DataError for a file of another network, and for an entry that `arrays` lacks.
     """
     matching = match_weights(file, entries, network)
     matching.require(partial=False)

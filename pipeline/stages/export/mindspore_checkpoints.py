@@ -37,9 +37,9 @@ from pipeline.stages.record.run_directory import (
 )
 
 SUFFIX = ".ckpt"
-STATE = "opt_state/"
+OPT_STATE = "opt_state/"
 MOMENTS = {"trace": "moments", "mu": "moment1", "nu": "moment2"}
-"""MindSpore's names of the optimizers' arrays: Momentum and SGD, Adam's first and second."""
+"""MindSpore's names of optax's moments: of Momentum and SGD, Adam's first and second."""
 GLOBAL_STEP = "global_step"
 STEP = re.compile(r"[0-9]{1,18}")
 
@@ -55,7 +55,7 @@ def _compile_file_pattern(prefix: str) -> re.Pattern[str]:
 
 
 def find_free_prefix(folder: Path, prefix: str) -> str:
-    """Return the prefix if the folder has no files with it; else append the first free `_N`."""
+    """Return the prefix, with `_1`, `_2` and so on if the folder has files with the prefix."""
     names = [file.name for file in folder.iterdir()]
     numbered = (f"{prefix}_{number}" for number in count(1))
     candidates = chain([prefix], numbered)
@@ -73,8 +73,8 @@ def list_weight_arrays(saved: Checkpoint, *, optimizer: bool) -> Mapping[str, np
     if not optimizer:
         return arrays
     for path, array in saved.arrays.items():
-        if path.startswith(STATE):
-            keys = path.removeprefix(STATE).split("/")
+        if path.startswith(OPT_STATE):
+            keys = path.removeprefix(OPT_STATE).split("/")
             index = next((index for index, key in enumerate(keys) if key in MOMENTS), None)
             if index is None:
                 arrays[f"optimizer.{'/'.join(keys)}"] = array
@@ -93,13 +93,13 @@ def write_checkpoints(
     """
     run_dir = require_run_dir(source)
     recipe = read_run_recipe(run_dir)
-    steps_per_sink_epoch = None
     with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         prefix = find_free_prefix(folder, prefix or recipe.model.name)
     files = []
-    for saved in _read_checkpoints(source, run_dir):
-        steps_per_sink_epoch = steps_per_sink_epoch or _count_sink_epoch_steps(recipe, saved)
+    checkpoints = _read_checkpoints(source, run_dir)
+    steps_per_sink_epoch = _count_sink_epoch_steps(recipe, checkpoints[0])
+    for saved in checkpoints:
         file = folder / make_file_name(prefix, steps_per_sink_epoch, saved.step)
         write_weights(file, list_weight_arrays(saved, optimizer=optimizer))
         files.append(file)
@@ -107,7 +107,7 @@ def write_checkpoints(
 
 
 def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
-    """Read the checkpoint at `source`, or all checkpoints of a run. Raises DataError."""
+    """Read the checkpoint at `source`, or all of a run. Raises DataError if there is none."""
     if parse_checkpoint_step(source) is not None and source.parent.name == FOLDER:
         return [read_saved(source)]
     root = run_dir / FOLDER
@@ -118,10 +118,10 @@ def _read_checkpoints(source: Path, run_dir: Path) -> list[Checkpoint]:
 
 
 def _count_sink_epoch_steps(recipe: Recipe, saved: Checkpoint) -> int:
-    """Return the steps of a sink epoch; if it is an epoch, the dataset is read for its length."""
-    train = recipe.train
-    sink = saved.host.sink
-    size = sink.size if sink is not None else train.sink_size if train.sink else None
+    """Return the steps of a sink epoch; if it is an epoch, read the dataset for its length."""
+    size = recipe.train.sink_size if recipe.train.sink else None
+    if saved.host.sink is not None:
+        size = saved.host.sink.size  # chosen by the run
     if isinstance(size, int) and size > 0:
         return size
     return load_data(recipe).train_order.steps_per_epoch
@@ -132,8 +132,8 @@ class MindSporeCopies:
 
     They are in `shared_folder`, or in `ckpt` of the run directory if it is None. `ckpt.json` in the
     run directory lists them by step, so that a resumed run keeps its names, and never removes a
-    file of another run. If another run has files with the prefix in the folder, `_1`, `_2` and so
-    on is appended. In a shared folder a run claims its prefix by a file. With `optimizer`, files
+    file of another run. If another run has files with the prefix, `_1`, `_2` and so on is appended;
+    in a shared folder a file `.PREFIX.claim` makes the prefix the run's. With `optimizer`, files
     also have the optimizer's state and the step. Raises RunError if the folder can't be made, or if
     the list can't be read.
     """
@@ -149,7 +149,7 @@ class MindSporeCopies:
     ) -> None:
         self._folder = (shared_folder or run_dir / CHECKPOINT_FILES).absolute()
         self._has_optimizer = optimizer
-        # The path of a shared folder, and None for the one in the run directory.
+        # None for the folder in the run directory, so that the run may be moved.
         self._listed_folder = str(self._folder) if shared_folder is not None else None
         self._list_path = run_dir / CHECKPOINT_NAMES
         self._steps_per_sink_epoch = steps_per_sink_epoch
@@ -219,7 +219,8 @@ class MindSporeCopies:
     def _read_list(self, prefix: str) -> tuple[dict[int, str], str | None]:
         """Return the names of this run's files by step, and its prefix; {} and None without a list.
 
-        The list may come from a stranger, so only names that a run could write are used.
+        A list of another prefix or folder doesn't count. The list may come from a stranger, so only
+        names that a run could write are used.
         """
         try:
             document = read_json(self._list_path)

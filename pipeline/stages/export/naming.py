@@ -49,9 +49,9 @@ class NamedEntry:
 def guess_framework(file: str, arrays: Arrays, network: NetworkArrays) -> Framework | None:
     """Return the framework of a file by the names in it; None for this package's names.
 
-    Names of a network without norm layers are the same in both frameworks. Then the suffix of the
-    file decides.
+    Without norm layers, PyTorch and MindSpore have the same names, so the file's suffix decides.
     """
+    # At least half of the names are this package's.
     if 2 * sum(network.resolve(name) is not None for name in arrays) >= len(arrays):
         return None
     if Path(file).suffix.lower() in TENSORFLOW_SUFFIXES:
@@ -79,13 +79,7 @@ def name_entries(
             yield NamedEntry(source, name and (network.resolve(name) or name), array)
         return
     convention = CONVENTIONS[framework]
-    names = [name for name, _ in arrays.values() if name is not None]
-    # Wrappers of a network add a common prefix to all names.
-    prefix = ""
-    while names and (
-        wrapper := next((w for w in WRAPPERS if all(n.startswith(prefix + w) for n in names)), "")
-    ):
-        prefix += wrapper
+    prefix = _find_wrappers([name for name, _ in arrays.values() if name is not None])
     resolved: dict[str, str | None] = {}
     unresolved: dict[str, str] = {}
     for source, (name, _) in arrays.items():
@@ -104,6 +98,18 @@ def name_entries(
             yield NamedEntry(source, resolved[source], array)
         else:
             yield from _split_entry(source, layers.place(unresolved[source]), array, network)
+
+
+def _find_wrappers(names: Sequence[str]) -> str:
+    """Return the prefix that the nested wrappers of a network add to all names; "" if none."""
+    prefix = ""
+    while names:
+        longer = (prefix + wrapper for wrapper in WRAPPERS)
+        common = [text for text in longer if all(name.startswith(text) for name in names)]
+        if not common:
+            break
+        prefix = common[0]
+    return prefix
 
 
 def _split_entry(
@@ -188,7 +194,7 @@ class FileLayers:
         return "scale" if kind in ("batch_norm", "layer_norm") else target
 
     def _place_layers(self) -> dict[str, Place]:
-        """Return the place of every layer; numbered ones are matched with the network's layers."""
+        """Return the place of every layer; for `#` in a rule, the number of a layer that fits."""
         places: dict[str, Place] = {}
         layers_by_path: dict[str, list[str]] = {}
         for layer, shapes in self._shapes.items():
@@ -215,6 +221,7 @@ class FileLayers:
         fits = self._tabulate_fits([path.replace("#", str(number)) for number in numbers], layers)
         if not ordered:
             self._require_order(layers, fits)
+        # Layers that the network lacks get further numbers.
         numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
         return {
             layer: path.replace("#", str(numbers[place]))
@@ -222,7 +229,7 @@ class FileLayers:
         }
 
     def _tabulate_fits(self, paths: Sequence[str], layers: Sequence[str]) -> np.ndarray:
-        """Return the number of fitting arrays, int (file's layers, network's layers)."""
+        """Return how many arrays of each layer fit at each path, int (layers, paths)."""
         counts: dict[str, list[int]] = {}
         for layer in layers:
             if (text := self._format_shapes(layer)) not in counts:
@@ -236,7 +243,7 @@ class FileLayers:
         return str(sorted(self._shapes[layer].items()))
 
     def _count_fitting_arrays(self, shapes: Shapes, path: str) -> int:
-        """Return the number of arrays with the shapes of the network's layer at `path`."""
+        """Return how many arrays of a layer have the shapes of the network's layer at `path`."""
         kind = _guess_kind(shapes)
         num_fitting = 0
         for leaf, shape in shapes.items():
@@ -248,7 +255,7 @@ class FileLayers:
         return num_fitting
 
     def _require_order(self, layers: Sequence[str], fits: np.ndarray) -> None:
-        """Raise DataError if names don't order two layers with equal shapes."""
+        """Raise DataError if the order of two layers with equal shapes isn't known from names."""
         groups: dict[str, list[str]] = {}
         for layer, row in zip(layers, fits, strict=True):
             if row.any():
@@ -268,7 +275,7 @@ class FileLayers:
 
 
 def _guess_kind(shapes: Shapes) -> str:
-    """Return the kind of layer that has these arrays."""
+    """Return the kind of layer that has these arrays: by statistics, or by the kernel's rank."""
     if {"running_mean", "moving_mean"} & set(shapes):
         return "batch_norm"
     axes = max((len(shape) for leaf, shape in shapes.items() if leaf in KERNELS), default=1)

@@ -33,7 +33,7 @@ from pipeline.models.layers.standard import (
 from pipeline.models.modules.standard import Network
 
 COLLECTIONS = ("params", "batch_stats")
-_NUMBERED = re.compile(r"[a-z_]+_\d+/\w+")
+_NUMBERED_LAYER = re.compile(r"[a-z_]+_\d+/\w+")
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,12 @@ class NetworkArrays:
     """Reason why `flattened` is unknown; "" if it is known. If it is unknown, only weights in this
     package's layout can be loaded."""
     channels_last: bool = False
-    """Whether the weights to load have output features last, and flattened images pixel by pixel,
-    as TensorFlow's have."""
+    """Whether the weights to load are TensorFlow's: output features and channels are last."""
 
     def resolve(self, name: str) -> str | None:
-        """Return the full name of an array, whose collection may be missing.
+        """Return the full name of an array, for a name with or without its collection.
 
-        Returns None if the name is unknown or ambiguous.
+        Returns None if the name is unknown, or without a collection ambiguous.
         """
         if name in self.shapes:
             return name
@@ -71,7 +70,7 @@ class NetworkArrays:
     def has_blocks(self) -> bool:
         """Whether some arrays are in blocks, not in a numbered layer such as `conv_0`."""
         names = (name.partition("/")[2] for name in self.shapes)
-        return not all(_NUMBERED.fullmatch(name) for name in names)
+        return not all(_NUMBERED_LAYER.fullmatch(name) for name in names)
 
 
 def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> NetworkArrays:
@@ -98,7 +97,7 @@ def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> Net
 def _find_flattened_channels(
     model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Return the channels of flattened images by dense layer. Raises ValueError if unknown."""
+    """Return channels of flattened images by the layer that reads them. Raises ValueError."""
     if not isinstance(model, LayeredModelSpec):
         return {}
     layers = model.layers_for(classes)
@@ -106,6 +105,7 @@ def _find_flattened_channels(
     for position, layer in enumerate(layers):
         if isinstance(layer, Flatten):
             channels, pixels = _measure_image(model, layers[:position], images)
+            # Otherwise the order is the same in all frameworks.
             if channels > 1 and pixels > 1:
                 channels_by_layer[_find_reader(layers, position)] = channels
         elif _holds_flatten(layer):
@@ -134,7 +134,7 @@ def _measure_image(
 
 
 def _find_reader(layers: tuple[LayerSpec, ...], index: int) -> str:
-    """Return the name of the dense layer that reads the output of the flatten at an index."""
+    """Return the name of the dense layer that reads the output of the flatten at `index`."""
     names = name_scopes(layers)
     for name, layer in list(zip(names, layers, strict=True))[index + 1 :]:
         if isinstance(layer, Dense):

@@ -29,7 +29,7 @@ Predict = Callable[[Weights, Array], Array]
 
 
 def make_predict(run: TrainedRun) -> Predict:
-    """Return the function of a run's evaluation ops and its network, averaged in an ensemble.
+    """Return the function of a run's evaluation ops and network; an ensemble's averages outputs.
 
     Raises RecipeError if the ops don't accept the run's images, and for host ops.
     """
@@ -81,7 +81,7 @@ def make_predict(run: TrainedRun) -> Predict:
 
 
 def _make_average(run: TrainedRun) -> Predict:
-    """Return the function of an ensemble's weights."""
+    """Return the function that averages the outputs of an ensemble's members."""
     predicts = [make_predict(member) for member in run.members]
 
     def predict(weights: Weights, images: Array) -> Array:

@@ -74,11 +74,12 @@ class Sampling:
 
 
 class _LoopState(NamedTuple):
-    """State of the loop. Token n is sampled with the key (seed, n), independent of dispatches."""
+    """State of the loop. Token n is sampled with the key (seed, n), whatever its dispatch."""
 
     tokens: Array
-    """int32 (total,). The first `length` are the prompt and the sampled tokens."""
+    """int32 (total,). The first `length` are the prompt and the tokens sampled so far."""
     length: Array
+    """int32 (), as the next two."""
     cursor: Array
     """Index of the token to be read next."""
     start: Array
@@ -151,8 +152,7 @@ def sample_tokens(
 ) -> Iterator[np.ndarray]:
     """Sample `count` tokens after a prompt; yield chunks int32 (n,) of up to `DISPATCH_TOKENS`.
 
-    `prompt` is int32 (tokens,), not empty. If it is longer than the context, only its last tokens
-    are read.
+    `prompt` is int32 (tokens,), not empty. Only its last tokens are read if it exceeds the context.
     """
     device_weights = jax.device_put(dict(weights))
     sample = jax.jit(_make_loop(decoder, sampling.top_k, greedy=sampling.temperature == 0))

@@ -49,7 +49,7 @@ class Samples:
 class TrainedRun:
     """A run with a checkpoint: its recipe, newest weights and sample format.
 
-    An ensemble is one too. Its recipe is the first member's without folds, its step the greatest.
+    An ensemble is one too: with the first member's recipe without folds, and the latest step.
     """
 
     recipe: Recipe
@@ -60,7 +60,7 @@ class TrainedRun:
     members: tuple[TrainedRun, ...] = ()
     """The runs of an ensemble, whose predictions are averaged; empty for a single run."""
     ledger: Arrays = field(default_factory=dict)
-    """The arrays of the ledger of training samples by name; empty if the run kept none."""
+    """The arrays of the ledger of training samples by name; {} without `train.ledger`."""
 
     def __str__(self) -> str:
         if not self.members:
@@ -88,8 +88,7 @@ def spare_gpus(folder: Path) -> None:
 def read_trained_run(folder: Path) -> TrainedRun:
     """Read a run, given its directory, its checkpoints folder or one checkpoint.
 
-    Raises DataError if `folder` isn't a run or has no checkpoint, RecipeError if its recipe is no
-    longer valid.
+    Raises DataError if `folder` has no run or checkpoint, RecipeError if its recipe isn't valid.
     """
     run_dir = require_run_dir(folder)
     recipe = read_run_recipe(run_dir)
@@ -124,7 +123,7 @@ def parse_samples(data: Any, folder: Path) -> Samples:
             columns = entries.get("table")
             table = None if columns is None else FittedTable.model_validate(columns)
             text = read_text_format(folder, entries)
-            if (len(shape) == 3) if table is None else (shape == [table.width]):
+            if len(shape) == 3 if table is None else shape == [table.width]:
                 return Samples(tuple(shape), dtype, targets, table, text)
     raise ValueError("image and classes are missing")
 
@@ -142,7 +141,7 @@ def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
-    """Read the sample format from the summary, or from a killed run's dataset. Raises DataError."""
+    """Read the sample format from the summary, or of a killed run's dataset. Raises DataError."""
     try:
         return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:

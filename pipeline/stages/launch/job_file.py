@@ -62,7 +62,7 @@ class JobLimits:
     """Seconds from the signal to stop until a process is killed."""
     memory_gib: int
     notes: Sequence[str]
-    """Comments: where the figures come from."""
+    """Comments for the job file: where the figures come from."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class JobRequest:
     gpus: int
     """GPUs of a process."""
     gpu_kind: str | None
+    """The engine's name of the kind of GPU; None: any kind."""
     image: str | None
     limits: JobLimits
 

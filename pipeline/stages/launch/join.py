@@ -68,7 +68,7 @@ def join_processes(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[R
             raise gone from error
         _leave_at_exit(error)
         raise
-    # The others wait for the first process to finish writing.
+    # All processes wait here until the first has finished writing.
     ranks.agree(lambda: None)
 
 
@@ -123,10 +123,10 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
 
     if has_open_devices():
         close_devices()
-    # At its own limit JAX aborts the process.
-    limit = Timer(CONNECT_S, _give_up, [place])
-    limit.daemon = True
-    limit.start()
+    # It ends the process with a message, before JAX aborts it at `initialization_timeout`.
+    timer = Timer(CONNECT_S, _give_up, [place])
+    timer.daemon = True
+    timer.start()
     try:
         jax.distributed.initialize(
             place.address,
@@ -145,9 +145,9 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
         _leave_at_exit(problem)
         raise problem from error
     finally:
-        limit.cancel()
+        timer.cancel()
         os.environ.update(proxies)
-    # Another run may follow. JAX waits for all here, and would abort late processes otherwise.
+    # At the exit, since another run may follow. Here JAX waits for processes that end later.
     atexit.register(jax.distributed.shutdown)
     return Ranks(
         place.rank, place.size, launch.stuck_seconds, get_coordination_client(), AGREEMENTS
@@ -155,7 +155,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
 
 
 def _give_up(place: RankPlace) -> None:
-    """End a process that waits for others in C++, where it can't get an exception."""
+    """End this process, which waits for others in C++ code that no exception can interrupt."""
     print(
         f"error: {place}: can't connect to the others at {place.address} in {CONNECT_S:g} s; one "
         "of them has ended, or another program has taken the port",
@@ -166,7 +166,7 @@ def _give_up(place: RankPlace) -> None:
 
 
 def _leave_at_exit(error: BaseException) -> None:
-    """When Python exits, end the process without JAX's wait for the others."""
+    """When Python exits, end this process without JAX's wait for the other processes."""
     status = get_exit_status(error)
 
     def leave() -> None:

@@ -29,6 +29,7 @@ WORKER = "pipeline.cli.worker"
 """Module that each process runs, with the folder of the request as its argument."""
 REQUEST = "request.json"
 POLL_S = 0.05
+"""Seconds between two looks at the processes."""
 GRACE_S = 3.0
 """Seconds in which processes must end once another process has failed."""
 
@@ -77,7 +78,7 @@ def run_locally(
             failure = _watch(workers, folder, signals, launch)
             running = [rank for rank, worker in enumerate(workers) if worker.poll() is None]
         if failure is not None and failure.is_interrupted:
-            signals.check()
+            signals.check()  # raises Interrupted
         if failure is None and running:
             failure = Failure(running[0], f"did not end within {launch.end_seconds:g} s")
         elif failure is not None and failure.is_peer_error and running:
@@ -145,7 +146,7 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
     """Wait until all end, at most `launch.end_seconds` after the first; return the failure."""
     failure = None
     is_stopped = False
-    # A checkpoint was requested of processes that have died, or before there were any.
+    # Requests so far were for processes that have died, or came before there were any.
     saves = signals.saves
     ended_at = None
     while any(worker.poll() is None for worker in workers):
@@ -158,19 +159,19 @@ def _watch(workers: Workers, folder: Path, signals: Signals, launch: LaunchSpec)
         failure = failure or _find_first_failure(workers, folder)
         if ended_at is None and any(worker.poll() is not None for worker in workers):
             ended_at = time.monotonic()
-        # A process that was killed can't save anything, so the others get less time.
+        # A process that was killed can't save anything, so the other processes get less time.
         is_killed = failure is not None and failure.message is None
         limit_s = GRACE_S if is_killed else launch.end_seconds
         if ended_at is not None and time.monotonic() > ended_at + limit_s:
             break
         time.sleep(POLL_S)
     failure = _find_first_failure(workers, folder)
-    # All may have ended before the signal was passed on: a scheduler signals each of them.
+    # A scheduler signals every process, so the first may have ended while others waited for it.
     return None if signals.stop and failure is not None and failure.is_peer_error else failure
 
 
 def _find_first_failure(workers: Workers, folder: Path) -> Failure | None:
-    """Return the failure that caused the others; failures because of another process come last."""
+    """Return the failure that caused the other failures; None if no process has failed."""
     results = [_read_failure(rank, worker, folder) for rank, worker in enumerate(workers)]
     failures = [failure for failure in results if failure is not None]
     return min(failures, key=lambda failure: (failure.is_peer_error, failure.rank), default=None)
@@ -182,7 +183,7 @@ def _read_failure(rank: int, worker: subprocess.Popen[bytes], folder: Path) -> F
     if status is None:
         return None
     if status < 0:
-        # JAX aborts a process that gets no messages from the others.
+        # JAX aborts a process that gets no messages from other processes.
         reason = f"was ended by {signal.Signals(-status).name}"
         is_interrupted = -status in STOP
         is_peer_error = status == -signal.SIGABRT

@@ -15,12 +15,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from pipeline.core.errors import RunError, get_system_reason, printable
+from pipeline.core.files.value_text import join_first
 from pipeline.core.host.launchers import RankPlace
 
 MAX_LINE_BYTES = 4_096
+"""A line is read up to this length, more than any process sends."""
 LINE_S = 2.0
 """Seconds in which a process that connects must send its line."""
 RETRY_S = 0.25
+"""Seconds between two attempts to reach the first process."""
 MAX_NAMES = 20
 """A message names at most this many missing ranks."""
 
@@ -37,7 +40,7 @@ def meet(place: RankPlace, limit_s: float) -> None:
 
 
 def _gather(place: RankPlace, limit_s: float) -> str:
-    """Wait for the others, and send them the result: empty, or the problem."""
+    """Wait for the other processes; send them the problem, empty if none, and return it."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(_listen(place))
@@ -76,7 +79,7 @@ class _Connections:
     by_rank: dict[int, socket.socket] = field(default_factory=dict)
 
     def wait(self, server: socket.socket, limit_s: float) -> str:
-        """Return the problem once there is one; empty once all are there."""
+        """Return the first problem; empty once all processes have reported."""
         deadline = time.monotonic() + limit_s
         while True:
             self._remove_closed()
@@ -94,14 +97,14 @@ class _Connections:
                     return problem
 
     def answer(self, problem: str) -> None:
-        """Send the result to all, which then connect or end."""
+        """Send the problem, or an empty text, to all processes, which then end or connect."""
         line = json.dumps({"problem": problem}).encode() + b"\n"
         for connection in self.by_rank.values():
             with suppress(OSError):
                 connection.sendall(line)
 
     def _receive(self, connection: socket.socket) -> str:
-        """Add a process. Returns the problem if it doesn't belong to this run."""
+        """Add the process of a connection; return a problem if it doesn't belong to this run."""
         self.stack.callback(connection.close)
         report = read_line(connection, LINE_S)
         rank = report.get("rank")
@@ -112,6 +115,7 @@ class _Connections:
         connection.settimeout(None)
         self._remove_closed()
         is_double = rank == 0 or rank in self.by_rank
+        # A double gets the answer too, under a rank that no process has.
         self.by_rank[-1 if is_double else rank] = connection
         if size != self.place.size:
             return f"process {rank} of {size} can't meet {self.place}: the sizes differ"
@@ -126,11 +130,9 @@ class _Connections:
                 del self.by_rank[rank]
 
     def _describe_missing(self, missing: list[int], limit_s: float) -> str:
-        names = ", ".join(map(str, missing[:MAX_NAMES]))
-        more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
         return (
             f"after {limit_s:g} s, of the {self.place.size} processes these have not reported to "
-            f"process 0 at {self.place.address}: {names}{more}"
+            f"process 0 at {self.place.address}: {join_first(list(map(str, missing)), MAX_NAMES)}"
         )
 
 

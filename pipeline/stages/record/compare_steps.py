@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.engine.monitors.log_lines import LogLine, read_lines
 
-NEAR = 1000
+MAX_PLACES = 1000
 """Largest distance in float32 numbers that is shown as a count: it may be rounding."""
 MAX_NAMES = 1000
 """A log has at most this many names: otherwise lines with ever new names could fill the memory."""
@@ -21,19 +21,19 @@ MAX_NAMES = 1000
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A number of a step that differs between two runs. None stands for one that isn't finite."""
+    """A number of a step that differs between two runs; None if it is missing or not finite."""
 
     step: int
     name: str
     one: float | None
+    """In the first log."""
     other: float | None
+    """In the second log."""
 
     @property
     def distance(self) -> float:
-        """Absolute difference of the values; infinite if one isn't finite."""
-        if self.one is None or self.other is None:
-            return math.inf
-        return abs(self.other - self.one)
+        """Absolute difference of the values; infinite if a value is None."""
+        return math.inf if self.one is None or self.other is None else abs(self.other - self.one)
 
     def __str__(self) -> str:
         values = (self.one, self.other)
@@ -42,12 +42,12 @@ class Discrepancy:
         if self.one is None or self.other is None:
             return text
         places = abs(_find_float_position(self.other) - _find_float_position(self.one))
-        near = f" ({places:,} in the last place of float32)" if places <= NEAR else ""
-        return f"{text}, {self.distance:.2g} apart{near}"
+        count = f" ({places:,} in the last place of float32)" if places <= MAX_PLACES else ""
+        return f"{text}, {self.distance:.2g} apart{count}"
 
 
 def _find_float_position(value: float) -> int:
-    """Return the index of a float32 among all float32 numbers, with index 0 for zero."""
+    """Return the position of a float32 among all in order: 0 for zero, negative below it."""
     bits = int(np.float32(value).view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
@@ -63,6 +63,7 @@ class Comparison:
     first: Discrepancy | None
     first_loss: Discrepancy | None
     largest_loss: Discrepancy | None
+    """The discrepancy of losses with the largest distance."""
     only_one: int
     """Number of steps that only the first log has."""
     only_other: int
@@ -72,8 +73,7 @@ class Comparison:
 def compare_steps(a: Path, b: Path) -> Comparison:
     """Compare two metrics.jsonl. Their numbers are read as the float32 that were computed.
 
-    The bounds of sinks aren't compared. Raises DataError for a log that can't be read, and for a
-    line that isn't a step.
+    The bounds of sinks aren't compared. Raises DataError for a log that can't be read as steps.
     """
     steps = differing = only_one = only_other = 0
     first = first_loss = largest_loss = None
@@ -82,11 +82,13 @@ def compare_steps(a: Path, b: Path) -> Comparison:
             only_one += line_b is None
             only_other += line_a is None
             continue
-        numbers = [] if line_a.text == line_b.text else _find_discrepancies(line_a, line_b)
         steps += 1
-        differing += bool(numbers)
-        first = first or next(iter(numbers), None)
-        loss = next((entry for entry in numbers if entry.name == "loss"), None)
+        if line_a.text == line_b.text:
+            continue
+        discrepancies = _find_discrepancies(line_a, line_b)
+        differing += bool(discrepancies)
+        first = first or next(iter(discrepancies), None)
+        loss = next((entry for entry in discrepancies if entry.name == "loss"), None)
         first_loss = first_loss or loss
         if loss and (largest_loss is None or loss.distance > largest_loss.distance):
             largest_loss = loss
@@ -100,13 +102,11 @@ def _pair_lines(a: Path, b: Path) -> Iterator[tuple[LogLine | None, LogLine | No
     line_a = next(lines_a, None)
     line_b = next(lines_b, None)
     while line_a is not None or line_b is not None:
-        if line_a is None or line_b is None:
-            order = 1 if line_a is None else -1
-        else:
-            order = (line_a.step > line_b.step) - (line_a.step < line_b.step)
-        yield line_a if order <= 0 else None, line_b if order >= 0 else None
-        line_a = next(lines_a, None) if order <= 0 else line_a
-        line_b = next(lines_b, None) if order >= 0 else line_b
+        has_a = line_b is None or (line_a is not None and line_a.step <= line_b.step)
+        has_b = line_a is None or (line_b is not None and line_b.step <= line_a.step)
+        yield line_a if has_a else None, line_b if has_b else None
+        line_a = next(lines_a, None) if has_a else line_a
+        line_b = next(lines_b, None) if has_b else line_b
 
 
 def _find_discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:

@@ -64,6 +64,7 @@ def require_same_origin(
         if not processes:
             warn(f"{run_dir / PROVENANCE}: is missing; {unknown}")
     except DataError as error:
+        # Without the advice to delete the file.
         warn(f"{str(error).partition('; delete')[0]}; {unknown}")
     settings = compare_settings(processes, current)
     changes = {
@@ -129,6 +130,7 @@ def _pair_columns(
 
 
 def _is_same_data(old: Any, new: Any) -> bool:
+    """Return whether two fingerprints of a column agree; the recorded fingerprint is from JSON."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return False
 
@@ -144,7 +146,7 @@ def _format_fingerprint(entry: Any) -> str:
     if entry is _ABSENT:
         return "missing"
     match entry:
-        case {"shape": [*sizes] | (*sizes,), "dtype": str(dtype), "sha256": str(digest), "of": of}:
+        case {"shape": [*sizes], "dtype": str(dtype), "sha256": str(digest), "of": of}:
             shape = "x".join(map(str, sizes))
             return show_name(f"{dtype} {shape} (SHA-256 {digest[:DIGEST]} of {of})")
     return show(entry)
@@ -185,7 +187,7 @@ def _format_digest(value: Any) -> str:
 
 
 def describe_changed_software(processes: Processes, current: Provenance) -> str | None:
-    """Return the versions and code that differ, as text; None if all are equal."""
+    """Return the versions and code that differ, at most `MAX_VERSIONS`, as text; None if equal."""
     recorded = _find_newest(processes, "versions")
     changes = []
     for name in dict.fromkeys((*recorded, *current.versions)) if recorded else ():
@@ -211,12 +213,12 @@ def _format_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class ChangedSettings:
-    """Lines about changed settings of jax, flags of XLA and variables of oneDNN."""
+    """Lines about changed settings of jax, flags of XLA and environment variables."""
 
     decisive: Sequence[str] = ()
-    """Settings that decide numbers."""
+    """Of settings that decide numbers."""
     harmless: Sequence[str] = ()
-    """Other settings."""
+    """Of other settings."""
 
 
 def compare_settings(processes: Processes, current: Provenance) -> ChangedSettings:
@@ -236,11 +238,11 @@ def compare_settings(processes: Processes, current: Provenance) -> ChangedSettin
     old = _split_flags(variables if isinstance(variables, Mapping) else {})
     new = _split_flags(current.settings)
     for name in dict.fromkeys((*old, *new)):
+        # Settings of jax are compared above.
         is_numeric = name.lower().removeprefix("jax_") in current.numerics
         if not is_numeric and old.get(name) != new.get(name):
-            # A variable, or a flag that starts with `--`.
-            is_decisive = name.startswith(DECISIVE_VARIABLES)
-            is_decisive = is_decisive and not name.startswith(HARMLESS_VARIABLES)
+            is_harmless = name.startswith(HARMLESS_VARIABLES)
+            is_decisive = name.startswith(DECISIVE_VARIABLES) and not is_harmless
             change = _format_change(name, old.get(name), new.get(name))
             (decisive if is_decisive else harmless).append(change)
     return ChangedSettings(limit_lines(decisive, MAX_SETTINGS), limit_lines(harmless, MAX_SETTINGS))

@@ -16,7 +16,8 @@ from pipeline.core.files.strict_json import format_json
 
 DESCENDANTS = "descendants.jsonl"
 Made = Literal["exported", "converted", "reproduced"]
-MOST_BYTES = 1 << 20
+"""How a descendant was made."""
+MAX_BYTES = 1 << 20
 """At most this many bytes of the file are read, enough for ten thousand entries."""
 
 
@@ -51,7 +52,7 @@ def read_descendants(run_dir: Path) -> Sequence[Descendant]:
         return []
     try:
         with file.open("rb") as opened:
-            lines = opened.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
+            lines = opened.read(MAX_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     descendants: dict[tuple[str, str], Descendant] = {}

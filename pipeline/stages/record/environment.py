@@ -153,6 +153,7 @@ def describe_code(package: Path = PACKAGE) -> dict[str, Any]:
 
 
 def _read_git_state(root: Path) -> dict[str, Any] | None:
+    """Return the commit and the changed files of a checkout; None if `root` isn't a checkout."""
     # Without this check git would find a user's checkout around an installed package.
     if not (root / ".git").exists():
         return None

@@ -28,10 +28,8 @@ def convert_out_of_memory() -> Iterator[None]:
     """Turn an out-of-memory error of the host or the device into a RunError of one line."""
     try:
         yield
-    except MemoryError as error:
-        raise RunError(f"out of memory: {first_line(error)}") from error
-    except JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, JaxRuntimeError) as error:
+        if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunError(f"out of memory: {first_line(error)}") from error
 
@@ -48,7 +46,7 @@ def write_summary(summary: Summary, folder: RunFolder) -> Iterator[None]:
     try:
         yield
         if folder.advanced.is_held and not folder.accepted.is_held and summary.status != "stopped":
-            # No step was trained, so the earlier metrics are still valid.
+            # The run was accepted and trained no step, so the earlier metrics are still valid.
             new = {name: value for name, value in summary.metrics.items() if value is not None}
             summary.metrics = {**earlier, **new}
             folder.advanced.release()

@@ -1,4 +1,4 @@
-"""Recipe in a run directory: writing, reading, and comparison with the recipe of a resumed run."""
+"""Recipe in a run directory: writing, reading, and comparison with the recipe that resumes it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
     """Return the run directory of `train.resume`; None if it is null or `auto` finds no run.
 
     `auto` finds the newest run of the recipe that isn't done and that no process is writing. Raises
-    RecipeError if the named directory isn't a run, or if its recipe has other losses.
+    RecipeError if the named directory isn't a run, or if its recipe would train to other losses.
     """
     resume = recipe.train.resume
     if resume is None:
@@ -118,8 +118,8 @@ def find_run_to_resume(recipe: Recipe, outputs: Path = OUTPUTS) -> Path | None:
 def keep_shards(recipe: Recipe) -> Recipe:
     """Return the recipe with the shards of the run that `train.resume` names, on one device.
 
-    So a run of several devices keeps its numbers with `parallel.mode=none`. Other recipes, and
-    those of runs without shards, stay. Raises RecipeError if the run's recipe can't be read.
+    So a run of several devices keeps its numbers with `parallel.mode=none`. Other recipes aren't
+    changed. Raises RecipeError if the run's recipe can't be read.
     """
     resume = recipe.train.resume
     if recipe.parallel.mode != "none" or resume in (None, "auto"):
@@ -135,8 +135,8 @@ def keep_shards(recipe: Recipe) -> Recipe:
 def keep_length(recipe: Recipe, recorded: Mapping[str, Any], run_dir: Path | str) -> Recipe:
     """Return the recipe with the steps that the run to resume chose for the recipe's deadline.
 
-    A recipe without a deadline, and one whose run hasn't chosen yet, stays. Raises RecipeError if
-    the run has a length for another deadline, or for none.
+    A recipe without a deadline, or whose run hasn't chosen yet, isn't changed. Raises RecipeError
+    if the run has a length for another deadline, or for none.
     """
     train = recipe.train
     lengths = {key: recorded.get("train", {}).get(key) for _, key in LENGTH}
@@ -177,7 +177,7 @@ def list_changes_at_same_length(
 
 
 def _read_recipe_to_resume(run_dir: str) -> Mapping[str, Any]:
-    """Read the recipe of a run to resume. Raises RecipeError."""
+    """Read the recipe of a run to resume. Raises RecipeError if it can't be read."""
     try:
         return read_recorded_recipe(Path(run_dir))
     except DataError as error:
@@ -200,7 +200,7 @@ def find_changes(
     recorded: Mapping[str, Any],
     free: Sequence[tuple[str, ...]] = FREE_TO_CHANGE,
 ) -> list[Difference]:
-    """Return the differences of two resolved recipes, except in `free` keys."""
+    """Return the differences of two resolved recipes, except in `free` keys and `EQUAL_MODES`."""
     return [
         change
         for change in list_differences(recipe, recorded)

@@ -114,8 +114,7 @@ def make_unique(run_dir: Path) -> Path:
 def make_run_dir(run_dir: Path) -> Path:
     """Make a directory that the user has named, unless it exists.
 
-    Raises RunError if it can't be made, or holds a run, which would be overwritten; DataError if it
-    holds other files.
+    Raises RunError if it can't be made or holds a run, DataError if it holds other files.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -202,7 +201,7 @@ def read_written_at_ns(file: Path) -> int:
 
 
 def find_run_dir(folder: Path) -> Path | None:
-    """Return the run directory of a run, of its checkpoints or of one of them; else None."""
+    """Return the run directory that `folder` is, or is in by at most two levels; else None."""
     for candidate in (folder, folder.parent, folder.parent.parent):
         if (candidate / RECIPE).is_file():
             return candidate
@@ -263,8 +262,7 @@ class RunFolder:
     accepted: HeldWrites = field(default_factory=HeldWrites)
     """Writes that wait until all checks have passed: log, provenance, lowerings."""
     advanced: HeldWrites = field(default_factory=HeldWrites)
-    """Writes that replace records of the earlier run. They wait for the first new step, or for the
-    end of a run without steps."""
+    """Writes over records of the earlier run, which wait for a new step or the run's end."""
     resuming: bool = False
     """Whether the run resumes an earlier run in this directory."""
     ranks: Ranks = field(default_factory=Ranks)

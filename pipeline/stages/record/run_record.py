@@ -61,21 +61,22 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def compare_origins(a: RunRecord, b: RunRecord) -> dict[str, list[Difference] | None]:
-    """Compare recipe, data, code and environment by the process that began each run.
+    """Compare the recipes of two runs, and data, code and environment of their first processes.
 
-    A section is None if a run has no provenance.
+    The last three are None if a run has no provenance.
     """
     sections: dict[str, list[Difference] | None] = {"config": list_differences(a.recipe, b.recipe)}
     origin_a = _make_origin(a)
     origin_b = _make_origin(b)
+    are_recorded = bool(a.processes and b.processes)
     for section in ("data", "code", "environment"):
-        is_recorded = bool(a.processes and b.processes)
-        changes = list_differences(origin_a[section], origin_b[section]) if is_recorded else None
+        changes = list_differences(origin_a[section], origin_b[section]) if are_recorded else None
         sections[section] = changes
     return sections
 
 
 def _make_origin(record: RunRecord) -> dict[str, Any]:
+    """Return the sections of provenance to compare, with the changed files as one text."""
     process = record.made_by
     code = process.get("code")
     if isinstance(code, Mapping):

@@ -64,7 +64,7 @@ def restore_state(
     """Read state and host state from the newest sound checkpoint of a run; None without any.
 
     Warns of newer damaged checkpoints. Raises DataError if no checkpoint can be read or if it has
-    another network, RecipeError if its recipe has other losses.
+    another network, RecipeError if its recipe trains to other losses than `recipe`.
     """
     saved = read_to_resume(run_dir, warn)
     if saved is None:
@@ -85,15 +85,15 @@ def restore_weights(
     saved = read_saved(folder, warn)
     variables = {"params": like.params, "batch_stats": like.batch_stats}
     try:
-        return replace(
-            like, **arrange_arrays(saved.folder, saved.select_weights(), variables)
-        ), saved
+        arranged = arrange_arrays(saved.folder, saved.select_weights(), variables)
+        return replace(like, **arranged), saved
     except DataError as error:
         changes = join_problems(list_changes(saved, recipe))
         raise DataError(f"{error}; {changes}" if changes else str(error)) from error
 
 
 def _find_differences(saved: Checkpoint, recipe: Mapping[str, Any]) -> list[Difference]:
+    # Nearly always equal, and faster than finding differences.
     if hash_recipe(saved.recipe) == hash_recipe(recipe):
         return []
     return find_changes(recipe, normalise_recipe(saved.recipe))

@@ -16,7 +16,7 @@ from pipeline.core.files.value_text import show
 from pipeline.stages.record.compare_steps import Comparison
 from pipeline.stages.record.run_record import RunRecord, compare_origins
 
-MARGIN = 12
+SECTION_WIDTH = 12
 """Width of the column of section names, in characters."""
 DIGEST = 12
 """Number of digits of a checksum that are shown."""
@@ -39,7 +39,7 @@ class SideBySide:
 
     def show_text(self, section: str, text: str) -> None:
         """Print a section of one line."""
-        self._console.print(printable(f"{section:<{MARGIN}} {text}"), soft_wrap=True)
+        self._console.print(printable(f"{section:<{SECTION_WIDTH}} {text}"), soft_wrap=True)
 
     def show_differences(self, section: str, differences: Sequence[Difference] | None) -> None:
         """Print a table of differences; a line if there are none, or if they are unknown (None)."""
@@ -89,11 +89,12 @@ def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
-        return value[:DIGEST]
+        return value[:DIGEST]  # of a commit or a SHA-256
     return f"{value:,.6g}" if isinstance(value, float) else show(value)
 
 
 def _format_change(a: Any, b: Any) -> str:
+    """Return the relative change from `a` to `b`; "" unless both are numbers, and `a` isn't 0."""
     are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (a, b))
     try:
         return f"{b / a - 1:+.2%}" if are_numbers and a else ""

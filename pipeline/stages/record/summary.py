@@ -113,8 +113,8 @@ def describe_start_up(time: Mapping[str, float | None]) -> str:
     return f"first step after {first_step_s:.2f} s: {text}"
 
 
-DECISIVE = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "scipy")
-"""Packages that can change a run's numbers, besides the backend's."""
+DECISIVE_PACKAGES = ("recipe-pipeline", "flax", "grain", "numpy", "optax", "pillow", "scipy")
+"""Packages whose versions can change a run's numbers, besides the backend's packages."""
 
 
 def list_versions(backend: Mapping[str, str]) -> dict[str, str]:
@@ -122,14 +122,14 @@ def list_versions(backend: Mapping[str, str]) -> dict[str, str]:
 
     `backend` has the versions of the backend's packages.
     """
-    packages = {name: find_version(name) for name in DECISIVE}
+    packages = {name: find_version(name) for name in DECISIVE_PACKAGES}
     dists = (entry.dist for entry in entry_points(group=ENTRY_POINT_GROUP))
     components = {dist.name: dist.version for dist in dists if dist is not None}
     return {"python": platform.python_version(), **packages, **components, **backend}
 
 
 def find_version(name: str) -> str:
-    """Return the version of an installed package."""
+    """Return the version of a package; "not installed" without it."""
     try:
         return version(name)
     except PackageNotFoundError:

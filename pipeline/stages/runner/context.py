@@ -72,7 +72,7 @@ class Inspection:
     """Profile, dumps and autopsy of a run. This class has none, and refuses recipes with them."""
 
     def shorten(self, context: RunContext, built: Built, backend: Backend) -> Built:
-        """Return the step, with the schedule shortened if the run is only for a profile.
+        """Return the step, with a shorter schedule if the run ends after its profile.
 
         Raises RecipeError if the run can't be profiled.
         """
@@ -148,17 +148,14 @@ class RunContext:
 
     @property
     def run_dir(self) -> Path:
-        """The directory of the run."""
         return self.folder.path
 
     @property
     def resuming(self) -> bool:
-        """Whether the run resumes an earlier run in its directory."""
         return self.folder.resuming
 
     @property
     def ranks(self) -> Ranks:
-        """The processes of the run; only the first one writes."""
         return self.folder.ranks
 
     @property
@@ -179,5 +176,4 @@ class CompiledRun:
 
 
 OpenPrograms = Callable[[RunContext, Recipe, Dataset, Built, Backend], CompiledRun]
-"""(context, recipe, dataset, step, backend) -> compiled run. A plan for devices may have changed
-the recipe."""
+"""(context, recipe as changed by a plan for devices, dataset, step, backend) -> compiled run."""

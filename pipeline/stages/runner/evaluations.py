@@ -77,6 +77,7 @@ class Evaluations:
         observers.show(lambda board: board.add_hparams(parameters, evaluation.scalars()))
         if not recipe.monitor.tensorboard:
             return
+        # All processes must call it; the first one goes on.
         state = gather_arrays(state)
         if not context.shows_pictures:
             return

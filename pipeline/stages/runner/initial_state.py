@@ -79,9 +79,8 @@ def make_initial_state(
     """Return the initial state on the device, and the state of the host.
 
     Weights are fresh, restored, or those of the last checkpoint of a run to resume. A new private
-    run has the `secret`, uint32 (4,). Raises
-    RecipeError if the run to resume has more steps than the recipe, RunError if weights and
-    optimizer don't fit into memory.
+    run has the `secret`, uint32 (4,). Raises RecipeError if the run to resume has more steps than
+    the recipe, RunError if weights and optimizer don't fit into memory.
     """
     context = run.context
     built = run.built
@@ -131,20 +130,20 @@ def _require_room(
 
 
 def _read_last_checkpoint(context: RunContext, built: Built) -> tuple[TrainState, HostState] | None:
-    """Read the last checkpoint of a run to resume; None if it has none."""
+    """Read the last checkpoint of a run to resume; None without one."""
     tree = context.recipe.model_dump(mode="json")
     ranks = context.ranks
     warn = context.reporter.warn
     saved = restore_state(context.run_dir, built.state, tree, warn) if ranks.is_first else None
     step = ranks.agree(lambda: int(saved[0].step) if saved else 0)
     if not ranks.is_first and step:
-        # The first process hasn't written anything yet.
+        # The other processes read the same files: the first process hasn't written anything yet.
         saved = restore_state(context.run_dir, built.state, tree, warn)
-    own_step = int(saved[0].step) if saved else 0
-    if own_step != step:
+    read_step = int(saved[0].step) if saved else 0
+    if read_step != step:
         raise RunError(
-            f"{context.run_dir}: process {ranks.rank} reads step {own_step}, and the first process "
-            f"step {step}; all must have the same files"
+            f"{context.run_dir}: process {ranks.rank} reads step {read_step}, and the first "
+            f"process step {step}; all must have the same files"
         )
     total = built.run_schedule.total
     if step > total:

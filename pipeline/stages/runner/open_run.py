@@ -93,7 +93,7 @@ def _run_with_restarts(
                 raise
             resumed = run_dir if (run_dir / run_directory.RECIPE).exists() else None
             restores = recipe.checkpoint.restore is not None
-            # A run to resume doesn't restore other weights.
+            # Resumed without a checkpoint, a run would begin with fresh weights.
             if resumed and restores and not list_saved_steps(run_dir / FOLDER):
                 raise
             recipe = _leave_out_process(recipe)
@@ -105,7 +105,7 @@ def _run_with_restarts(
 
 
 def _leave_out_process(recipe: Recipe) -> Recipe:
-    """Return the recipe with fewer processes: the largest number that it fits, after one has died.
+    """Return the recipe with the most processes that it fits after one has died.
 
     Each process has as many devices as before. Returns `recipe` if fewer aren't allowed.
     """
@@ -123,6 +123,7 @@ def _leave_out_process(recipe: Recipe) -> Recipe:
 
 
 def _make_worker_tree(recipe: Recipe, resumed: Path | None) -> dict[str, Any]:
+    """Return the recipe of the processes, which resume the run in a directory, or begin one."""
     tree = recipe.whole_tree()
     tree["train"]["resume"] = None if resumed is None else str(resumed)
     if resumed is not None:
@@ -136,8 +137,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
     """Open the directory of a run, locked against other runs, with its log and its summary.
 
     Handles signals and writes the summary at the end. Only the first process writes; the others
-    print their lines. Raises RecipeError if the recipe doesn't fit the number of processes, or the
-    run that it resumes.
+    print. Raises RecipeError if the recipe doesn't fit the processes or the run that it resumes.
     """
     recipe, folder = _place_run(recipe, options, ranks, ranks.size)
     run_dir = folder.path
@@ -158,6 +158,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         folder.accepted.add(reporter.start_log)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         stack.enter_context(write_summary(summary, folder))
+        # Again, since the summary has the converted error.
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_out_of_memory())
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")
@@ -171,7 +172,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
 def _place_run(
     recipe: Recipe, options: RunOptions, ranks: Ranks, processes: int
 ) -> tuple[Recipe, RunFolder]:
-    """Return the recipe for a number of processes, and its directory. Raises RecipeError."""
+    """Return the recipe for `processes`, and its new or resumed directory. Raises RecipeError."""
     recipe = fit_to_processes(recorded_recipe.keep_shards(recipe), processes)
 
     def choose() -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""Opening of training: checkpoints, callbacks, rollbacks and monitors; results in the summary."""
+"""Opening of training: its checkpoints, callbacks, rollbacks and monitors, and its results."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ def open_training(
 ) -> Iterator[Training]:
     """Open everything that `train` needs, and write the results into the summary at the end.
 
-    In the body, the first signal to stop is noted instead of raised. The caller raises it after all
-    files are on disk.
+    In the body, the first signal to stop is noted. The caller raises it once all files are on disk.
     """
     context = run.context
     built = run.built
@@ -91,7 +90,7 @@ def open_training(
         monitors: list[Monitor] = [AdvanceMonitor(context.folder.advanced), observers.monitor]
         monitors += [monitor for monitor in (pruner, dumps) if monitor is not None]
         prune = never_prune if pruner is None else lambda verdict: pruner.prune_reason or verdict
-        # Processes have parts of the state.
+        # Each process has a part of the state, which checkpoints gather.
         is_shared = recipe.parallel.mode != "data" and context.ranks.size > 1
         hooks = Hooks(
             monitors=monitors,
@@ -129,7 +128,7 @@ def make_early_stop(spec: EarlyStopSpec) -> EarlyStop:
 
 
 def _make_collector(run: CompiledRun, observers: Observers) -> Callable[[TrainState, int], None]:
-    """Return the collector of weights and gradients; a function without effect if not needed."""
+    """Return the collector of weights and gradients, or `do_nothing` if nothing is collected."""
     context = run.context
     built = run.built
     if context.recipe.monitor.collect_every is None or not context.shows_pictures:
@@ -229,9 +228,10 @@ def _open_checkpoints(
         return NoCheckpoints()
     spec = recipe.checkpoint
     tree = recipe.model_dump(mode="json")
+    # Rollbacks need the checkpoints of the schedule.
     periods = save_periods if isinstance(recipe.train.on_nan, Rollback) else ()
-    holds = partial(is_due, periods=periods)
-    retention = Retention(spec.keep, spec.best, holds, spec.keep_minutes)
+    is_needed = partial(is_due, periods=periods)
+    retention = Retention(spec.keep, spec.best, is_needed, spec.keep_minutes)
     opened = [_open_copies(evaluations), stack.enter_context(open_mirror(context))]
     copies: list[Copies] = [copy for copy in opened if copy is not None]
     checkpoints = Checkpoints(context.run_dir, retention, tree, hash_recipe(tree), copies)

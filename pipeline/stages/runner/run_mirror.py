@@ -1,4 +1,4 @@
-"""Mirror of a run: which run it holds, its restoration on another machine, and its end."""
+"""Mirror of a run: which run it holds, whether to restore it here, and the end of its copies."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ RESTORE_S = 6 * 3600.0
 def find_mirrored_run(recipe: Recipe, run_dir: Path | None) -> MirroredRun | None:
     """Return the run of `checkpoint.mirror` if `train.resume=auto` has to restore it, else None.
 
-    `run_dir` is the local run to resume, if there is one. It is preferred if it is the mirror's run
-    and has a checkpoint as new. Raises RecipeError if the mirror is of another run, DataError or
-    RunError if it can't be read.
+    `run_dir` is the local run to resume, if there is one. If it is the mirror's run and has a
+    checkpoint as new, nothing is restored. Raises RecipeError if the mirror is of another run,
+    DataError or RunError if it can't be read.
     """
     url = recipe.checkpoint.mirror
     if url is None or "checkpoint" not in recipe.stages:
@@ -73,10 +73,11 @@ def identify_run(run_dir: Path) -> str:
 
 @contextmanager
 def open_mirror(context: RunContext) -> Iterator[Mirror | None]:
-    """Open the mirror of a run, and wait for its copies at the end; None without one.
+    """Open the mirror of a run, and wait for its copies at the end; None without an address.
 
-    If it has failed by then, the summary has the reason, and a run that is done counts as failed.
-    Raises RecipeError if it is of another run, DataError or RunError if it can't be written.
+    If a copy has failed, a run that is done counts as failed, with the reason in the summary; for a
+    stopped run it is a warning. Raises RecipeError if the mirror is of another run, DataError or
+    RunError if it can't be written.
     """
     url = context.recipe.checkpoint.mirror
     if url is None:

@@ -44,7 +44,7 @@ def make_program_key(recipe: Recipe, compiled_in: Iterable[str] = ()) -> Program
     entries = []
     for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:
-            # The computation is often left out if a number is 0.
+            # The program may leave out a computation if its number is 0, such as weight decay.
             is_left_out = numbers[key] == 0 and key != FOLD
             entries.append((key, "0" if is_left_out else "a number"))
         elif not _can_vary(key) or (imported and _is_below(key, ("seed", *INIT_KEYS))):
@@ -88,10 +88,8 @@ def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey
     if len(recipes) > 1 and len(groups) == len(recipes):
         keys = ", ".join(find_differing_keys(groups))
         raise RecipeError(
-            [
-                f"hydra.sweeper.vectorize: no two of {len(recipes)} jobs can share a program: they "
-                f"differ in {keys}; must differ only in {CAN_VARY}"
-            ]
+            f"hydra.sweeper.vectorize: no two of {len(recipes)} jobs can share a program: they "
+            f"differ in {keys}; must differ only in {CAN_VARY}"
         )
 
 
@@ -143,7 +141,7 @@ def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:
 
 
 def _can_vary(key: str) -> bool:
-    """Whether runs that share a program may differ in a key, apart from numbers."""
+    """Return whether runs that share a program may differ in a key that isn't a number's."""
     if key.startswith("train.lr_rules."):
         return not key.endswith(".pattern")
     if _is_below(key, ("checkpoint.restore",)):

@@ -70,7 +70,7 @@ class _Compiled:
     step_config: StepConfig
     single_steps: bool
     lowerings: str | None
-    """Content of the file of lowerings in its run directory; None without a file."""
+    """Content of the first run's file of lowerings; None without a file."""
     programs: Programs
     report: CompileReport
     rates: jax.Array
@@ -95,7 +95,7 @@ class SharedProgram:
     _inits: dict[str, Callable[..., TrainState]] = field(default_factory=dict)
 
     def serves(self, numbers: Values) -> bool:
-        """Whether a run with these numbers can use the program."""
+        """Return whether a run with these numbers can use the program."""
         if self._compiled is None:
             return numbers in self.members
         tracer = self._compiled.shared.tracer
@@ -112,9 +112,8 @@ class SharedProgram:
     ) -> CompiledRun:
         """Return a run with its lowered step and the shared program.
 
-        A resumed run with other lowerings, a fold of another size that isn't padded, and a run that
-        only compiles have separate programs.
-        Raises CompiledInError if numbers of the runs decide what is compiled.
+        Runs that only compile, a resumed run with other lowerings, and an unpadded fold of another
+        size have separate programs. Raises CompiledInError if numbers decide what is compiled.
         """
         if not {"train", "eval"} & set(recipe.stages):
             return lower_and_compile(context, recipe, dataset, built, backend)
@@ -140,7 +139,7 @@ class SharedProgram:
                 compiled = self._compiled
                 lowered = _apply_group_lowerings(built, compiled)
                 step = _make_single_step(context.recipe, lowered)
-                constants = compiled.shared.arguments_of(collect_numbers(context.recipe), step)
+                constants = compiled.shared.list_arguments(collect_numbers(context.recipe), step)
             except CompiledInError as error:
                 self.refused = error
                 raise
@@ -171,6 +170,7 @@ class SharedProgram:
     def _compile_programs(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> _Compiled:
+        """Lower the first run, and compile the program of all; require memory for `places` runs."""
         recipe = context.recipe
         reporter = context.reporter
         # The group's lowerings are written into the run directory and read from there below.
@@ -180,14 +180,13 @@ class SharedProgram:
 
         def make_step(varied: Recipe) -> TrainStep:
             with open(os.devnull, "w", encoding="utf-8") as null_file:
-                step_config = build(
-                    varied, dataset, Reporter(None, Console(file=null_file))
-                ).step_config
-            step_config = replace(step_config, network=lowered.step_config.network)
+                varied_built = build(varied, dataset, Reporter(None, Console(file=null_file)))
+            network = lowered.step_config.network
+            step_config = replace(varied_built.step_config, network=network)
             return _make_single_step(recipe, replace(lowered, step_config=step_config))
 
         shared = share_step(recipe, self.members, make_step, inputs)
-        constants = shared.arguments_of(collect_numbers(recipe), inputs.step)
+        constants = shared.list_arguments(collect_numbers(recipe), inputs.step)
         inputs = replace(inputs, step=shared.step, constants=constants)
         executable = compile_to_executable(inputs, recipe, backend, reporter)
         assert type(executable) is XlaExecutable
@@ -221,16 +220,15 @@ class SharedProgram:
             return compiled.programs.init
         if values not in self._inits:
             seed = backend.placement.put(built.seed)
-            options = (
-                UNOPTIMIZED if get_platform(backend.device.platform).optimizes_slowly else None
-            )
+            is_slow = get_platform(backend.device.platform).optimizes_slowly
+            options = UNOPTIMIZED if is_slow else None
             program = jax.jit(built.step.init).lower(seed)
             self._inits[values] = program.compile(compiler_options=options)
         return self._inits[values]
 
 
 def _list_data_shapes(inputs: CompileInputs, dataset: Dataset) -> Sequence[Any]:
-    """Return the sizes of a run's data for which its program is compiled, to be compared."""
+    """Return the sizes of data for which a run's program is compiled, to compare them."""
     return [
         pad_to_block(inputs.learning_rates).shape,
         *(
@@ -246,7 +244,7 @@ def _make_single_step(recipe: Recipe, built: Built) -> TrainStep:
 
 
 def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:
-    """Return, as text, the values besides the seed on which the initial state depends."""
+    """Return the values on which the initial state depends besides the seed, as text."""
     leaves = dict(flatten_tree(recipe.model.init.model_dump(mode="json")))
     numbers: Mapping[str, Any] = {}
     if not shared.has_same_init:
@@ -256,7 +254,7 @@ def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:
 
 
 def _apply_group_lowerings(built: Built, compiled: _Compiled) -> Built:
-    """Return the step of a run with the lowerings of its group; the initialization stays."""
+    """Return the step of a run with the lowerings of its group, and with its initialization."""
     network = built.step_config.network
     shared = compiled.step_config
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]

@@ -25,7 +25,7 @@ from pipeline.study.population.traced_constants import read_bits, read_constants
 from pipeline.training.step import TrainStep
 
 Values = Mapping[str, float]
-"""The numbers of one run by key."""
+"""The numbers of a run by key."""
 MakeStep = Callable[[Recipe], TrainStep]
 Arguments = tuple[np.ndarray, ...]
 """Scalars, or arrays, in the types of the constants that they replace."""
@@ -51,7 +51,7 @@ class StepShapes:
 
 
 class StepTrace(NamedTuple):
-    """Trace of a step: of training, then of the evaluation."""
+    """Trace of a step: its training, then its evaluation."""
 
     structure: tuple[Any, Any]
     constants: list[np.ndarray]
@@ -75,7 +75,7 @@ class StepTracer:
     shapes: StepShapes
     cache: dict[tuple[float, ...], list[np.ndarray] | None] = field(default_factory=dict)
 
-    def constants_of(self, numbers: Values, step: TrainStep) -> list[np.ndarray] | None:
+    def trace_constants(self, numbers: Values, step: TrainStep) -> list[np.ndarray] | None:
         """Return the constants of a run's step; None if its equations differ from `base`."""
         key = tuple(number for name, number in numbers.items() if name in self.keys)
         if key not in self.cache:
@@ -90,23 +90,24 @@ class SharedStep:
     """The step of runs that differ in numbers."""
 
     step: TrainStep
-    """Step with the values of `arguments_of` as its last arguments."""
+    """Step with the values of `list_arguments` as its last arguments."""
     tracer: StepTracer
     positions: tuple[tuple[int, ...], ...]
-    """Positions of the constants that each argument replaces. They are equal within a run."""
+    """Positions of the constants that each argument replaces, which are equal in every run."""
     has_same_init: bool
     """Whether initial states don't depend on the numbers."""
 
-    def arguments_of(self, numbers: Values, step: TrainStep) -> Arguments:
-        """Return the values that a run passes to the program; `step` is the run's own step.
+    def list_arguments(self, numbers: Values, step: TrainStep) -> Arguments:
+        """Return the values that a run passes to the program; `step` is the run's step.
 
         Raises CompiledInError if the steps differ in more than these values.
         """
         first = self.tracer.first
         if numbers == first:
             return tuple(self.tracer.base.constants[group[0]] for group in self.positions)
-        constants = self.tracer.constants_of(numbers, step)
+        constants = self.tracer.trace_constants(numbers, step)
         if constants is not None:
+            # The constants that the program computes with, which must be the run's bit for bit.
             expected = list(self.tracer.base.constants)
             for group in self.positions:
                 for position in group:
@@ -119,11 +120,12 @@ class SharedStep:
 def share_step(
     recipe: Recipe, members: Sequence[Values], make_step: MakeStep, inputs: CompileInputs
 ) -> SharedStep:
-    """Return the step of runs that differ in the numbers `members`.
+    """Return the step of runs that differ in numbers; `members` has the numbers of each run.
 
     `make_step` makes the step of a recipe. `recipe` and `inputs` belong to one of the runs. Raises
     CompiledInError for numbers that decide what is compiled.
     """
+    # Every value is traced alone, with the other numbers of the first run.
     first = collect_numbers(recipe)
     step = inputs.step
     keys = {key for key in first if len({member[key] for member in members}) > 1}
@@ -132,12 +134,12 @@ def share_step(
     runs = [tracer.base.constants]
     has_same_init = True
     deciding = set[str]()
-    # The steps of other folds are traced with their data, in `arguments_of`.
+    # The steps of other folds are traced with their data, in `list_arguments`.
     values = {(key, member[key]) for key in keys - {FOLD} for member in members}
     for key, value in sorted(values - first.items()):
         try:
             variant = make_step(_replace_value(recipe, key.split("."), value))
-            constants = tracer.constants_of({**first, key: value}, variant)
+            constants = tracer.trace_constants({**first, key: value}, variant)
             has_same_init &= _trace_init(variant, inputs) == _trace_init(step, inputs)
         except (TypeError, ValueError, RecipeError):
             constants = None

@@ -1,8 +1,7 @@
 """Constants of a traced function, and the function with some constants as arguments.
 
 A number of a recipe is part of a program as constants: Adam computes `1 - b1` in float64, and
-rounds it once. Functions that differ only in such numbers have equal equations with other
-constants.
+rounds it once. If functions differ only in such numbers, their equations differ in constants alone.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class TracedConstants:
     _enclosing: tuple[int, ...] = ()
     """Identities of the equations around the equation that is read."""
     _is_fixed: bool = False
-    """Whether constants can't become arguments here."""
+    """Whether constants of the equation that is read can't become arguments."""
 
     def read(self, jaxpr: ClosedJaxpr) -> None:
         """Add the equations of a jaxpr and of the jaxprs inside it."""
@@ -54,6 +53,7 @@ class TracedConstants:
         )
 
     def _read_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Add an equation and the jaxprs inside it; return names of its results."""
         before = self._enclosing, self._is_fixed
         number = len(self.structure)
         params = equation.params
@@ -63,9 +63,9 @@ class TracedConstants:
             # The rules for derivatives are left out: they are new objects in every trace.
             params = {"called": find_called_jaxpr(equation)}
         self._enclosing = (*self._enclosing, id(equation))
-        # Jaxprs inside of other equations can't be evaluated with arguments for constants.
-        self._is_fixed |= equation.primitive.name in CHECKPOINTS
-        self._is_fixed |= not (is_call or equation.primitive.name in FLOW)
+        # Only in calls and control flow, but for checkpoints, constants can become arguments.
+        can_vary = is_call or equation.primitive.name in FLOW
+        self._is_fixed |= not can_vary or equation.primitive.name in CHECKPOINTS
         self.structure.append({name: self._to_comparable(value) for name, value in params.items()})
         self._enclosing, self._is_fixed = before
         return [(number, result) for result in range(len(equation.outvars))]
@@ -80,6 +80,7 @@ class TracedConstants:
         return read_bits(param) if isinstance(param, np.ndarray | Array) else param
 
     def _read_constant(self, atom: Any, value: Any) -> Any:
+        """Add a constant; return its place in `values`, or its bits if it can't be an argument."""
         if jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.prng_key):
             with jax.ensure_compile_time_eval():
                 return read_bits(jax.random.key_data(value))
@@ -115,7 +116,6 @@ def with_arguments(
 
     Each value replaces the constants at one group of positions, and has their shape and type.
     """
-
     indices = {position: n for n, group in enumerate(positions) for position in group}
 
     def run(values: Sequence[Any], closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:

@@ -21,11 +21,12 @@ from pipeline.study.runs.ranking import is_larger_better
 from pipeline.study.runs.recorded_run import RecordedRun
 
 MIN_RUNS = 20
+"""Least number of runs: an importance from fewer is mostly noise."""
 MAX_SAMPLE_RUNS = 400
-"""One bootstrap sample has at most this many runs."""
+"""A bootstrap sample has at most this many runs."""
 BOOTSTRAP_SAMPLES = 24
-"""Number of bootstrap samples."""
 MAX_KEYS = 12
+"""At most this many keys are compared, the first of `keys`."""
 MAX_EXACT_INTEGER = 2**53
 """Largest whole number that floats represent exactly; larger numbers are treated as choices."""
 MIN_LOG_RATIO = 30.0
@@ -44,7 +45,7 @@ class KeyImportance:
     """90th percentile."""
 
 
-def importance_of_keys(
+def compute_importances(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[KeyImportance] | str:
     """Return the importance of keys for a metric, the largest first, or why there is none.
@@ -53,11 +54,8 @@ def importance_of_keys(
     """
     if importlib.util.find_spec("optuna") is None:
         return "needs Optuna: pip install 'recipe-pipeline[sweep]'"
-    rated_runs = [
-        run
-        for run in runs
-        if run.status == "done" and math.isfinite(run.figures.get(metric, math.nan))
-    ]
+    done = [run for run in runs if run.status == "done"]
+    rated_runs = [run for run in done if math.isfinite(run.figures.get(metric, math.nan))]
     counts = Counter(key for run in rated_runs for key in run.keys)
     compared_keys = [key for key in keys if counts[key] >= MIN_RUNS][:MAX_KEYS]
     rated_runs = [run for run in rated_runs if all(key in run.keys for key in compared_keys)]
@@ -81,6 +79,7 @@ def importance_of_keys(
 def _bootstrap_importances(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[Mapping[str, float]]:
+    """Return the importance of each key by bootstrap sample; 0 if it isn't finite."""
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
@@ -92,8 +91,8 @@ def _bootstrap_importances(
         def get_trials(self, deepcopy: bool = True, states: Any = None) -> list[Any]:
             return list(self.sample)
 
-    space = {key: distribution_of([run.keys[key] for run in runs]) for key in keys}
-    params = [{key: value_in(space[key], run.keys[key]) for key in keys} for run in runs]
+    space = {key: choose_distribution([run.keys[key] for run in runs]) for key in keys}
+    params = [{key: to_param(space[key], run.keys[key]) for key in keys} for run in runs]
 
     def make_trial(number: int, index: int) -> optuna.trial.FrozenTrial:
         return optuna.trial.FrozenTrial(
@@ -136,7 +135,7 @@ def _bootstrap_importances(
     return shares
 
 
-def distribution_of(values: Sequence[Any]) -> Any:
+def choose_distribution(values: Sequence[Any]) -> Any:
     """Return Optuna's distribution for a key's values.
 
     Numbers have their range, on a logarithmic scale if it is wide. Other values are choices.
@@ -158,8 +157,8 @@ def distribution_of(values: Sequence[Any]) -> Any:
     return FloatDistribution(float(low), float(high), log=log)
 
 
-def value_in(distribution: Any, value: Any) -> Any:
-    """Return a key's value in the form of `distribution`, which `distribution_of` returned."""
+def to_param(distribution: Any, value: Any) -> Any:
+    """Return a key's value in the form of `distribution`, which `choose_distribution` returned."""
     if not hasattr(distribution, "choices"):
         return value
     choice = _to_choice(value)

@@ -31,6 +31,7 @@ class DataUse:
 
     dataset: str
     fingerprint: str
+    """As `RecordedRun.data`."""
     ops: str
     """Names of the map ops of the training split, in their order."""
     runs: tuple[str, ...]

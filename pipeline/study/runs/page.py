@@ -10,12 +10,14 @@ from typing import Any
 
 from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.pages.page import Page, render_page
-from pipeline.study.runs.importance import KeyImportance, importance_of_keys
+from pipeline.study.runs.importance import KeyImportance, compute_importances
 from pipeline.study.runs.lineage import list_data_uses, list_links
 from pipeline.study.runs.ranking import is_larger_better
-from pipeline.study.runs.recorded_run import RecordedRun, common_keys, differing_keys
+from pipeline.study.runs.recorded_run import RecordedRun, find_common_keys, list_differing_keys
 
 MAX_COLUMNS = 40
+MIN_FIGURES = 8
+"""Columns that are left for figures if there are many keys."""
 MAX_AXES = 9
 MAX_CHOICES = 12
 """An axis has at most this many choices."""
@@ -33,7 +35,7 @@ def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: st
     """
     importance: Sequence[KeyImportance] | str = "no run has a metric"
     if metric is not None:
-        importance = importance_of_keys(runs, differing_keys(runs), metric)
+        importance = compute_importances(runs, list_differing_keys(runs), metric)
     title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} in {folder}"
     states = Counter(run.status for run in runs)
     summary = ", ".join(f"{count} {state}" for state, count in states.items())
@@ -44,25 +46,24 @@ def write_page(runs: Sequence[RecordedRun], path: Path, folder: Path, metric: st
     text = render_page(
         Page("runs", title, summary),
         "runs.html",
-        content=page_data(runs, metric),
+        content=make_page_data(runs, metric),
         importance=importance,
         uses=list_data_uses(runs),
         links=list_links(runs),
-        shared={key: _shorten(value) for key, value in common_keys(runs).items()},
+        shared={key: _shorten(value) for key, value in find_common_keys(runs).items()},
     )
     with convert_write_errors(path):
         write_whole(path, text)
 
 
-def page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]:
+def make_page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]:
     """Return the input of the page's script as a tree for JSON; non-finite numbers are null."""
-    keys = differing_keys(runs)[: MAX_COLUMNS - 8]
+    keys = list_differing_keys(runs)[: MAX_COLUMNS - MIN_FIGURES]
     figures = _choose_figures(runs, metric)[: MAX_COLUMNS - len(keys)]
     axes = [key for key in keys if _has_readable_axis(runs, key)][: MAX_AXES - 1]
     rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
     larger_is_better = metric is not None and is_larger_better(metric)
-    sign = -1 if larger_is_better else 1
-    ranked = sorted(rated, key=lambda n: sign * runs[n].figures[str(metric)])
+    ranked = sorted(rated, key=lambda n: runs[n].figures[str(metric)], reverse=larger_is_better)
     eval_curve = f"eval {metric}"
     has_eval_curve = any(
         eval_curve in run.curves and len(run.curves[eval_curve].steps) > 1 for run in runs
@@ -83,6 +84,7 @@ def page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str, Any]
 
 
 def _choose_figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str]:
+    """Return the figures to show: the metric, then those that differ, speeds last."""
     names = dict.fromkeys(name for run in runs for name in run.figures)
     first = [metric] if metric is not None else []
     candidates = [name for name in names if name not in (*first, "count")]
@@ -92,7 +94,7 @@ def _choose_figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str
 
 
 def _has_readable_axis(runs: Sequence[RecordedRun], key: str) -> bool:
-    """Whether a key varies and has numbers or few choices, so that its axis is readable."""
+    """Return whether a key varies and has numbers or few choices, so that its axis is readable."""
     values = [run.keys[key] for run in runs if run.keys.get(key) is not None]
     are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     num_choices = len({str(value) for value in values})
@@ -124,6 +126,7 @@ def _make_row(run: RecordedRun, figures: Sequence[str], keys: Sequence[str]) -> 
 
 
 def _shorten(value: Any) -> Any:
+    """Return a value for JSON: a bool or a number beyond JavaScript's integers becomes text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

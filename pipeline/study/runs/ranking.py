@@ -23,7 +23,7 @@ def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
     """Return the metric to rank runs by; None without metrics. `runs` has the figures of each run.
 
     A metric of evaluations comes before a loss, and an evaluation loss before a training loss, even
-    if few runs have it. Of several metrics, the metric of the most runs is returned.
+    if few runs have it. Of several such metrics, the one that most runs have is returned.
     """
     names = [name for figures in runs for name in figures if name not in _NOT_METRICS]
     if not names:

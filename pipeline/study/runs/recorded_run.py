@@ -39,7 +39,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LoggedCurve:
-    """A curve: values at steps."""
+    """A curve of a log: values at steps."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -87,6 +87,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def _find_runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the run directories in a folder `depth` levels deep, and below it."""
     try:
         with os.scandir(folder) as scan:
             entries = list(scan)
@@ -134,7 +135,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
         run_dir=run_dir,
         status=str(summary.get("status", "unfinished")),
         begun=str(first.get("begun", "")),
-        keys=flat_keys(recipe),
+        keys=flatten_keys(recipe),
         figures=_collect_figures(summary),
         curves=logged,
         data=_join_fingerprints(first.get("data")),
@@ -147,6 +148,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
 
 
 def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what `read` returns; if it raises, note a problem and return `otherwise`."""
     try:
         return read()
     except (DataError, OSError, ValueError) as error:
@@ -180,7 +182,7 @@ def _read_curves(run_dir: Path) -> Mapping[str, LoggedCurve]:
     return curves
 
 
-def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's values by dotted key; a list of scalars is one value, as text."""
     flat: dict[str, Any] = {}
     for section, value in recipe.items():
@@ -192,13 +194,14 @@ def flat_keys(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_lists(tree: Any) -> Any:
+    """Return a tree with each list of scalars as text."""
     if isinstance(tree, Mapping):
         return {key: _format_lists(value) for key, value in tree.items()}
-    if isinstance(tree, list) and not any(isinstance(item, Mapping | list) for item in tree):
-        return f"[{', '.join(map(str, tree))}]"
-    if isinstance(tree, list):
+    if not isinstance(tree, list):
+        return tree
+    if any(isinstance(item, Mapping | list) for item in tree):
         return [_format_lists(item) for item in tree]
-    return tree
+    return f"[{', '.join(map(str, tree))}]"
 
 
 def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -240,7 +243,7 @@ def _list_sources(
         yield "restored", os.path.normpath(os.path.join(folder, restored))
 
 
-def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
+def list_differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the keys with several values among the runs, the most varied first.
 
     Runs without a key don't count for it, since older versions had fewer keys.
@@ -253,7 +256,7 @@ def differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
     return sorted(differing, key=lambda key: (key.startswith(MINOR), -len(values[key]), key))
 
 
-def common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+def find_common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     """Return the keys with the same value in all runs, and that value."""
     first: Mapping[str, Any] = runs[0].keys if runs else {}
     return {
@@ -297,7 +300,7 @@ def sample_log(log: Path) -> Mapping[str, LoggedCurve]:
 
 
 def _sample_lines(log: Path) -> list[LogLine]:
-    """Return the first, the last and evenly spread lines between, in the order of their steps.
+    """Return the first and the last line, and evenly spread lines between, in the order of steps.
 
     Lines that can't be parsed are skipped.
     """
@@ -326,8 +329,9 @@ def _read_spread_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield text
         return
     for number in range(1, MAX_POINTS):
-        # The offset is inside a line, so the next one is used.
-        file.seek(min(len(first) + (size - len(first)) * number // (MAX_POINTS - 1), size - 1))
+        # The offset is inside a line, so the next line is used.
+        offset = len(first) + (size - len(first)) * number // (MAX_POINTS - 1)
+        file.seek(min(offset, size - 1))
         file.readline(MAX_LINE_BYTES)
         text = file.readline(MAX_LINE_BYTES)
         if text.endswith(b"\n"):

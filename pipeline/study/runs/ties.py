@@ -19,12 +19,13 @@ NUM_SHOWN = 5
 
 @dataclass(frozen=True)
 class Ties:
-    """The settings with the best mean, and those that the test can't distinguish from them."""
+    """The settings with the best mean, and other settings that the test can't distinguish."""
 
     best: str
     mean: float
     """Mean of the metric over the seeds of `best`."""
     seeds: int
+    """Number of seeds of `best`."""
     tied: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -45,8 +46,8 @@ def find_ties(
 ) -> Ties | None:
     """Return the ties of runs, each with its varied keys and its metric.
 
-    None unless two settings, apart from the key `seed`, have `MIN_PAIRS` seeds each. Of several
-    runs with the same settings and seed, the last counts.
+    Settings are the keys besides `seed`. Returns None unless two of them have `MIN_PAIRS` seeds
+    each. Of several runs with the same settings and seed, the last counts.
     """
     values: dict[str, dict[Any, float]] = {}
     for keys, value in runs:
@@ -59,13 +60,10 @@ def find_ties(
     choose = max if larger_is_better else min
     best = choose(means, key=lambda name: means[name])
     first = repeated[best]
-    tied = [
-        name
-        for name, by_seed in repeated.items()
-        if name != best
-        and count_pairs_to_decide(
-            np.array([first[seed] - by_seed[seed] for seed in first if seed in by_seed])
-        )
-        is None
-    ]
+
+    def is_tied(by_seed: Mapping[Any, float]) -> bool:
+        differences = [first[seed] - by_seed[seed] for seed in first if seed in by_seed]
+        return count_pairs_to_decide(np.array(differences)) is None
+
+    tied = [name for name, by_seed in repeated.items() if name != best and is_tied(by_seed)]
     return Ties(best, means[best], len(first), tuple(tied))

@@ -1,4 +1,4 @@
-"""Command of a sweep, stored in its directory, and the search for a sweep by its command."""
+"""Command of a sweep, stored in its directory, and the search for the sweep of a command."""
 
 from __future__ import annotations
 
@@ -53,10 +53,8 @@ class Command(BaseModel):
     def arguments(self) -> list[str]:
         """All fixed or swept arguments: the overrides and the sweeper's `params`."""
         params = self.sweeper.params or {}
-        return [
-            *self.overrides,
-            *mark_optional_keys(f"{key}={value}" for key, value in params.items()),
-        ]
+        marked = mark_optional_keys(f"{key}={value}" for key, value in params.items())
+        return [*self.overrides, *marked]
 
     def redact(self) -> Command:
         """Return the command without secrets, as it is stored and compared."""
@@ -82,10 +80,7 @@ def make_command(hydra_config: Any, overrides: Sequence[str]) -> Command:
 
 
 def resolve_sweeper(hydra_config: Any) -> dict[str, Any]:
-    """Return the settings of the sweeper in the section `hydra`, with their references resolved.
-
-    Raises OmegaConfBaseException if a setting refers to a missing key.
-    """
+    """Return the sweeper's settings, resolved. Raises OmegaConfBaseException for a missing key."""
     section = OmegaConf.to_container(hydra_config.sweeper, resolve=True)
     assert isinstance(section, dict)
     return {str(key): value for key, value in section.items()}
@@ -102,10 +97,7 @@ def write_command(sweep_dir: Path, command: Command) -> None:
 
 
 def read_command(sweep_dir: Path) -> Command | None:
-    """Read the command of a sweep; None if there is no file yet.
-
-    Raises DataError if the file can't be read.
-    """
+    """Read the command of a sweep; None without a file. Raises DataError if it can't be read."""
     return read_model(sweep_dir / COMMAND, read_yaml, Command)
 
 

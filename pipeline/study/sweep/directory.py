@@ -41,7 +41,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @contextmanager
 def claim_job(job_dir: Path) -> Iterator[bool]:
-    """Claim a job in the body; yields False if another process runs the job."""
+    """Claim a job in the body. Yields whether it is claimed; else another process runs the job."""
     with lock_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
@@ -168,7 +168,7 @@ def is_run_or_sweep(folder: Path) -> bool:
 
 
 def list_members(sources: Sequence[Path]) -> list[Path]:
-    """Return the runs of an ensemble: each source, or the jobs of a sweep that are done.
+    """Return the runs of an ensemble: each source that is a run, and the done jobs of a sweep.
 
     Raises DataError for a sweep without such a job.
     """

@@ -28,6 +28,7 @@ from scipy.stats import norm
 
 Acquisition = Literal["ei", "pi", "ucb"]
 CANDIDATES = 500
+"""Points that are drawn at random for each trial; the best of them is tried."""
 LENGTHS = np.geomspace(0.1, 3.0, 12)
 NOISES = (1e-6, 1e-3, 1e-1)
 """Lengths of the kernel and variances of the noise, the likeliest of which are used."""
@@ -68,7 +69,7 @@ def _compute_matern(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
 
 
 def encode(space: Mapping[str, BaseDistribution], values: Mapping[str, Any]) -> np.ndarray:
-    """Return the point of the unit cube for values of the keys of a space."""
+    """Return the point of the unit cube, float64 (d,), for values of a space's keys."""
     point: list[float] = []
     for name, distribution in space.items():
         number = distribution.to_internal_repr(values[name])
@@ -108,29 +109,28 @@ class GaussianProcessSampler(BaseSampler):
     ) -> dict[str, Any]:
         """Return the values of the candidate with the largest acquisition."""
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        trials = [trial for trial in done if np.isfinite(trial.value or 0.0)]
+        trials = [other for other in done if np.isfinite(other.value or 0.0)]
         if not search_space or len(trials) < self._first_draws:
             return {}
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         begun = [other for other in running if other.params.keys() >= search_space.keys()]
         x = np.array([encode(search_space, other.params) for other in (*trials, *begun)])
         values = np.array([trial.value for trial in trials])
+        # Larger is better from here on.
         y = values if study.direction == StudyDirection.MAXIMIZE else -values
         y = (y - y.mean()) / (y.std() or 1.0)
         if begun:
             y = np.append(y, predict(x[: len(y)], y, x[len(y) :])[0])
-        candidates = [
-            {
-                name: self.sample_independent(study, trial, name, values)
-                for name, values in search_space.items()
-            }
-            for _ in range(CANDIDATES)
-        ]
+
+        def draw() -> dict[str, Any]:
+            keys = search_space.items()
+            return {key: self.sample_independent(study, trial, key, kind) for key, kind in keys}
+
+        candidates = [draw() for _ in range(CANDIDATES)]
         mean, std = predict(x, y, np.array([encode(search_space, c) for c in candidates]))
         return candidates[int(acquire(self._acquisition, mean, std, y.max()).argmax())]
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution
     ) -> Any:
-        """Draw a value at random."""
         return self._random.sample_independent(study, trial, name, distribution)

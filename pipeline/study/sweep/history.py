@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.overrides import get_key
 from pipeline.config.recipe import Recipe
-from pipeline.study.runs.recorded_run import MINOR, RecordedRun, flat_keys, read_runs
+from pipeline.study.runs.recorded_run import MINOR, RecordedRun, flatten_keys, read_runs
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -41,11 +41,10 @@ def read_trials(
     """Return the runs below a folder as finished trials of a study, and the number of all runs.
 
     A run becomes a trial if it is done, has the metric and is in the search space. Its recipe may
-    differ only in the searched keys and `FREE_KEYS`. Raises DataError if the folder can't be read
-    or has no run.
+    differ only in searched keys and `FREE_KEYS`. Raises DataError for a folder without a run.
     """
     runs = read_runs(folder, curves=False)
-    fixed = flat_keys(recipe.model_dump(mode="json"))
+    fixed = flatten_keys(recipe.model_dump(mode="json"))
     searched = {get_key(name) for name in space}
     candidates = (_make_trial(run, fixed, searched, space, metric) for run in runs)
     return [trial for trial in candidates if trial is not None], len(runs)
@@ -58,6 +57,7 @@ def _make_trial(
     space: Mapping[str, BaseDistribution],
     metric: str,
 ) -> FrozenTrial | None:
+    """Return a run as a trial; None if it doesn't fit. `fixed` are the recipe's flat keys."""
     value = run.figures.get(metric)
     if run.status != "done" or value is None or not math.isfinite(value):
         return None
@@ -78,9 +78,9 @@ def _make_trial(
 
 
 def _differs(run: RecordedRun, fixed: Mapping[str, Any], key: str) -> bool:
-    """Whether a run has another value of a key, or another number of elements of a list.
+    """Return whether a run has another value of a key, or a list of another length.
 
-    A key that an older run lacks does not differ.
+    Other keys that only the recipe has don't differ: they are newer than the run.
     """
     if key in run.keys and key in fixed:
         return bool(run.keys[key] != fixed[key])
@@ -93,16 +93,13 @@ def _is_free(key: str, searched: set[str]) -> bool:
 
 
 def _find_param(value: Any, distribution: BaseDistribution) -> Any:
-    """Return a run's value as the search space has it; None if it is outside of the space."""
+    """Return a run's value in the form of the search space; None if it is outside of the space."""
     from optuna.distributions import CategoricalDistribution
 
     if isinstance(distribution, CategoricalDistribution):
         # Choices are texts from the command line.
-        same = (
-            choice
-            for choice in distribution.choices
-            if _normalize_value(choice) == _normalize_value(value)
-        )
+        text = _normalize_value(value)
+        same = (choice for choice in distribution.choices if _normalize_value(choice) == text)
         return next(same, None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -54,20 +54,17 @@ OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
 
 @dataclass(eq=False)
 class Job:
-    """Task function that Hydra calls for every job of a sweep; a class, so that it can be pickled.
-
-    - swept: keys that the command line varies
-    - failures: jobs that failed before this command, with the times of their summaries
-    - on_changed: whether a job whose data changed may be resumed
-    - inspection: inspection of every job
-    - open_pruner: set by a study
-    """
+    """Task function that Hydra calls for every job of a sweep; a class, since it is pickled."""
 
     swept: Sequence[str]
+    """Keys that the command line varies."""
     failures: Mapping[str, int]
+    """Jobs that failed before this command, as in `find_failures`."""
     on_changed: OnChanged
+    """Whether a job whose data changed may be resumed."""
     inspection: Inspection
     open_pruner: OpenPruner | None = None
+    """Set by a study; None in other sweeps."""
 
     def __call__(self, config: DictConfig) -> None:
         """Run or resume the job in the directory that Hydra created for it.
@@ -106,10 +103,8 @@ class Job:
         (job_dir / SUMMARY).unlink(missing_ok=True)
         limit_threads(hydra_config.launcher)
         resumed = ", resumed" if (job_dir / RECIPE).exists() else ""
-        print(
-            f"\n{_format_job_label(job_dir)} {printable(format_changed(changed))}{resumed}",
-            flush=True,
-        )
+        label = _format_job_label(job_dir)
+        print(f"\n{label} {printable(format_changed(changed))}{resumed}", flush=True)
         debug = bool(config.get("debug"))
 
         def attempt() -> int:
@@ -171,7 +166,7 @@ def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Reci
 
 
 def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
-    """Run a job; if it fails before it writes a summary, write one if possible, and raise."""
+    """Call `attempt`; if it raises before the job has a summary, write a summary, and raise."""
     try:
         return attempt()
     except (Exception, KeyboardInterrupt) as error:

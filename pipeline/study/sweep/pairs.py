@@ -88,11 +88,12 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
     command = make_command(sweeper.config.hydra, overrides)
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
     jobs = plan_pairs(sweeper, command.arguments, settings)
-    # A job without a valid recipe fails, so that there is no verdict.
+    # Recipes of sides A and B. If a recipe is invalid, its job fails, so that there is no verdict.
     recipes = [job.recipe for job in jobs[: len(SIDES)] if job.recipe is not None]
     start, count_at_once = _choose_start(sweeper, task, recipes)
     pairs_at_once = max(1, count_at_once // len(SIDES))
-    # No verdict comes before `MIN_PAIRS`, so these may run together, unless time is short.
+    # Pairs from `begin` to `end` are a wave. No verdict comes before `MIN_PAIRS`, so these may run
+    # together, unless time is limited.
     end = pairs_at_once if settings.minutes else max(MIN_PAIRS, pairs_at_once)
     begin = 0
     longest_s = 0.0
@@ -149,7 +150,7 @@ def plan_pairs(
 def _choose_start(
     sweeper: BasicSweeper, task: Job, recipes: Sequence[Recipe]
 ) -> tuple[Launch, int]:
-    """Return the start of jobs, by one program if they can share it, and how many run at once."""
+    """Return the function that starts jobs, by one program if it can, and how many run at once."""
     assert sweeper.config is not None
     assert sweeper.launcher is not None
     start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)

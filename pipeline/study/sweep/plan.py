@@ -70,7 +70,7 @@ def compose_job(sweeper: BasicSweeper, overrides: Sequence[str]) -> DictConfig:
 def plan_job(
     sweeper: BasicSweeper, number: int, overrides: Sequence[str], swept: Sequence[str]
 ) -> PlannedJob:
-    """Plan the job of a sweep with some overrides; the keys `swept` distinguish it.
+    """Plan job `number` of a sweep; the keys `swept` distinguish it from other jobs.
 
     Raises Hydra's errors for overrides that can't be composed.
     """
@@ -89,9 +89,8 @@ def plan_jobs(
 ) -> list[PlannedJob]:
     """Plan the jobs of a grid: the result of `plan_job` for each combination of overrides.
 
-    Jobs that differ only in values of keys share one composition, since composing is slow. The
-    recipe of a job is checked only if its directory has a recipe to compare with, or if
-    `with_recipes` is set.
+    Jobs that differ only in values of keys share one composition, since composing is slow. A job's
+    recipe is checked only if its directory has a recipe to compare, or `with_recipes` is set.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
     jobs = []
@@ -116,7 +115,7 @@ def plan_jobs(
 def _sets_one_value(
     override: Override, overrides: Sequence[Override], swept: Sequence[str]
 ) -> bool:
-    """Whether an override sets one value of the recipe that no other override sets or contains."""
+    """Return whether an override sets one swept value that no other override sets or contains."""
     key = override.key_or_group
     value = override.value()
     if key not in swept or override.type is not OverrideType.CHANGE or override.package:
@@ -166,12 +165,10 @@ def enter_jobs(
 ) -> None:
     """Enter new jobs and the command into the sweep's directory.
 
-    `grows` is true for a grid, which may have more jobs than before. In a study jobs are entered
-    one by one, and the command must be the same.
-
-    Raises RunError if the directory has another sweep. Raises RecipeError if two jobs share a
-    directory, or if one is outside of the sweep's. Raises DataError if existing files can't be
-    read, are links or don't belong to a sweep.
+    `grows` is true for a grid, whose command may have more jobs than before. Other sweeps enter
+    some jobs at a time, and their command must be the same. Raises RunError if the directory has
+    another sweep, RecipeError if two jobs share a directory or one is outside of the sweep's, and
+    DataError if existing files can't be read, are links or don't belong to a sweep.
     """
     _require_separate_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
@@ -204,7 +201,7 @@ def _require_separate_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> No
 def _require_same_sweep(
     sweep_dir: Path, jobs: Sequence[PlannedJob], command: Command, *, grows: bool
 ) -> None:
-    """Raise RunError if the directory has another sweep, unless this one only has more jobs."""
+    """Raise RunError if the directory has another sweep; with `grows`, this may have more jobs."""
     problems = []
     recorded = read_command(sweep_dir)
     if recorded is not None:
@@ -232,7 +229,7 @@ def _require_same_sweep(
 
 
 def _list_differences(job: PlannedJob) -> list[str]:
-    """Describe the differences of a job from the job in its directory."""
+    """Return a line for each difference of a job from the job in its directory."""
     recorded = read_overrides(job.folder)
     if recorded is not None and recorded != job.changed:
         earlier, current = (

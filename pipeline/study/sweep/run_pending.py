@@ -19,11 +19,12 @@ from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.threads import share_processors
 
 POLL_S = 0.5
-"""Interval of checks whether other processes have finished their jobs."""
+"""Seconds between two checks whether other processes have finished their jobs."""
 MAX_FUTILE_STARTS = 3
 """Successive starts without a finished job after which the launcher counts as broken."""
 
 Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
+"""Function that starts jobs, and returns when they have ended."""
 
 
 def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Launch) -> None:
@@ -61,7 +62,7 @@ def _join_names(jobs: Sequence[PlannedJob]) -> str:
 
 
 def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
-    """Launch jobs and describe how the launch ended; the launcher's workers may be killed."""
+    """Launch jobs, whose processes may be killed; return in words how the launch ended."""
     try:
         for job in launch(jobs):
             if job.status == JobStatus.FAILED:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
     """Return the keys to search with their distributions, and the fixed overrides.
 
-    Raises RecipeError for an argument that isn't an override, if no key is to be searched, and if a
-    range has no values.
+    Raises RecipeError for an argument that isn't an override, a range without values, and no key.
     """
     problems = [
         f"{show(override)}: {problem}" for override, problem in find_parse_problems(arguments)
@@ -38,9 +37,7 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
             fixed.append(override.input_line)
     if not space:
         examples = "'train.optimizer.lr=tag(log,interval(0.001,0.1))' or train.batch_size=16,32"
-        raise RecipeError(
-            [f"hydra/sweeper = optuna: must have a key to search, such as {examples}"]
-        )
+        raise RecipeError(f"hydra/sweeper = optuna: must have a key to search, such as {examples}")
     return space, fixed
 
 
@@ -76,7 +73,7 @@ def _make_distribution(override: Override) -> BaseDistribution:
             return IntDistribution(int(min(values)), int(max(values)), step=int(step))
         return FloatDistribution(float(min(values)), float(max(values)), step=float(step))
     except ValueError as error:
-        raise RecipeError([f"{override.input_line}: {error}"]) from error
+        raise RecipeError(f"{override.input_line}: {error}") from error
 
 
 def to_overrides(params: Mapping[str, Any]) -> list[str]:
@@ -84,7 +81,7 @@ def to_overrides(params: Mapping[str, Any]) -> list[str]:
     return mark_optional_keys(f"{key}={value}" for key, value in params.items())
 
 
-def one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
+def vary_one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
     """Return values of trials, so that every listed choice is in a trial.
 
     Each trial varies one key; the other keys have their first value. For a range only the lowest

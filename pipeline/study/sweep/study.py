@@ -111,10 +111,11 @@ def find_first_number(trial: FrozenTrial) -> int:
 
 
 class TrialPruner(Pruner):
-    """Monitor that reports a trial's values, and asks the study's pruner after every report.
+    """Monitor that reports a trial's values, and calls the study's pruner after every report.
 
-    At the end of every sink it reports the mean of the sink's finite training losses, negated if a
-    larger metric is better. With `by_evaluations` it reports the metric instead, at evaluations.
+    At the end of a sink it reports the mean of the sink's finite training losses, negated if a
+    larger metric is better: Optuna compares values in the direction of the metric. With
+    `by_evaluations` it reports the metric instead, at evaluations.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str, *, by_evaluations: bool) -> None:
@@ -138,7 +139,6 @@ class TrialPruner(Pruner):
         self._steps += len(losses)
 
     def on_sink(self, report: SinkReport) -> None:
-        """Report the mean training loss."""
         if not self._by_evaluations:
             mean = self._loss / self._steps if self._steps else math.nan
             self._report_value(self._sign * mean, report.step)
@@ -146,7 +146,6 @@ class TrialPruner(Pruner):
         self._steps = 0
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
-        """Report the metric."""
         if not self._by_evaluations:
             return
         scalars = evaluation.scalars()

@@ -51,6 +51,7 @@ TABLE = "sweep.csv"
 SINK_SIZE = "train.sink_size"
 AMORTISATION = "amortisation"
 CACHED_JOBS = 1 << 14
+"""Jobs whose files stay in memory, to read only new files for the next table."""
 BYTES_PER_S = 750
 """Average rate at which a table may be rewritten."""
 STUDY = "optuna"
@@ -93,9 +94,9 @@ class JobRow:
 def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
     """Write and print the table, and return the largest exit status of a job.
 
-    It is 0 if every job is done. If processes of a launcher share the jobs, those that others still
-    run don't count: launchers end all processes once one has another status than 0. Raises RunError
-    if there is no job, and DataError if a job's files can't be read.
+    It is 0 if every job is done. If processes of a launcher share the jobs, running jobs don't
+    count: launchers end all processes once one has another status than 0. Raises RunError if there
+    is no job, and DataError if a job's files can't be read.
     """
     rows = read_jobs(sweep_dir)
     if not rows:
@@ -125,9 +126,8 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     metric = main_metric([row.summary.numbers() for row in done])
     if metric is None:
         return
-    rated_rows = [
-        (row.summary.numbers()[metric], row) for row in done if metric in row.summary.numbers()
-    ]
+    numbers = [(row.summary.numbers(), row) for row in done]
+    rated_rows = [(figures[metric], row) for figures, row in numbers if metric in figures]
     choose = max if is_larger_better(metric) else min
     value, best = choose(rated_rows, key=lambda pair: pair[0])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {format_changed(best.changed)}"))
@@ -228,15 +228,11 @@ def update_table(sweep_dir: Path) -> None:
     except OSError:
         is_recent = False
     if not is_recent:
-        write_table(sweep_dir)
-
-
-def write_table(sweep_dir: Path) -> None:
-    """Rewrite `sweep.csv` atomically. Raises DataError if a job's files can't be read."""
-    _write_rows(read_jobs(sweep_dir), sweep_dir / TABLE)
+        _write_rows(read_jobs(sweep_dir), sweep_dir / TABLE)
 
 
 def _write_rows(rows: Sequence[JobRow], file: Path) -> None:
+    """Replace the table as a whole, so that a reader never sees half of it."""
     cells = [row.cells() for row in rows]
     columns = _list_columns(cells)
     write_whole(file, format_csv({name: row.get(name) for name in columns} for row in cells))

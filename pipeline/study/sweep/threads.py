@@ -30,8 +30,8 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
 def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     """Divide the processors among the processes that a launcher starts in the body for `jobs` jobs.
 
-    The processes inherit the environment, where a number that the user has set stays. This process
-    is not affected if it uses jax already.
+    The processes inherit the environment, in which a number that the user has set stays. This
+    process doesn't change if it uses jax already.
     """
     shares = _compute_shares(launcher, jobs)
     os.environ.update(shares)
@@ -46,11 +46,11 @@ def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
     at_once = count_jobs_at_once(launcher, jobs)
     shares = share_memory(at_once)
     if at_once > 1 and THREADS not in os.environ:
-        shares[THREADS] = str(share_of(at_once))
+        shares[THREADS] = str(divide_processors(at_once))
     return shares
 
 
-def share_of(jobs: int) -> int:
+def divide_processors(jobs: int) -> int:
     """Return the number of processors for each of several jobs; at least 1."""
     return max(1, count_processors() // jobs)
 

@@ -29,7 +29,7 @@ from pipeline.study.sweep.history import EARLIER, read_trials
 from pipeline.study.sweep.jobs import Job
 from pipeline.study.sweep.plan import PlannedJob, compose_job, enter_jobs, plan_job
 from pipeline.study.sweep.run_pending import POLL_S, Launch, launch_jobs, run_all
-from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides
+from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time
 from pipeline.study.sweep.storage import BaseHeartbeat, send_heartbeats
 from pipeline.study.sweep.study import (
     StudySettings,
@@ -91,9 +91,9 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
     command = make_command(sweeper.config.hydra, overrides)
     space, fixed = read_space(command.arguments)
     settings = read_settings(sweeper.config.hydra.sweeper, sweep_dir)
-    choices = [[*fixed, *to_overrides(values)] for values in one_at_a_time(space)]
-    for overrides in choices:
-        compose_job(sweeper, overrides)
+    choices = [[*fixed, *to_overrides(values)] for values in vary_one_at_a_time(space)]
+    for choice in choices:
+        compose_job(sweeper, choice)
     first = plan_job(sweeper, 0, choices[0], ())
     enter_jobs(sweep_dir, (), command, grows=False)
     with hold_planning_lock(sweep_dir):
@@ -112,8 +112,7 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
 def _request_trials(search: StudySearch) -> list[Trial]:
     """Return the next trials for this process, trials of dead processes first.
 
-    Returns none when all trials are done. This waits while other processes run the last trials,
-    since one of them may die.
+    Returns [] when all are done. Waits while other processes, which may die, run the last trials.
     """
     is_waiting = False
     while True:
@@ -158,7 +157,7 @@ def requeue_dead_trials(search: StudySearch) -> None:
 
 
 def _requeue_trials(study: optuna.Study, numbers: Sequence[int]) -> None:
-    """Mark the trials that are running as failed, and queue them again, without a retry's count."""
+    """Mark trials that are running as failed, and queue them again without counting a retry."""
     for number in numbers:
         trial = study.trials[number]
         if trial.state == TrialState.RUNNING:

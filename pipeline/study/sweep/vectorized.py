@@ -42,12 +42,12 @@ KEY = "hydra.sweeper.vectorize"
 MAX_PROGRAMS = 4
 """At most this many programs stay compiled for later trials of a study; each uses memory."""
 POLL_SIGNALS_S = 0.1
-"""Interval of checks for signals, which only the main thread receives."""
+"""Seconds between two checks for signals, which only the main thread receives."""
 PRINTED_METRICS = ("train_loss", "accuracy", "loss")
 """Metrics of a job that are printed at its end, if it has them."""
 
 MemberRun = Callable[[Signals], None]
-"""Trains a member, a job of a population, which checks the signals; raises no errors of the job."""
+"""Trains a job of a population until its end or a signal; doesn't raise the job's errors."""
 
 
 def read_places(sweeper: BasicSweeper) -> Places | None:
@@ -103,13 +103,10 @@ class Populations:
         runs = []
         places = replace(self.places, count=min(self.places.count, len(jobs)))
         for program, names in groups.items():
-            shared = self._find_program(
-                program, [collect_numbers(recipes[name]) for name in names], places
-            )
-            runs += [
-                partial(self._run_member, jobs_by_name[name], shared, refused_jobs)
-                for name in names
-            ]
+            members = [collect_numbers(recipes[name]) for name in names]
+            shared = self._find_program(program, members, places)
+            group = [jobs_by_name[name] for name in names]
+            runs += [partial(self._run_member, job, shared, refused_jobs) for job in group]
         stopped = run_in_places(runs, places.count)
         if stopped is not None:
             raise KeyboardInterrupt(stopped)
@@ -123,7 +120,7 @@ class Populations:
     def _find_program(
         self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
     ) -> SharedProgram:
-        """Return the program of a group: an earlier program if it also fits these jobs."""
+        """Return the program of a group: an earlier program, if these jobs can use it too."""
         shared = self.programs.get(program)
         if shared is None or shared.refused or not all(map(shared.serves, members)):
             earlier_members = () if shared is None else shared.members
@@ -137,7 +134,7 @@ class Populations:
         refused_jobs: list[PlannedJob],
         signals: Signals,
     ) -> None:
-        """Run an unfinished job that no other process runs."""
+        """Run an unfinished job; if it can't share the program, add it to `refused_jobs`."""
         if shared.refused is not None:
             refused_jobs.append(job)
             return
@@ -213,10 +210,10 @@ def _format_end(job: PlannedJob) -> str:
 
 
 def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
-    """Run members in their order, `places` at a time, each in a thread.
+    """Run members in their order, each in a thread; when one ends, the next begins.
 
-    Returns the signal that stopped them, as text; None if all have run. A signal reaches the active
-    runs, and no further run begins. When a run ends, the next begins.
+    At most `places` run at a time. A signal reaches the active runs, and no further run begins.
+    Returns the signal that stopped them, as text; None if all have run.
     """
     signals = Signals()
     member_signals = [Signals() for _ in runs]

@@ -37,14 +37,14 @@ class PairedVerdict:
 
     metric: str
     pairs: int
-    """Pairs in seed order that the verdict is about; later ones don't count."""
+    """Number of pairs in seed order that the verdict is about; later pairs don't count."""
     better: Side | None
     """The better side; None if no difference is found."""
     difference: float
     """Mean of B - A."""
     low: float
     high: float
-    """Ends of the interval of the mean; infinite with fewer than `MIN_PAIRS` pairs."""
+    """Ends of the 95 % interval of the mean; infinite with fewer than `MIN_PAIRS` pairs."""
     is_identical: bool
     """Whether all metrics of both sides are equal in all pairs."""
     unpaired_runs: int | None
@@ -76,8 +76,9 @@ class PairedVerdict:
             return f"the difference is exactly 0 in all metrics after {pairs}: keep A"
         if math.isinf(self.largest_plausible):
             return f"no verdict after {pairs}: it takes at least {MIN_PAIRS}"
-        unpaired = f"; unpaired it would have taken {self.unpaired_runs} runs"
-        unpaired = "" if self.unpaired_runs is None else unpaired
+        unpaired = ""
+        if self.unpaired_runs is not None:
+            unpaired = f"; unpaired it would have taken {self.unpaired_runs} runs"
         if self.better is None:
             head = (
                 f"no difference above {self.largest_plausible:.2g} in {self.metric} after {pairs}"
@@ -112,9 +113,8 @@ class PairedVerdict:
 def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     """Return the verdict of a sweep's finished pairs, or the reason why there is none.
 
-    `metric` is compared; None stands for the main metric of the first pair. Raises RunError if a
-    job lacks the metric or the sides have evaluated other samples, DataError if a job's files can't
-    be read.
+    `metric` is compared; None is the main metric of the first pair. Raises RunError if a job lacks
+    it or sides evaluated other samples, DataError if a job's files can't be read.
     """
     pairs_by_seed, failure = read_pairs(sweep_dir)
     pairs = list(pairs_by_seed.values())
@@ -201,7 +201,7 @@ def judge_pairs(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> 
 def _compute_split_error(
     numbers: Mapping[str, float], metric: str, values: np.ndarray
 ) -> tuple[int | None, float | None]:
-    """Return the number of predictions and the binomial error; None for other metrics."""
+    """Return the number of predictions and the binomial error; None unless `metric` is a share."""
     if metric not in SHARES or "count" not in numbers:
         return None, None
     samples = int(numbers["count"])

@@ -54,7 +54,7 @@ def test_missing_processes_are_listed(address: str) -> None:
 def test_long_list_of_missing_processes_is_truncated(address: str) -> None:
     (problem,) = gather([RankPlace(0, 16_384, address)], limit_s=0.2)
     assert problem.endswith(
-        ": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 and 16363 more"
+        ": 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20 and 16,363 more"
     )
 
 

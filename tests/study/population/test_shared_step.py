@@ -91,7 +91,7 @@ def test_shared_step_has_the_bits_of_a_separate_step(tiny: Tiny) -> None:
     shared = share_step(recipes[0], members, make_step, inputs)
     assert shared.has_same_init
     for recipe in recipes:
-        constants = shared.arguments_of(collect_numbers(recipe), make_step(recipe))
+        constants = shared.list_arguments(collect_numbers(recipe), make_step(recipe))
         assert len(constants) == 4, "momentum, 1 - momentum, smoothing and 1 - smoothing"
         together = losses(replace(inputs, step=shared.step, constants=constants))
         alone = losses(replace(inputs, step=make_step(recipe)))
@@ -104,7 +104,7 @@ def test_equal_members_have_no_arguments(tiny: Tiny) -> None:
     inputs = inputs_of(make_step(recipe))
     shared = share_step(recipe, [collect_numbers(recipe)] * 2, make_step, inputs)
     assert shared.step is inputs.step
-    assert shared.arguments_of(collect_numbers(recipe), inputs.step) == ()
+    assert shared.list_arguments(collect_numbers(recipe), inputs.step) == ()
 
 
 def test_program_changing_number_is_named(tiny: Tiny) -> None:
@@ -135,7 +135,7 @@ def test_later_member_with_another_program_is_refused(tiny: Tiny) -> None:
     members, inputs = list(map(collect_numbers, recipes[:2])), inputs_of(make(recipes[0]))
     shared = share_step(recipes[0], members, make, inputs)
     with pytest.raises(CompiledInError, match=r"^train\.optimizer\.momentum: decides"):
-        shared.arguments_of(collect_numbers(recipes[2]), make(recipes[2]))
+        shared.list_arguments(collect_numbers(recipes[2]), make(recipes[2]))
 
 
 def test_initial_states_that_depend_on_numbers_are_detected(tiny: Tiny) -> None:

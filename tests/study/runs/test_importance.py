@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.study.runs.importance import importance_of_keys
-from pipeline.study.runs.recorded_run import differing_keys, read_runs
+from pipeline.study.runs.importance import compute_importances
+from pipeline.study.runs.recorded_run import list_differing_keys, read_runs
 from tests.study.runs.made_up import make_study
 
 pytest.importorskip("optuna", reason="optuna is not installed: the extra `sweep`")
@@ -17,7 +17,7 @@ def test_deciding_key_ranks_first(tmp_path: Path) -> None:
     """Accuracy hangs on the learning rate; the width is drawn beside it."""
     make_study(tmp_path, 80, steps=2)
     runs = read_runs(tmp_path, curves=False)
-    found = importance_of_keys(runs, differing_keys(runs), "accuracy")
+    found = compute_importances(runs, list_differing_keys(runs), "accuracy")
     assert not isinstance(found, str)
     first, second = found
     assert (first.key, second.key) == ("train.optimizer.lr", "model.hidden")
@@ -28,7 +28,7 @@ def test_deciding_key_ranks_first(tmp_path: Path) -> None:
 def test_importance_requires_20_runs(tmp_path: Path) -> None:
     make_study(tmp_path, 19, steps=2)
     runs = read_runs(tmp_path, curves=False)
-    found = importance_of_keys(runs, differing_keys(runs), "accuracy")
+    found = compute_importances(runs, list_differing_keys(runs), "accuracy")
     assert isinstance(found, str)
     assert "needs 20 runs" in found
     assert found.endswith("has 19")
@@ -37,6 +37,6 @@ def test_importance_requires_20_runs(tmp_path: Path) -> None:
 def test_importance_is_deterministic(tmp_path: Path) -> None:
     make_study(tmp_path, 30, steps=2)
     runs = read_runs(tmp_path, curves=False)
-    keys = differing_keys(runs)
-    one, other = (importance_of_keys(runs, keys, "accuracy") for _ in range(2))
+    keys = list_differing_keys(runs)
+    one, other = (compute_importances(runs, keys, "accuracy") for _ in range(2))
     assert one == other

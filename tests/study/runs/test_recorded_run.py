@@ -21,9 +21,9 @@ from pipeline.study.runs.ranking import main_metric
 from pipeline.study.runs.recorded_run import (
     MAX_POINTS,
     LoggedCurve,
-    common_keys,
-    differing_keys,
+    find_common_keys,
     find_runs,
+    list_differing_keys,
     read_live_status,
     read_run,
     read_runs,
@@ -72,7 +72,7 @@ def test_data_sizes_and_user_facts_are_in_the_lineage(tmp_path: Path) -> None:
     assert (rows["owner"], rows["attempt"]) == ("me", "3")
     other = read_run(make_run(tmp_path / "b", accuracy=0.5), tmp_path, curves=False)
     keys = {**other.keys, "monitor.lineage.owner": "you"}
-    assert "monitor.lineage.owner" in differing_keys([run, replace(other, keys=keys)])
+    assert "monitor.lineage.owner" in list_differing_keys([run, replace(other, keys=keys)])
 
 
 def test_killed_run_is_unfinished(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_differing_and_common_keys(tmp_path: Path) -> None:
     )
     (folder / "recipe.yaml").write_text(json.dumps(recipe))
     runs = read_runs(tmp_path, curves=False)
-    assert differing_keys(runs) == ["train.optimizer.lr", "model.hidden"]
-    assert common_keys(runs) == {"name": "made_up", "seed": 1}
+    assert list_differing_keys(runs) == ["train.optimizer.lr", "model.hidden"]
+    assert find_common_keys(runs) == {"name": "made_up", "seed": 1}
 
 
 def test_lineage_names_the_origin_of_weights(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from optuna.distributions import (  # noqa: E402
 )
 
 from pipeline.core.errors import RecipeError  # noqa: E402
-from pipeline.study.sweep.space import one_at_a_time, read_space, to_overrides  # noqa: E402
+from pipeline.study.sweep.space import read_space, to_overrides, vary_one_at_a_time  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_sweeps_are_converted_to_optuna_distributions(
 
 def test_values_become_overrides_in_hydra_syntax() -> None:
     space, _ = read_space(["a=interval(1e-9,1.0)", "b=range(0,4)", "c=choice('x,y',z)"])
-    assert to_overrides(one_at_a_time(space)[0]) == ["a=1e-09", "b=0", r"c=x\,y"]
+    assert to_overrides(vary_one_at_a_time(space)[0]) == ["a=1e-09", "b=0", r"c=x\,y"]
 
 
 def test_choices_are_checked_one_at_a_time_before_a_study() -> None:
     space, _ = read_space(["a=interval(0.5,1.0)", "b=1,2,3", "c=x,y"])
-    assert [to_overrides(values) for values in one_at_a_time(space)] == [
+    assert [to_overrides(values) for values in vary_one_at_a_time(space)] == [
         ["a=0.5", "b=1", "c=x"],
         ["a=0.5", "b=2", "c=x"],
         ["a=0.5", "b=3", "c=x"],

@@ -12,6 +12,7 @@ import numpy as np
 OPSET = 17
 """ONNX's operator set, with LayerNormalization; runtimes since 2022 support it."""
 IR_VERSION = 8
+"""The file format of ONNX 1.12, which brought this operator set."""
 BATCH = "batch"
 
 Order = Literal["nhwc", "nchw"]
@@ -23,8 +24,7 @@ class NodeOutput:
 
     name: str
     shape: tuple[int, ...]
-    """Shape without the batch; of images always (height, width, channels), of tokens (tokens,
-    features)."""
+    """Shape without the batch, in any order of axes (height, width, channels) or (tokens, C)."""
     order: Order = "nhwc"
     """Actual order of the axes: channels last or first, also of tokens and volumes."""
 
@@ -52,7 +52,7 @@ class GraphBuilder:
     def add_node(
         self, kind: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
     ) -> str:
-        """Add a node; return the name of its output. Names of more outputs end in _2 and so on."""
+        """Add a node; return the name of its first output. The others end in _2, _3 and so on."""
         from onnx import helper
 
         output = f"{kind.lower()}_{next(self._numbers)}"
@@ -87,7 +87,7 @@ class GraphBuilder:
         )
 
     def to_order(self, value: NodeOutput, order: Order) -> NodeOutput:
-        """Transpose a value with positions to an order of axes; return others unchanged."""
+        """Transpose a value to an order of axes, unless it has that order or no positions."""
         if not value.has_positions or value.order == order:
             return value
         last = len(value.shape)

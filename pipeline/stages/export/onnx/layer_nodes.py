@@ -158,6 +158,7 @@ def _add_layer_norm(layer: standard.LayerNorm, x: NodeOutput, graph: GraphBuilde
 
 @register_translation(standard.GroupNorm, order="nchw")
 def _add_group_norm(layer: standard.GroupNorm, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    """Add a group norm as the instance norm of (batch, groups, values of a group)."""
     channels = x.shape[-1]
     positions = x.shape[:-1] if x.has_positions else ()
     grouped = graph.reshape(x, [-1, layer.groups, prod(x.shape) // layer.groups], ())
@@ -305,6 +306,7 @@ def _add_residual(layer: standard.Residual, x: NodeOutput, graph: GraphBuilder) 
 
 @register_translation(standard.Branches)
 def _add_branches(layer: standard.Branches, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    """Add branches of the same input, of its parts by `shapes`, or of its channels by `split`."""
     if layer.shapes:
         x = graph.to_order(x, "nhwc")
         rows = graph.reshape(x, [-1, prod(x.shape)], (prod(x.shape),))
@@ -344,6 +346,7 @@ def _add_gate(layer: standard.Gate, x: NodeOutput, graph: GraphBuilder) -> NodeO
 
 @register_translation(standard.DualPath)
 def _add_dual_path(layer: standard.DualPath, x: NodeOutput, graph: GraphBuilder) -> NodeOutput:
+    """Add the first `added` channels of body and shortcut, and append their other channels."""
     body = graph.to_order(add_layers(layer.body, x, graph), "nchw")
     shortcut = add_layers(layer.shortcut, x, graph.enter("shortcut"))
     shortcut = graph.to_order(shortcut, "nchw")
@@ -411,7 +414,7 @@ def _slice_channels(x: NodeOutput, start: int, stop: int, graph: GraphBuilder) -
 
 
 def _concatenate_channels(parts: Sequence[NodeOutput], graph: GraphBuilder) -> NodeOutput:
-    """Add a concatenation of tensors along their channels."""
+    """Add a concatenation of tensors of the same order along their channels."""
     name = graph.add_node("Concat", [part.name for part in parts], axis=_get_channel_axis(parts[0]))
     channels = sum(part.shape[-1] for part in parts)
     return NodeOutput(name, (*parts[0].shape[:-1], channels), parts[0].order)

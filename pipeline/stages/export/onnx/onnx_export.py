@@ -1,4 +1,4 @@
-"""Export of a trained network to ONNX, made of its list of layers and checked in ONNX Runtime.
+"""Export of a trained network to ONNX, from its list of layers, checked in ONNX Runtime.
 
 model.onnx        raw images (batch, height, width, channels) -> logits float32
 model_int8.onnx   the same with convolutions and dense layers in int8, for --int8
@@ -46,8 +46,10 @@ OUTPUT = "logits"
 NUM_COMPARED = 64
 """Samples that are computed by both programs, to compare their logits."""
 EVALUATED_BATCH = 128
+LOG_ERRORS = 3
+"""ONNX Runtime's severity of errors; warnings are below it."""
 TOLERANCE = 1e-3
-"""Largest difference of float32 logits by rounding, relative to the largest logit."""
+"""Float32 logits differ at most by this share of the largest logit, and of 1, by rounding."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
 """A protocol buffer has at most this many bytes."""
@@ -83,10 +85,9 @@ def require_onnx() -> None:
 def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -> OnnxExport:
     """Write model.onnx and predict.py, and model_int8.onnx unless `calibration_samples` is 0.
 
-    That many training samples calibrate int8, or all of them if there are fewer.
-
-    Raises RecipeError for a layer or an op without a translation. Raises RunError if the logits of
-    ONNX Runtime differ from the run's, or if a file can't be written.
+    At most that many training samples calibrate int8. Raises RecipeError for a layer or an op
+    without a translation, RunError if the logits of ONNX Runtime differ from the run's, or if a
+    file can't be written.
     """
     require_onnx()
     model = make_onnx_model(run)
@@ -116,8 +117,7 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -
 def make_onnx_model(run: TrainedRun) -> Any:
     """Return a run's evaluation ops and network as an `onnx.ModelProto` for any batch size.
 
-    Raises RecipeError for a network that isn't a list of layers, and for a layer or an op without a
-    translation.
+    Raises RecipeError unless the network is a list of layers, and all layers and ops translate.
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
@@ -207,7 +207,7 @@ def _open_session(content: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = LOG_ERRORS
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
@@ -215,7 +215,7 @@ def _open_session(content: bytes) -> Any:
 
 
 def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> float:
-    """Return the largest difference of a logit. Raises RunError if it is more than rounding."""
+    """Return the largest difference of a logit. Raises RunError in float32 beyond `TOLERANCE`."""
     images = _sample_images(dataset.eval, NUM_COMPARED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
     logits = session.run([OUTPUT], {INPUT: images})[0]
@@ -224,7 +224,7 @@ def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> floa
     difference = float(np.abs(logits - expected).max())
     limit = TOLERANCE * max(1.0, float(np.abs(expected).max()))
     levels = {resolve_level(member.recipe) for member in run.members or (run,)}
-    if levels == {"O0"} and not difference <= limit:
+    if levels == {"O0"} and not difference <= limit:  # refuses NaN too
         raise RunError(
             f"ONNX Runtime's logits differ from the run's by {difference:.3g}, more than "
             f"{limit:.3g}; nothing was written"
@@ -274,8 +274,8 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(batches, None)
 
-    # The advice to preprocess the model is followed here already.
-    logging.getLogger().addFilter(_is_no_advice)
+    # onnxruntime advises to preprocess the model, which the folding below does.
+    logging.getLogger().addFilter(_isnt_advice)
     try:
         with tempfile.TemporaryDirectory() as folder:
             source, folded, target = (
@@ -283,7 +283,7 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
             )
             source.write_bytes(content)
             options = onnxruntime.SessionOptions()
-            options.log_severity_level = 3
+            options.log_severity_level = LOG_ERRORS
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
             options.optimized_model_filepath = str(folded)
             onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
@@ -299,8 +299,8 @@ def _quantize(content: bytes, images: np.ndarray) -> bytes:
             )
             return target.read_bytes()
     finally:
-        logging.getLogger().removeFilter(_is_no_advice)
+        logging.getLogger().removeFilter(_isnt_advice)
 
 
-def _is_no_advice(record: logging.LogRecord) -> bool:
+def _isnt_advice(record: logging.LogRecord) -> bool:
     return "pre-processing" not in record.getMessage()

@@ -47,7 +47,7 @@ def add_ops(ops: Sequence[MapOp], images: Images, graph: GraphBuilder) -> NodeOu
 
 
 def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
-    """Add the nodes of an op; None if it has no translation."""
+    """Add the nodes of an op; return its result, None if it has no translation."""
     match op:
         case Rescale():
             return _add_arithmetic(images, [("Mul", op.factor), ("Add", op.shift)], graph)
@@ -63,6 +63,7 @@ def _add_op(op: MapOp, images: Images, graph: GraphBuilder) -> Images | None:
             height, width, channels = images.value.shape
             top = (height - op.size[0]) // 2
             left = (width - op.size[1]) // 2
+            # ONNX's starts, ends and axes of a slice.
             slices = [top, left], [top + op.size[0], left + op.size[1]], [1, 2]
             bounds = [graph.add_constant("bound", np.array(c, np.int64)) for c in slices]
             name = graph.add_node("Slice", [images.value.name, *bounds])

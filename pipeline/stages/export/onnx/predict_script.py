@@ -19,7 +19,7 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class OnnxNetwork:
-    """The network of this folder, run by onnxruntime on the CPU.
+    """The network of a folder, run by onnxruntime on the CPU.
 
     Images have the shape `shape` (height, width, channels), and the dataset's type and values.
     """
@@ -44,8 +44,7 @@ class OnnxNetwork:
     def read(self, file: Path) -> np.ndarray:
         """Return the images of a file, (n, height, width, channels).
 
-        An image file is turned upright by its EXIF tag and resized. A .npy file may have many
-        images.
+        An image file is turned upright by its EXIF tag and resized. A .npy file may have several.
         """
         height, width, channels = self.shape
         if file.suffix.lower() == ".npy":
