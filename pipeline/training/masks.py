@@ -72,8 +72,9 @@ def _list_share_counts(share: float, max_count: int) -> np.ndarray:
     """Return the number of losses in a share of 0 to `max_count` losses, int32 (max_count + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and at most 1")
-    above, below = Fraction(repr(float(share))).as_integer_ratio()
-    return np.array([min(n, max(1, above * n // below)) for n in range(max_count + 1)], np.int32)
+    numerator, denominator = Fraction(repr(float(share))).as_integer_ratio()
+    counts = (max(1, numerator * n // denominator) for n in range(1, max_count + 1))
+    return np.array([0, *counts], np.int32)
 
 
 @register_dataclass

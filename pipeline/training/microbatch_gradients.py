@@ -81,6 +81,7 @@ def _differentiate_microbatch(
     """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
     `divisor`, the number of samples or labels of the whole batch."""
     trained, frozen = split_params(state.params, config.frozen)
+    # With beta, the loss is of the images, and attacked images add a divergence (TRADES).
     beta = None if config.adversarial is None else config.adversarial.beta
     attacked = _attack_images(config, state, batch_stats, batch)
     if beta is None:

@@ -102,7 +102,7 @@ class StepConfig:
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Mapped training images, if an op draws their size; empty if all are like `image`."""
+    """Mapped training images of each size, if an op draws it; empty if all are like `image`."""
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch isn't split."""
     sharing: StateSharing | None = None
@@ -198,6 +198,7 @@ class Gradients(NamedTuple):
     loss: Array
     """Unscaled loss of the batch, or a microbatch's share of it: a float32 scalar."""
     batch_stats: Any
+    """Running statistics of batch norm after the pass."""
     layers: Mapping[str, LayerSums]
     """Sums of each layer, if the optimizer needs them, else empty."""
     within: Array | None = None
@@ -310,7 +311,7 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
 
 
 def restart_average(average: Any, params: Any) -> Any:
-    """Restart the average at loaded parameters: a copy of those that it covers."""
+    """Return the parameters that the average covers, where it starts; None without an average."""
     if average is None:
         return None
     flat = flatten_dict(dict(params))

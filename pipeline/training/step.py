@@ -73,14 +73,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrainStep:
-    """The three pure functions that a backend compiles.
+    """The pure functions that a backend compiles.
 
     `init(seed)` makes the state at step 0; the seed is uint32 (2,). `step(state, batch,
     learning_rates)` does one update. The rates are float32 (total steps,), or (total steps, 1 +
-    groups) with rate groups. A step whose loss or gradient isn't finite changes only the counts of
-    such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If several runs share a
-    step, `step` and `evaluate` have one more argument for each constant that differs between the
-    runs.
+    groups) with rate groups. A step whose loss or gradient isn't finite leaves the parameters and
+    the optimizer's state as they are. `evaluate(state, batch, sums)` adds a batch to the sums. If
+    several runs share a step, `step` and `evaluate` have one more argument for each constant that
+    differs between the runs.
     """
 
     init: Callable[[Array], TrainState]
@@ -112,9 +112,9 @@ def make_train_step(config: StepConfig) -> TrainStep:
         if state.ledger is None or readings is None:
             return after, record
         outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)
-        rows = batch.sample if batch.samples is None else batch.sample % batch.samples
-        rows = gather_rows(config.shards, rows)
         repeats = batch.samples is not None
+        rows = batch.sample % batch.samples if repeats else batch.sample
+        rows = gather_rows(config.shards, rows)
         ledger = add_readings(state.ledger, rows, readings, outcome.applied, repeats=repeats)
         return replace(after, ledger=ledger), record
 
@@ -140,6 +140,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record, Readings | None]:
+    """Return the state after a step, its record, and its readings for the ledger, if any."""
     whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
     gradients = compute_step_gradients(config, whole, batch)
     if config.privacy is not None:
@@ -318,11 +319,9 @@ def make_update_only_step(
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
     """Make a step for cost estimates: only the update, on mapped images and labels.
 
-    Images are (B, H, W, C) float32. Of several phases of training it is the last, which trains the
-    most parameters. The step has no map ops, loss scale, gradient norm, ledger or check for
-    non-finite values.
+    Images are (B, H, W, C) float32. The step is of the last phase, which trains the most
+    parameters. It has no map ops, loss scale, gradient norm, ledger or check for non-finite values.
     """
-
     config = select_phase(config, config.phases[-1].start if config.phases else 0)
     config = replace(config, ledger_samples=None)
     groups = len(config.rate_groups)
@@ -347,7 +346,7 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
 
 
 def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
-    """Return the network's variables in an evaluation, with the average of the weights if any."""
+    """Return the network's variables in an evaluation. The average, if any, replaces weights."""
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)

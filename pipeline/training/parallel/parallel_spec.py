@@ -61,9 +61,9 @@ class ParallelSpec(Spec):
     """Training on several devices: their number, their shares, and how reproducible results are."""
 
     mode: Literal["none", "data", "fsdp", "semi_auto", "auto"]
-    """none: one device; data: each device takes a part of every batch; fsdp: and stores a part of
-    the parameters and the optimizer's state; semi_auto: also shard parameters by `specs`; auto:
-    search for the fastest of these plans."""
+    """none: one device; data: each device takes a part of every batch; fsdp: each also stores only
+    a part of the parameters and of the optimizer's state; semi_auto: parameters are sharded by
+    `specs`; auto: by the fastest plan that a search finds."""
     devices: Size | None
     """Devices of all processes together; null: as in `mesh`, else one for each process."""
     mesh: MeshSpec | None
@@ -134,7 +134,7 @@ class LaunchSpec(Spec):
     restarts: NonNegativeInt
     """How often `local` starts again from the last checkpoint after a process has died."""
     min_processes: PositiveInt | None
-    """Least processes of a restart, which leaves out a process that died; null: all start again."""
+    """Fewest processes of a restart, which leaves out those that died; null: all start again."""
     start_seconds: Timeout | None
     """Seconds that processes wait for each other to start; null: 60 on one machine, else 1,800."""
     heartbeat_seconds: Timeout

@@ -9,9 +9,9 @@ Accountant = Literal["pld", "rdp"]
 MAX_EPSILON = 100.0
 """A larger epsilon protects nothing, and takes minutes to account for."""
 NOISES = (0.01, 1e4)
-"""The least and the largest noise that are tried."""
+"""The least and the largest noise that are tried: standard deviations divided by the clip."""
 TOLERANCE = 1e-4
-"""Of a noise that is computed from epsilon, relative to the noise."""
+"""Relative tolerance of a noise that is computed from epsilon."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Accounting:
                 self.rate, dp_accounting.GaussianDpEvent(noise)
             )
             return dp_accounting.SelfComposedDpEvent(event, steps)
-        # Another sample changes a sum by twice the clip, once in an epoch.
+        # A replaced sample changes one sum of an epoch, by at most twice the clip.
         epochs = -(-steps // self.steps_per_epoch)
         return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise / 2), epochs)
 

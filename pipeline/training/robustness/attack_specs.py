@@ -14,7 +14,6 @@ Norm = Literal["linf", "l2"]
 Radius = Annotated[float, Field(gt=0, le=1000)]
 """The largest change of an image by an attack. Pixels of the raw image are from 0 to 1."""
 Severity = Annotated[int, Field(ge=1, le=5)]
-APGD_LOSSES = ("ce", "dlr")
 
 
 class AdversarialSpec(Spec):
@@ -73,13 +72,13 @@ class _BallAttack(Spec):
     """Base of the attacks within a radius."""
 
     norm: Norm | None = None
-    """null: the norm of train.adversarial."""
+    """null: the norm of train.adversarial, linf without that section."""
     radius: Radius | None = None
-    """null: the radius of train.adversarial."""
+    """null: the radius of train.adversarial. Required without that section."""
 
 
 class NoiseAttack(_BallAttack):
-    """A random image within the radius, without gradients: what every attack must beat."""
+    """A random image within the radius, without gradients, which every other attack must beat."""
 
     attack: Literal["noise"]
     steps: ClassVar[int] = 0
@@ -116,8 +115,8 @@ class ApgdAttack(_BallAttack):
 
 
 class SquareAttack(_BallAttack):
-    """Random squares, kept if the margin shrinks, without gradients (Andriushchenko et al. 2020,
-    arXiv 1912.00049)."""
+    """Random squares that lower the logit of the class against the others, without gradients
+    (Andriushchenko et al. 2020, arXiv 1912.00049)."""
 
     attack: Literal["square"]
     steps: Annotated[PositiveInt, Field(le=100_000)] = 1000
