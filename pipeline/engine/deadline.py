@@ -34,9 +34,9 @@ class Deadline:
         left_s = self.stop_at - time.perf_counter()
         near = _end_at(schedule, step + dispatch_size.max_steps + 1)
         later_s = left_s - dispatch_size.dispatch_s
-        if count_steps(near, step, later_s, step_s, self.event_s) >= near.run.total:
+        if find_last_step(near, step, later_s, step_s, self.event_s) >= near.run.total:
             return schedule
-        end = max(step + 1, count_steps(schedule, step, left_s, step_s, self.event_s))
+        end = max(step + 1, find_last_step(schedule, step, left_s, step_s, self.event_s))
         if end >= schedule.run.total:
             return schedule
         self.note_end(end)
@@ -48,7 +48,7 @@ def _end_at(schedule: Schedule, step: int) -> Schedule:
     return replace(schedule, run=replace(schedule.run, total=min(step, schedule.run.total)))
 
 
-def count_steps(
+def find_last_step(
     schedule: Schedule,
     first: int,
     left_s: float,

@@ -76,7 +76,7 @@ class Saves:
         self.writer.save(step, state, host_state, metrics)
 
 
-def evaluate_nothing(state: TrainState) -> Evaluation | None:
+def refuse_evaluation(state: TrainState) -> Evaluation | None:
     """Raise ValueError, since an evaluation is due and no function for it is set."""
     raise ValueError("an evaluation is due, and no evaluation is set")
 
@@ -100,7 +100,7 @@ class Hooks:
     """Functions and objects that a run calls between steps."""
 
     monitors: Sequence[Monitor] = ()
-    evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing
+    evaluate: Callable[[TrainState], Evaluation | None] = refuse_evaluation
     """Evaluates a state; returns None if a signal to stop has interrupted it."""
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)

@@ -237,7 +237,7 @@ def make_label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
     return labels.astype(jnp.int32) != config.ignore_index
 
 
-def sample_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
+def compute_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the loss of each sample, float32 (B,): the mean over its valid labels."""
     where = make_label_mask(config, labels)
     return config.loss(logits, labels) if where is None else config.loss(logits, labels, where)

@@ -11,7 +11,7 @@ from jax import Array
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.training.curvature import sum_layers
 from pipeline.training.ledger import Readings, read_samples
-from pipeline.training.losses import make_label_mask, reduce_losses, sample_losses
+from pipeline.training.losses import compute_losses, make_label_mask, reduce_losses
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.privacy.private_gradients import clip_microbatch
 from pipeline.training.robustness.adversarial_rule import compute_divergence
@@ -99,7 +99,7 @@ def _differentiate_microbatch(
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any, Readings | None]]:
         logits, changed = apply(trained, batch_stats, batch.images)
-        losses = sample_losses(config, logits, batch.labels)
+        losses = compute_losses(config, logits, batch.labels)
         if beta is not None:
             attacked_logits, changed = apply(trained, changed, attacked)
             losses = losses + beta * compute_divergence(logits, attacked_logits)
@@ -151,6 +151,6 @@ def _attack_images(
         logits = apply(images)
         if clean is not None:
             return compute_divergence(clean, logits)
-        return sample_losses(config, logits, batch.labels)
+        return compute_losses(config, logits, batch.labels)
 
     return config.adversarial.attack(compute, batch.images, batch.draws, state.step)

@@ -310,7 +310,7 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
     return unflatten_dict(flat)
 
 
-def restart_average(average: Any, params: Any) -> Any:
+def select_averaged(average: Any, params: Any) -> Any:
     """Return the parameters that the average covers, where it starts; None without an average."""
     if average is None:
         return None

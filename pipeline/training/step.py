@@ -29,10 +29,10 @@ from pipeline.training.freezing import apply_phase, select_phase
 from pipeline.training.ledger import Readings, add_readings, make_ledger
 from pipeline.training.losses import (
     compute_divisor,
+    compute_losses,
     count_valid_labels,
     divides_by_labels,
     make_label_mask,
-    sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_metric_sums, add_sums, zero_sums
 from pipeline.training.microbatch_gradients import compute_gradients
@@ -364,7 +364,7 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     """Add a batch, cropped to its bucket, to the sums of an evaluation."""
     logits, labels = predict(config, get_evaluated_weights(config, state), batch)
     mask = jnp.arange(labels.shape[0]) < batch.count
-    losses = sample_losses(config, logits, labels)
+    losses = compute_losses(config, logits, labels)
     where = make_label_mask(config, labels)
     total = add_batch(sums, logits, labels, losses, mask, where)
     return add_metric_sums(total, config.metrics, logits, labels, mask, where)

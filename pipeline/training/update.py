@@ -24,7 +24,7 @@ from pipeline.training.state import (
     StepConfig,
     TrainState,
     merge_params,
-    restart_average,
+    select_averaged,
     split_params,
 )
 from pipeline.training.telemetry import StepOutcome, count_updates
@@ -104,7 +104,7 @@ def apply_update(
     params = merge_params(updated, frozen)
     average = state.average
     if config.average is not None:
-        averaged_params = restart_average(average, params)
+        averaged_params = select_averaged(average, params)
         average = update_ema(average, averaged_params, config.average, count_updates(state))
     privacy = state.privacy
     if config.privacy is not None and privacy is not None and gradients.within is not None:

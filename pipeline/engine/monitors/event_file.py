@@ -74,7 +74,7 @@ class EventFile:
         self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
     ) -> None:
         """Append events with `values` (n, tags) at `steps` (n,), `wall_times` (n,) in seconds."""
-        self._file.write(scalar_records(tags, steps, wall_times, values))
+        self._file.write(encode_scalars(tags, steps, wall_times, values))
 
     def flush(self) -> None:
         """Pass all events to the operating system."""
@@ -111,7 +111,7 @@ def _choose_stamp(folder: Path) -> int:
     return max([int(time.time()), *(int(stamp) + 1 for stamp in stamps if stamp.isdecimal())])
 
 
-def scalar_records(
+def encode_scalars(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
     """Encode an event per step (n,), each with the value of every tag, from values (n, tags)."""
