@@ -34,6 +34,7 @@ class Saves:
     writer: Checkpoints | NoCheckpoints | None = None
     """Writer of the checkpoints; None if the run saves nothing."""
     every_seconds: float | None = None
+    """Longest time without a checkpoint; None: no limit."""
     host: Mapping[str, Any] = field(default_factory=dict)
     """JSON in every checkpoint for a resumed run, besides the state of the hooks."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
@@ -77,7 +78,7 @@ class Saves:
 
 
 def refuse_evaluation(state: TrainState) -> Evaluation | None:
-    """Raise ValueError, since an evaluation is due and no function for it is set."""
+    """Raise ValueError: no function for evaluations is set."""
     raise ValueError("an evaluation is due, and no evaluation is set")
 
 
@@ -87,7 +88,7 @@ def never_prune(verdict: str | None) -> str | None:
 
 
 def examine_nothing(state: TrainState, step: int) -> Examined:
-    """Return a finding without a cause."""
+    """Return an examination without findings."""
     return Examined()
 
 

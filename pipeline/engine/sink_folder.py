@@ -28,7 +28,7 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice
 
 RECORD = "sink.json"
 """Name of the file with the identity of the run and the choices at its start."""
-LOGS = ("metrics.jsonl", "evals.jsonl")
+LOG_FILES = ("metrics.jsonl", "evals.jsonl")
 DATA = "data"
 """Key in a checkpoint for the position in the data."""
 
@@ -80,12 +80,12 @@ def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> Sin
     """Return the identity of a run, whose data `data` describes."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
-        for path, leaf in jax.tree.leaves_with_path(step.batch.spec)
+        for path, leaf in jax.tree.leaves_with_path(step.batch_layout.spec)
     }
     leaves = {path: describe(leaf) for path, leaf in state.state.items()}
     # Paths don't distinguish a list from a tuple.
-    leaves["structure"] = ADDRESS.sub("", str(step.state.structure))
-    return SinkIdentity(step.traced.digest, leaves, batch, data, version("jax"))
+    leaves["structure"] = ADDRESS.sub("", str(step.state_layout.structure))
+    return SinkIdentity(step.signature.digest, leaves, batch, data, version("jax"))
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def hold_folder(folder: Path) -> Iterator[Lock]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        require_real(folder, (LOCK, RECORD, *LOGS), LOGS)
+        require_real(folder, (LOCK, RECORD, *LOG_FILES), LOG_FILES)
         require_real_trees(folder, (FOLDER,))
     except OSError as error:
         raise RunError(f"save = {folder}: can't make it: {error.strerror}") from error

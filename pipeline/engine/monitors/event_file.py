@@ -136,6 +136,7 @@ def _encode_records(
     """Encode events whose steps have varints of `step_bytes`, so that all have the same length."""
     template, offsets = _make_template(tuple(tags), step_bytes)
     data = np.tile(np.frombuffer(template, np.uint8), (len(steps), 1))
+    # The template begins with a key, 8 bytes of time, a key and the step.
     data[:, 1:9] = _view_bytes(wall_times, "<f8")
     data[:, 10 : 10 + step_bytes] = _encode_varints(steps, step_bytes)
     for offset, column in zip(offsets, values.T, strict=True):
@@ -170,12 +171,12 @@ def _encode_varint(number: int) -> bytes:
 
 def _count_varint_bytes(numbers: np.ndarray) -> np.ndarray:
     """Return the lengths of non-negative numbers as varints, in bytes of 7 bits, int (n,)."""
-    return 1 + (numbers[:, None] >> np.arange(7, 63, 7) > 0).sum(axis=1)
+    return 1 + ((numbers[:, None] >> np.arange(7, 63, 7)) > 0).sum(axis=1)
 
 
 def _encode_varints(numbers: np.ndarray, length: int) -> np.ndarray:
     """Encode as varints, uint8 (n, length): 7 bits per byte, and the eighth set but in the last."""
-    groups = numbers[:, None] >> (7 * np.arange(length)) & 0x7F
+    groups = (numbers[:, None] >> (7 * np.arange(length))) & 0x7F
     groups[:, :-1] |= 0x80
     return groups.astype(np.uint8)
 
@@ -192,9 +193,9 @@ def masked_crc(data: np.ndarray) -> np.ndarray:
     table = _make_crc_table()
     crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(data.T):
-        crc = table[(crc ^ column) & 0xFF] ^ crc >> 8
+        crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
     crc = ~crc
-    return (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
+    return ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
 
 
 @cache
@@ -202,5 +203,5 @@ def _make_crc_table() -> np.ndarray:
     """Return the CRC-32C remainder of each byte, uint32 (256,)."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(POLYNOMIAL), table >> 1)
     return table

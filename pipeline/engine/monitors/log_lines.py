@@ -24,7 +24,7 @@ SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
 """A line has at most this many bytes: an evaluation has numbers for every class."""
-TAIL_BYTES = 4096
+LONGEST_STEP_BYTES = 4096
 """A line of metrics.jsonl has at most this many bytes."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
@@ -106,8 +106,8 @@ def last_step(log: Path) -> int | None:
     if not log.exists():
         return None
     with _open_log(log) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        lines = file.read(TAIL_BYTES).split(b"\n")[:-1]
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_STEP_BYTES))
+        lines = file.read(LONGEST_STEP_BYTES).split(b"\n")[:-1]
     return parse_line(lines[-1], f"{log}, last line").step if lines else None
 
 

@@ -94,6 +94,7 @@ class TimeMonitor(Monitor):
         schedule = self.run_schedule
         unit = self.unit
         estimate = self.estimate
+        # Without sinks, the line is at the end of an epoch.
         is_inside_epoch = schedule.sink_steps is None and report.step % schedule.steps_per_epoch
         if is_inside_epoch and report.step != schedule.total:
             return

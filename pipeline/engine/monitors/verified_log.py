@@ -50,6 +50,7 @@ class Mark:
 
     size_bytes: int
     lines: int
+    """Number of lines."""
     sha256: str
     tail: bytes
     """The last lines, up to `TAIL_BYTES`."""
@@ -139,7 +140,10 @@ class VerifiedLog:
         """
         text = bytes(self._tail)
         end = len(text)
-        while end and parse_line(text[(start := _find_last_line(text, end)) : end], "").step > step:
+        while end:
+            start = _find_last_line(text, end)
+            if parse_line(text[start:end], "").step <= step:
+                break
             end = start
         begin = 0 if end <= TAIL_BYTES else text.index(b"\n", end - TAIL_BYTES - 1) + 1
         digest = self._digest.copy()
@@ -397,6 +401,6 @@ def _set_aside(path: Path) -> str | None:
     if path.stat().st_size == 0:
         return None
     names = (path.with_name(f"damaged-{path.name}-{number}") for number in range(1, 1000))
-    free = next(name for name in names if not os.path.lexists(name))
-    path.rename(free)
-    return free.name
+    new_path = next(name for name in names if not os.path.lexists(name))
+    path.rename(new_path)
+    return new_path.name
