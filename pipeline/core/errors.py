@@ -160,10 +160,7 @@ def hide_secrets_in_tree(tree: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text without secrets and with escaped control characters.
-
-    Names in files may contain both.
-    """
+    """Return a text without secrets and with escaped control characters: names may have both."""
     text = hide_secrets(text)
     return text if text.isprintable() else repr(text)[1:-1]
 

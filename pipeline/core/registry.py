@@ -193,10 +193,8 @@ def load_all() -> None:
 
 
 def _has_exports(module: ModuleType) -> bool:
-    """Return whether a module has a class or function that `import` keys can name.
-
-    Those that it has imported from this package or from the standard library don't count.
-    """
+    """Return whether a module has a class or function that `import` keys can name, other than those
+    that it has imported from this package or from the standard library."""
     if hasattr(module, "__getattr__"):
         return True  # It imports a class or function when its name is used.
     imported = {"pipeline", *sys.stdlib_module_names}
@@ -223,10 +221,8 @@ def _reset_schemas() -> None:
 
 
 def _is_installed(entry: EntryPoint) -> bool:
-    """Return whether an entry point belongs to an installed distribution.
-
-    Python also finds distributions in the working folder, which may hold a stranger's data.
-    """
+    """Return whether an entry point is installed. Python also finds those of distributions in the
+    working folder, which may hold a stranger's data."""
     return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 

@@ -34,7 +34,8 @@ class Lock:
     def acquire(self, *, wait: bool) -> bool:
         """Acquire the lock; return False if another process holds it and `wait` is false.
 
-        Raises OSError if the file can't be created, and if it is a link or a pipe.
+        A file that replaces the locked one meanwhile is locked too. Raises OSError if the file
+        can't be created, and if it is a link or a pipe.
         """
         while True:
             descriptor = open_real(self._file, os.O_RDWR | os.O_CREAT)

@@ -169,6 +169,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def _require_plain(node: yaml.Node) -> None:
+    """Raise ValueError for a long number, a tag of another type, and an ambiguous value or key."""
     if node.tag in _NUMBERS:
         if len(node.value) > MAX_NUMBER_LENGTH:
             raise ValueError(
@@ -192,6 +193,7 @@ def _require_plain(node: yaml.Node) -> None:
 
 
 def _require_unambiguous(node: yaml.Node, key: str) -> None:
+    """Raise ValueError for a value that the command line reads as a text, and YAML 1.1 doesn't."""
     pattern = _COMMAND_LINE.get(node.tag)
     if pattern is not None and not pattern.fullmatch(node.value):
         kind = "true or false" if node.tag.endswith("bool") else "a decimal number"

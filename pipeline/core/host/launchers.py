@@ -208,6 +208,7 @@ def _find_slurm_node(environment: Environment) -> str:
 
 
 def _choose_port(number: int) -> int:
+    """Return the port of a job: one of the highest `NUM_PORTS`."""
     return MAX_PORT + 1 - NUM_PORTS + number % NUM_PORTS
 
 
@@ -274,15 +275,16 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
     """
     if launch != "auto":
         rows = [launcher for launcher in LAUNCHERS if launcher.name == launch]
+        # If none has started the process, the first row raises with its missing variables.
         launchers = [launcher for launcher in rows if launcher.has_started(environment)] or rows[:1]
     else:
         launchers = [launcher for launcher in LAUNCHERS if launcher.has_started(environment)]
-    several = [launcher for launcher in launchers if launcher.read_place(environment)[1] > 1]
-    if not several:
+    launchers = [launcher for launcher in launchers if launcher.read_place(environment)[1] > 1]
+    if not launchers:
         _require_size(environment)
         return _find_ray_worker()
-    _require_one_place(launch, several, environment)
-    return several[0].open_place(environment)
+    _require_one_place(launch, launchers, environment)
+    return launchers[0].open_place(environment)
 
 
 def get_rank() -> int:

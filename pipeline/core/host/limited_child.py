@@ -15,6 +15,7 @@ ANSWER = struct.Struct("<cQ")
 DONE = b"a"
 FAILED = b"x"
 NOT_INSTALLED = b"i"
+"""Statuses of an answer."""
 
 Compute = Callable[[bytes, bytes], Sequence[bytes | memoryview]]
 """Function from a request's kind and content to the answer. Messages of errors are for the user."""

@@ -87,7 +87,7 @@ def to_flags(sources: Sequence[str]) -> list[str]:
     return [word for source in sources for word in (FLAG, source)]
 
 
-def name_for_all(sources: Sequence[str]) -> None:
+def export_plugins(sources: Sequence[str]) -> None:
     """Add plug-ins to the environment, for this process and those that it starts.
 
     Raises RecipeError for a path that the variable can't hold.
@@ -164,6 +164,7 @@ def _read_environment() -> list[str]:
 
 
 def _is_file(source: str) -> bool:
+    """Return whether a plug-in is named as a file, not as a module."""
     return source.endswith(".py") or os.sep in source
 
 
