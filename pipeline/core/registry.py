@@ -171,10 +171,8 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
 
 @cache
 def load_all() -> None:
-    """Load the components of the package, of other distributions and of plug-ins.
-
-    Raises RecipeError for a plug-in that can't be loaded.
-    """
+    """Load the components of the package, of other distributions and of plug-ins. Raises
+    RecipeError for a plug-in that can't be loaded."""
     for name in COMPONENT_MODULES:
         module = importlib.import_module(name)
         for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
@@ -234,9 +232,7 @@ def list_components(kind: str) -> Mapping[str, type[Spec]]:
 
 def make_component(kind: str, name: str, **fields: Any) -> Any:
     """Make a component of a kind by name; `fields` are its fields that don't have their defaults.
-
-    Raises ValueError for an unknown name or field.
-    """
+    Raises ValueError for an unknown name or field."""
     specs = list_components(kind)
     if name not in specs:
         raise ValueError(f"there is no {kind} {name!r}; choose from {', '.join(specs)}")

@@ -70,10 +70,8 @@ class BatchSource(ABC):
 
 
 def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSource:
-    """Return the batches of arrays, of a structured array, or of an iterable.
-
-    Raises DataError for other data, ValueError for a batch size that is missing or not allowed.
-    """
+    """Return the batches of arrays, of a structured array, or of an iterable. Raises DataError for
+    other data, ValueError for a batch size that is missing or not allowed."""
     arrays = _find_arrays(data)
     if arrays is None:
         if batch_size is not None:

@@ -328,10 +328,8 @@ def raise_failure(hooks: Hooks, run: Progress) -> None:
 def answer_non_finite_step(
     program: Program, run_schedule: RunSchedule, hooks: Hooks, run: Progress, telemetry: Telemetry
 ) -> None:
-    """Roll back if the last step was non-finite.
-
-    Raises NonFiniteStepError if the step ends the run, after saving the state before it.
-    """
+    """Roll back if the last step was non-finite. Raises NonFiniteStepError if the step ends the
+    run, after saving the state before it."""
     step = telemetry.non_finite_step
     if step is None:
         return

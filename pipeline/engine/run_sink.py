@@ -128,10 +128,8 @@ def _copy_to_host(leaf: Any) -> np.ndarray:
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
-    """Run a custom loop from its newest checkpoint, and yield a report per sink.
-
-    Raises DataError, RunError and Interrupted as `sink` does.
-    """
+    """Run a custom loop from its newest checkpoint, and yield a report per sink. Raises DataError,
+    RunError and Interrupted as `sink` does."""
     settings = prepared.settings
     source = prepared.source
     signals = Signals()

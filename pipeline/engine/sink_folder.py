@@ -114,10 +114,8 @@ def hold_folder(folder: Path) -> Iterator[Lock]:
 
 
 def read_record(folder: Path) -> SinkRecord | None:
-    """Return the record of a directory; None if there is no run yet.
-
-    Raises DataError if it can't be read.
-    """
+    """Return the record of a directory; None if there is no run yet. Raises DataError if it can't
+    be read."""
     file = folder / RECORD
     if not file.exists():
         return None

@@ -84,11 +84,8 @@ class CrossEntropy(LabelLoss):
         return self.class_weights == "balanced"
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """Return the loss with a weight for each class.
-
-        Raises ValueError for a wrong number of weights, and if `balanced` meets a class without
-        labels.
-        """
+        """Return the loss with a weight for each class. Raises ValueError for a wrong number of
+        weights, and if `balanced` meets a class without labels."""
         weights = self.class_weights
         if weights is None:
             return self

@@ -176,10 +176,8 @@ def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
 def _flatten_labels(
     logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions.
-
-    The loss of a sample, the mean over its positions, is repeated for each position.
-    """
+    """Return logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions. The loss
+    of a sample, the mean over its positions, is repeated for each position."""
     positions = math.prod(logits.shape[1:-1])
     flat_labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
     logits = logits.reshape(-1, logits.shape[-1])

@@ -371,10 +371,8 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
 
 
 def init_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Return the logits of one blank image, and initial parameters and batch statistics.
-
-    Raises ValueError if the layers, or a rule for initialisation, don't fit.
-    """
+    """Return the logits of one blank image, and initial parameters and batch statistics. Raises
+    ValueError if the layers, or a rule for initialisation, don't fit."""
     image = jnp.zeros((1, *get_image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_make_key(seed, 0), image, train=False)
     params = reinitialize(variables["params"], config.init_rules, _make_key(seed, 2))

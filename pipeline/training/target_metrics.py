@@ -389,9 +389,7 @@ class BrierScore(MetricSpec):
 
 def find_true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the true class of every sample, int (B,), from integer labels or a value per class.
-
-    Raises ValueError if samples have several labels.
-    """
+    Raises ValueError if samples have several labels."""
     import jax.numpy as jnp
 
     _require_one_label(logits)

@@ -76,10 +76,8 @@ def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, En
 def add_to_bank(
     path: Path, entries: Mapping[str, Entry], check_entry: Callable[[Entry], Entry]
 ) -> None:
-    """Add entries to a bank, whose entries by other processes are kept.
-
-    Raises RunError if the file isn't a bank, and if it can't be written.
-    """
+    """Add entries to a bank, whose entries by other processes are kept. Raises RunError if the file
+    isn't a bank, and if it can't be written."""
     try:
         with lock_folder(path.parent):
             write_bank(path, {**read_bank(path, check_entry), **entries})
@@ -135,10 +133,8 @@ class Banks:
         return entries
 
     def add(self, entries: Mapping[str, Entry]) -> None:
-        """Write entries into the user's bank, if there is one.
-
-        Raises RunError if it can't be read or written, or isn't a bank.
-        """
+        """Write entries into the user's bank, if there is one. Raises RunError if it can't be read
+        or written, or isn't a bank."""
         if self.custom is not None:
             add_to_bank(self.custom, entries, self.check_entry)
 

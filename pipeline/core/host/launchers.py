@@ -180,10 +180,8 @@ def _find_coordinator(environment: Environment) -> str:
 
 
 def _find_mpi_host(environment: Environment) -> str:
-    """Return MASTER_ADDR and MASTER_PORT, or else this machine if it has all processes.
-
-    mpirun's own address isn't used: its machine needn't have the first process.
-    """
+    """Return MASTER_ADDR and MASTER_PORT, or else this machine if it has all processes. mpirun's
+    own address isn't used: its machine needn't have the first process."""
     if "MASTER_ADDR" in environment:
         return _find_master(environment)
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment["OMPI_COMM_WORLD_SIZE"]:
@@ -333,10 +331,8 @@ def _require_one_place(
 
 
 def _find_ray_worker() -> RankPlace | None:
-    """Return the place of a worker of Ray Train, which sets no variables on CPUs.
-
-    The workers agree on the address of the first one; all must call this.
-    """
+    """Return the place of a worker of Ray Train, which sets no variables on CPUs. The workers agree
+    on the address of the first one; all must call this."""
     train = sys.modules.get("ray.train")
     if train is None:
         return None

@@ -175,7 +175,7 @@ def _group_values(curve: Curve) -> np.ndarray:
 
 
 def draw_scatter(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing | None:
-    """Draw predicted against true numbers (n,), and the line of equal ones; None if none is finite."""
+    """Draw predicted against true numbers (n,), and the diagonal; None if none is finite."""
     finite = np.isfinite(true) & np.isfinite(predicted)
     true = true[finite]
     predicted = predicted[finite]
@@ -193,7 +193,7 @@ def draw_scatter(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing
 
 
 def draw_histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Drawing | None:
-    """Draw the numbers of values (n,) in `bars` equal ranges around zero; None if none is finite."""
+    """Draw counts of values (n,) in `bars` equal ranges around zero; None if none is finite."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None

@@ -62,10 +62,8 @@ _loaded: dict[str, Plugin] = {}
 
 
 def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the plug-ins that it names and the other arguments.
-
-    Raises RecipeError for a flag without a file.
-    """
+    """Split a command line into the plug-ins that it names and the other arguments. Raises
+    RecipeError for a flag without a file."""
     sources: list[str] = []
     other_words: list[str] = []
     words = iter(arguments)
@@ -88,10 +86,8 @@ def to_flags(sources: Sequence[str]) -> list[str]:
 
 
 def export_plugins(sources: Sequence[str]) -> None:
-    """Add plug-ins to the environment, for this process and those that it starts.
-
-    Raises RecipeError for a path that the variable can't hold.
-    """
+    """Add plug-ins to the environment, for this process and those that it starts. Raises
+    RecipeError for a path that the variable can't hold."""
     for source in sources:
         if os.pathsep in _to_absolute(source):
             raise RecipeError([f"{FLAG} {source}: must have no {os.pathsep} in its path"])
@@ -100,11 +96,8 @@ def export_plugins(sources: Sequence[str]) -> None:
 
 
 def load_named() -> Iterator[Plugin]:
-    """Import the plug-ins that are named and not loaded yet; yield each before the next.
-
-    Raises RecipeError for one that is missing, can't be imported, or has the name of another
-    module.
-    """
+    """Import the plug-ins that are named and not loaded yet; yield each before the next. Raises
+    RecipeError for one that is missing, can't be imported, or has the name of another module."""
     sources = _read_environment()
     if sources:
         # Otherwise Keras, if a plug-in imports it, looks for TensorFlow.

@@ -102,10 +102,8 @@ def find_purging(folder: Path, step: int, suffix: str) -> list[Path]:
 
 
 def _choose_stamp(folder: Path) -> int:
-    """Return the seconds since 1970, or one more than the stamp of the latest file.
-
-    TensorBoard reads files in the order of their names, which must hold if the clock is set back.
-    """
+    """Return the seconds since 1970, or one more than the stamp of the latest file. TensorBoard
+    reads files in the order of their names, which must hold if the clock is set back."""
     names = (file.name.removeprefix(PREFIX) for file in folder.glob(f"{PREFIX}*"))
     stamps = (name.partition(".")[0] for name in names)
     return max([int(time.time()), *(int(stamp) + 1 for stamp in stamps if stamp.isdecimal())])

@@ -45,10 +45,8 @@ class LogLine:
     fields: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the float32 numbers of a step by name; None if not finite, True for a flag.
-
-        Raises DataError for a value that isn't a number.
-        """
+        """Return the float32 numbers of a step by name; None if not finite, True for a flag. Raises
+        DataError for a value that isn't a number."""
         numbers = {name: value for name, value in self.fields.items() if name not in PLACES}
         for value in numbers.values():
             # NaN is neither null nor in the range of float32.
@@ -75,10 +73,8 @@ def _make_line_error(where: str) -> DataError:
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the lines of a log, except an incomplete last line of a killed run.
-
-    Raises DataError if the file can't be read, and for an invalid line.
-    """
+    """Yield the lines of a log, except an incomplete last line of a killed run. Raises DataError if
+    the file can't be read, and for an invalid line."""
     with _open_log(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
         for number, text in enumerate(lines, start=1):
@@ -100,9 +96,7 @@ def finite_number(value: Any) -> float | None:
 
 def last_step(log: Path) -> int | None:
     """Return the step of the last whole line of metrics.jsonl; None if it is missing or empty.
-
-    Raises DataError if the file can't be read or the line isn't valid.
-    """
+    Raises DataError if the file can't be read or the line isn't valid."""
     if not log.exists():
         return None
     with _open_log(log) as file:

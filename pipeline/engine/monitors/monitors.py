@@ -157,10 +157,8 @@ class LockMonitor(Monitor):
     lock: Lock
 
     def flush(self) -> None:
-        """Check the lock, and acquire it again if its file was removed.
-
-        Raises RunError if another process holds it.
-        """
+        """Check the lock, and acquire it again if its file was removed. Raises RunError if another
+        process holds it."""
         # If the file can't be created again, no other process can create it either. The log
         # reports a removed directory.
         with suppress(OSError):

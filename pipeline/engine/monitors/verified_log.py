@@ -107,10 +107,8 @@ class VerifiedLog:
         self._add(text)
 
     def flush(self) -> None:
-        """Pass all lines to the system.
-
-        Raises OSError if the file was replaced, or another process has written or truncated it.
-        """
+        """Pass all lines to the system. Raises OSError if the file was replaced, or another process
+        has written or truncated it."""
         self._file.flush()
         status = os.fstat(self._file.fileno())
         if not os.path.samestat(os.stat(self.path), status):
@@ -380,10 +378,8 @@ def _is_intact_before_tail(file: BinaryIO, mark: Mark) -> bool:
 
 
 def _read_whole_lines(file: BinaryIO) -> Iterator[LogLine]:
-    """Yield the valid lines of a damaged log.
-
-    Blocks that weren't written have null bytes, and an editor may have written CR LF.
-    """
+    """Yield the valid lines of a damaged log. Blocks that weren't written have null bytes, and an
+    editor may have written CR LF."""
     for text in iter(partial(file.readline, LONGEST_BYTES), b""):
         text = text.lstrip(b"\0").removeprefix(BOM_UTF8)
         if text.endswith(b"\r\n"):

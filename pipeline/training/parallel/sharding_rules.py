@@ -165,10 +165,8 @@ def _find_leaf_spec(
     shapes: Mapping[LayerPath, Any],
     param_specs: Mapping[LayerPath, PartitionSpec],
 ) -> PartitionSpec:
-    """Return the sharding of a leaf's parameter, else replicated.
-
-    The parameter's path is the end of the leaf's path, and their shapes are equal.
-    """
+    """Return the sharding of a leaf's parameter, else replicated. The parameter's path is the end
+    of the leaf's path, and their shapes are equal."""
     keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
         end = keys[-length:]

@@ -54,10 +54,8 @@ class Accounting:
             )
 
     def find_noise(self, epsilon: float, steps: int) -> float:
-        """Return the least noise that spends at most `epsilon` in a number of steps.
-
-        Raises ValueError if no noise does.
-        """
+        """Return the least noise that spends at most `epsilon` in a number of steps. Raises
+        ValueError if no noise does."""
         _, largest = NOISES
         reached = self.compute_epsilon(largest, steps)
         if reached > epsilon:

@@ -39,10 +39,8 @@ class Budget:
 
     @cached_property
     def noise(self) -> float:
-        """Standard deviation of the noise divided by the clip, a float32.
-
-        Raises RecipeError if no noise reaches epsilon, or if epsilon would protect nothing.
-        """
+        """Standard deviation of the noise divided by the clip, a float32. Raises RecipeError if no
+        noise reaches epsilon, or if epsilon would protect nothing."""
         spec = self.spec
         key, value = ("noise", spec.noise) if spec.epsilon is None else ("epsilon", spec.epsilon)
         if spec.delta >= 1 / self.order.samples:

@@ -80,10 +80,8 @@ def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) 
 
 
 def _group_by_layer(captures: Observations, params: Params) -> dict[str, dict[str, Array]]:
-    """Return the trained parameters by the path of their layer and by name.
-
-    Raises RecipeError for parameters outside of captured layers, or of a layer around others.
-    """
+    """Return the trained parameters by the path of their layer and by name. Raises RecipeError for
+    parameters outside of captured layers, or of a layer around others."""
     outer = {path for path in captures for other in captures if other.startswith(f"{path}/")}
     layers: dict[str, dict[str, Array]] = {}
     missing = []
@@ -228,9 +226,7 @@ def _separate_any(
 
 def _make_sample_patches(window: ConvWindow, images: Array) -> Array:
     """Return the patches of images (B, H, W, C) as (B, kernel height * kernel width * C, H' * W').
-
-    Images are shifted along the width, then along the height, so that whole rows are copied.
-    """
+    Images are shifted along the width, then along the height, so that whole rows are copied."""
     batch, _, _, channels = images.shape
     padded = jnp.pad(images.transpose(0, 3, 1, 2), ((0, 0), (0, 0), *window.pads))
 

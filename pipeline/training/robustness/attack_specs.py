@@ -138,10 +138,8 @@ AttackSpec = Annotated[AnyAttack, Field(discriminator="attack")]
 def complete_attacks(
     attacks: Sequence[AnyAttack], trained: AdversarialSpec | None
 ) -> tuple[AnyAttack, ...]:
-    """Return the attacks with norms and radii, by default as in training.
-
-    Raises ValueError, which begins with the position and the key, for a missing or wrong one.
-    """
+    """Return the attacks with norms and radii, by default as in training. Raises ValueError, which
+    begins with the position and the key, for a missing or wrong one."""
     completed: list[AnyAttack] = []
     for position, attack in enumerate(attacks):
         if isinstance(attack, CorruptionAttack):
