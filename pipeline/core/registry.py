@@ -93,7 +93,7 @@ _NAMED_SCHEMA_KEYS = frozenset(("fields", "choices"))
 
 
 class Expected:
-    """Marks a field of several types, which then has one error message instead of one per type."""
+    """Marks a field of several types. Its error is `must be {text}`, not one for each type."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -120,6 +120,7 @@ def _to_column(name: str, leaf: Any) -> np.ndarray:
 
 
 def _name_leaves(tree: Any, root: str) -> list[str]:
+    """Return the name of each leaf in messages, such as `data['x']`."""
     return [f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.training.component_specs import OptimizerRule, RateRule
     from pipeline.training.state import TrainState
 
-BOUNDARY = ("on_begin", "on_sink", "on_eval")
+SETTING_EVENTS = ("on_begin", "on_sink", "on_eval")
 """Events at which parameters may be set."""
 
 
@@ -144,7 +144,7 @@ class RunView(RunControl):
         return {path: np.array(array) for path, array in flat.items()}
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
-        if self.event not in BOUNDARY:
+        if self.event not in SETTING_EVENTS:
             raise ValueError("parameters can be set at the end of a sink or after an evaluation")
         if self._processes > 1:
             raise ValueError("parameters can't be set in a run of several processes")

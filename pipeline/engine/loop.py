@@ -138,7 +138,7 @@ def train(
             callbacks.notify("on_steps", run.state, history.step, telemetry)
             if Event.COLLECT in events:
                 hooks.collect(run.state, history.step)
-            if events <= SHOWING_EVENTS:
+            if events <= SHOWING_EVENTS:  # Other events save first, below.
                 raise_failure(hooks, run)
 
         # The end of a sink.

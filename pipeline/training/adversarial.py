@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import jax
 
-SHARES = {"discriminator_loss": (0.5, 0.5, 0.0), "generator_loss": (0.0, 0.0, 1.0)}
+WEIGHTS = {"discriminator_loss": (0.5, 0.5, 0.0), "generator_loss": (0.0, 0.0, 1.0)}
 """Weight of the cross-entropy of each score in a loss."""
 
 
@@ -43,7 +43,7 @@ class AdversarialLoss(LabelLoss):
     name: Literal["adversarial"] = "adversarial"
 
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        weights = tuple(map(sum, zip(*SHARES.values(), strict=True)))
+        weights = tuple(map(sum, zip(*WEIGHTS.values(), strict=True)))
         return lambda scores, labels: _weigh_entropies(scores, labels, weights)
 
 
@@ -59,7 +59,7 @@ class AdversarialMetric(MetricSpec):
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        losses = jnp.where(mask, _weigh_entropies(logits, labels, SHARES[self.name]), 0)
+        losses = jnp.where(mask, _weigh_entropies(logits, labels, WEIGHTS[self.name]), 0)
         return {"losses": losses.sum(), "samples": mask.sum().astype(jnp.float32)}
 
     def value(self, sums: Any) -> float:

@@ -177,8 +177,8 @@ class ScheduleSpec(Spec):
 
     @abstractmethod
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """Return the learning rate of each of `steps` updates, float32. Raises ValueError if the
-        settings don't make a table."""
+        """Return the learning rate of each of `steps` updates, float32 (steps,). Raises ValueError
+        if the settings are invalid for so long a run."""
 
 
 class UnfreezeRule(Spec):

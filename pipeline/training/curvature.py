@@ -107,7 +107,8 @@ def group_layers(rule: CurvatureRule, layers: Mapping[str, LayerSums]) -> list[l
     """Return the paths of the layers that devices exchange together, in the network's order."""
     groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
     for path in sorted(layers, key=lambda path: layers[path].number):
-        groups[sum(end < layers[path].number for end in rule.groups)].append(path)
+        num_ended = sum(end < layers[path].number for end in rule.groups)
+        groups[num_ended].append(path)
     return [group for group in groups if group]
 
 

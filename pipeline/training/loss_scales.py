@@ -111,7 +111,7 @@ class Dynamic(LossScaling):
         factor = jnp.float32(self.factor)
         good_steps = jnp.where(overflow, 0, good_steps + 1)
         grows = good_steps == self.window
-        lower = jnp.maximum(scale * (1 / factor), 1.0)
+        lower = jnp.maximum(scale * (1 / factor), 1.0)  # MindSpore multiplies by the reciprocal.
         scale = jnp.where(overflow, lower, jnp.where(grows, scale * factor, scale))
         return scale, jnp.where(grows, 0, good_steps)
 

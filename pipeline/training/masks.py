@@ -59,10 +59,6 @@ def top_share_mask(losses: Array, share: float, where: Array | None = None) -> A
     return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & valid
 
 
-hardest = top_share_mask
-"""Alias that docs/losses.md uses."""
-
-
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
     """Return the mean of the largest `share` of the valid losses (Fan et al., 2017); 0 if none."""
     return masked_mean(losses, top_share_mask(losses, share, where))

@@ -80,6 +80,8 @@ def _differentiate_microbatch(
 ) -> Gradients:
     """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
     `divisor`, the number of samples or labels of the whole batch."""
+    if config.privacy is not None:
+        return clip_microbatch(config, state, batch, divisor)
     trained, frozen = split_params(state.params, config.frozen)
     # With beta, the loss is of the images, and attacked images add a divergence (TRADES).
     beta = None if config.adversarial is None else config.adversarial.beta
@@ -111,8 +113,6 @@ def _differentiate_microbatch(
             readings = read_samples(logits, batch.labels, valid)
         return loss.minimised * scale, (loss.reported, changed, readings)
 
-    if config.privacy is not None:
-        return clip_microbatch(config, state, batch, divisor)
     if config.curvature is not None:
         observed = grad_observing_layers(scaled_loss, config.lower)
         values, (loss, batch_stats, readings), captures = observed(trained)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NUMBER_METRICS = ("mae", "rmse", "r2")
 LABEL_METRICS = ("exact_match", "micro_f1", "macro_f1")
 TOKEN_METRICS = ("token_accuracy", "perplexity")
+"""Names of the metrics of numbers, of several labels and of tokens."""
 
 
 class NumberMetric(MetricSpec):

@@ -28,6 +28,7 @@ and still the best after a new search. bank_update: in the bank, and replaced by
 """
 
 Entry = Mapping[str, Any]
+"""A tuned result, as JSON."""
 UNTIMED = "default"
 """Key of an entry that has only a default, which nothing was compared with."""
 

@@ -18,6 +18,7 @@ from pipeline.core.reporter import Reporter
 
 LogPlace = Literal["console", "stderr", "file"]
 LEVELS = ("debug", "info", "warning", "error")
+"""Names of the levels that GLOG_v numbers from 0 on."""
 LEVEL_VARIABLE = "GLOG_v"
 STDERR_VARIABLE = "GLOG_logtostderr"
 LOGGERS = ("pipeline", "jax")

@@ -11,13 +11,13 @@ from pipeline.core.host.launchers import LaunchName
 from pipeline.core.registry import FilePath, Seq, Spec
 
 MAX_DEVICES = 1 << 14
+"""The largest number of devices, or of shards, in a recipe."""
 Axis = Literal["data", "model"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 """Axes of a mesh. Devices along `data` have different samples; along `model` they share layers."""
 DATA, MODEL = AXES
 
 Size = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
-
 
 Timeout = Annotated[float, Field(gt=0, le=24 * 3600)]
 """A time in seconds, at most a day."""

@@ -14,6 +14,7 @@ Norm = Literal["linf", "l2"]
 Radius = Annotated[float, Field(gt=0, le=1000)]
 """The largest change of an image by an attack. Pixels of the raw image are from 0 to 1."""
 Severity = Annotated[int, Field(ge=1, le=5)]
+"""1 is the mildest."""
 
 
 class AdversarialSpec(Spec):
