@@ -60,7 +60,7 @@ def begin_step(
 def _split_equations(
     jaxpr: Jaxpr, measured: Iterable[Any]
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Return the equations that `measured` or a costly equation needs, then the other ones."""
+    """Return the costly equations and those that they or `measured` need, then the other ones."""
     needed = {atom for atom in measured if not isinstance(atom, Literal)}
     first: list[JaxprEqn] = []
     update: list[JaxprEqn] = []

@@ -32,7 +32,7 @@ class MetricSpec(Spec):
     name: str
 
     def ignoring(self, label: int | None) -> Self:
-        """Return the metric that ignores `label`, or none if it is None; by default, itself."""
+        """Return the metric that leaves out labels equal to `label`, if any; by default, itself."""
         return self
 
     @abstractmethod
@@ -56,8 +56,11 @@ class MetricSpec(Spec):
 def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
     """Return for each standard metric, and each component in `names`, whether larger or smaller
     values are better."""
-    components = cast(Mapping[str, type[MetricSpec]], list_components("metric"))
-    return {**METRICS, **{name: components[name].better for name in names if name not in METRICS}}
+    directions = dict(METRICS)
+    for name in names:
+        if name not in METRICS:  # Standard metrics need no components, which take time to load.
+            directions[name] = cast(type[MetricSpec], list_components("metric")[name]).better
+    return directions
 
 
 Backward = Callable[[Any], tuple[Any, Any]]

@@ -134,11 +134,11 @@ def hide_gpus() -> None:
     if configured.jax_platforms or has_open_devices() or find_plugin() is None:
         return
     jax.config.update(PLATFORMS, CPU.name)
-    _hidings.append(True)
+    _gpus_hidden.append(True)
 
 
-_hidings: list[bool] = []
-"""Not empty while GPUs are hidden by `hide_gpus`, until `_take_gpus` shows them again."""
+_gpus_hidden: list[bool] = []
+"""Not empty from a call of `hide_gpus` that hides GPUs until `_take_gpus`."""
 
 
 def choose_gpus(numbers: Sequence[int] | None) -> None:
@@ -152,8 +152,8 @@ def choose_gpus(numbers: Sequence[int] | None) -> None:
 
 def _take_gpus() -> None:
     """Let JAX open GPUs again. Existing arrays are lost."""
-    if _hidings:
-        _hidings.clear()
+    if _gpus_hidden:
+        _gpus_hidden.clear()
         jax.config.update(PLATFORMS, None)
         clear_backends()
 

@@ -129,8 +129,8 @@ def _choose_chunk_size(samples: Array, window: ConvWindow | None) -> int:
     """Return the largest divisor of the batch size whose rows fit into the limit, at least 1."""
     batch, *_ = samples.shape
     rows = jax.eval_shape(functools.partial(_list_rows, window=window), samples)
-    sample_bytes_of_batch = 4 * rows.size
-    max_size = max(1, ROWS_LIMIT_BYTES * batch // sample_bytes_of_batch)
+    batch_bytes = 4 * rows.size  # As float32.
+    max_size = max(1, ROWS_LIMIT_BYTES * batch // batch_bytes)
     return next(size for size in range(min(batch, max_size), 0, -1) if batch % size == 0)
 
 
