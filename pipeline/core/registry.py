@@ -145,6 +145,7 @@ def add_bounds(schema: Any) -> Any:
 
 S = TypeVar("S", bound=Spec)
 _components: dict[str, dict[str, type[Spec]]] = {}
+"""The registered components by kind and name."""
 
 
 def component(kind: str) -> Callable[[type[S]], type[S]]:

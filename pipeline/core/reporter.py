@@ -90,6 +90,7 @@ class Reporter:
             self._write_log_line(f"{WARNING} {problem}; further lines are only in this log")
 
     def _write_log_line(self, text: str) -> None:
+        """Write a line with the time to run.log, or to memory before `start_log`."""
         line = f"{time.strftime('%H:%M:%S')} {text}\n"
         if self._buffer is not None:
             self._buffer.write(line)

@@ -168,6 +168,7 @@ class RunView(RunControl):
 
 
 def _require_rate(what: str, value: float) -> float:
+    """Return a rate or a factor as a float. Raises ValueError if it is out of range."""
     value = float(value)
     if not 0 <= value <= MAX_RATE:
         raise ValueError(f"{what} {value} must be from 0 to {MAX_RATE:.4g}, float32's maximum")

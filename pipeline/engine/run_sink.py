@@ -363,6 +363,7 @@ def _read_state(prepared: PreparedSink, program: SinkProgram, step: int) -> Any:
 
 
 def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
+    """Return a state in the structure that the step function has."""
     return prepared.step.state_layout.arrange(state.state)
 
 

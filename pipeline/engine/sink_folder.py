@@ -150,6 +150,7 @@ def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:
 
 
 def _list_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a text for each value that differs from the saved run's."""
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             text = f"{name} {key} is {now.get(key, 'missing')}, was {before.get(key, 'missing')}"

@@ -84,6 +84,7 @@ def describe(leaf: Any) -> str:
 
 
 def _check_returned_state(state: Any, returned: Any) -> None:
+    """Raise ValueError unless a step returns a state like its argument."""
     before = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
     after = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(returned)}
     problems = [f"state{path} is missing" for path in before if path not in after]

@@ -213,6 +213,7 @@ def lower_step(
 
 
 def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem, ...]:
+    """Return the problems of the convolutions and products of a step, in a layout of images."""
     listing = RecordingPolicy()
     traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
     jax.eval_shape(traced, state, step.batch_layout.spec)
@@ -225,6 +226,7 @@ def _find_bank_folder() -> Path:
 
 
 def _no_clock(name: str) -> AbstractContextManager[object]:
+    """Return a context without effect, in place of a reporter's clock."""
     return nullcontext()
 
 

@@ -150,6 +150,7 @@ def _read_number(environment: Environment, name: str) -> int:
 
 
 def _read_port(environment: Environment, default: int | None = None) -> int:
+    """Return MASTER_PORT, or `default` without it. Raises KeyError and ValueError."""
     if "MASTER_PORT" not in environment and default is not None:
         return default
     text = environment["MASTER_PORT"]
@@ -159,6 +160,7 @@ def _read_port(environment: Environment, default: int | None = None) -> int:
 
 
 def _find_master(environment: Environment) -> str:
+    """Return MASTER_ADDR and MASTER_PORT as host and port."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise KeyError(" and ".join(missing))
@@ -191,6 +193,7 @@ def _find_mpi_host(environment: Environment) -> str:
 
 
 def _find_first_node(environment: Environment) -> str:
+    """Return the address of SkyPilot's first node, and MASTER_PORT or the default port."""
     host = environment["SKYPILOT_NODE_IPS"].split()[0]
     return _join_address(host, _read_port(environment, DEFAULT_PORT))
 

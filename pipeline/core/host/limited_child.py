@@ -52,6 +52,7 @@ def _answer(
 
 
 def _set_limit(kind: int, limit: int) -> None:
+    """Set the soft limit of a resource, at most to the hard limit."""
     hard_limit = resource.getrlimit(kind)[1]
     soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
     resource.setrlimit(kind, (soft_limit, hard_limit))

@@ -166,6 +166,7 @@ def _to_absolute(source: str) -> str:
 
 
 def _import_module(name: str) -> ModuleType:
+    """Import an installed module. Raises RecipeError."""
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:

@@ -220,6 +220,7 @@ class VerifiedLog:
         return replace(flaws, missing=ranges, missing_lines=missing_lines)
 
     def _add(self, text: bytes) -> None:
+        """Update size, tail and digest for lines that the file has."""
         self._size_bytes += len(text)
         self._lines += text.count(b"\n")
         self._tail += text

@@ -204,6 +204,7 @@ def _require_settings() -> None:
 
 
 def _explain_no_gpu(platform: str, reason: str) -> str:
+    """Return why there is no GPU, as the end of a message; "" for other platforms."""
     return f"; {explain_missing_gpu(reason)}" if get_platform(platform).is_cuda else ""
 
 

@@ -135,6 +135,7 @@ def _choose_chunk_size(samples: Array, window: ConvWindow | None) -> int:
 
 
 def _sum_row_products(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
+    """Return the blocks of the sum of r r' over the rows r of some samples."""
     rows = _list_rows(samples, window)
     blocks = make_blocks(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])
