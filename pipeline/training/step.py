@@ -112,9 +112,9 @@ def make_train_step(config: StepConfig) -> TrainStep:
         if state.ledger is None or readings is None:
             return after, record
         outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)
-        repeats = batch.samples is not None
-        rows = batch.sample % batch.samples if repeats else batch.sample
+        rows = batch.sample if batch.samples is None else batch.sample % batch.samples
         rows = gather_rows(config.shards, rows)
+        repeats = batch.samples is not None
         ledger = add_readings(state.ledger, rows, readings, outcome.applied, repeats=repeats)
         return replace(after, ledger=ledger), record
 

@@ -132,7 +132,7 @@ def draw_curves(title: str, curves: Sequence[Curve], label: str = "step") -> Dra
     x = make_horizontal_axis(*_find_bounds(points[:, 0], 0))
     y = make_vertical_axis(*_find_bounds(points[:, 2:], 0.05))
     chart = draw_frame(title, x, y, label)
-    right = WIDTH - RIGHT
+    right = float(WIDTH - RIGHT)
     for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
         pixels = [(x.to_pixel(step), *map(y.to_pixel, values)) for step, *values in groups]
         _draw_curve(chart, np.array(pixels), colour, curve.marked)
