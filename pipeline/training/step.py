@@ -346,7 +346,7 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
 
 
 def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
-    """Return the network's variables in an evaluation. The average, if any, replaces weights."""
+    """Return the variables for an evaluation; the moving average, if any, replaces the weights."""
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)
