@@ -68,7 +68,7 @@ Backward = Callable[[Any], tuple[Any, Any]]
 
 
 class GradientSpec(Spec):
-    """How a step gets its gradients: the component of kind "gradients", a custom training step."""
+    """The gradients of a step: the component of kind "gradients", a custom training step."""
 
     name: str
 

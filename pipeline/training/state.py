@@ -106,11 +106,11 @@ class StepConfig:
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch isn't split."""
     sharing: StateSharing | None = None
-    """How devices share the state; None if each has all of it."""
+    """Sharing of the state between devices; None if each has all of it."""
     privacy: PrivacyRule | None = None
-    """How gradients are made private; None: they aren't."""
+    """Privacy of the gradients; None: they are plain."""
     adversarial: AdversarialRule | None = None
-    """How training images are attacked; None: they aren't."""
+    """Attack on training images; None: they are clean."""
     ledger_samples: int | None = None
     """Number of training samples of the ledger; None: there is no ledger."""
     lowerings: LoweringPolicy | None = None

@@ -21,7 +21,7 @@ from pipeline.core.files.ownership import make_private
 
 BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
-"""How a result relates to the bank.
+"""Relation of a result to the bank.
 
 bank_append: stored for the first time. bank_hit: used from the bank. bank_reserved: in the bank,
 and still the best after a new search. bank_update: in the bank, and replaced by a better result.

@@ -14,7 +14,7 @@ DEFAULT_SHARDS = 8
 
 @dataclass(frozen=True)
 class Shards:
-    """How a batch is split, and how the gradients of its parts are added.
+    """The split of a batch, and the order in which the gradients of its parts are added.
 
     Device d of `devices` has the shards d * per_device .. (d + 1) * per_device - 1. `axis` is the
     axis of `shard_map` that the step runs in; None on one device.

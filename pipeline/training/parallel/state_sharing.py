@@ -51,7 +51,7 @@ class _WholeNeededError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class StateSharing:
-    """How the devices along an axis of `shard_map` share a state."""
+    """The sharing of a state between the devices along an axis of `shard_map`."""
 
     state: Any
     """Shapes and dtypes of the whole state, a dataclass with `SHARDED_FIELDS`."""

@@ -16,7 +16,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Accounting:
-    """How a run samples and how epsilon is computed. Raises ValueError without dp-accounting."""
+    """The sampling of a run and its accountant. Raises ValueError without dp-accounting."""
 
     sampling: Literal["poisson", "fixed"]
     accountant: Accountant

@@ -40,7 +40,7 @@ class PrivacyState:
 
 @dataclass(frozen=True)
 class PrivacyRule:
-    """How a private step makes its gradients from the clipped sum."""
+    """Settings by which a private step makes its gradients from the clipped sum."""
 
     expected_batch_size: int
     """Divisor of the sum. The number of drawn samples isn't public, so it can't be the divisor."""

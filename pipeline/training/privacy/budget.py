@@ -30,7 +30,7 @@ class Budget:
 
     @cached_property
     def rule(self) -> PrivacyRule:
-        """How the steps make their gradients."""
+        """Settings of the private gradients of a step."""
         expected = self.order.batch_size
         if isinstance(self.order, PoissonOrder):
             expected = self.order.expected_batch_size
