@@ -92,7 +92,7 @@ def _prepare_command(
     """Load the plug-ins that the arguments name; return the function that runs the command."""
     from pipeline.cli.commands.root import run_command
     from pipeline.core.host.environment import require_known_flags, require_usable_environment
-    from pipeline.core.plugins.loading import name_for_all, take_flags
+    from pipeline.core.plugins.loading import export_plugins, take_flags
 
     require_usable_environment()
     if owns_process:
@@ -101,7 +101,7 @@ def _prepare_command(
     if plugins:
         from pipeline.core.registry import load_all
 
-        name_for_all(plugins)
+        export_plugins(plugins)
         load_all()
     return partial(run_command, args, started_at, alone=owns_process)
 

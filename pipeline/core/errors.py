@@ -24,9 +24,12 @@ _NAMES = (
     r"(?:\w{0,40}(?:passwo?r?d|passphrase|secret)|pwd|token|credentials?"
     r"|(?:\w{0,40}_)?(?:api|access|auth|private|secret)_?(?:key|token))"
 )
+"""Names of secrets."""
 _SECRET_NAME = re.compile(_NAMES, re.IGNORECASE)
 _VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&'"\])}]+)"""
+"""A value in quotes, or up to a space or a separator."""
 _QUERY_NAMES = r"[\w-]{0,40}(?:passw|pwd|token|secret|key|sig|credential|auth)[\w-]{0,40}"
+"""Names of secrets in the query of an address, after a ? or &."""
 _NAME_HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNORECASE)
 """Part of every name of a secret: texts without it needn't be searched for names."""
 _IN_ADDRESSES = (
@@ -160,10 +163,7 @@ def hide_secrets_in_tree(tree: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text without secrets and with escaped control characters.
-
-    Names in files may contain both.
-    """
+    """Return a text without secrets and with escaped control characters: names may have both."""
     text = hide_secrets(text)
     return text if text.isprintable() else repr(text)[1:-1]
 

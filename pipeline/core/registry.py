@@ -93,7 +93,7 @@ _NAMED_SCHEMA_KEYS = frozenset(("fields", "choices"))
 
 
 class Expected:
-    """Marks a field of several types, which then has one error message instead of one per type."""
+    """Marks a field of several types. Its error is `must be {text}`, not one for each type."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -145,6 +145,7 @@ def add_bounds(schema: Any) -> Any:
 
 S = TypeVar("S", bound=Spec)
 _components: dict[str, dict[str, type[Spec]]] = {}
+"""The registered components by kind and name."""
 
 
 def component(kind: str) -> Callable[[type[S]], type[S]]:
@@ -171,10 +172,8 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
 
 @cache
 def load_all() -> None:
-    """Load the components of the package, of other distributions and of plug-ins.
-
-    Raises RecipeError for a plug-in that can't be loaded.
-    """
+    """Load the components of the package, of other distributions and of plug-ins. Raises
+    RecipeError for a plug-in that can't be loaded."""
     for name in COMPONENT_MODULES:
         module = importlib.import_module(name)
         for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
@@ -193,10 +192,8 @@ def load_all() -> None:
 
 
 def _has_exports(module: ModuleType) -> bool:
-    """Return whether a module has a class or function that `import` keys can name.
-
-    Those that it has imported from this package or from the standard library don't count.
-    """
+    """Return whether a module has a class or function that `import` keys can name, other than those
+    that it has imported from this package or from the standard library."""
     if hasattr(module, "__getattr__"):
         return True  # It imports a class or function when its name is used.
     imported = {"pipeline", *sys.stdlib_module_names}
@@ -223,10 +220,8 @@ def _reset_schemas() -> None:
 
 
 def _is_installed(entry: EntryPoint) -> bool:
-    """Return whether an entry point belongs to an installed distribution.
-
-    Python also finds distributions in the working folder, which may hold a stranger's data.
-    """
+    """Return whether an entry point is installed. Python also finds those of distributions in the
+    working folder, which may hold a stranger's data."""
     return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
@@ -238,9 +233,7 @@ def list_components(kind: str) -> Mapping[str, type[Spec]]:
 
 def make_component(kind: str, name: str, **fields: Any) -> Any:
     """Make a component of a kind by name; `fields` are its fields that don't have their defaults.
-
-    Raises ValueError for an unknown name or field.
-    """
+    Raises ValueError for an unknown name or field."""
     specs = list_components(kind)
     if name not in specs:
         raise ValueError(f"there is no {kind} {name!r}; choose from {', '.join(specs)}")

@@ -22,6 +22,7 @@ MARGIN = 10
 SILENCE_S = 4.0
 """Without a terminal, a task that takes longer than these seconds is named in a line."""
 WARNING = f"{'warning':<{MARGIN}}"
+"""Margin of a warning."""
 
 
 class Reporter:
@@ -89,6 +90,7 @@ class Reporter:
             self._write_log_line(f"{WARNING} {problem}; further lines are only in this log")
 
     def _write_log_line(self, text: str) -> None:
+        """Write a line with the time to run.log, or to memory before `start_log`."""
         line = f"{time.strftime('%H:%M:%S')} {text}\n"
         if self._buffer is not None:
             self._buffer.write(line)
@@ -119,7 +121,7 @@ class Reporter:
             with self._lock:
                 self._write_log_line(printable_lines(f"{WARNING} {text}"))
         else:
-            self.log(logging.WARNING, WARNING.strip(), text)
+            self.log(logging.WARNING, "warning", text)
 
     def log(self, severity: int, name: str, text: str) -> None:
         """Print a message with `name` in the margin, if its severity is at least `level`.

@@ -26,7 +26,7 @@ from pipeline.engine.step_checks import describe
 from pipeline.training.parallel.placement import DevicePlacement
 
 ITERATOR_WINDOW_STEPS = 128
-"""Batches that are read from an iterator before they are transferred together."""
+"""Most batches of an iterator that are transferred together."""
 HASHED_EXAMPLES = 64
 """Examples that are hashed to recognize arrays."""
 
@@ -70,10 +70,8 @@ class BatchSource(ABC):
 
 
 def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSource:
-    """Return the batches of arrays, of a structured array, or of an iterable.
-
-    Raises DataError for other data, ValueError for a batch size that is missing or not allowed.
-    """
+    """Return the batches of arrays, of a structured array, or of an iterable. Raises DataError for
+    other data, ValueError for a batch size that is missing or not allowed."""
     arrays = _find_arrays(data)
     if arrays is None:
         if batch_size is not None:
@@ -122,6 +120,7 @@ def _to_column(name: str, leaf: Any) -> np.ndarray:
 
 
 def _name_leaves(tree: Any, root: str) -> list[str]:
+    """Return the name of each leaf in messages, such as `data['x']`."""
     return [f"{root}{jax.tree_util.keystr(path)}" for path, _ in jax.tree.leaves_with_path(tree)]
 
 
@@ -206,8 +205,9 @@ class IteratorBatches(BatchSource):
     def __init__(self, data: Any) -> None:
         self._iterator: Iterator[Any] = iter(data)
         self._has_state = all(hasattr(self._iterator, name) for name in ("get_state", "set_state"))
-        self._state_before = self._read_state()
-        self._origin: Mapping[str, Any] = {"state": self._state_before, "skip": 0}
+        self._first_state = self._get_state()
+        self._origin: Mapping[str, Any] = {"state": self._first_state, "skip": 0}
+        """Position before the first step of this process."""
         try:
             first = next(self._iterator)
         except StopIteration:
@@ -215,6 +215,7 @@ class IteratorBatches(BatchSource):
         self._names = _name_leaves(first, "batch")
         self._structure = jax.tree.structure(first)
         self._pending: list[np.ndarray] | None = self._to_columns(first, 1, None)
+        """The first batch, until `read` returns it."""
         shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in self._pending]
         self.layout = BatchLayout(self._structure, jax.tree.unflatten(self._structure, shapes))
         self._windows: IteratorWindows | None = None
@@ -277,9 +278,9 @@ class IteratorBatches(BatchSource):
 
     def read_state(self) -> Any:
         """Return the iterator's state before the next batch as JSON; None if it has no state."""
-        return self._state_before if self._pending is not None else self._read_state()
+        return self._first_state if self._pending is not None else self._get_state()
 
-    def _read_state(self) -> Any:
+    def _get_state(self) -> Any:
         return _encode_state(self._iterator.get_state()) if self._has_state else None  # type: ignore[attr-defined]
 
     def _to_columns(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
@@ -335,7 +336,7 @@ class IteratorWindows:
             raise window.failure
         end = step + window.steps
         self._next = None
-        if window.failure is not None:
+        if window.failure is not None:  # Raised after the batches before it.
             self._next = end, Future()
             self._next[1].set_result(_ReadWindow(end, [], None, window.failure))
         elif end < self._stop:
@@ -380,6 +381,7 @@ class IteratorWindows:
             if missing:
                 column = np.pad(column, [(0, missing), *[(0, 0)] * (column.ndim - 1)])
             columns[str(number)] = self._placement.put_batches(column, column.shape[1])
+        # A custom step reads only the columns, no samples, epochs and counts.
         numbers = np.zeros(self._steps, np.int32)
         batches = Batches(numbers[:, None], numbers, numbers + 1)
         return put_inputs(columns, batches, 0, self._placement, resident=False)

@@ -40,7 +40,7 @@ def begin_step(
     jaxpr = closed.jaxpr
     states = jaxpr.outvars[: len(leaves)]
     measured = jaxpr.outvars[len(leaves) :]
-    first, update = _split(jaxpr, measured)
+    first, update = _split_equations(jaxpr, measured)
     operands = jax.tree.leaves((state, batch))
     values = bind_variables(closed, operands, lambda _, constant: constant)
     _compute_equations(first, values)
@@ -57,11 +57,10 @@ def begin_step(
     return metrics, compute_state
 
 
-def _split(jaxpr: Jaxpr, measured: Iterable[Any]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Return the equations of the metrics and gradients, then the elementwise ones of the update.
-
-    The metrics don't need the results of the update's equations.
-    """
+def _split_equations(
+    jaxpr: Jaxpr, measured: Iterable[Any]
+) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """Return the costly equations and those that they or `measured` need, then the other ones."""
     needed = {atom for atom in measured if not isinstance(atom, Literal)}
     first: list[JaxprEqn] = []
     update: list[JaxprEqn] = []

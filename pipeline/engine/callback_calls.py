@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.training.component_specs import OptimizerRule, RateRule
     from pipeline.training.state import TrainState
 
-BOUNDARY = ("on_begin", "on_sink", "on_eval")
+SETTING_EVENTS = ("on_begin", "on_sink", "on_eval")
 """Events at which parameters may be set."""
 
 
@@ -91,10 +91,11 @@ class RunView(RunControl):
         self._request(rates=(*self.requests.rates, change))
 
     def evaluate_at(self, step: int) -> None:
-        later_step = self._require_step(step, self.step + 1)
-        self._request(evaluate_at=(*self.requests.evaluate_at, later_step))
+        number = self._require_step(step, self.step + 1)
+        self._request(evaluate_at=(*self.requests.evaluate_at, number))
 
     def save_at(self, step: int) -> None:
+        # The boundary of these events saves after them.
         least = self.step if self.event in ("on_sink", "on_eval") else self.step + 1
         self._request(save_at=(*self.requests.save_at, self._require_step(step, least)))
 
@@ -107,6 +108,7 @@ class RunView(RunControl):
             raise ValueError("training has ended; nothing can be changed")
 
     def _require_step(self, step: int, least: int) -> int:
+        """Return a step as an int. Raises ValueError unless it is from `least` to the last one."""
         self._require_training()
         try:
             number = operator.index(step)
@@ -138,15 +140,15 @@ class RunView(RunControl):
         self.scalars[name] = number if math.isfinite(number) else None
 
     def parameters(self) -> dict[str, np.ndarray]:
-        flat = flatten_dict(self._params(), sep="/")
+        flat = flatten_dict(self._read_params(), sep="/")
         return {path: np.array(array) for path, array in flat.items()}
 
     def set_parameters(self, changed: Mapping[str, np.ndarray]) -> None:
-        if self.event not in BOUNDARY:
+        if self.event not in SETTING_EVENTS:
             raise ValueError("parameters can be set at the end of a sink or after an evaluation")
         if self._processes > 1:
             raise ValueError("parameters can't be set in a run of several processes")
-        flat = dict(flatten_dict(self._params(), sep="/"))
+        flat = dict(flatten_dict(self._read_params(), sep="/"))
         for path, array in changed.items():
             if path not in flat:
                 raise ValueError(f"there is no parameter {path!r}; choose from {', '.join(flat)}")
@@ -157,7 +159,7 @@ class RunView(RunControl):
             flat[path] = new.astype(old.dtype)
         self.new_params = unflatten_dict(flat, sep="/")
 
-    def _params(self) -> Any:
+    def _read_params(self) -> Any:
         if self.state is None:
             raise ValueError("the parameters can be read once training has begun")
         if not all(map(is_readable, jax.tree.leaves(self.state.params))):
@@ -166,6 +168,7 @@ class RunView(RunControl):
 
 
 def _require_rate(what: str, value: float) -> float:
+    """Return a rate or a factor as a float. Raises ValueError if it is out of range."""
     value = float(value)
     if not 0 <= value <= MAX_RATE:
         raise ValueError(f"{what} {value} must be from 0 to {MAX_RATE:.4g}, float32's maximum")
@@ -342,9 +345,9 @@ def change_rates(
 ) -> np.ndarray:
     """Return a table of learning rates, a row for each update, after changes.
 
-    All rows are changed, also for past updates, which a rollback may repeat. A new rate
-    replaces the main schedule; columns of `lr_rules` without a schedule are the rate times their
-    factor. Separate optimizers keep their rate.
+    All rows are changed, also of past updates, which a rollback may repeat. A factor is on all
+    columns. A new rate replaces the main schedule, column 0. `rules` are of the columns after it:
+    those of the main schedule become the new rate times their factor, others stay.
     """
     for change in changes:
         if change.factor is None:

@@ -32,11 +32,11 @@ class Deadline:
         if self.stop_at is None or step_s is None:
             return schedule
         left_s = self.stop_at - time.perf_counter()
-        near = _end_at(schedule, step + dispatch_size.max_steps + 1)
-        later_s = left_s - dispatch_size.dispatch_s
-        if count_steps(near, step, later_s, step_s, self.event_s) >= near.run.total:
+        required = _end_at(schedule, step + dispatch_size.max_steps + 1)
+        spare_s = left_s - dispatch_size.dispatch_s
+        if find_last_step(required, step, spare_s, step_s, self.event_s) >= required.run.total:
             return schedule
-        end = max(step + 1, count_steps(schedule, step, left_s, step_s, self.event_s))
+        end = max(step + 1, find_last_step(schedule, step, left_s, step_s, self.event_s))
         if end >= schedule.run.total:
             return schedule
         self.note_end(end)
@@ -48,7 +48,7 @@ def _end_at(schedule: Schedule, step: int) -> Schedule:
     return replace(schedule, run=replace(schedule.run, total=min(step, schedule.run.total)))
 
 
-def count_steps(
+def find_last_step(
     schedule: Schedule,
     first: int,
     left_s: float,
@@ -61,7 +61,7 @@ def count_steps(
     don't count.
     """
     step = first
-    unsplit = replace(schedule.run, sink_steps=schedule.run.total)
+    unsplit = replace(schedule.run, sink_steps=schedule.run.total)  # The end of a sink is free.
     for segment in unsplit.segments(first, schedule.every):
         steps = int(left_s / step_s)
         if step + steps <= segment.stop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ class EarlyStop:
         value = evaluation.scalars()[self.metric]
         best = self.progress.best
         sign = 1 if self.better == "max" else -1
-        is_first = best is None and value == value
+        is_first = best is None and not math.isnan(value)
         if is_first or (best is not None and sign * (value - best) > self.min_delta):
             self.progress = EarlyStopState(value, 0)
         else:

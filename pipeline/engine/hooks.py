@@ -34,6 +34,7 @@ class Saves:
     writer: Checkpoints | NoCheckpoints | None = None
     """Writer of the checkpoints; None if the run saves nothing."""
     every_seconds: float | None = None
+    """Longest time without a checkpoint; None: no limit."""
     host: Mapping[str, Any] = field(default_factory=dict)
     """JSON in every checkpoint for a resumed run, besides the state of the hooks."""
     log_marks: Callable[[int], Mapping[str, Any]] | None = None
@@ -76,8 +77,8 @@ class Saves:
         self.writer.save(step, state, host_state, metrics)
 
 
-def evaluate_nothing(state: TrainState) -> Evaluation | None:
-    """Raise ValueError, since an evaluation is due and no function for it is set."""
+def refuse_evaluation(state: TrainState) -> Evaluation | None:
+    """Raise ValueError: no function for evaluations is set."""
     raise ValueError("an evaluation is due, and no evaluation is set")
 
 
@@ -87,7 +88,7 @@ def never_prune(verdict: str | None) -> str | None:
 
 
 def examine_nothing(state: TrainState, step: int) -> Examined:
-    """Return a finding without a cause."""
+    """Return an examination without findings."""
     return Examined()
 
 
@@ -100,7 +101,7 @@ class Hooks:
     """Functions and objects that a run calls between steps."""
 
     monitors: Sequence[Monitor] = ()
-    evaluate: Callable[[TrainState], Evaluation | None] = evaluate_nothing
+    evaluate: Callable[[TrainState], Evaluation | None] = refuse_evaluation
     """Evaluates a state; returns None if a signal to stop has interrupted it."""
     saves: Saves = field(default_factory=Saves)
     callbacks: NoCallbacks = field(default_factory=NoCallbacks)

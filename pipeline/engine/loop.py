@@ -103,7 +103,7 @@ def train(
     """
     # Restore.
     started_at = saved_at = time.monotonic()
-    num_saves = 0
+    num_answered_saves = 0
     callbacks = hooks.callbacks
     hooks.early_stop.restore(host.early_stop)
     hooks.rollbacks.remember(host.rollbacks)
@@ -138,7 +138,7 @@ def train(
             callbacks.notify("on_steps", run.state, history.step, telemetry)
             if Event.COLLECT in events:
                 hooks.collect(run.state, history.step)
-            if events <= SHOWING_EVENTS:
+            if events <= SHOWING_EVENTS:  # Other events save first, below.
                 raise_failure(hooks, run)
 
         # The end of a sink.
@@ -181,7 +181,7 @@ def train(
 
         # Stop, or save and continue with the next dispatch.
         is_last = history.step == schedule.run.total
-        is_requested = hooks.signals.saves > num_saves
+        is_requested = hooks.signals.saves > num_answered_saves
         is_due = is_requested or hooks.saves.is_due(time.monotonic() - saved_at)
         decision = decide(hooks, run, dispatch_size.max_steps, is_last=is_last, is_due=is_due)
         is_over = hooks.early_stop.is_over or run.granted.stop or decision.prune
@@ -191,7 +191,7 @@ def train(
         if has_steps and decision.save:
             hooks.saves.save(hooks, run)
             saved_at = time.monotonic()
-            num_saves = hooks.signals.saves
+            num_answered_saves = hooks.signals.saves
         schedule = hooks.deadline.shorten(schedule, history.step, dispatch_size)
         requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
@@ -328,10 +328,8 @@ def raise_failure(hooks: Hooks, run: Progress) -> None:
 def answer_non_finite_step(
     program: Program, run_schedule: RunSchedule, hooks: Hooks, run: Progress, telemetry: Telemetry
 ) -> None:
-    """Roll back if the last step was non-finite.
-
-    Raises NonFiniteStepError if the step ends the run, after saving the state before it.
-    """
+    """Roll back if the last step was non-finite. Raises NonFiniteStepError if the step ends the
+    run, after saving the state before it."""
     step = telemetry.non_finite_step
     if step is None:
         return

@@ -60,33 +60,31 @@ class RecentSteps:
     def explain(self, examined: Examined) -> str:
         """Return a text on the learning rate if the newest steps have exploded, else ""."""
         rows = np.concatenate([np.empty((0, 4)), *self._parts])
-        rows = rows[np.isfinite(rows).all(1)][-RECENT_STEPS:]
-        if examined.is_in_data or not len(rows) or rows[-1, 3] == 0:
+        steps, losses, norms, rates = rows[np.isfinite(rows).all(1)][-RECENT_STEPS:].T
+        if examined.is_in_data or not len(steps) or rates[-1] == 0:
             return ""
         symptom = (
-            _describe_rise("the loss", rows[:, 0], rows[:, 1], LEAST_LOSS)
-            or _describe_rise("the gradient norm", rows[:, 0], rows[:, 2], LEAST_NORM)
-            or _describe_large_weight(rows[:, 0], examined.largest_weight)
+            _describe_rise("the loss", steps, losses, LEAST_LOSS)
+            or _describe_rise("the gradient norm", steps, norms, LEAST_NORM)
+            or _describe_large_weight(steps, examined.largest_weight)
         )
         if not symptom:
             return ""
-        step = int(rows[-1, 0])
-        rate = rows[-1, 3]
         return (
-            f"{symptom}; the learning rate of step {step} is {rate:g}, which is the likely cause: "
-            "try a smaller train.optimizer.lr"
+            f"{symptom}; the learning rate of step {int(steps[-1])} is {rates[-1]:g}, which is the "
+            "likely cause: try a smaller train.optimizer.lr"
         )
 
 
 def _describe_rise(name: str, steps: np.ndarray, values: np.ndarray, least: float) -> str:
     """Return a text about a rise by orders of magnitude; "" if values didn't rise."""
-    high = len(values) - 1 - int(values[::-1].argmax())
-    low = int(values[: high + 1].argmin())
-    if values[high] < max(least, GROWTH * values[low]):
+    end = len(values) - 1 - int(values[::-1].argmax())  # The last of equal maxima.
+    start = int(values[: end + 1].argmin())
+    if values[end] < max(least, GROWTH * values[start]):
         return ""
-    num_steps = int(steps[high] - steps[low])
+    num_steps = int(steps[end] - steps[start])
     return (
-        f"{name} rose from {values[low]:.4g} to {values[high]:.4g} within {num_steps} "
+        f"{name} rose from {values[start]:.4g} to {values[end]:.4g} within {num_steps} "
         f"{'step' if num_steps == 1 else 'steps'}"
     )
 

@@ -62,6 +62,7 @@ from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 
 LEFT = "the loop was left"
+"""Reason to stop if the caller leaves the loop."""
 DISPATCH_SECONDS = 1.0
 """Longest time until a signal takes effect, and the length of a sink of "auto"."""
 SAVE_SECONDS = 60.0
@@ -116,8 +117,8 @@ def prepare_sink(step: Step, state: Any, data: Any, settings: SinkSettings) -> P
     leaves = {path: _copy_to_host(leaf) for path, leaf in layout.flatten(state).items()}
     shapes = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
     spec = jax.eval_shape(layout.arrange, shapes)
-    traced = trace_step(step, spec, source.layout.spec)
-    user_step = UserStep(step, traced, layout, source.layout)
+    signature = trace_step(step, spec, source.layout.spec)
+    user_step = UserStep(step, signature, layout, source.layout)
     return PreparedSink(user_step, CustomState(np.int32(0), leaves), spec, source, settings)
 
 
@@ -127,10 +128,8 @@ def _copy_to_host(leaf: Any) -> np.ndarray:
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
-    """Run a custom loop from its newest checkpoint, and yield a report per sink.
-
-    Raises DataError, RunError and Interrupted as `sink` does.
-    """
+    """Run a custom loop from its newest checkpoint, and yield a report per sink. Raises DataError,
+    RunError and Interrupted as `sink` does."""
     settings = prepared.settings
     source = prepared.source
     signals = Signals()
@@ -245,6 +244,7 @@ def compile_sink(
 
 
 def default_device() -> jax.Device:
+    """Return the device of new arrays, by `jax.default_device` if it is set."""
     return next(iter(jax.numpy.zeros(()).devices()))
 
 
@@ -267,19 +267,19 @@ def choose_size(
     trial = program.put(state)
     window = loader.get_window(start)
     count = 1
-    seconds = 0.0
     while True:
-        trial, rows = program.run(trial, start, start + count, "loop")
-        if len(rows) < count:
+        trial, telemetry = program.run(trial, start, start + count, "loop")
+        if len(telemetry) < count:
             # A loss isn't finite, which the run will report.
             return 1
+        # The first run of a length may be slower.
         started_at = time.perf_counter()
-        trial, rows = program.run(trial, start, start + count, "loop")
+        trial, _ = program.run(trial, start, start + count, "loop")
         seconds = time.perf_counter() - started_at
         if seconds >= MEASURE_SECONDS or start + 2 * count > window.stop:
             break
         count *= 2
-    program.latest = state
+    program.latest = state  # Instead of the trial's.
     steps = max(1, int(DISPATCH_SECONDS * count / max(seconds, 1e-9)))
     return min(_round_down(steps), settings.steps)
 
@@ -338,9 +338,9 @@ class _WindowLimit:
     failure: Exception | None = None
     """Error of the data before the end of the run."""
 
-    def decide(self, decide: Callable[[], Any]) -> Any:
-        """Return the steps of the next dispatch within the window, and reasons to stop."""
-        steps, stop, *others = decide()
+    def decide(self, make_decision: Callable[[], Any]) -> Any:
+        """Return a `loop.Decision` as a list, with the steps of the next dispatch in the window."""
+        steps, stop, *others = make_decision()
         step = self.history.step
         if stop is None and step < self.total:
             try:
@@ -363,7 +363,8 @@ def _read_state(prepared: PreparedSink, program: SinkProgram, step: int) -> Any:
 
 
 def _arrange(prepared: PreparedSink, state: CustomState) -> Any:
-    return prepared.step.state.arrange(state.state)
+    """Return a state in the structure that the step function has."""
+    return prepared.step.state_layout.arrange(state.state)
 
 
 def _describe_non_finite_step(metrics: SinkMetrics, settings: SinkSettings) -> str:

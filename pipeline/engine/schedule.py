@@ -80,7 +80,7 @@ class RunSchedule:
         """
         periods = {**every, Event.SINK_END: (self.sink_steps or 1,)}
         while first < self.total:
-            ends = [(first // n + 1) * n for due in periods.values() for n in due]
+            ends = [(first // period + 1) * period for due in periods.values() for period in due]
             ends += [step for steps in at.values() for step in steps if step > first]
             stop = min([self.total, *ends])
             events = {event for event, due in periods.items() if is_due(stop, due)}

@@ -28,7 +28,7 @@ from pipeline.models.lowerings.tune.tuner import LoweringChoice
 
 RECORD = "sink.json"
 """Name of the file with the identity of the run and the choices at its start."""
-LOGS = ("metrics.jsonl", "evals.jsonl")
+LOG_FILES = ("metrics.jsonl", "evals.jsonl")
 DATA = "data"
 """Key in a checkpoint for the position in the data."""
 
@@ -80,12 +80,12 @@ def identify(step: UserStep, state: CustomState, data: Mapping[str, Any]) -> Sin
     """Return the identity of a run, whose data `data` describes."""
     batch = {
         jax.tree_util.keystr(path) or "batch": describe(leaf)
-        for path, leaf in jax.tree.leaves_with_path(step.batch.spec)
+        for path, leaf in jax.tree.leaves_with_path(step.batch_layout.spec)
     }
     leaves = {path: describe(leaf) for path, leaf in state.state.items()}
     # Paths don't distinguish a list from a tuple.
-    leaves["structure"] = ADDRESS.sub("", str(step.state.structure))
-    return SinkIdentity(step.traced.digest, leaves, batch, data, version("jax"))
+    leaves["structure"] = ADDRESS.sub("", str(step.state_layout.structure))
+    return SinkIdentity(step.signature.digest, leaves, batch, data, version("jax"))
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def hold_folder(folder: Path) -> Iterator[Lock]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        require_real(folder, (LOCK, RECORD, *LOGS), LOGS)
+        require_real(folder, (LOCK, RECORD, *LOG_FILES), LOG_FILES)
         require_real_trees(folder, (FOLDER,))
     except OSError as error:
         raise RunError(f"save = {folder}: can't make it: {error.strerror}") from error
@@ -114,10 +114,8 @@ def hold_folder(folder: Path) -> Iterator[Lock]:
 
 
 def read_record(folder: Path) -> SinkRecord | None:
-    """Return the record of a directory; None if there is no run yet.
-
-    Raises DataError if it can't be read.
-    """
+    """Return the record of a directory; None if there is no run yet. Raises DataError if it can't
+    be read."""
     file = folder / RECORD
     if not file.exists():
         return None
@@ -152,6 +150,7 @@ def require_same(folder: Path, before: SinkIdentity, now: SinkIdentity) -> None:
 
 
 def _list_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a text for each value that differs from the saved run's."""
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             text = f"{name} {key} is {now.get(key, 'missing')}, was {before.get(key, 'missing')}"

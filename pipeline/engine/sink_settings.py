@@ -50,8 +50,6 @@ class SinkResult:
 
     @property
     def state(self) -> Any:
-        """Copy of the state after these steps, as the step function returns it.
-
-        Raises RunError if it is first read after the loop has continued.
-        """
+        """Copy of the state after these steps, as the step function returns it. Raises RunError if
+        it is first read after the loop has continued."""
         return self.read_state()

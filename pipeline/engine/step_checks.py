@@ -22,6 +22,7 @@ RESERVED = ("step",)
 CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 """Primitives that call the host."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""An object's address in a text, which differs between processes."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def describe(leaf: Any) -> str:
 
 
 def _check_returned_state(state: Any, returned: Any) -> None:
+    """Raise ValueError unless a step returns a state like its argument."""
     before = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
     after = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(returned)}
     problems = [f"state{path} is missing" for path in before if path not in after]
@@ -115,8 +117,8 @@ def _check_metrics(metrics: Any) -> tuple[str, ...]:
             raise ValueError(f"step: a metric is named {name!r}; must be text other than 'step'")
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             raise ValueError(f"step: metric {name!r} is a {type(value).__name__}; must be a scalar")
-        kind = np.dtype(value.dtype).kind if not _is_key(value) else "key"
-        if value.shape != () or kind not in "fiubV":
+        kind = "key" if _is_key(value) else np.dtype(value.dtype).kind
+        if value.shape != () or kind not in "fiubV":  # V: bfloat16 and other types of ml_dtypes.
             raise ValueError(
                 f"step: metric {name!r} is {describe(value)}; must be a real scalar, such as a mean"
             )

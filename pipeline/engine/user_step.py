@@ -79,7 +79,7 @@ class StateLayout:
             path if path and paths.count(path) == 1 else f"{number}:{path}"
             for number, path in enumerate(paths)
         ]
-        return StateLayout(structure, tuple(names), tuple(_key_type(leaf) for _, leaf in flat))
+        return StateLayout(structure, tuple(names), tuple(_find_key_type(leaf) for _, leaf in flat))
 
     def flatten(self, state: Any) -> dict[str, Any]:
         """Return the leaves by path."""
@@ -98,7 +98,7 @@ class StateLayout:
         return jax.tree.unflatten(self.structure, ordered)
 
 
-def _key_type(leaf: Any) -> str | None:
+def _find_key_type(leaf: Any) -> str | None:
     is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return str(jax.random.key_impl(leaf)) if is_key else None
 
@@ -164,25 +164,24 @@ class UserStep:
     """A checked step, with the layouts of its state and its batch."""
 
     function: Step
-    traced: StepSignature
-    state: StateLayout
-    batch: BatchLayout
+    signature: StepSignature
+    state_layout: StateLayout
+    batch_layout: BatchLayout
 
     def __call__(
         self, before: CustomState, batch: Batch, rates: Array
     ) -> tuple[CustomState, MetricsRow]:
         """Compute a step of the loop; if its loss isn't finite, the state isn't changed."""
-        columns = self.batch.arrange(batch.columns)
-        metrics, compute_state = begin_step(
-            self.function, self.state.arrange(before.state), columns
-        )
+        layout = self.state_layout
+        columns = self.batch_layout.arrange(batch.columns)
+        metrics, compute_state = begin_step(self.function, layout.arrange(before.state), columns)
         finite = jnp.isfinite(metrics[LOSS]) if LOSS in metrics else jnp.asarray(True)
 
         def update(state: CustomState) -> CustomState:
-            after = compute_state(self.state.arrange(state.state))
-            return CustomState(state.step + 1, self.state.flatten(after))
+            after = compute_state(layout.arrange(state.state))
+            return CustomState(state.step + 1, layout.flatten(after))
 
-        values = [jnp.asarray(metrics[name], jnp.float32) for name in self.traced.metrics]
+        values = [jnp.asarray(metrics[name], jnp.float32) for name in self.signature.metrics]
         row = MetricsRow((*values, finite.astype(jnp.float32)))
         return apply_if_finite(finite, update, before), row
 
@@ -192,8 +191,8 @@ def lower_step(
 ) -> tuple[UserStep, LoweringChoice]:
     """Return the step with the fastest lowerings of its convolutions and products, and the choice.
 
-    `earlier` is the choice of a resumed run, which is kept. Only a CPU has a choice. Raises
-    RunError if the device can't compute the earlier choice.
+    `earlier` is the choice of a resumed run, which stays. Only CPUs have a choice. Raises RunError
+    if the device can't compute the earlier choice.
     """
     has_choice = get_platform(device.platform).chooses_lowerings
     layout = "nhwc" if earlier is None else earlier.layout
@@ -204,7 +203,7 @@ def lower_step(
         layout = "chwn"
         problems = _list_problems(step, state, layout)
     fixed = None if earlier is None else earlier.lowerings
-    tuning = Tuning("bank", "exhaustive", _bank_folder(), fixed)
+    tuning = Tuning("bank", "exhaustive", _find_bank_folder(), fixed)
     lowerings = choose_lowerings(problems, device, tuning, _no_clock).lowerings
     choice = LoweringChoice(lowerings, layout=layout)
     if not has_choice:
@@ -214,18 +213,20 @@ def lower_step(
 
 
 def _list_problems(step: UserStep, state: Any, layout: Layout) -> tuple[Problem, ...]:
+    """Return the problems of the convolutions and products of a step, in a layout of images."""
     listing = RecordingPolicy()
     traced = with_lowerings(step.function, listing, differentiated=True, layout=layout)
-    jax.eval_shape(traced, state, step.batch.spec)
+    jax.eval_shape(traced, state, step.batch_layout.spec)
     return tuple(listing.problems)
 
 
-def _bank_folder() -> Path:
+def _find_bank_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "pipeline" / "autotune"
 
 
 def _no_clock(name: str) -> AbstractContextManager[object]:
+    """Return a context without effect, in place of a reporter's clock."""
     return nullcontext()
 
 
@@ -233,7 +234,7 @@ def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
     """Return whether a convolution without a lowering makes a loop of the step slow."""
     if not get_platform(device.platform).has_slow_loops:
         return False
-    traced = jax.make_jaxpr(step.function)(state, step.batch.spec)
+    traced = jax.make_jaxpr(step.function)(state, step.batch_layout.spec)
     unchanged = list_unreplaced(traced, differentiated=True)
     return any(operation.is_convolution for operation in unchanged)
 
@@ -250,8 +251,8 @@ class SinkProgram:
         *,
         single_steps: bool,
     ) -> None:
-        self._names = step.traced.metrics
-        self._batch = step.batch
+        self._names = step.signature.metrics
+        self._batch_layout = step.batch_layout
         self.loader = loader
         self._placement = placement
         self.single_steps = single_steps
@@ -316,7 +317,7 @@ class SinkProgram:
         """Return the batch whose loss isn't finite, as an argument of the step function."""
         assert self._non_finite is not None, "the newest dispatch ended with a non-finite step"
         inputs, position = self._non_finite
-        return self._batch.arrange(read_batch(inputs, jnp.int32(position)).columns)
+        return self._batch_layout.arrange(read_batch(inputs, jnp.int32(position)).columns)
 
     def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, into new arrays."""

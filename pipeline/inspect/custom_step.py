@@ -326,7 +326,7 @@ def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJax
 def _measure_host_ms(opened: OpenStep) -> float:
     """Return the milliseconds of an empty step: the host's time for each step."""
     user_step = opened.prepared.step
-    metrics = dict.fromkeys(user_step.traced.metrics, np.float32(0))
+    metrics = dict.fromkeys(user_step.signature.metrics, np.float32(0))
 
     def do_nothing(state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
         return state, metrics

@@ -13,7 +13,7 @@ from pipeline.data.batch import Batch, read_chunks
 from pipeline.data.columns import Split
 from pipeline.data.poisson_order import PoissonOrder
 from pipeline.stages.runner.context import CompiledRun
-from pipeline.training.losses import sample_losses
+from pipeline.training.losses import compute_losses
 from pipeline.training.privacy.audit_bound import CONFIDENCE, bound_epsilon
 from pipeline.training.state import TrainState
 from pipeline.training.step import get_evaluated_weights, predict
@@ -54,7 +54,7 @@ def compute_sample_losses(
 
     @jax.jit
     def compute(variables: Any, batch: Batch) -> Any:
-        return sample_losses(config, *predict(config, variables, batch))
+        return compute_losses(config, *predict(config, variables, batch))
 
     chunks = read_chunks(split, rows, run.context.recipe.seed, CHUNK_SAMPLES)
     return np.concatenate([np.asarray(compute(variables, batch))[:n] for batch, n in chunks])

@@ -31,7 +31,7 @@ from pipeline.models.layers.tokens import Lookup
 from pipeline.models.modules.jit_layers import list_layers
 from pipeline.models.modules.standard import Network
 from pipeline.training.component_specs import METRICS, list_losses
-from pipeline.training.losses import make_label_mask, sample_losses
+from pipeline.training.losses import compute_losses, make_label_mask
 from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
@@ -160,7 +160,7 @@ def check_labels(draft: StepDraft) -> None:
                     f"{ignore_index}; must return whole numbers that can, or it must be null"
                 )
             labels = jax.ShapeDtypeStruct((batch, *label.shape), label.dtype)
-            jax.eval_shape(partial(sample_losses, step_config), logits, labels)
+            jax.eval_shape(partial(compute_losses, step_config), logits, labels)
 
 
 def _can_hold(dtype: np.dtype, label: int) -> bool:

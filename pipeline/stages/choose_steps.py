@@ -19,8 +19,8 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
-from pipeline.engine.deadline import Deadline, count_steps
-from pipeline.engine.hooks import evaluate_nothing
+from pipeline.engine.deadline import Deadline, find_last_step
+from pipeline.engine.hooks import refuse_evaluation
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
 from pipeline.stages.autosink.dispatch_costs import Evaluate, TimedRuns, Variant, time_evaluation
@@ -85,7 +85,7 @@ def freeze_steps(
     every_seconds = context.recipe.checkpoint.every_seconds
     # Checkpoints by time take a share of the time of every step.
     slowdown = 1.0 if every_seconds is None else 1 + pace.save_s / every_seconds
-    steps = count_steps(schedule, 0, left_s, slowdown * pace.step_s, events)
+    steps = find_last_step(schedule, 0, left_s, slowdown * pace.step_s, events)
     if train.iterations_per_loop is not None:
         steps -= steps % train.iterations_per_loop
     if steps < 1:
@@ -192,8 +192,8 @@ def _time_whole_evaluation(
         trials.time(Variant(size, sink.mechanism), size * count, evaluate_state)
         return time.perf_counter() - began_at
 
-    time_round(evaluate_nothing)  # opens the logs
-    steps_s = time_round(evaluate_nothing)
+    time_round(refuse_evaluation)  # opens the logs
+    steps_s = time_round(refuse_evaluation)
     both_s = time_round(lambda state: evaluate(run.executable, state, run.dataset, options))
     return max(evaluation_s, (both_s - steps_s) / count)
 

@@ -19,7 +19,7 @@ from pipeline.backends.loading.loader import Loader
 from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
-from pipeline.core.host.limits import find_memory_at_hand, read_limits
+from pipeline.core.host.limits import find_usable_bytes, read_limits
 from pipeline.core.host.platforms import get_platform
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
@@ -156,7 +156,7 @@ class FittedExecutable:
         placement = self._backend.placement
         free_bytes = placement.free_bytes
         if free_bytes is None:
-            return find_memory_at_hand(limit_bytes)
+            return find_usable_bytes(limit_bytes)
         if limit_bytes is None:
             return free_bytes
         return max(0, min(free_bytes, limit_bytes - placement.used_bytes))

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     import jax
 
-SHARES = {"discriminator_loss": (0.5, 0.5, 0.0), "generator_loss": (0.0, 0.0, 1.0)}
-"""Weights of the cross-entropies of the scores in each loss."""
+WEIGHTS = {"discriminator_loss": (0.5, 0.5, 0.0), "generator_loss": (0.0, 0.0, 1.0)}
+"""Weight of the cross-entropy of each score in a loss."""
 
 
-def _compare_scores(scores: jax.Array, labels: jax.Array, weights: tuple[float, ...]) -> jax.Array:
+def _weigh_entropies(scores: jax.Array, labels: jax.Array, weights: tuple[float, ...]) -> jax.Array:
     """Return the weighted sum of the cross-entropies of scores (B, 3), float32 (B,)."""
     import optax
 
@@ -34,7 +34,7 @@ def _compare_scores(scores: jax.Array, labels: jax.Array, weights: tuple[float, 
 
 @component("loss")
 class AdversarialLoss(LabelLoss):
-    """The discriminator's loss, the mean of both cross-entropies, plus the generator's.
+    """The sum of the discriminator's loss and the generator's.
 
     Each loss trains only its part of the network, so the sum needn't fall during training.
     """
@@ -43,8 +43,8 @@ class AdversarialLoss(LabelLoss):
     name: Literal["adversarial"] = "adversarial"
 
     def build_each(self) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        weights = tuple(map(sum, zip(*SHARES.values(), strict=True)))
-        return lambda scores, labels: _compare_scores(scores, labels, weights)
+        weights = tuple(map(sum, zip(*WEIGHTS.values(), strict=True)))
+        return lambda scores, labels: _weigh_entropies(scores, labels, weights)
 
 
 class AdversarialMetric(MetricSpec):
@@ -53,13 +53,13 @@ class AdversarialMetric(MetricSpec):
     better: ClassVar[Direction] = "min"
 
     def zero(self, classes: int) -> Any:
-        """Return sums of losses and of samples, float32 ()."""
+        """Return the sum of losses and the number of samples, float32 () each."""
         return {"losses": np.zeros((), np.float32), "samples": np.zeros((), np.float32)}
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         import jax.numpy as jnp
 
-        losses = jnp.where(mask, _compare_scores(logits, labels, SHARES[self.name]), 0)
+        losses = jnp.where(mask, _weigh_entropies(logits, labels, WEIGHTS[self.name]), 0)
         return {"losses": losses.sum(), "samples": mask.sum().astype(jnp.float32)}
 
     def value(self, sums: Any) -> float:

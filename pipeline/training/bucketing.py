@@ -24,12 +24,11 @@ def apply_in_bucket(
     *,
     is_random: bool = True,
 ) -> T:
-    """Apply `compute` to a batch whose images are cropped to the smallest bucket that holds them.
+    """Apply `compute` to a batch whose images are cropped to the first bucket that covers them all.
 
-    Images are padded to a size that holds all buckets, and are cropped to the first bucket that
-    covers every image of the batch. A larger image is cropped at a random place, or in the middle
-    if not `is_random`. `compute` is traced once for each bucket. The program has a branch for each,
-    so that a sink needs no decision of the host.
+    Of an image that is larger than every bucket, a part at a random place remains, or the middle if
+    not `is_random`. `compute` is traced once for each bucket. The program has a branch for each, so
+    that a sink needs no decision of the host.
     """
     if not buckets:
         return compute(batch)

@@ -32,12 +32,12 @@ class MetricSpec(Spec):
     name: str
 
     def ignoring(self, label: int | None) -> Self:
-        """Return the metric that ignores a label; by default, the same metric."""
+        """Return the metric that leaves out labels equal to `label`, if any; by default, itself."""
         return self
 
     @abstractmethod
     def zero(self, classes: int) -> Any:
-        """Return sums of zero samples, a pytree of arrays, for a number of outputs."""
+        """Return sums of zero samples, a pytree of arrays, for a network of `classes` outputs."""
 
     @abstractmethod
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -56,11 +56,11 @@ class MetricSpec(Spec):
 def list_metric_directions(names: Iterable[str]) -> dict[str, Direction]:
     """Return for each standard metric, and each component in `names`, whether larger or smaller
     values are better."""
-    component_names = [name for name in names if name not in METRICS]
-    return {
-        **METRICS,
-        **{n: cast(type[MetricSpec], list_components("metric")[n]).better for n in component_names},
-    }
+    directions = dict(METRICS)
+    for name in names:
+        if name not in METRICS:  # Standard metrics need no components, which take time to load.
+            directions[name] = cast(type[MetricSpec], list_components("metric")[name]).better
+    return directions
 
 
 Backward = Callable[[Any], tuple[Any, Any]]
@@ -68,7 +68,7 @@ Backward = Callable[[Any], tuple[Any, Any]]
 
 
 class GradientSpec(Spec):
-    """How a step gets its gradients: the component of kind "gradients", a custom training step."""
+    """The gradients of a step: the component of kind "gradients", a custom training step."""
 
     name: str
 
@@ -165,7 +165,7 @@ class OptimizerSpec(Spec):
         learning rate isn't part of it, so that one compiled program serves every value."""
 
     def curvature(self) -> CurvatureRule | None:
-        """Return the sums of layers that `update` needs; None if `observes_layers` is false."""
+        """Return the rule of the sums that `update` needs; None if `observes_layers` is false."""
         return None
 
 
@@ -180,17 +180,15 @@ class ScheduleSpec(Spec):
 
     @abstractmethod
     def table(self, lr: float, steps: int, steps_per_epoch: int) -> np.ndarray:
-        """Return the learning rate of each of `steps` updates, float32.
-
-        Raises ValueError if the settings don't make a table.
-        """
+        """Return the learning rate of each of `steps` updates, float32 (steps,). Raises ValueError
+        if the settings are invalid for so long a run."""
 
 
 class UnfreezeRule(Spec):
     """Frozen parameters that are trained after some epochs or steps of the run."""
 
     pattern: Annotated[str, Field(min_length=1)]
-    """A pattern as in `train.freeze`; * is all."""
+    """A pattern as in `train.freeze`; * covers all parameters."""
     after_passes: PositiveInt | None = None
     after_steps: PositiveInt | None = None
 
@@ -208,7 +206,7 @@ class UnfreezeRule(Spec):
         """Return the number of steps before the parameters are trained."""
         if self.after_passes is not None:
             return self.after_passes * steps_per_epoch
-        assert self.after_steps is not None, "one of both is given"
+        assert self.after_steps is not None, "_require_one_time checked it"
         return self.after_steps
 
 

@@ -1,7 +1,7 @@
 """Sums over a batch from which a second-order optimizer computes the curvature of each layer.
 
-Microbatches, shards and devices add their sums. They are computed at updates that refresh the
-curvature; at other updates the optimizer reuses its state.
+Microbatches, shards and devices add their sums. Only the updates that refresh the curvature compute
+them; at other updates the optimizer reuses its state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LayerSums:
     """Sums over the valid samples of a batch, for one layer.
 
     `moments` is 0 at updates that don't refresh. `rows` (int32 scalar) is the number of positions
-    of all samples. `number` is the layer's place in the order of the network.
+    of all samples. `number` is the layer's place in the network, from 0.
     """
 
     moments: Moments
@@ -79,7 +79,8 @@ class CurvatureRule:
 def sum_layers(
     rule: CurvatureRule, captures: Observations, mask: Array, due: Array
 ) -> dict[str, LayerSums]:
-    """Return the sums of one backward pass. Raises RecipeError if a group ends beyond them."""
+    """Return the sums of each layer in one backward pass, by path. Raises RecipeError if `rule`
+    has a group that ends after the last layer."""
     if rule.groups and rule.groups[-1] >= len(captures):
         raise RecipeError(
             [
@@ -106,7 +107,8 @@ def group_layers(rule: CurvatureRule, layers: Mapping[str, LayerSums]) -> list[l
     """Return the paths of the layers that devices exchange together, in the network's order."""
     groups: list[list[str]] = [[] for _ in range(len(rule.groups) + 1)]
     for path in sorted(layers, key=lambda path: layers[path].number):
-        groups[sum(end < layers[path].number for end in rule.groups)].append(path)
+        num_ended = sum(end < layers[path].number for end in rule.groups)
+        groups[num_ended].append(path)
     return [group for group in groups if group]
 
 

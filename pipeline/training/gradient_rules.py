@@ -42,8 +42,9 @@ class SharpnessAware(GradientSpec):
 
         def sharpness_aware(backward: Backward, parameters: Any, key: jax.Array) -> tuple[Any, Any]:
             gradients, auxiliary = backward(parameters)
-            length = self.rho / jnp.maximum(optax.tree.norm(gradients), 1e-12)
-            highest = jax.tree.map(lambda p, g: p + length * g, parameters, gradients)
+            # The bound avoids a division by 0.
+            factor = self.rho / jnp.maximum(optax.tree.norm(gradients), 1e-12)
+            highest = jax.tree.map(lambda p, g: p + factor * g, parameters, gradients)
             return backward(highest)[0], auxiliary
 
         return sharpness_aware

@@ -15,7 +15,8 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 EARLY_READINGS = 5
-"""The number of a sample's first readings whose gradient norms are added."""
+"""Gradient norms are added over this number of first readings of a sample: EL2N is measured early
+in training."""
 
 
 class Readings(NamedTuple):
@@ -54,7 +55,7 @@ class SampleLedger:
     """The number of times that the prediction became right, int32."""
     forgotten: Array
     """The number of times that the prediction became wrong, int32 (Toneva et al., An empirical
-    study of example forgetting, 2019). The last prediction was right if `learnt` is larger."""
+    study of example forgetting, 2019). If it is below `learnt`, the last prediction was right."""
     rival: Array
     """`Readings.rival` of the last reading whose margin was at most the mean of the earlier
     margins, int32. Other readings are left out: in these the network may have memorised a wrong
@@ -108,13 +109,13 @@ def add_readings(
     """
     samples = ledger.loss.shape[0]
     batch = jnp.arange(rows.shape[0])
-    counts = (readings.valid > 0) & applied
+    is_counted = (readings.valid > 0) & applied
     if repeats:
-        same = (rows[:, None] == rows) & counts
-        counts &= ~jnp.tril(same, -1).any(axis=1)
+        same = (rows[:, None] == rows) & is_counted
+        is_counted &= ~jnp.tril(same, -1).any(axis=1)
     # Uncounted samples get row numbers past the end, which mode="drop" ignores. All numbers are
     # distinct, as `unique_indices` requires.
-    rows = jnp.where(counts, rows, samples + batch)
+    rows = jnp.where(is_counted, rows, samples + batch)
     was_right = (ledger.learnt - ledger.forgotten).at[rows].get(mode="clip") > 0
     is_right = readings.margin > 0
     before = ledger.readings.at[rows].get(mode="clip")

@@ -1,7 +1,7 @@
 """Loss scales: factors on the loss, so that small gradients don't become 0 in float16.
 
 An *overflow* is a step with a finite loss and non-finite gradients. The criterion is the norm of
-all scaled gradients, float32, which is also infinite above 1.8e19.
+all scaled gradients, float32. It is also infinite above 1.8e19, since the sum of squares overflows.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Dynamic(LossScaling):
         factor = jnp.float32(self.factor)
         good_steps = jnp.where(overflow, 0, good_steps + 1)
         grows = good_steps == self.window
-        lower = jnp.maximum(scale * (1 / factor), 1.0)
+        lower = jnp.maximum(scale * (1 / factor), 1.0)  # MindSpore multiplies by the reciprocal.
         scale = jnp.where(overflow, lower, jnp.where(grows, scale * factor, scale))
         return scale, jnp.where(grows, 0, good_steps)
 

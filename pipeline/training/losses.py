@@ -84,16 +84,14 @@ class CrossEntropy(LabelLoss):
         return self.class_weights == "balanced"
 
     def fit_to_targets(self, targets: Targets) -> Self:
-        """Return the loss with a weight for each class.
-
-        Raises ValueError for a wrong number of weights, and if `balanced` meets a class without
-        labels.
-        """
+        """Return the loss with a weight for each class. Raises ValueError for a wrong number of
+        weights, and if `balanced` meets a class without labels."""
         weights = self.class_weights
         if weights is None:
             return self
         if weights == "balanced":
-            missing = [n for n, c in zip(targets.names, targets.counts, strict=False) if c == 0]
+            counts = zip(targets.names, targets.counts, strict=False)
+            missing = [name for name, count in counts if count == 0]
             if missing or not targets.counts:
                 subject = show_name(missing[0]) if missing else "what is predicted"
                 raise ValueError(f"class_weights = balanced: {subject} has no training label")
@@ -108,14 +106,15 @@ class CrossEntropy(LabelLoss):
 
         def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
             classes = logits.shape[-1]
-            uniform = self.smoothing
-            if uniform and self.smoothing_convention == "mindspore":
+            smoothing = self.smoothing
+            if smoothing and self.smoothing_convention == "mindspore":
                 if classes < 2:
                     raise ValueError(
-                        f"smoothing = {self.smoothing}: needs at least 2 classes, not {classes}"
+                        f"smoothing = {smoothing}: needs at least 2 classes, not {classes}"
                     )
-                uniform = self.smoothing * classes / (classes - 1)
-            smoothed = optax.smooth_labels(targets, uniform)
+                # The uniform smoothing that makes the same targets.
+                smoothing = smoothing * classes / (classes - 1)
+            smoothed = optax.smooth_labels(targets, smoothing)
             return optax.softmax_cross_entropy(logits, smoothed)
 
         if self.class_weights is None:
@@ -235,7 +234,7 @@ def make_label_mask(config: StepConfig, labels: jax.Array) -> jax.Array | None:
     return labels.astype(jnp.int32) != config.ignore_index
 
 
-def sample_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
+def compute_losses(config: StepConfig, logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the loss of each sample, float32 (B,): the mean over its valid labels."""
     where = make_label_mask(config, labels)
     return config.loss(logits, labels) if where is None else config.loss(logits, labels, where)
@@ -270,7 +269,7 @@ def count_valid_labels(config: StepConfig, labels: jax.Array, mask: jax.Array) -
 
 
 class BatchLoss(NamedTuple):
-    """The loss of a batch, or a part's share of it; float32 scalars."""
+    """The loss of a batch, or the share of a microbatch or shard in it; float32 scalars."""
 
     minimised: jax.Array
     """The value that is differentiated."""
@@ -287,8 +286,9 @@ def reduce_losses(
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
-    Losses of padding, and of samples without a valid label, may have any value. Padding repeats a
-    valid sample, since a non-finite value in the network reaches the weights even times 0.
+    With a `hardest_share`, the number of selected samples or labels replaces `divisor`. Losses of
+    padding, and of samples without a valid label, may have any value. Padding repeats a valid
+    sample, since a non-finite value in the network reaches the weights even times 0.
     """
     import jax.numpy as jnp
 
@@ -303,7 +303,7 @@ def reduce_losses(
             counted = jnp.where(valid, label_counts, 0.0)
         divisor = jnp.maximum(jnp.sum(counted, dtype=jnp.float32), 1.0)
     if label_counts is not None and config.reduction == "mean":
-        losses = losses * label_counts
+        losses = losses * label_counts  # Sums over labels, which the divisor counts.
     losses = jnp.where(valid, losses, 0.0)
     total = losses.sum()
     match config.reduction:

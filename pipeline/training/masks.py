@@ -59,10 +59,6 @@ def top_share_mask(losses: Array, share: float, where: Array | None = None) -> A
     return jnp.zeros(key.size, bool).at[order].set(first).reshape(losses.shape) & valid
 
 
-hardest = top_share_mask
-"""Alias that docs/losses.md uses."""
-
-
 def mean_of_hardest(losses: Array, share: float, where: Array | None = None) -> Array:
     """Return the mean of the largest `share` of the valid losses (Fan et al., 2017); 0 if none."""
     return masked_mean(losses, top_share_mask(losses, share, where))
@@ -72,8 +68,9 @@ def _list_share_counts(share: float, max_count: int) -> np.ndarray:
     """Return the number of losses in a share of 0 to `max_count` losses, int32 (max_count + 1,)."""
     if not 0 < share <= 1:
         raise ValueError(f"a share of {share}: must be above 0 and at most 1")
-    above, below = Fraction(repr(float(share))).as_integer_ratio()
-    return np.array([min(n, max(1, above * n // below)) for n in range(max_count + 1)], np.int32)
+    numerator, denominator = Fraction(repr(float(share))).as_integer_ratio()
+    counts = (max(1, numerator * n // denominator) for n in range(1, max_count + 1))
+    return np.array([0, *counts], np.int32)
 
 
 @register_dataclass

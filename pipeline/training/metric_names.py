@@ -1,4 +1,4 @@
-"""Names of the standard metrics of an evaluation, and their better directions."""
+"""Names of the standard metrics of an evaluation, and whether their larger values are better."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Literal
 
 Direction = Literal["max", "min"]
+"""max: larger values of a metric are better; min: smaller ones."""
 
 METRICS: Mapping[str, Direction] = MappingProxyType(
     {
@@ -18,4 +19,4 @@ METRICS: Mapping[str, Direction] = MappingProxyType(
         "f1": "max",
     }
 )
-"""Direction of better values of each metric. Precision, recall and f1 are macro averages."""
+"""The directions by name. Precision, recall and f1 are macro averages."""

@@ -62,7 +62,8 @@ class EvalSums:
 def zero_sums(
     outputs: int, metrics: Sequence[MetricSpec] = (), *, has_classes: bool = True
 ) -> EvalSums:
-    """Return sums of zero samples, for a network with this number of outputs."""
+    """Return sums of zero samples, for a network with this number of outputs. `has_classes` is
+    whether labels are classes."""
     has_matrix = outputs <= MAX_CONFUSION_CLASSES
     classes = ClassSums(
         top5=jnp.zeros((), jnp.int32),
@@ -166,7 +167,7 @@ def add_metric_sums(
 
 
 def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
-    """Add sums that began at zero, such as a batch's."""
+    """Return the sums of both. The `loss_carry` of `added`, such as a batch's, is left out."""
     loss_sum, loss_carry = _add_compensated(sums.loss_sum, sums.loss_carry, added.loss_sum)
     total = jax.tree.map(jnp.add, sums, added)
     return replace(total, loss_sum=loss_sum, loss_carry=loss_carry)
@@ -175,10 +176,8 @@ def add_sums(sums: EvalSums, added: EvalSums) -> EvalSums:
 def _flatten_labels(
     logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions.
-
-    The loss of a sample, the mean over its positions, is repeated for each position.
-    """
+    """Return logits (N, C), labels (N,) or (N, C), losses and mask (N,) of all positions. The loss
+    of a sample, the mean over its positions, is repeated for each position."""
     positions = math.prod(logits.shape[1:-1])
     flat_labels = labels.reshape(-1, *labels.shape[logits.ndim - 1 :])
     logits = logits.reshape(-1, logits.shape[-1])
@@ -189,9 +188,9 @@ def _add_compensated(
     total: jax.Array, carry: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return Kahan's sum and the new carry. A plain float32 sum drifts by 1e-5 in 1875 batches."""
-    exact = value + carry
-    new_total = total + exact
-    return new_total, exact - (new_total - total)
+    addend = value + carry
+    new_total = total + addend
+    return new_total, addend - (new_total - total)
 
 
 def _is_in_top(k: int, logits: jax.Array, true: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from jax import Array
 from pipeline.models.modules.layer_capture import grad_observing_layers
 from pipeline.training.curvature import sum_layers
 from pipeline.training.ledger import Readings, read_samples
-from pipeline.training.losses import make_label_mask, reduce_losses, sample_losses
+from pipeline.training.losses import compute_losses, make_label_mask, reduce_losses
 from pipeline.training.parallel.microbatches import stack_microbatches
 from pipeline.training.privacy.private_gradients import clip_microbatch
 from pipeline.training.robustness.adversarial_rule import compute_divergence
@@ -80,7 +80,10 @@ def _differentiate_microbatch(
 ) -> Gradients:
     """Return a microbatch's share of the loss, and the share's gradients. A mean divides by
     `divisor`, the number of samples or labels of the whole batch."""
+    if config.privacy is not None:
+        return clip_microbatch(config, state, batch, divisor)
     trained, frozen = split_params(state.params, config.frozen)
+    # With beta, the loss is of the images, and attacked images add a divergence (TRADES).
     beta = None if config.adversarial is None else config.adversarial.beta
     attacked = _attack_images(config, state, batch_stats, batch)
     if beta is None:
@@ -98,7 +101,7 @@ def _differentiate_microbatch(
 
     def scaled_loss(trained: Any) -> tuple[Array, tuple[Array, Any, Readings | None]]:
         logits, changed = apply(trained, batch_stats, batch.images)
-        losses = sample_losses(config, logits, batch.labels)
+        losses = compute_losses(config, logits, batch.labels)
         if beta is not None:
             attacked_logits, changed = apply(trained, changed, attacked)
             losses = losses + beta * compute_divergence(logits, attacked_logits)
@@ -110,8 +113,6 @@ def _differentiate_microbatch(
             readings = read_samples(logits, batch.labels, valid)
         return loss.minimised * scale, (loss.reported, changed, readings)
 
-    if config.privacy is not None:
-        return clip_microbatch(config, state, batch, divisor)
     if config.curvature is not None:
         observed = grad_observing_layers(scaled_loss, config.lower)
         values, (loss, batch_stats, readings), captures = observed(trained)
@@ -150,6 +151,6 @@ def _attack_images(
         logits = apply(images)
         if clean is not None:
             return compute_divergence(clean, logits)
-        return sample_losses(config, logits, batch.labels)
+        return compute_losses(config, logits, batch.labels)
 
     return config.adversarial.attack(compute, batch.images, batch.draws, state.step)

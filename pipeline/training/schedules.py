@@ -32,7 +32,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class DecaySpan:
-    """The updates that follow warmup: numbers `start` up to, not including, `stop`."""
+    """The updates that follow warmup: from `start` up to, not including, `stop`, counted from 0."""
 
     start: int
     stop: int
@@ -50,7 +50,7 @@ class DecaySpan:
 
 
 class WarmupDecay(ScheduleSpec):
-    """Base of the schedules: lr * (i + 1) / W for the W updates of warmup, then lr * `decay`."""
+    """Base of the schedules: lr * (i + 1) / W at update i of W in warmup, then lr * `decay`."""
 
     warmup_steps: NonNegativeInt = 0
     warmup_passes: NonNegativeFloat = 0.0
@@ -76,16 +76,16 @@ class WarmupDecay(ScheduleSpec):
         if warmup is set in both units.
         """
         warmup = self.warmup(steps_per_epoch)
-        ramp = np.arange(1, warmup + 1) / max(warmup, 1)
+        factors = np.arange(1, warmup + 1) / max(warmup, 1)
         if warmup < steps:
             decay = self.decay(DecaySpan(warmup, steps, steps_per_epoch))
-            ramp = np.concatenate([ramp, decay])
-        return (lr * ramp[:steps]).astype(np.float32)
+            factors = np.concatenate([factors, decay])
+        return (lr * factors[:steps]).astype(np.float32)
 
 
 @component("schedule")
 class ConstantSchedule(WarmupDecay):
-    """The same learning rate throughout."""
+    """The full learning rate after warmup."""
 
     name: Literal["constant"] = "constant"
 
@@ -176,10 +176,10 @@ class Cosine(WarmupDecay):
 
 @component("schedule")
 class LinearCosine(WarmupDecay):
-    """Linear times cosine decay over 0.47 periods.
+    """Linear times cosine decay over 0.47 periods, as in the ResNet-50 of MindSpore's model zoo.
 
-    With T steps, W of warmup and D = T - W, update i >= W gets lr * ((T - i) / D * 0.5 * (1 + cos(2
-    pi * 0.47 * i / D)) + 1e-5).
+    With T steps, W of warmup and D = T - W, the rate of update i >= W is
+    lr * ((T - i) / D * 0.5 * (1 + cos(2 pi * 0.47 * i / D)) + 1e-5).
 
     The cosine counts i from the start of training, and passes pi at i / D > 1 / 0.94. So after a
     warmup of more than about 6 % of the training, the learning rate rises again at the end. With

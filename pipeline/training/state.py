@@ -102,15 +102,15 @@ class StepConfig:
     class_counts: tuple[int, ...] = ()
     """Training labels of each class, if the loss depends on them."""
     train_images: tuple[ColumnSpec, ...] = ()
-    """Mapped training images, if an op draws their size; empty if all are like `image`."""
+    """Mapped training images of each size, if an op draws it; empty if all are like `image`."""
     shards: Shards | None = None
     """Shards of a batch, also across devices; None if a batch isn't split."""
     sharing: StateSharing | None = None
-    """How devices share the state; None if each has all of it."""
+    """Sharing of the state between devices; None if each has all of it."""
     privacy: PrivacyRule | None = None
-    """How gradients are made private; None: they aren't."""
+    """Privacy of the gradients; None: they are plain."""
     adversarial: AdversarialRule | None = None
-    """How training images are attacked; None: they aren't."""
+    """Attack on training images; None: they are clean."""
     ledger_samples: int | None = None
     """Number of training samples of the ledger; None: there is no ledger."""
     lowerings: LoweringPolicy | None = None
@@ -198,6 +198,7 @@ class Gradients(NamedTuple):
     loss: Array
     """Unscaled loss of the batch, or a microbatch's share of it: a float32 scalar."""
     batch_stats: Any
+    """Running statistics of batch norm after the pass."""
     layers: Mapping[str, LayerSums]
     """Sums of each layer, if the optimizer needs them, else empty."""
     within: Array | None = None
@@ -309,8 +310,8 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
     return unflatten_dict(flat)
 
 
-def restart_average(average: Any, params: Any) -> Any:
-    """Restart the average at loaded parameters: a copy of those that it covers."""
+def select_averaged(average: Any, params: Any) -> Any:
+    """Return the parameters that the average covers, where it starts; None without an average."""
     if average is None:
         return None
     flat = flatten_dict(dict(params))

@@ -29,10 +29,10 @@ from pipeline.training.freezing import apply_phase, select_phase
 from pipeline.training.ledger import Readings, add_readings, make_ledger
 from pipeline.training.losses import (
     compute_divisor,
+    compute_losses,
     count_valid_labels,
     divides_by_labels,
     make_label_mask,
-    sample_losses,
 )
 from pipeline.training.metrics import EvalSums, add_batch, add_metric_sums, add_sums, zero_sums
 from pipeline.training.microbatch_gradients import compute_gradients
@@ -73,14 +73,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrainStep:
-    """The three pure functions that a backend compiles.
+    """The pure functions that a backend compiles.
 
     `init(seed)` makes the state at step 0; the seed is uint32 (2,). `step(state, batch,
     learning_rates)` does one update. The rates are float32 (total steps,), or (total steps, 1 +
-    groups) with rate groups. A step whose loss or gradient isn't finite changes only the counts of
-    such steps. `evaluate(state, batch, sums)` adds a batch to the sums. If several runs share a
-    step, `step` and `evaluate` have one more argument for each constant that differs between the
-    runs.
+    groups) with rate groups. A step whose loss or gradient isn't finite leaves the parameters and
+    the optimizer's state as they are. `evaluate(state, batch, sums)` adds a batch to the sums. If
+    several runs share a step, `step` and `evaluate` have one more argument for each constant that
+    differs between the runs.
     """
 
     init: Callable[[Array], TrainState]
@@ -140,6 +140,7 @@ def make_train_step(config: StepConfig) -> TrainStep:
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record, Readings | None]:
+    """Return the state after a step, its record, and its readings for the ledger, if any."""
     whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
     gradients = compute_step_gradients(config, whole, batch)
     if config.privacy is not None:
@@ -318,11 +319,9 @@ def make_update_only_step(
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
     """Make a step for cost estimates: only the update, on mapped images and labels.
 
-    Images are (B, H, W, C) float32. Of several phases of training it is the last, which trains the
-    most parameters. The step has no map ops, loss scale, gradient norm, ledger or check for
-    non-finite values.
+    Images are (B, H, W, C) float32. The step is of the last phase, which trains the most
+    parameters. It has no map ops, loss scale, gradient norm, ledger or check for non-finite values.
     """
-
     config = select_phase(config, config.phases[-1].start if config.phases else 0)
     config = replace(config, ledger_samples=None)
     groups = len(config.rate_groups)
@@ -347,7 +346,7 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
 
 
 def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
-    """Return the network's variables in an evaluation, with the average of the weights if any."""
+    """Return the variables for an evaluation; the moving average, if any, replaces the weights."""
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)
@@ -365,17 +364,15 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     """Add a batch, cropped to its bucket, to the sums of an evaluation."""
     logits, labels = predict(config, get_evaluated_weights(config, state), batch)
     mask = jnp.arange(labels.shape[0]) < batch.count
-    losses = sample_losses(config, logits, labels)
+    losses = compute_losses(config, logits, labels)
     where = make_label_mask(config, labels)
     total = add_batch(sums, logits, labels, losses, mask, where)
     return add_metric_sums(total, config.metrics, logits, labels, mask, where)
 
 
 def init_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Return the logits of one blank image, and initial parameters and batch statistics.
-
-    Raises ValueError if the layers, or a rule for initialisation, don't fit.
-    """
+    """Return the logits of one blank image, and initial parameters and batch statistics. Raises
+    ValueError if the layers, or a rule for initialisation, don't fit."""
     image = jnp.zeros((1, *get_image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_make_key(seed, 0), image, train=False)
     params = reinitialize(variables["params"], config.init_rules, _make_key(seed, 2))

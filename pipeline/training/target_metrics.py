@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NUMBER_METRICS = ("mae", "rmse", "r2")
 LABEL_METRICS = ("exact_match", "micro_f1", "macro_f1")
 TOKEN_METRICS = ("token_accuracy", "perplexity")
+"""Names of the metrics of numbers, of several labels and of tokens."""
 
 
 class NumberMetric(MetricSpec):
@@ -39,7 +40,7 @@ class NumberMetric(MetricSpec):
         valid = jnp.where(mask[:, None], errors, 0)
         return {"errors": valid.sum(axis=0), "samples": mask.sum().astype(jnp.float32)}
 
-    def _mean_in_data_units(self, errors: np.ndarray) -> float:
+    def _average_in_data_units(self, errors: np.ndarray) -> float:
         """Return the mean of standardised errors, float64 (K,), in the units of the data."""
         units = np.asarray(self.std, np.float64) if self.std else np.ones(len(errors))
         return float((errors * units).mean())
@@ -65,9 +66,8 @@ class MeanAbsoluteError(NumberMetric):
         return self._sum_errors(abs(_subtract(logits, labels)), mask)
 
     def value(self, sums: Any) -> float:
-        return self._mean_in_data_units(
-            np.asarray(sums["errors"], np.float64) / float(sums["samples"])
-        )
+        errors = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
+        return self._average_in_data_units(errors)
 
 
 @component("metric")
@@ -83,7 +83,7 @@ class RootMeanSquareError(NumberMetric):
 
     def value(self, sums: Any) -> float:
         squares = np.asarray(sums["errors"], np.float64) / float(sums["samples"])
-        return self._mean_in_data_units(np.sqrt(squares))
+        return self._average_in_data_units(np.sqrt(squares))
 
 
 @component("metric")
@@ -179,10 +179,10 @@ class TokenMetric(MetricSpec):
     """The label of positions that don't count; null: all count."""
 
     def zero(self, classes: int) -> Any:
-        """Return the sum of a value of each token, and the number of tokens."""
+        """Return the sum of the tokens' values, float32 (), and the number of tokens, int32 ()."""
         return {"total": np.zeros((), np.float32), "tokens": np.zeros((), np.int32)}
 
-    def _sums(self, values: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
+    def _sum_values(self, values: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         """Return the sum of values (B, ...) over the valid tokens, and their number."""
         import jax.numpy as jnp
 
@@ -201,7 +201,7 @@ class TokenAccuracy(TokenMetric):
     name: Literal["token_accuracy"] = "token_accuracy"
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        return self._sums(logits.argmax(axis=-1) == labels, labels, mask)
+        return self._sum_values(logits.argmax(axis=-1) == labels, labels, mask)
 
     def value(self, sums: Any) -> float:
         return float(sums["total"] / sums["tokens"])
@@ -209,8 +209,8 @@ class TokenAccuracy(TokenMetric):
 
 @component("metric")
 class Perplexity(TokenMetric):
-    """Exponential of the mean cross-entropy of tokens, for any loss; infinite for a mean above
-    700."""
+    """Exponential of the mean cross-entropy of tokens, for any loss; infinite for a mean above 700,
+    as float64 overflows above 709."""
 
     better: ClassVar[Direction] = "min"
     name: Literal["perplexity"] = "perplexity"
@@ -221,7 +221,7 @@ class Perplexity(TokenMetric):
 
         places = labels.astype(jnp.int32).clip(0, logits.shape[-1] - 1)[..., None]
         true_logits = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
-        return self._sums(jax.nn.logsumexp(logits, axis=-1) - true_logits, labels, mask)
+        return self._sum_values(jax.nn.logsumexp(logits, axis=-1) - true_logits, labels, mask)
 
     def value(self, sums: Any) -> float:
         mean = float(sums["total"]) / int(sums["tokens"])
@@ -251,7 +251,7 @@ class ClassCountMetric(MetricSpec):
     """
 
     ignore_index: int | None = None
-    """null: dataset.ignore_index."""
+    """The label that doesn't count; null: dataset.ignore_index."""
 
     def ignoring(self, label: int | None) -> Self:
         if self.ignore_index is not None:
@@ -339,7 +339,7 @@ class CalibrationError(MetricSpec):
     bins: PositiveInt = 15
 
     def zero(self, classes: int) -> Any:
-        """Return sums by bin, (3, bins): of samples, right predictions, and probabilities."""
+        """Return sums by bin, float32 (3, bins): of samples, right predictions, probabilities."""
         return np.zeros((3, self.bins), np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -370,7 +370,7 @@ class BrierScore(MetricSpec):
     name: Literal["brier"] = "brier"
 
     def zero(self, classes: int) -> Any:
-        """Return the sum of squared distances, and the number of samples."""
+        """Return the sum of squared distances, and the number of samples, float32 (2,)."""
         return np.zeros(2, np.float32)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -390,9 +390,7 @@ class BrierScore(MetricSpec):
 
 def find_true_classes(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the true class of every sample, int (B,), from integer labels or a value per class.
-
-    Raises ValueError if samples have several labels.
-    """
+    Raises ValueError if samples have several labels."""
     import jax.numpy as jnp
 
     _require_one_label(logits)

@@ -150,5 +150,5 @@ def count_updates(state: TrainState) -> Array:
 
 
 def count_skipped(state: TrainState) -> int:
-    """Return the number of steps whose updates `on_nan` skipped, or undid by a rollback."""
+    """Return the number of steps whose updates `on_nan` skipped, or a rollback undid."""
     return 0 if state.bad_steps is None else int(state.bad_steps.left_out)

@@ -24,7 +24,7 @@ from pipeline.training.state import (
     StepConfig,
     TrainState,
     merge_params,
-    restart_average,
+    select_averaged,
     split_params,
 )
 from pipeline.training.telemetry import StepOutcome, count_updates
@@ -90,21 +90,21 @@ def apply_update(
     `gradients.values` are unscaled, over `count` samples. `gradients.layers` are sums of the scaled
     loss; `unscale` is the inverse of the loss scale.
     """
-    curvature = {}
+    extra_arguments = {}
     if config.curvature is not None:
         scale = unscale * count if config.reduction == "mean" else unscale
         due = config.curvature.is_due(count_updates(state))
-        curvature = {"curvature": Curvature(gradients.layers, count, scale, due)}
+        extra_arguments["curvature"] = Curvature(gradients.layers, count, scale, due)
     trained, frozen = split_params(state.params, config.frozen)
     directions, opt_state = config.optimizer.update(
-        gradients.values, state.opt_state, trained, **curvature
+        gradients.values, state.opt_state, trained, **extra_arguments
     )
     layer_factors = dict(config.layer_rates)
     updated = apply_directions(trained, directions, rates, config.rate_groups, layer_factors)
     params = merge_params(updated, frozen)
     average = state.average
     if config.average is not None:
-        averaged_params = restart_average(average, params)
+        averaged_params = select_averaged(average, params)
         average = update_ema(average, averaged_params, config.average, count_updates(state))
     privacy = state.privacy
     if config.privacy is not None and privacy is not None and gradients.within is not None:
@@ -127,8 +127,8 @@ def apply_directions(
     groups: Sequence[str],
     layer_factors: Mapping[str, float],
 ) -> Any:
-    """Return p - rate * direction, with the rate of the last group that covers p, else the first.
-    `layer_factors` has factors on the rate by outermost scope."""
+    """Return p - rate * direction. The rate is of the last group that covers p, else `rates[0]`,
+    times the factor of p's outermost scope in `layer_factors`, if it has one."""
     if not groups and not layer_factors:
         return jax.tree.map(lambda p, d: p - rates * d, params, directions)
     group_rates = jnp.asarray(rates)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import deadline as deadline_module
-from pipeline.engine.deadline import Deadline, count_steps
+from pipeline.engine.deadline import Deadline, find_last_step
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule
 
 Patch = pytest.MonkeyPatch
@@ -41,7 +41,7 @@ def test_counted_steps_and_events_fit_the_deadline(
         time_s += 5 * (evals is not None and step % evals == 0)
         time_s += 3 * (saves is not None and step % saves == 0)
     event_s = {Event.EVALUATE: 5.0, Event.CHECKPOINT: 3.0}
-    assert count_steps(schedule_of(total, evals, saves), first, left_s, 2.0, event_s) == last
+    assert find_last_step(schedule_of(total, evals, saves), first, left_s, 2.0, event_s) == last
 
 
 @pytest.mark.parametrize(

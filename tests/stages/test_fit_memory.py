@@ -165,7 +165,7 @@ def test_scarce_memory_halves_before_a_step(
 ) -> None:
     at_once(monkeypatch, 2)
     sizes = iter([10**9])
-    monkeypatch.setattr(fit_memory, "find_memory_at_hand", lambda _: next(sizes, 1_000_000))
+    monkeypatch.setattr(fit_memory, "find_usable_bytes", lambda _: next(sizes, 1_000_000))
     monkeypatch.setattr(fit_memory, "LOOK_S", -1.0)
     run(tiny(*MEMORY), tmp_path)
     assert read_memory(tmp_path)["halved"] == ["4 -> 2 samples at once: step 1: 1 MB are at hand"]
@@ -185,7 +185,7 @@ def test_measurements_take_the_shards_of_the_run(
     monkeypatch.setattr(
         FittedExecutable, "needed_bytes", property(lambda self: self.samples_at_once * 10**6 // 2)
     )
-    monkeypatch.setattr(fit_memory, "find_memory_at_hand", lambda _: next(at_hand))
+    monkeypatch.setattr(fit_memory, "find_usable_bytes", lambda _: next(at_hand))
     executable = compile_to_fit(opened.recipe, opened.dataset, opened.built, opened.backend, silent)
     assert isinstance(executable, FittedExecutable)
     assert executable.samples_at_once == 4, "half of the 8 that need 4 MB"

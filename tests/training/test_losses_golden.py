@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.training.losses import CrossEntropy, compute_divisor, reduce_losses, sample_losses
+from pipeline.training.losses import (
+    CrossEntropy,
+    compute_divisor,
+    compute_losses,
+    reduce_losses,
+)
 from pipeline.training.state import StepConfig
 from tests.golden.make_losses import CLASSES, FOLDER, IGNORED, SHAPES, SHARE, SMOOTHINGS, cases
 from tests.training.test_step import make_config
@@ -22,7 +27,7 @@ def loss_of(parts: StepConfig, logits: jax.Array, labels: np.ndarray) -> jax.Arr
     """The loss of a batch, as a step computes it."""
     valid = jnp.ones(len(labels), bool)
     whole = compute_divisor(parts, jnp.asarray(labels), valid, len(labels))
-    losses = sample_losses(parts, logits, jnp.asarray(labels))
+    losses = compute_losses(parts, logits, jnp.asarray(labels))
     return reduce_losses(parts, losses, jnp.asarray(labels), valid, whole).minimised
 
 

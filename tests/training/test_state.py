@@ -14,7 +14,7 @@ from pipeline.models.layers.initializers import Constant
 from pipeline.models.layers.model_spec import InitRule
 from pipeline.training.component_specs import AverageSpec
 from pipeline.training.optimizers.first_order import Sgd
-from pipeline.training.state import merge_params, require_trainable, restart_average, split_params
+from pipeline.training.state import merge_params, require_trainable, select_averaged, split_params
 from pipeline.training.step import make_train_step
 from tests.training.test_step import (
     RATES,
@@ -165,9 +165,9 @@ def by_path(tree: Any) -> dict[str, np.ndarray]:
 
 
 def test_average_restarts_from_restored_weights() -> None:
-    restarted = restart_average({"conv_0": {"bias": np.ones(1)}}, PARAMS)
+    restarted = select_averaged({"conv_0": {"bias": np.ones(1)}}, PARAMS)
     assert_same(restarted, {"conv_0": {"bias": PARAMS["conv_0"]["bias"]}})
-    assert restart_average(None, PARAMS) is None
+    assert select_averaged(None, PARAMS) is None
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pipeline.backends.graph.tracing import make_graph
 from pipeline.backends.planner.dimension_groups import PRODUCTS, REDUCTIONS
 from pipeline.core.host.item_sizes import get_stored_bytes
 from pipeline.core.host.tree_paths import list_leaf_paths
-from pipeline.training.losses import compute_divisor, reduce_losses, sample_losses
+from pipeline.training.losses import compute_divisor, compute_losses, reduce_losses
 from pipeline.training.state import StepConfig, TrainState
 
 VIEWS = frozenset(
@@ -186,7 +186,7 @@ def make_loss(
             mutable=["batch_stats"],
             rngs={"dropout": jax.random.key(0)},
         )
-        losses = sample_losses(config, logits, labels)
+        losses = compute_losses(config, logits, labels)
         divisor = compute_divisor(config, labels, mask, count)
         return reduce_losses(config, losses, labels, mask, divisor).minimised
 

@@ -42,11 +42,13 @@ def require_address(text: str) -> str:
     form = _FORM.fullmatch(text)
     if form is None or form[1] not in (*SCHEMES, "file"):
         raise ValueError(f"{text}: {EXPECTED}, {LOCAL}")
-    if "@" in form[2]:
+    scheme, host, _ = form.groups()
+    if "@" in host:
         raise ValueError(
             f"{text}: must have no name or password; storage reads them from the environment"
         )
-    if (form[1] == "file") == bool(form[2]):
-        rule = "needs a whole path, as in file:///data" if form[2] else "lacks a host or bucket"
-        raise ValueError(f"{text}: {rule}")
+    if scheme == "file" and host:
+        raise ValueError(f"{text}: needs a whole path, as in file:///data")
+    if scheme != "file" and not host:
+        raise ValueError(f"{text}: lacks a host or bucket")
     return text

@@ -53,7 +53,7 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def convert_write_errors(path: Path) -> Iterator[None]:
-    """Inside, an OSError becomes a RunError: the path can't be written, and the system's reason."""
+    """Raise RunError with the system's reason if `path` can't be written during the block."""
     try:
         yield
     except OSError as error:

@@ -15,11 +15,8 @@ TOO_DEEP = "is nested too deeply"
 
 
 def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a file.
-
-    Raises OSError if the file can't be read, and ValueError if it is larger than `at_most_bytes`
-    or isn't a regular file: a pipe or a device may never end.
-    """
+    """Return the content of a file. Raises OSError if the file can't be read, and ValueError if it
+    is larger than `at_most_bytes` or isn't a regular file: a pipe or a device may never end."""
     if path.exists() and not path.is_file():
         raise ValueError("isn't a regular file")
     with path.open("rb") as file:
@@ -52,11 +49,8 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
 
 
 def _is_deeper(document: Any, levels: int) -> bool:
-    """Return whether lists and objects are nested more than `levels` deep.
-
-    Callers walk the document recursively. Python allows fewer nested calls than its JSON parser
-    allows levels.
-    """
+    """Return whether lists and objects are nested more than `levels` deep. Callers walk the
+    document recursively. Python allows fewer nested calls than its JSON parser allows levels."""
     level = [[document]]
     for _ in range(levels + 2):
         items = (item for collection in level for item in collection)

@@ -8,6 +8,7 @@ from itertools import islice
 
 MAX_NAMES = 100_000
 MAX_BRACES = 8
+"""Limits of a pattern, so that a stranger's can't fill the memory."""
 
 _BRACES = re.compile(r"\{(?:(\d{1,9})\.\.(\d{1,9})|([^{}]*,[^{}]*))\}")
 
@@ -27,6 +28,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _iterate_names(pattern: str) -> Iterator[str]:
+    """Yield the names of a pattern, by its first braces and then those in the results."""
     braces = _BRACES.search(pattern)
     if braces is None:
         yield pattern

@@ -99,6 +99,7 @@ class ProgramFiles:
             self._report_once(f"{self._path}: compiled programs can't be kept: {error.strerror}")
 
     def _discard(self, file: Path, problem: str) -> None:
+        """Remove a file, and report its problem."""
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
@@ -138,5 +139,6 @@ def _read_own(file: Path) -> bytes:
 
 
 def _digest(key: str, program: bytes) -> bytes:
+    """Return the SHA-256 over the length of a key, the key and a program."""
     name = key.encode()
     return hashlib.sha256(len(name).to_bytes(8, "little") + name + program).digest()

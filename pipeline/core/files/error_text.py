@@ -32,6 +32,7 @@ SYNONYMS: Mapping[str, str] = {
 
 _NO_LINES: Mapping[TreePath, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
+"""Texts of the bounds that the registry adds to numbers."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -102,6 +103,7 @@ def show_name(name: str) -> str:
 
 
 def _describe_problem(details: ErrorDetails, path: TreePath, guesser: _KeyGuesser) -> str:
+    """Return a line with the key, the value and the broken rule."""
     key = show_name(format_key(path))
     value = details["input"]
     context = details.get("ctx", {})

@@ -21,13 +21,14 @@ from pipeline.core.files.ownership import make_private
 
 BANK_VERSION = 1
 Status = Literal["bank_append", "bank_hit", "bank_reserved", "bank_update"]
-"""How a result relates to the bank.
+"""Relation of a result to the bank.
 
 bank_append: stored for the first time. bank_hit: used from the bank. bank_reserved: in the bank,
 and still the best after a new search. bank_update: in the bank, and replaced by a better result.
 """
 
 Entry = Mapping[str, Any]
+"""A tuned result, as JSON."""
 UNTIMED = "default"
 """Key of an entry that has only a default, which nothing was compared with."""
 
@@ -76,10 +77,8 @@ def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, En
 def add_to_bank(
     path: Path, entries: Mapping[str, Entry], check_entry: Callable[[Entry], Entry]
 ) -> None:
-    """Add entries to a bank, whose entries by other processes are kept.
-
-    Raises RunError if the file isn't a bank, and if it can't be written.
-    """
+    """Add entries to a bank, whose entries by other processes are kept. Raises RunError if the file
+    isn't a bank, and if it can't be written."""
     try:
         with lock_folder(path.parent):
             write_bank(path, {**read_bank(path, check_entry), **entries})
@@ -135,10 +134,8 @@ class Banks:
         return entries
 
     def add(self, entries: Mapping[str, Entry]) -> None:
-        """Write entries into the user's bank, if there is one.
-
-        Raises RunError if it can't be read or written, or isn't a bank.
-        """
+        """Write entries into the user's bank, if there is one. Raises RunError if it can't be read
+        or written, or isn't a bank."""
         if self.custom is not None:
             add_to_bank(self.custom, entries, self.check_entry)
 

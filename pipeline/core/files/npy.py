@@ -120,10 +120,8 @@ def _read_aligned(
 def check_header(
     name: str, file: IO[bytes], size_bytes: int
 ) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Read the header of an entry: shape, whether in Fortran's order, and dtype.
-
-    Raises ValueError unless the array fills the entry exactly.
-    """
+    """Read the header of an entry: shape, whether in Fortran's order, and dtype. Raises ValueError
+    unless the array fills the entry exactly."""
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
         raise ValueError(f"{show_name(name)} must be in version 1.0 or 2.0 of .npy")

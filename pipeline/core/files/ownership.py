@@ -5,6 +5,7 @@ A compiled program is code, so a user who can write to the folder of programs ca
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -27,7 +28,7 @@ def make_private(folder: Path) -> None:
             make_private(folder.parent)
         folder.mkdir(mode=stat.S_IRWXU)
     if not folder.is_dir():
-        raise NotADirectoryError(20, os.strerror(20), str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def find_foreign_owner(status: os.stat_result) -> str | None:
@@ -61,8 +62,8 @@ def _is_private_group(gid: int) -> bool:
         group = grp.getgrgid(gid)
     except KeyError:
         return False
-    has_no_others = set(group.gr_mem) <= {user.pw_name}
-    return has_no_others and user.pw_gid == gid and group.gr_name == user.pw_name
+    is_alone = set(group.gr_mem) <= {user.pw_name}
+    return is_alone and user.pw_gid == gid and group.gr_name == user.pw_name
 
 
 def _format_id(find_entry: Callable[[int], Sequence[Any]], number: int) -> str:

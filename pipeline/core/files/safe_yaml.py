@@ -59,10 +59,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_written_yaml(text: str) -> Any:
-    """Parse a text as `parse_yaml` does, five times as fast if `format_yaml` has written it.
-
-    Raises ValueError as `parse_yaml`, except for a few mistakes that the parser in C accepts.
-    """
+    """Parse a text as `parse_yaml` does, five times as fast if `format_yaml` has written it. Raises
+    ValueError as `parse_yaml`, except for a few mistakes that the parser in C accepts."""
     try:
         if _is_plain(text):
             loader = _WrittenLoader(text)
@@ -116,9 +114,7 @@ def format_yaml(value: Any) -> str:
 
 class _PlainLoader(yaml.SafeLoader):
     """A loader of YAML within bounds, which reads numbers and booleans as OmegaConf's loader does.
-
-    OmegaConf's loader can't count nodes while it composes them: it is in C since 2.4.
-    """
+    OmegaConf's loader can't count nodes while it composes them: it is in C since 2.4."""
 
     yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
 
@@ -169,6 +165,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def _require_plain(node: yaml.Node) -> None:
+    """Raise ValueError for a long number, a tag of another type, and an ambiguous value or key."""
     if node.tag in _NUMBERS:
         if len(node.value) > MAX_NUMBER_LENGTH:
             raise ValueError(
@@ -192,6 +189,7 @@ def _require_plain(node: yaml.Node) -> None:
 
 
 def _require_unambiguous(node: yaml.Node, key: str) -> None:
+    """Raise ValueError for a value that the command line reads as a text, and YAML 1.1 doesn't."""
     pattern = _COMMAND_LINE.get(node.tag)
     if pattern is not None and not pattern.fullmatch(node.value):
         kind = "true or false" if node.tag.endswith("bool") else "a decimal number"

@@ -153,8 +153,8 @@ def convert_errors(address: str, action: str) -> Iterator[None]:
 def _make_error(error: BaseException, problem: str) -> PipelineError:
     """Return the error for a failed request; its message begins with `problem`."""
     cause = error.__cause__
-    is_other = isinstance(cause, OSError) or _read_status(cause) in REFUSED
-    if isinstance(error, FileNotFoundError) and cause is not None and is_other:
+    has_reason = isinstance(cause, OSError) or _read_status(cause) in REFUSED
+    if isinstance(error, FileNotFoundError) and cause is not None and has_reason:
         # fsspec raises FileNotFoundError for all failed requests of HTTP.
         return _make_error(cause, problem)
     reason = getattr(error, "strerror", None) or first_line(error)

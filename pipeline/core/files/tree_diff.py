@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.core.files.value_text import show
 
 TreePath = tuple[int | str, ...]
-"""A path in a tree."""
+"""The keys and indices from the root of a tree to a value."""
 
 
 @dataclass(frozen=True)

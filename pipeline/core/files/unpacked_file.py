@@ -42,7 +42,7 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
         else:
             yield file
             return
-        yield io.BufferedReader(_Limited(unpacked, limit_bytes))
+        yield io.BufferedReader(_LimitedReader(unpacked, limit_bytes))
 
 
 def _open_only_member(file: IO[bytes], stack: ExitStack) -> IO[bytes]:
@@ -62,7 +62,7 @@ def _is_hidden(name: str) -> bool:
     return name.endswith("/") or any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
 
 
-class _Limited(io.RawIOBase):
+class _LimitedReader(io.RawIOBase):
     """Bytes of a compressed file, up to a limit; damage becomes a ValueError."""
 
     def __init__(self, unpacked: IO[bytes], limit_bytes: int) -> None:

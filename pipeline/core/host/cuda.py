@@ -22,6 +22,7 @@ PLATFORMS = "JAX_PLATFORMS"
 MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 """Variable with the share of a GPU's memory that JAX takes at once."""
 DEFAULT_SHARE = 0.75
+"""JAX's share if the variable isn't set."""
 
 
 def find_plugin() -> str | None:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 from jax._src import compilation_cache, config, distributed, xla_bridge
 from jax.experimental import serialize_executable
-from jax.extend.backend import clear_backends
 
 # The logger of compilations, whose lines have the names of programs and their seconds.
 # `jax.log_compiles` logs the same lines, but only to the console.
@@ -46,11 +45,6 @@ def read_joined_process() -> tuple[int, int] | None:
     if state.client is None or state.num_processes < 2:
         return None
     return state.process_id, state.num_processes
-
-
-def close_devices() -> None:
-    """Close all devices. Their arrays become invalid."""
-    clear_backends()
 
 
 def get_coordination_client() -> Any:

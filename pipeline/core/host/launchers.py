@@ -150,6 +150,7 @@ def _read_number(environment: Environment, name: str) -> int:
 
 
 def _read_port(environment: Environment, default: int | None = None) -> int:
+    """Return MASTER_PORT, or `default` without it. Raises KeyError and ValueError."""
     if "MASTER_PORT" not in environment and default is not None:
         return default
     text = environment["MASTER_PORT"]
@@ -159,6 +160,7 @@ def _read_port(environment: Environment, default: int | None = None) -> int:
 
 
 def _find_master(environment: Environment) -> str:
+    """Return MASTER_ADDR and MASTER_PORT as host and port."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise KeyError(" and ".join(missing))
@@ -180,10 +182,8 @@ def _find_coordinator(environment: Environment) -> str:
 
 
 def _find_mpi_host(environment: Environment) -> str:
-    """Return MASTER_ADDR and MASTER_PORT, or else this machine if it has all processes.
-
-    mpirun's own address isn't used: its machine needn't have the first process.
-    """
+    """Return MASTER_ADDR and MASTER_PORT, or else this machine if it has all processes. mpirun's
+    own address isn't used: its machine needn't have the first process."""
     if "MASTER_ADDR" in environment:
         return _find_master(environment)
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment["OMPI_COMM_WORLD_SIZE"]:
@@ -193,6 +193,7 @@ def _find_mpi_host(environment: Environment) -> str:
 
 
 def _find_first_node(environment: Environment) -> str:
+    """Return the address of SkyPilot's first node, and MASTER_PORT or the default port."""
     host = environment["SKYPILOT_NODE_IPS"].split()[0]
     return _join_address(host, _read_port(environment, DEFAULT_PORT))
 
@@ -208,6 +209,7 @@ def _find_slurm_node(environment: Environment) -> str:
 
 
 def _choose_port(number: int) -> int:
+    """Return the port of a job: one of the highest `NUM_PORTS`."""
     return MAX_PORT + 1 - NUM_PORTS + number % NUM_PORTS
 
 
@@ -274,15 +276,16 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
     """
     if launch != "auto":
         rows = [launcher for launcher in LAUNCHERS if launcher.name == launch]
+        # If none has started the process, the first row raises with its missing variables.
         launchers = [launcher for launcher in rows if launcher.has_started(environment)] or rows[:1]
     else:
         launchers = [launcher for launcher in LAUNCHERS if launcher.has_started(environment)]
-    several = [launcher for launcher in launchers if launcher.read_place(environment)[1] > 1]
-    if not several:
+    launchers = [launcher for launcher in launchers if launcher.read_place(environment)[1] > 1]
+    if not launchers:
         _require_size(environment)
         return _find_ray_worker()
-    _require_one_place(launch, several, environment)
-    return several[0].open_place(environment)
+    _require_one_place(launch, launchers, environment)
+    return launchers[0].open_place(environment)
 
 
 def get_rank() -> int:
@@ -331,10 +334,8 @@ def _require_one_place(
 
 
 def _find_ray_worker() -> RankPlace | None:
-    """Return the place of a worker of Ray Train, which sets no variables on CPUs.
-
-    The workers agree on the address of the first one; all must call this.
-    """
+    """Return the place of a worker of Ray Train, which sets no variables on CPUs. The workers agree
+    on the address of the first one; all must call this."""
     train = sys.modules.get("ray.train")
     if train is None:
         return None

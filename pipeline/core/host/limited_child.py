@@ -15,6 +15,7 @@ ANSWER = struct.Struct("<cQ")
 DONE = b"a"
 FAILED = b"x"
 NOT_INSTALLED = b"i"
+"""Statuses of an answer."""
 
 Compute = Callable[[bytes, bytes], Sequence[bytes | memoryview]]
 """Function from a request's kind and content to the answer. Messages of errors are for the user."""
@@ -51,6 +52,7 @@ def _answer(
 
 
 def _set_limit(kind: int, limit: int) -> None:
+    """Set the soft limit of a resource, at most to the hard limit."""
     hard_limit = resource.getrlimit(kind)[1]
     soft_limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
     resource.setrlimit(kind, (soft_limit, hard_limit))

@@ -73,11 +73,8 @@ class LimitedProcess:
         self._lock = Lock()
 
     def ask(self, kind: bytes, content: bytes, limits: ChildLimits) -> bytes:
-        """Return the answer to a request: its kind, a letter, and its content.
-
-        Raises ImportError if the library isn't installed, LibraryError if it raises, and
-        ChildLimitError.
-        """
+        """Return the answer to a request: its kind, a letter, and its content. Raises ImportError
+        if the library isn't installed, LibraryError if it raises, and ChildLimitError."""
         memory_bytes = min(read_available_bytes(), limits.memory_bytes)
         head = REQUEST.pack(kind, memory_bytes, limits.cpu_s, len(content))
         with self._lock:

@@ -41,18 +41,18 @@ def read_limits(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> Limits:
     )
 
 
-def find_memory_at_hand(process_bytes: int | None = None) -> int:
+def find_usable_bytes(process_bytes: int | None = None) -> int:
     """Return the memory that this process can still use: what is available, within its limit of
     address space, and within `process_bytes` of resident memory."""
     pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()
     address_bytes, resident_bytes = (int(count) * resource.getpagesize() for count in pages[:2])
     limits = read_limits()
-    at_hand = [limits.memory_bytes]
+    usable_bytes = [limits.memory_bytes]
     if limits.address_bytes is not None:
-        at_hand.append(limits.address_bytes - address_bytes)
+        usable_bytes.append(limits.address_bytes - address_bytes)
     if process_bytes is not None:
-        at_hand.append(process_bytes - resident_bytes)
-    return max(0, min(at_hand))
+        usable_bytes.append(process_bytes - resident_bytes)
+    return max(0, min(usable_bytes))
 
 
 def _read_soft_limit(kind: int) -> int | None:

@@ -13,7 +13,7 @@ LEAST_CALLS = 3
 
 def measure_shortest_s(call: Callable[..., Any], *arguments: Any, budget_s: float) -> float:
     """Return the shortest time in seconds of at least three calls, in about `budget_s` seconds."""
-    jax.block_until_ready(call(*arguments))
+    jax.block_until_ready(call(*arguments))  # Compiles.
     times_s: list[float] = []
     end_s = time.perf_counter() + budget_s
     while len(times_s) < LEAST_CALLS or time.perf_counter() < end_s:

@@ -33,7 +33,7 @@ class Signals:
         """First signal to stop, as text."""
         self.saves = 0
         """Number of signals that requested a checkpoint."""
-        self._held = self._interrupted = False
+        self._is_held = self._has_interrupted = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. Raises Interrupted for one to stop that can't wait, at most once."""
@@ -45,35 +45,35 @@ class Signals:
         text = f"{signal.Signals(number).name} received"
         is_first = self.stop is None
         self.stop = self.stop or text
-        can_wait = (is_first and self._held) or is_importing(frame)
-        if not self._interrupted and not can_wait:
-            self._interrupted = True
+        can_wait = (is_first and self._is_held) or is_importing(frame)
+        if not self._has_interrupted and not can_wait:
+            self._has_interrupted = True
             raise Interrupted(text if is_first else f"{self.stop}, then {text}")
 
     @contextmanager
     def hold_stops(self) -> Iterator[None]:
         """Record the first signal to stop in `stop`, without an interrupt, during the body."""
-        self._held = True
+        self._is_held = True
         try:
             yield
         finally:
-            self._held = False
+            self._is_held = False
 
     @contextmanager
     def allow_interrupts(self) -> Iterator[None]:
         """Let signals to stop interrupt the body despite `hold_stops`, an earlier one at once."""
-        was_held = self._held
-        self._held = False
+        was_held = self._is_held
+        self._is_held = False
         try:
             self.check()
             yield
         finally:
-            self._held = was_held
+            self._is_held = was_held
 
     def check(self) -> None:
         """Raise Interrupted if a signal to stop has arrived, also if a library caught its error."""
         if self.stop is not None:
-            self._interrupted = True
+            self._has_interrupted = True
             raise Interrupted(self.stop)
 
 

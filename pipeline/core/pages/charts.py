@@ -132,13 +132,13 @@ def draw_curves(title: str, curves: Sequence[Curve], label: str = "step") -> Dra
     x = make_horizontal_axis(*_find_bounds(points[:, 0], 0))
     y = make_vertical_axis(*_find_bounds(points[:, 2:], 0.05))
     chart = draw_frame(title, x, y, label)
-    right = WIDTH - RIGHT
+    right = float(WIDTH - RIGHT)
     for (curve, groups), colour in reversed(list(zip(groups_by_curve, SERIES, strict=False))):
         pixels = [(x.to_pixel(step), *map(y.to_pixel, values)) for step, *values in groups]
         _draw_curve(chart, np.array(pixels), colour, curve.marked)
         if len(groups_by_curve) > 1:
             chart.add("text", "end", curve.name, x=right, y=14)
-            right -= 7 * len(curve.name) + 6
+            right -= LETTER * len(curve.name) + 6
             chart.add("circle", colour, cx=right, cy=10, r=4)
             right -= 14
     return chart
@@ -175,7 +175,7 @@ def _group_values(curve: Curve) -> np.ndarray:
 
 
 def draw_scatter(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing | None:
-    """Draw predicted against true numbers (n,), with the line where they are equal."""
+    """Draw predicted against true numbers (n,), and the diagonal; None if none is finite."""
     finite = np.isfinite(true) & np.isfinite(predicted)
     true = true[finite]
     predicted = predicted[finite]
@@ -193,7 +193,7 @@ def draw_scatter(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing
 
 
 def draw_histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Drawing | None:
-    """Draw how many of the values (n,) are in each of `bars` equal ranges around zero."""
+    """Draw counts of values (n,) in `bars` equal ranges around zero; None if none is finite."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -260,7 +260,9 @@ def round_values(low: float, high: float, max_intervals: int = 5) -> list[float]
     """Return at most `max_intervals + 1` round numbers from `low` to `high`."""
     exact_step = (high - low) / max_intervals
     power = 10.0 ** math.floor(math.log10(exact_step)) if exact_step > 0 else 1.0
-    step = next(f * power for f in (1, 2, 5, 10) if f * power >= exact_step * (1 - 1e-9))
+    # The tolerances of 1e-9 are for rounding.
+    steps = (factor * power for factor in (1, 2, 5, 10))
+    step = next(step for step in steps if step >= exact_step * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]

@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 TEMPLATES = "templates"
 MARGIN = 24.0
+"""Margin of a drawing in an SVG file, in pixels."""
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML file may have, such as control characters of a hostile name."""
 

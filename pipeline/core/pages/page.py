@@ -85,7 +85,7 @@ class Sample:
 
     @property
     def png_text(self) -> str:
-        """Return the picture as base64."""
+        """The picture as base64."""
         return base64.b64encode(self.png).decode("ascii")
 
 

@@ -62,10 +62,8 @@ _loaded: dict[str, Plugin] = {}
 
 
 def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the plug-ins that it names and the other arguments.
-
-    Raises RecipeError for a flag without a file.
-    """
+    """Split a command line into the plug-ins that it names and the other arguments. Raises
+    RecipeError for a flag without a file."""
     sources: list[str] = []
     other_words: list[str] = []
     words = iter(arguments)
@@ -87,11 +85,9 @@ def to_flags(sources: Sequence[str]) -> list[str]:
     return [word for source in sources for word in (FLAG, source)]
 
 
-def name_for_all(sources: Sequence[str]) -> None:
-    """Add plug-ins to the environment, for this process and those that it starts.
-
-    Raises RecipeError for a path that the variable can't hold.
-    """
+def export_plugins(sources: Sequence[str]) -> None:
+    """Add plug-ins to the environment, for this process and those that it starts. Raises
+    RecipeError for a path that the variable can't hold."""
     for source in sources:
         if os.pathsep in _to_absolute(source):
             raise RecipeError([f"{FLAG} {source}: must have no {os.pathsep} in its path"])
@@ -100,11 +96,8 @@ def name_for_all(sources: Sequence[str]) -> None:
 
 
 def load_named() -> Iterator[Plugin]:
-    """Import the plug-ins that are named and not loaded yet; yield each before the next.
-
-    Raises RecipeError for one that is missing, can't be imported, or has the name of another
-    module.
-    """
+    """Import the plug-ins that are named and not loaded yet; yield each before the next. Raises
+    RecipeError for one that is missing, can't be imported, or has the name of another module."""
     sources = _read_environment()
     if sources:
         # Otherwise Keras, if a plug-in imports it, looks for TensorFlow.
@@ -164,6 +157,7 @@ def _read_environment() -> list[str]:
 
 
 def _is_file(source: str) -> bool:
+    """Return whether a plug-in is named as a file, not as a module."""
     return source.endswith(".py") or os.sep in source
 
 
@@ -172,6 +166,7 @@ def _to_absolute(source: str) -> str:
 
 
 def _import_module(name: str) -> ModuleType:
+    """Import an installed module. Raises RecipeError."""
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:

@@ -40,10 +40,8 @@ class RunControl(Protocol):
         """End training at the next boundary, with the status "done"."""
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of all updates from the next boundary on.
-
-        Raises ValueError if the rate is negative or beyond float32.
-        """
+        """Set the learning rate of all updates from the next boundary on. Raises ValueError if the
+        rate is negative or beyond float32."""
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule by a factor from the next boundary on. Raises ValueError."""

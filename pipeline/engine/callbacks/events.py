@@ -56,9 +56,9 @@ class Evaluation:
 
     def __str__(self) -> str:
         scalars = self.scalars()
-        unnamed = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
-        unnamed += [f"{TRAINED}{name}" for name in ("top5", *unnamed)]
-        texts = [f"{name} {scalars[name]:.4f}" for name in scalars if name not in unnamed]
+        hidden = [name for name in METRICS if name not in ("accuracy", "top5", "loss")]
+        hidden += [f"{TRAINED}{name}" for name in ("top5", *hidden)]
+        texts = [f"{name} {scalars[name]:.4f}" for name in scalars if name not in hidden]
         return f"{', '.join(texts)} over {self.metrics['count']:,} {self.unit}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,7 +43,7 @@ class ReduceOnPlateau(CallbackSpec):
     min_rate: NonNegativeFloat = 0.0
 
     def build(self) -> Callback:
-        """Return a callback that keeps the best value and the evaluations since."""
+        """Return a callback whose state is the best value and the number of evaluations since."""
         return _PlateauWatch(self)
 
 
@@ -69,7 +70,7 @@ class _PlateauWatch(_MetricCallback):
     def on_eval(self, run: RunControl, step: int, evaluation: Evaluation) -> None:
         value = self._sign * evaluation.scalars()[self._spec.metric]
         # NaN, from a network that has diverged, isn't an improvement.
-        is_first = self._best is None and value == value
+        is_first = self._best is None and not math.isnan(value)
         if is_first or (self._best is not None and value - self._best > self._spec.min_delta):
             self._best = value
             self._waited = 0

@@ -13,7 +13,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.engine.callbacks.events import Monitor, MonitorRelay
 
 PERIOD_S = 0.1
-"""Time between two batches of calls, so long that many steps are written at once."""
+"""Time between two batches of calls, long enough that many steps are written at once."""
 LIMIT_BYTES = 64 << 20
 """Queued bytes above which training waits."""
 CALL_BYTES = 1 << 10
@@ -96,6 +96,7 @@ class BackgroundMonitor(MonitorRelay):
             event(monitor)
 
     def _work(self) -> None:
+        """Make the queued calls in batches until the monitor closes."""
         is_closing = False
         while not is_closing:
             with self._changed:

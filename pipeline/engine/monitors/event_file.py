@@ -74,7 +74,7 @@ class EventFile:
         self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
     ) -> None:
         """Append events with `values` (n, tags) at `steps` (n,), `wall_times` (n,) in seconds."""
-        self._file.write(scalar_records(tags, steps, wall_times, values))
+        self._file.write(encode_scalars(tags, steps, wall_times, values))
 
     def flush(self) -> None:
         """Pass all events to the operating system."""
@@ -102,16 +102,14 @@ def find_purging(folder: Path, step: int, suffix: str) -> list[Path]:
 
 
 def _choose_stamp(folder: Path) -> int:
-    """Return the seconds since 1970, or one more than the stamp of the latest file.
-
-    TensorBoard reads files in the order of their names, which must hold if the clock is set back.
-    """
+    """Return the seconds since 1970, or one more than the stamp of the latest file. TensorBoard
+    reads files in the order of their names, which must hold if the clock is set back."""
     names = (file.name.removeprefix(PREFIX) for file in folder.glob(f"{PREFIX}*"))
     stamps = (name.partition(".")[0] for name in names)
     return max([int(time.time()), *(int(stamp) + 1 for stamp in stamps if stamp.isdecimal())])
 
 
-def scalar_records(
+def encode_scalars(
     tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
 ) -> bytes:
     """Encode an event per step (n,), each with the value of every tag, from values (n, tags)."""
@@ -136,6 +134,7 @@ def _encode_records(
     """Encode events whose steps have varints of `step_bytes`, so that all have the same length."""
     template, offsets = _make_template(tuple(tags), step_bytes)
     data = np.tile(np.frombuffer(template, np.uint8), (len(steps), 1))
+    # The template begins with a key, 8 bytes of time, a key and the step.
     data[:, 1:9] = _view_bytes(wall_times, "<f8")
     data[:, 10 : 10 + step_bytes] = _encode_varints(steps, step_bytes)
     for offset, column in zip(offsets, values.T, strict=True):
@@ -170,12 +169,12 @@ def _encode_varint(number: int) -> bytes:
 
 def _count_varint_bytes(numbers: np.ndarray) -> np.ndarray:
     """Return the lengths of non-negative numbers as varints, in bytes of 7 bits, int (n,)."""
-    return 1 + (numbers[:, None] >> np.arange(7, 63, 7) > 0).sum(axis=1)
+    return 1 + ((numbers[:, None] >> np.arange(7, 63, 7)) > 0).sum(axis=1)
 
 
 def _encode_varints(numbers: np.ndarray, length: int) -> np.ndarray:
     """Encode as varints, uint8 (n, length): 7 bits per byte, and the eighth set but in the last."""
-    groups = numbers[:, None] >> (7 * np.arange(length)) & 0x7F
+    groups = (numbers[:, None] >> (7 * np.arange(length))) & 0x7F
     groups[:, :-1] |= 0x80
     return groups.astype(np.uint8)
 
@@ -192,9 +191,9 @@ def masked_crc(data: np.ndarray) -> np.ndarray:
     table = _make_crc_table()
     crc = np.full(len(data), 0xFFFFFFFF, np.uint32)
     for column in np.ascontiguousarray(data.T):
-        crc = table[(crc ^ column) & 0xFF] ^ crc >> 8
+        crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
     crc = ~crc
-    return (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
+    return ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
 
 
 @cache
@@ -202,5 +201,5 @@ def _make_crc_table() -> np.ndarray:
     """Return the CRC-32C remainder of each byte, uint32 (256,)."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = np.where(table & 1, table >> 1 ^ np.uint32(POLYNOMIAL), table >> 1)
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(POLYNOMIAL), table >> 1)
     return table

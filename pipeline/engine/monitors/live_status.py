@@ -44,10 +44,10 @@ class LiveStatus:
         if self.loss is not None:
             parts.append(f"loss {self.loss:.5g}")
         metrics = {**(self.evaluation or {})}
-        at = metrics.pop("step", None)
-        shown = [f"{name} {value:.4f}" for name, value in metrics.items() if value is not None]
-        if shown and at is not None:
-            parts.append(f"{', '.join(shown[:2])} at step {at:,.0f}")
+        step = metrics.pop("step", None)
+        texts = [f"{name} {value:.4f}" for name, value in metrics.items() if value is not None]
+        if texts and step is not None:
+            parts.append(f"{', '.join(texts[:2])} at step {step:,.0f}")
         return ", ".join([*parts, f"{left} left"])
 
 

@@ -18,6 +18,7 @@ from pipeline.core.reporter import Reporter
 
 LogPlace = Literal["console", "stderr", "file"]
 LEVELS = ("debug", "info", "warning", "error")
+"""Names of the levels that GLOG_v numbers from 0 on."""
 LEVEL_VARIABLE = "GLOG_v"
 STDERR_VARIABLE = "GLOG_logtostderr"
 LOGGERS = ("pipeline", "jax")
@@ -36,7 +37,7 @@ class LogSettings:
     """Text on variables with invalid values; empty if all are valid."""
 
 
-def log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettings:
+def choose_log_settings(level: str | None, environment: Mapping[str, str]) -> LogSettings:
     """Return the settings of a run, with its recipe's `level`, or else GLOG_v's.
 
     GLOG_logtostderr=1 sends messages to stderr, 0 only to run.log. A variable with another value is
@@ -82,7 +83,7 @@ def log_by_level(reporter: Reporter, level: str | None) -> Iterator[None]:
 
     Below the level warning, messages of `LOGGERS` are shown too; otherwise `logging` isn't changed.
     """
-    settings = log_settings(level, os.environ)
+    settings = choose_log_settings(level, os.environ)
     reporter.level = getattr(logging, settings.level.upper())
     reporter.log_to = settings.to
     if settings.problem:

@@ -24,7 +24,7 @@ SCALARS = "scalars.jsonl"
 
 LONGEST_BYTES = 16 << 20
 """A line has at most this many bytes: an evaluation has numbers for every class."""
-TAIL_BYTES = 4096
+LONGEST_STEP_BYTES = 4096
 """A line of metrics.jsonl has at most this many bytes."""
 MAX_STEP = 2**63 - 1
 MAX_NUMBER = float(np.finfo(np.float32).max)
@@ -45,10 +45,8 @@ class LogLine:
     fields: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the float32 numbers of a step by name; None if not finite, True for a flag.
-
-        Raises DataError for a value that isn't a number.
-        """
+        """Return the float32 numbers of a step by name; None if not finite, True for a flag. Raises
+        DataError for a value that isn't a number."""
         numbers = {name: value for name, value in self.fields.items() if name not in PLACES}
         for value in numbers.values():
             # NaN is neither null nor in the range of float32.
@@ -75,10 +73,8 @@ def _make_line_error(where: str) -> DataError:
 
 
 def read_lines(log: Path) -> Iterator[LogLine]:
-    """Yield the lines of a log, except an incomplete last line of a killed run.
-
-    Raises DataError if the file can't be read, and for an invalid line.
-    """
+    """Yield the lines of a log, except an incomplete last line of a killed run. Raises DataError if
+    the file can't be read, and for an invalid line."""
     with _open_log(log) as file:
         lines = iter(partial(file.readline, LONGEST_BYTES), b"")
         for number, text in enumerate(lines, start=1):
@@ -100,14 +96,12 @@ def finite_number(value: Any) -> float | None:
 
 def last_step(log: Path) -> int | None:
     """Return the step of the last whole line of metrics.jsonl; None if it is missing or empty.
-
-    Raises DataError if the file can't be read or the line isn't valid.
-    """
+    Raises DataError if the file can't be read or the line isn't valid."""
     if not log.exists():
         return None
     with _open_log(log) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        lines = file.read(TAIL_BYTES).split(b"\n")[:-1]
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_STEP_BYTES))
+        lines = file.read(LONGEST_STEP_BYTES).split(b"\n")[:-1]
     return parse_line(lines[-1], f"{log}, last line").step if lines else None
 
 

@@ -26,7 +26,7 @@ def require_logs(run_dir: Path, first: int, marks: Mapping[str, Any] | None) -> 
     """
     for path in [run_dir / name for name in (METRICS, EVALS, SCALARS)]:
         if path.exists() and read_mark((marks or {}).get(path.name), first) is None:
-            for line in read_lines(path):
+            for line in read_lines(path):  # Raises DataError for an invalid line.
                 if line.step > first:
                     break
 
@@ -149,7 +149,7 @@ def metrics_lines(parts: Sequence[Telemetry], run_schedule: RunSchedule | None) 
     for name, flag in flags.items():
         for index in np.flatnonzero(flag):
             lines[index] += f", {json.dumps(name)}: true"
-    return "".join([f"{{{line[2:]}}}\n" for line in lines])
+    return "".join([f"{{{line.removeprefix(', ')}}}\n" for line in lines])
 
 
 def _format_numbers(numbers: np.ndarray) -> list[str]:

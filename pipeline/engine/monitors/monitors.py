@@ -94,6 +94,7 @@ class TimeMonitor(Monitor):
         schedule = self.run_schedule
         unit = self.unit
         estimate = self.estimate
+        # Without sinks, the line is at the end of an epoch.
         is_inside_epoch = schedule.sink_steps is None and report.step % schedule.steps_per_epoch
         if is_inside_epoch and report.step != schedule.total:
             return
@@ -156,10 +157,8 @@ class LockMonitor(Monitor):
     lock: Lock
 
     def flush(self) -> None:
-        """Check the lock, and acquire it again if its file was removed.
-
-        Raises RunError if another process holds it.
-        """
+        """Check the lock, and acquire it again if its file was removed. Raises RunError if another
+        process holds it."""
         # If the file can't be created again, no other process can create it either. The log
         # reports a removed directory.
         with suppress(OSError):

@@ -66,9 +66,7 @@ def write_embeddings(
 
 def _draw_sheet(images: np.ndarray) -> tuple[bytes, tuple[int, int]]:
     """Return a square sheet of images uint8 (n, H, W, C) as PNG, and a picture's height and width.
-
-    Pictures are shrunk to whole fractions if the sheet would be too large.
-    """
+    Pictures are shrunk to whole fractions if the sheet would be too large."""
     from PIL import Image
 
     side = math.ceil(math.sqrt(len(images)))

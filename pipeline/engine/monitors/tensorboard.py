@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 ROLLBACK_TAG = "train/updates_undone"
 CELL_PIXELS = 24
+"""Side of a cell of a confusion matrix with at most 100 classes."""
 PICTURED_CHANNELS = (1, 3, 4)
+"""Numbers of channels that an image can be drawn with."""
 MAX_PICTURED_CLASSES = 1000
 """Confusion matrices of at most this many classes are drawn."""
 MAX_NAMES = 10_000
@@ -70,7 +72,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of values."""
+        """Number of finite values."""
         return sum(self.counts)
 
 
@@ -104,6 +106,7 @@ class TensorBoard(Monitor):
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
         self._rollbacks: list[tuple[float, int, int]] = []
+        """Time since 1970 in seconds, step, and number of undone updates."""
         self._has_charts = False
 
     @cached_property
@@ -178,8 +181,8 @@ class TensorBoard(Monitor):
         per_s = [self._per_step * report.steps / max(report.seconds, 1e-9) for _, report in timed]
         self._file.add_scalars(self._speed_tags, steps, wall_times, np.array(per_s)[:, None])
         if self._estimate is not None:
-            rows = [list(_modelled_times(self._estimate, step).values()) for step in steps.tolist()]
-            tags = [f"modelled/{name}" for name in _modelled_times(self._estimate, 0)]
+            rows = [list(_model_times(self._estimate, step).values()) for step in steps.tolist()]
+            tags = [f"modelled/{name}" for name in _model_times(self._estimate, 0)]
             self._file.add_scalars(tags, steps, wall_times, np.array(rows))
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
@@ -322,7 +325,7 @@ class TensorBoard(Monitor):
                 self._file.close()
 
 
-def _modelled_times(estimate: Estimate, steps: int) -> dict[str, float]:
+def _model_times(estimate: Estimate, steps: int) -> dict[str, float]:
     """Return the modelled times of a step, and of all steps so far."""
     low, high = estimate.interval_ms
     return {
@@ -343,6 +346,7 @@ def draw_confusion(confusion: np.ndarray) -> np.ndarray:
 
     classes = confusion.shape[0]
     share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    # From white for no sample to blue for all.
     shade = (255 * (1 - share[..., None] * np.array([0.9, 0.6, 0.2]))).astype(np.uint8)
     cell = CELL_PIXELS if classes <= 100 else 4
     picture = Image.fromarray(shade).resize((classes * cell, classes * cell), Image.Resampling.BOX)

@@ -50,6 +50,7 @@ class Mark:
 
     size_bytes: int
     lines: int
+    """Number of lines."""
     sha256: str
     tail: bytes
     """The last lines, up to `TAIL_BYTES`."""
@@ -106,10 +107,8 @@ class VerifiedLog:
         self._add(text)
 
     def flush(self) -> None:
-        """Pass all lines to the system.
-
-        Raises OSError if the file was replaced, or another process has written or truncated it.
-        """
+        """Pass all lines to the system. Raises OSError if the file was replaced, or another process
+        has written or truncated it."""
         self._file.flush()
         status = os.fstat(self._file.fileno())
         if not os.path.samestat(os.stat(self.path), status):
@@ -139,7 +138,10 @@ class VerifiedLog:
         """
         text = bytes(self._tail)
         end = len(text)
-        while end and parse_line(text[(start := _find_last_line(text, end)) : end], "").step > step:
+        while end:
+            start = _find_last_line(text, end)
+            if parse_line(text[start:end], "").step <= step:
+                break
             end = start
         begin = 0 if end <= TAIL_BYTES else text.index(b"\n", end - TAIL_BYTES - 1) + 1
         digest = self._digest.copy()
@@ -218,6 +220,7 @@ class VerifiedLog:
         return replace(flaws, missing=ranges, missing_lines=missing_lines)
 
     def _add(self, text: bytes) -> None:
+        """Update size, tail and digest for lines that the file has."""
         self._size_bytes += len(text)
         self._lines += text.count(b"\n")
         self._tail += text
@@ -376,10 +379,8 @@ def _is_intact_before_tail(file: BinaryIO, mark: Mark) -> bool:
 
 
 def _read_whole_lines(file: BinaryIO) -> Iterator[LogLine]:
-    """Yield the valid lines of a damaged log.
-
-    Blocks that weren't written have null bytes, and an editor may have written CR LF.
-    """
+    """Yield the valid lines of a damaged log. Blocks that weren't written have null bytes, and an
+    editor may have written CR LF."""
     for text in iter(partial(file.readline, LONGEST_BYTES), b""):
         text = text.lstrip(b"\0").removeprefix(BOM_UTF8)
         if text.endswith(b"\r\n"):
@@ -397,6 +398,6 @@ def _set_aside(path: Path) -> str | None:
     if path.stat().st_size == 0:
         return None
     names = (path.with_name(f"damaged-{path.name}-{number}") for number in range(1, 1000))
-    free = next(name for name in names if not os.path.lexists(name))
-    path.rename(free)
-    return free.name
+    new_path = next(name for name in names if not os.path.lexists(name))
+    path.rename(new_path)
+    return new_path.name

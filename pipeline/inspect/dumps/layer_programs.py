@@ -32,7 +32,7 @@ from pipeline.models.modules.apply_layers import intercept_layers, record_layers
 from pipeline.models.modules.layer_capture import tap
 from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.standard import Network
-from pipeline.training.losses import BatchLoss, reduce_losses, sample_losses
+from pipeline.training.losses import BatchLoss, compute_losses, reduce_losses
 from pipeline.training.state import StepConfig, TrainState
 from pipeline.training.step import init_variables
 
@@ -201,7 +201,7 @@ def _apply_network(
 
 
 def _compute_loss(config: StepConfig, logits: Array, portion: Portion) -> BatchLoss:
-    losses = sample_losses(config, logits, portion.labels)
+    losses = compute_losses(config, logits, portion.labels)
     return reduce_losses(config, losses, portion.labels, portion.mask, portion.divisor)
 
 

@@ -33,7 +33,7 @@ from pipeline.stages.lower import lower
 from pipeline.stages.plan_devices import find_plan, with_plan
 from pipeline.stages.record.run_directory import LOWERINGS, RECIPE, RunFolder
 from pipeline.training.freezing import select_phase
-from pipeline.training.state import TrainState, restart_average
+from pipeline.training.state import TrainState, select_averaged
 
 
 def make_silent_reporter() -> Reporter:
@@ -81,7 +81,7 @@ class OpenedRecipe:
 
         weights = restore_weights_of(self.recipe, self.dataset, self.built.state, lambda _: None)
         warm = weights.replace_weights(state)
-        return replace(warm, average=restart_average(warm.average, warm.params))
+        return replace(warm, average=select_averaged(warm.average, warm.params))
 
 
 def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:

@@ -23,7 +23,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.history import History
-from pipeline.engine.hooks import Hooks, evaluate_nothing
+from pipeline.engine.hooks import Hooks, refuse_evaluation
 from pipeline.engine.loop import Program, exhaust, train
 from pipeline.engine.monitors.observers import Observers, open_observers
 from pipeline.engine.schedule import Event, RunSchedule, Schedule
@@ -68,7 +68,7 @@ class TimedRuns:
         self._open_files = ExitStack()
         self._observers: dict[int | None, Observers] = {}
 
-    def time(self, variant: Variant, steps: int, evaluate: Evaluate = evaluate_nothing) -> Timing:
+    def time(self, variant: Variant, steps: int, evaluate: Evaluate = refuse_evaluation) -> Timing:
         """Time a variant over `steps` steps, which must be at least three sinks.
 
         With `evaluate`, each sink ends with an evaluation. Raises RunError if a step isn't finite.
@@ -76,7 +76,7 @@ class TimedRuns:
         watch = DispatchClock()
         observers = self._open_observers(variant)
         run = replace(self._run_schedule, total=steps, sink_steps=variant.sink_steps)
-        periods = () if evaluate is evaluate_nothing else (variant.sink_steps or 1,)
+        periods = () if evaluate is refuse_evaluation else (variant.sink_steps or 1,)
         every = {Event.EVALUATE: periods}
         schedule = Schedule(run, every, dispatch_seconds=self._recipe.train.dispatch_seconds)
         program = Program(self._executable, variant.mechanism)

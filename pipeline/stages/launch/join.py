@@ -114,15 +114,12 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
+    from jax.extend.backend import clear_backends
 
-    from pipeline.core.host.jax_private import (
-        close_devices,
-        get_coordination_client,
-        has_open_devices,
-    )
+    from pipeline.core.host.jax_private import get_coordination_client, has_open_devices
 
     if has_open_devices():
-        close_devices()
+        clear_backends()
     # It ends the process with a message, before JAX aborts it at `initialization_timeout`.
     timer = Timer(CONNECT_S, _give_up, [place])
     timer.daemon = True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import optax
 
 MovingAverageRate = Annotated[float, Field(ge=0, lt=1)]
+"""The share of a moving average, or of a momentum, that an update keeps."""
 
 
 class DecayedOptimizer(OptimizerSpec):

@@ -96,9 +96,8 @@ def describe_layout(parallel: ParallelSpec, batch_size: int, ranks: Ranks) -> st
         parts.append(f"rank_id {ranks.rank} of rank_size {ranks.size}")
     shards = make_shards(parallel, batch_size, 1)
     is_default = parallel.devices is None and parallel.mesh is None
-    parts_of_batch = devices if is_default else parallel.batch_parts
-    batch_per_device = f"{batch_size // parts_of_batch} a device"
-    parts.append(f"batch {batch_size:,}, {batch_per_device}")
+    batch_parts = devices if is_default else parallel.batch_parts
+    parts.append(f"batch {batch_size:,}, {batch_size // batch_parts} a device")
     if shards is not None:
         parts.append(f"{shards.count} shards in a fixed order")
     parts.append(f"reproducible {parallel.reproducible}")
@@ -135,11 +134,11 @@ def hide_gpus() -> None:
     if configured.jax_platforms or has_open_devices() or find_plugin() is None:
         return
     jax.config.update(PLATFORMS, CPU.name)
-    _left_alone.append(True)
+    _gpus_hidden.append(True)
 
 
-_left_alone: list[bool] = []
-"""Not empty once `hide_gpus` has set the platforms of JAX."""
+_gpus_hidden: list[bool] = []
+"""Not empty from a call of `hide_gpus` that hides GPUs until `_take_gpus`."""
 
 
 def choose_gpus(numbers: Sequence[int] | None) -> None:
@@ -153,15 +152,15 @@ def choose_gpus(numbers: Sequence[int] | None) -> None:
 
 def _take_gpus() -> None:
     """Let JAX open GPUs again. Existing arrays are lost."""
-    if _left_alone:
-        _left_alone.clear()
+    if _gpus_hidden:
+        _gpus_hidden.clear()
         jax.config.update(PLATFORMS, None)
         clear_backends()
 
 
 def find_device(platform: str, index: int) -> jax.Device:
-    """Return a device of this process. Raises RunError with the existing devices, and with the
-    reason if no GPU was found."""
+    """Return device `index` of this process. Raises RunError with the existing devices, and the
+    reason if there is no GPU."""
     if get_platform(platform).is_cuda:
         _take_gpus()
     with _collect_plugin_failures() as failures:
@@ -198,13 +197,14 @@ def _require_settings() -> None:
     """Raise RunError for settings of JAX that a run doesn't support."""
     for name, accepted in ACCEPTED_SETTINGS.items():
         value = getattr(jax.config, name)
-        value = getattr(value, "value", value)
+        value = getattr(value, "value", value)  # Some settings are enumerations.
         if value not in accepted:
             accepted_text = " or ".join(str(setting) for setting in accepted if setting is not None)
             raise RunError(f"{name.upper()} = {value}: must be {accepted_text}; unset it")
 
 
 def _explain_no_gpu(platform: str, reason: str) -> str:
+    """Return why there is no GPU, as the end of a message; "" for other platforms."""
     return f"; {explain_missing_gpu(reason)}" if get_platform(platform).is_cuda else ""
 
 

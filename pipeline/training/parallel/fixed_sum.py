@@ -71,7 +71,8 @@ def _sum_stacked(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
 
 
 def _sum_nested(leaf: Callable[[Array], T], count: int, shapes: T) -> T:
-    """Add each term in the next iteration, with memory for two terms per level of the tree."""
+    """Add each term in the iteration after its computation, so that XLA can't fuse both. It takes
+    memory for two terms per level of the tree."""
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def sum_subtree(size: int, first: Array) -> T:
@@ -144,12 +145,12 @@ def _add_floats(values: list[Array], axis: str, devices: int) -> list[Array]:
 def add_in_order(terms: Array) -> Array:
     """Add (n, ...) along its first axis, in the order of the tree."""
     count = terms.shape[0]
-    pairs = count & -count
-    runs = terms.reshape(pairs, count // pairs, *terms.shape[1:])
-    total = runs[:, 0]
+    num_runs = count & -count  # The largest power of two that divides the count.
+    runs = terms.reshape(num_runs, count // num_runs, *terms.shape[1:])
+    sums = runs[:, 0]
     for position in range(1, runs.shape[1]):
-        total = total + runs[:, position]
-    return add_in_pairs(total)
+        sums = sums + runs[:, position]
+    return add_in_pairs(sums)
 
 
 def add_in_pairs(terms: Array) -> Array:

@@ -11,13 +11,13 @@ from pipeline.core.host.launchers import LaunchName
 from pipeline.core.registry import FilePath, Seq, Spec
 
 MAX_DEVICES = 1 << 14
+"""The largest number of devices, or of shards, in a recipe."""
 Axis = Literal["data", "model"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 """Axes of a mesh. Devices along `data` have different samples; along `model` they share layers."""
 DATA, MODEL = AXES
 
 Size = Annotated[int, Field(gt=0, le=MAX_DEVICES)]
-
 
 Timeout = Annotated[float, Field(gt=0, le=24 * 3600)]
 """A time in seconds, at most a day."""
@@ -61,9 +61,9 @@ class ParallelSpec(Spec):
     """Training on several devices: their number, their shares, and how reproducible results are."""
 
     mode: Literal["none", "data", "fsdp", "semi_auto", "auto"]
-    """none: one device; data: each device takes a part of every batch; fsdp: and stores a part of
-    the parameters and the optimizer's state; semi_auto: also shard parameters by `specs`; auto:
-    search for the fastest of these plans."""
+    """none: one device; data: each device takes a part of every batch; fsdp: each also stores only
+    a part of the parameters and of the optimizer's state; semi_auto: parameters are sharded by
+    `specs`; auto: by the fastest plan that a search finds."""
     devices: Size | None
     """Devices of all processes together; null: as in `mesh`, else one for each process."""
     mesh: MeshSpec | None
@@ -132,9 +132,9 @@ class LaunchSpec(Spec):
     processes: PositiveInt | None
     """Processes that `local` starts; null: 2."""
     restarts: NonNegativeInt
-    """How often `local` starts again from the last checkpoint after a process has died."""
+    """Number of times that `local` starts again from the last checkpoint after a process has died."""
     min_processes: PositiveInt | None
-    """Least processes of a restart, which leaves out a process that died; null: all start again."""
+    """Fewest processes of a restart, which leaves out those that died; null: all start again."""
     start_seconds: Timeout | None
     """Seconds that processes wait for each other to start; null: 60 on one machine, else 1,800."""
     heartbeat_seconds: Timeout

@@ -44,7 +44,7 @@ class DevicePlacement:
 
     @property
     def parts(self) -> int:
-        """Parts of a batch."""
+        """Number of parts of a batch, one for each device along `batch_axes`."""
         sizes: dict[str, int] = {DATA: len(self.devices) // self.model, MODEL: self.model}
         return prod(sizes[axis] for axis in self.batch_axes)
 

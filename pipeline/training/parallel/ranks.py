@@ -42,6 +42,7 @@ class Ranks:
     _store: Any = None
     """Client of the key-value store; None for one process."""
     _numbers: Any = field(default_factory=count)
+    """Numbers of the calls that use the store, the same in all processes."""
 
     @property
     def is_first(self) -> bool:

@@ -152,10 +152,11 @@ def _require_divisible(
         axes = (entry,) if isinstance(entry, str) else entry or ()
         size = prod(sizes[axis] for axis in axes)
         if shape[dimension] % size:
-            below = shape[dimension] // size * size
+            multiple = shape[dimension] // size * size
             raise ValueError(
                 f"{name}: dimension {dimension} of size {shape[dimension]} can't be divided among "
-                f"the {size} devices of axis {' and '.join(axes)}; {below} or {below + size} would"
+                f"the {size} devices of axis {' and '.join(axes)}; {multiple} or "
+                f"{multiple + size} would"
             )
 
 
@@ -165,10 +166,8 @@ def _find_leaf_spec(
     shapes: Mapping[LayerPath, Any],
     param_specs: Mapping[LayerPath, PartitionSpec],
 ) -> PartitionSpec:
-    """Return the sharding of a leaf's parameter, else replicated.
-
-    The parameter's path is the end of the leaf's path, and their shapes are equal.
-    """
+    """Return the sharding of a leaf's parameter, else replicated. The parameter's path is the end
+    of the leaf's path, and their shapes are equal."""
     keys = tuple(path.split("/"))
     for length in range(len(keys), 0, -1):
         end = keys[-length:]

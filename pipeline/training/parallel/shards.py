@@ -14,7 +14,7 @@ DEFAULT_SHARDS = 8
 
 @dataclass(frozen=True)
 class Shards:
-    """How a batch is split, and how the gradients of its parts are added.
+    """The split of a batch, and the order in which the gradients of its parts are added.
 
     Device d of `devices` has the shards d * per_device .. (d + 1) * per_device - 1. `axis` is the
     axis of `shard_map` that the step runs in; None on one device.
@@ -39,10 +39,8 @@ class Shards:
 
 
 def make_shards(parallel: ParallelSpec, batch_size: int, devices: int) -> Shards | None:
-    """Return the shards of a batch on a number of devices; None if it isn't split.
-
-    Raises ValueError if the devices don't take equal numbers of shards.
-    """
+    """Return the shards of a batch on a number of devices; None if it isn't split. Raises
+    ValueError if the devices don't take equal numbers of shards."""
     axis = DATA if devices > 1 else None
     factor = 1 if parallel.mirror_mean else parallel.num_devices
     if parallel.is_data_parallel and parallel.reproducible == "exact":

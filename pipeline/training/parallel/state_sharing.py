@@ -51,7 +51,7 @@ class _WholeNeededError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class StateSharing:
-    """How the devices along an axis of `shard_map` share a state."""
+    """The sharing of a state between the devices along an axis of `shard_map`."""
 
     state: Any
     """Shapes and dtypes of the whole state, a dataclass with `SHARDED_FIELDS`."""
@@ -141,9 +141,9 @@ class StateSharing:
             return self._run(called, operands)
         shapes: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in equation.outvars]
         shape = shapes[0]
-        arrays = {value.shape for value in operands if prod(value.shape) != 1}
-        repeats = equation.primitive.name == "broadcast_in_dim" and not arrays
-        is_local = repeats or (equation.primitive.name in ELEMENTWISE and arrays <= {shape})
+        array_shapes = {value.shape for value in operands if prod(value.shape) != 1}
+        repeats = equation.primitive.name == "broadcast_in_dim" and not array_shapes
+        is_local = repeats or (equation.primitive.name in ELEMENTWISE and array_shapes <= {shape})
         is_shared = find_sharded_dimension(shape, self.devices) is not None
 
         def compute_whole() -> list[Array]:

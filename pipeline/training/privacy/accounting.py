@@ -9,14 +9,14 @@ Accountant = Literal["pld", "rdp"]
 MAX_EPSILON = 100.0
 """A larger epsilon protects nothing, and takes minutes to account for."""
 NOISES = (0.01, 1e4)
-"""The least and the largest noise that are tried."""
+"""The least and the largest noise that are tried: standard deviations divided by the clip."""
 TOLERANCE = 1e-4
-"""Of a noise that is computed from epsilon, relative to the noise."""
+"""Relative tolerance of a noise that is computed from epsilon."""
 
 
 @dataclass(frozen=True)
 class Accounting:
-    """How a run samples and how epsilon is computed. Raises ValueError without dp-accounting."""
+    """The sampling of a run and its accountant. Raises ValueError without dp-accounting."""
 
     sampling: Literal["poisson", "fixed"]
     accountant: Accountant
@@ -54,10 +54,8 @@ class Accounting:
             )
 
     def find_noise(self, epsilon: float, steps: int) -> float:
-        """Return the least noise that spends at most `epsilon` in a number of steps.
-
-        Raises ValueError if no noise does.
-        """
+        """Return the least noise that spends at most `epsilon` in a number of steps. Raises
+        ValueError if no noise does."""
         _, largest = NOISES
         reached = self.compute_epsilon(largest, steps)
         if reached > epsilon:
@@ -95,7 +93,7 @@ class Accounting:
                 self.rate, dp_accounting.GaussianDpEvent(noise)
             )
             return dp_accounting.SelfComposedDpEvent(event, steps)
-        # Another sample changes a sum by twice the clip, once in an epoch.
+        # A replaced sample changes one sum of an epoch, by at most twice the clip.
         epochs = -(-steps // self.steps_per_epoch)
         return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise / 2), epochs)
 

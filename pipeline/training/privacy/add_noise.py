@@ -20,8 +20,8 @@ from pipeline.models.modules.name_stack import UPDATE
 from pipeline.training.privacy.privacy_spec import AdaptiveClip
 
 COUNTED_SHARE = 0.05
-"""Deviation of the noise on the counted samples, as a share of the expected batch (Andrew et al.
-2021, section 3.2)."""
+"""Deviation of the noise on the count of samples within the clip, as a share of the expected batch
+(Andrew et al. 2021, section 3.2)."""
 
 
 @register_dataclass
@@ -40,7 +40,7 @@ class PrivacyState:
 
 @dataclass(frozen=True)
 class PrivacyRule:
-    """How a private step makes its gradients from the clipped sum."""
+    """Settings by which a private step makes its gradients from the clipped sum."""
 
     expected_batch_size: int
     """Divisor of the sum. The number of drawn samples isn't public, so it can't be the divisor."""
@@ -80,7 +80,7 @@ def add_noise(rule: PrivacyRule, privacy: PrivacyState, step: Array, sums: Any) 
     noise = privacy.noise
     if rule.adaptive is not None:
         count_noise = COUNTED_SHARE * rule.expected_batch_size
-        noise = (noise**-2 - (2 * count_noise) ** -2) ** -0.5
+        noise = (noise**-2 - (2 * count_noise) ** -2) ** -0.5  # As `split_noise`.
     deviation = noise * privacy.clip
     leaves, structure = jax.tree.flatten(sums)
     noisy = [
@@ -97,7 +97,7 @@ def adapt_clip(
 ) -> PrivacyState:
     """Return the state of the next step: the clip approaches the quantile of the norms.
 
-    `within` of `count` samples weren't longer than the clip; their share is counted with noise.
+    `within` of `count` samples had gradients within the clip; noise is added to their share.
     """
     if rule.adaptive is None:
         return privacy
@@ -111,8 +111,8 @@ def adapt_clip(
 def draw_normals(key: Array, step: Array, number: int, size: int) -> Array:
     """Return standard normal float32 (size,), a pure function of (key, step, number, position).
 
-    They are made from 23 random bits and a sign, as by `jax.random.normal`. XLA:CPU fuses this
-    Threefry with its readers, in a third of the time.
+    They are made from 23 random bits, as by `jax.random.normal`. XLA:CPU fuses this Threefry with
+    its readers, in a third of the time. `number` is 0 for the clip, else that of an array.
     """
     counter = (jnp.uint32(step)[None], jnp.full(1, number, jnp.uint32))
     step_key: Words = encrypt_threefry((key[:1], key[1:2]), counter)

@@ -1,7 +1,7 @@
-"""A lower bound on epsilon from the guesses which canaries a run was trained on.
+"""A lower bound on epsilon, from guesses about the samples that a run was trained on.
 
-Each canary is trained on with probability 1/2. A private run hides the choice, so that guesses are
-right at most as often as by epsilon (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
+A canary is a sample that is trained on with probability 1/2. Epsilon limits how often guesses about
+this choice are right (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ SHARES = (0.04, 0.1, 0.2, 0.5, 1.0)
 """Shares of the canaries that are guessed, the most certain first. Each gets an equal part of the
 allowed error, so that the best one counts."""
 _MAX_EPSILON = 50.0
+"""The largest bound that is searched for."""
 
 
 def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> float:
-    """Return an epsilon that a run surely exceeds, with probability `CONFIDENCE`; 0 if none.
+    """Return a bound below a run's epsilon with probability `CONFIDENCE`; 0 if there is no other.
 
     The higher the score (n,), the more probably a canary was trained on; `are_members`, bool (n,),
     is the truth. Scores that aren't finite are guessed last, as not trained on.
@@ -26,6 +27,7 @@ def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> 
     count = len(scores)
     best = 0.0
     for share in SHARES:
+        # The highest scores are guessed as members, as many of the lowest as not.
         half = max(1, round(share * count / 2))
         num_right = int(are_members[:half].sum() + (~are_members[-half:]).sum())
         error = (1 - CONFIDENCE) / len(SHARES)
@@ -51,12 +53,12 @@ def _find_bound(num_right: int, num_guesses: int, count: int, delta: float, erro
 def compute_p_value(
     num_right: int, num_guesses: int, count: int, epsilon: float, delta: float
 ) -> float:
-    """Return a bound on the probability of `num_right` or more right ones of `num_guesses` about
-    `count` canaries, if the run has this epsilon and delta (theorem 5.2)."""
+    """Return a bound on the probability that `num_right` or more of `num_guesses` about `count`
+    canaries are right, if the run has this epsilon and delta (theorem 5.2)."""
     from scipy.stats import binom
 
     share = 1 / (1 + np.exp(-epsilon))
     fewer = binom.pmf(np.arange(num_right - 1, -1, -1), num_guesses, share).cumsum()
-    weight = max((fewer / np.arange(1, num_right + 1)).max(initial=0.0), 0.0)
+    weight = (fewer / np.arange(1, num_right + 1)).max(initial=0.0)
     probability = binom.sf(num_right - 1, num_guesses, share) + 2 * count * delta * weight
     return float(min(probability, 1.0))

@@ -30,7 +30,7 @@ class Budget:
 
     @cached_property
     def rule(self) -> PrivacyRule:
-        """How the steps make their gradients."""
+        """Settings of the private gradients of a step."""
         expected = self.order.batch_size
         if isinstance(self.order, PoissonOrder):
             expected = self.order.expected_batch_size
@@ -39,10 +39,8 @@ class Budget:
 
     @cached_property
     def noise(self) -> float:
-        """Standard deviation of the noise divided by the clip, a float32.
-
-        Raises RecipeError if no noise reaches epsilon, or if epsilon would protect nothing.
-        """
+        """Standard deviation of the noise divided by the clip, a float32. Raises RecipeError if no
+        noise reaches epsilon, or if epsilon would protect nothing."""
         spec = self.spec
         key, value = ("noise", spec.noise) if spec.epsilon is None else ("epsilon", spec.epsilon)
         if spec.delta >= 1 / self.order.samples:
@@ -83,21 +81,21 @@ class Budget:
 
     def __str__(self) -> str:
         spec = self.spec
-        samples = f"batches of {self.order.batch_size:,} samples in a fixed order"
+        batch_text = f"batches of {self.order.batch_size:,} samples in a fixed order"
         if spec.sampling == "poisson":
-            samples = (
+            batch_text = (
                 f"{self.rule.expected_batch_size:,} samples a step expected, at most "
                 f"{self.order.batch_size:,}"
             )
         return (
             f"epsilon {self.compute_epsilon(self.steps):.4f} at delta {spec.delta:g} after "
             f"{self.steps:,} steps ({spec.accountant}, {spec.neighbours}); noise {self.noise:.4f} "
-            f"times the clip; {samples}"
+            f"times the clip; {batch_text}"
         )
 
     @cached_property
     def _accounting(self) -> Accounting:
-        """Raises RecipeError without the package dp-accounting."""
+        """The accounting of the order's sampling. Raises RecipeError without dp-accounting."""
         order = self.order
         rate = order.rate if isinstance(order, PoissonOrder) else 1.0
         spec = self.spec

@@ -1,4 +1,4 @@
-"""The sum of the gradients of a batch's samples, each scaled down to a norm.
+"""The sum of the gradients of a batch's samples, each scaled down to at most a norm.
 
 A backward pass captures the inputs a and the output cotangents d of each layer. A dense layer's
 gradient of one sample is a' d, which isn't computed: its squared norm is |a|^2 |d|^2 (Goodfellow
@@ -80,10 +80,8 @@ def sum_clipped(captures: Observations, trained: Any, mask: Array, clip: Array) 
 
 
 def _group_by_layer(captures: Observations, params: Params) -> dict[str, dict[str, Array]]:
-    """Return the trained parameters by the path of their layer and by name.
-
-    Raises RecipeError for parameters outside of captured layers, or of a layer around others.
-    """
+    """Return the trained parameters by the path of their layer and by name. Raises RecipeError for
+    parameters outside of captured layers, or of a layer around others."""
     outer = {path for path in captures for other in captures if other.startswith(f"{path}/")}
     layers: dict[str, dict[str, Array]] = {}
     missing = []
@@ -124,7 +122,7 @@ def _to_positions(values: Array) -> Array:
     return values.reshape(values.shape[0], -1, values.shape[-1]).swapaxes(1, 2)
 
 
-def _square(values: Array) -> Array:
+def _sum_squares(values: Array) -> Array:
     """Return the sum of squares of each sample, (B,)."""
     return jnp.square(values).sum(axis=tuple(range(1, values.ndim)))
 
@@ -141,7 +139,8 @@ def _weigh(weights: Array, values: Array) -> Array:
 
 def _separate_vectors(inputs: Array, cotangents: Array, params: Params) -> _LayerGradients:
     """Separate a dense layer of inputs (B, n) with cotangents (B, m)."""
-    norms = {"kernel": _square(inputs) * _square(cotangents), "bias": _square(cotangents)}
+    bias = _sum_squares(cotangents)
+    squared = {"kernel": _sum_squares(inputs) * bias, "bias": bias}
 
     def sum_weighted(weights: Array) -> dict[str, Array]:
         weighted = _weigh(weights, cotangents)
@@ -149,7 +148,7 @@ def _separate_vectors(inputs: Array, cotangents: Array, params: Params) -> _Laye
         sums = {"kernel": valid.T @ weighted, "bias": weighted.sum(0)}
         return {name: sums[name] for name in params}
 
-    return _LayerGradients(_add(norms[name] for name in params), sum_weighted)
+    return _LayerGradients(_add(squared[name] for name in params), sum_weighted)
 
 
 def _separate_positions(inputs: Array, cotangents: Array, params: Params) -> _LayerGradients:
@@ -168,9 +167,9 @@ def _separate_positions(inputs: Array, cotangents: Array, params: Params) -> _La
         )
     else:
         kernels = jnp.einsum("bmt,bnt->bmn", cotangents, inputs)
-        squared = _square(kernels)
+        squared = _sum_squares(kernels)
     if "bias" in params:
-        squared = squared + _square(bias)
+        squared = squared + _sum_squares(bias)
 
     def sum_weighted(weights: Array) -> dict[str, Array]:
         sums = {}
@@ -222,14 +221,12 @@ def _separate_any(
     def sum_weighted(weights: Array) -> dict[str, Array]:
         return {name: _weigh(weights, value).sum(0) for name, value in gradients.items()}
 
-    return _LayerGradients(_add(map(_square, gradients.values())), sum_weighted)
+    return _LayerGradients(_add(map(_sum_squares, gradients.values())), sum_weighted)
 
 
 def _make_sample_patches(window: ConvWindow, images: Array) -> Array:
     """Return the patches of images (B, H, W, C) as (B, kernel height * kernel width * C, H' * W').
-
-    Images are shifted along the width, then along the height, so that whole rows are copied.
-    """
+    Images are shifted along the width, then along the height, so that whole rows are copied."""
     batch, _, _, channels = images.shape
     padded = jnp.pad(images.transpose(0, 3, 1, 2), ((0, 0), (0, 0), *window.pads))
 

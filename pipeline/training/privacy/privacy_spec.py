@@ -26,7 +26,7 @@ class AuditSpec(Spec):
     """An audit by one run (Steinke et al. 2023, arXiv 2305.08846)."""
 
     canaries: Annotated[PositiveInt, Field(ge=10, le=1_000_000)]
-    """Training samples that get a wrong label, and are left out each with probability 1/2."""
+    """Training samples that get a wrong label, each left out with probability 1/2."""
 
 
 class PrivacySpec(Spec):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pipeline.models.modules.layer_capture import grad_observing_layers
-from pipeline.training.losses import sample_losses
+from pipeline.training.losses import compute_losses
 from pipeline.training.privacy.add_noise import PrivacyState
 from pipeline.training.privacy.clip_samples import sum_clipped
 from pipeline.training.state import (
@@ -35,7 +35,7 @@ def clip_microbatch(
             train=True,
             rngs={"dropout": batch.dropout_key},
         )
-        losses = jnp.where(batch.mask, sample_losses(config, logits, batch.labels), 0.0)
+        losses = jnp.where(batch.mask, compute_losses(config, logits, batch.labels), 0.0)
         return losses.sum(), losses
 
     observed = grad_observing_layers(sum_losses, config.lower, all_modules=True)

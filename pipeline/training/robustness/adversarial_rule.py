@@ -1,4 +1,4 @@
-"""How a training step attacks its images."""
+"""The attack of a training step on its images."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class AdversarialRule:
         return self.spec.beta if self.spec.attack == "trades" else None
 
     def draw(self, batch: Batch, shape: tuple[int, ...]) -> Array:
-        """Return random numbers for a batch of images (B, H, W, C), float32 (B, H * W * C + 1).
+        """Return uniform numbers for a batch of images (B, H, W, C), float32 (B, H * W * C + 1).
 
-        They are a pure function of (seed, epoch, sample), so they don't depend on sinks, shards and
-        microbatches.
+        One for each value of the start; the last decides whether the image is attacked. They are a
+        pure function of (seed, epoch, sample), whatever the sinks, shards and microbatches.
         """
         count = prod(shape[1:]) + 1
         return draw_uniforms(batch.seed, batch.epoch, batch.sample, TRAINING_DRAW, count)

@@ -1,4 +1,4 @@
-"""Auto-PGD: gradient steps with momentum, whose length depends on their progress.
+"""Auto-PGD: gradient steps with momentum, whose length is halved if the loss grows too slowly.
 
 Croce and Hein 2020, arXiv 2003.01690, algorithm 1, with alpha 0.75 and rho 0.75.
 """
@@ -34,6 +34,7 @@ class _Search(NamedTuple):
     fooling: Array
     """The last image with a wrong prediction."""
     fooled: Array
+    """Whether there was one, bool."""
     size: Array
     """Length of a step."""
     increases: Array
@@ -65,11 +66,10 @@ def search(
 ) -> tuple[Array, Array]:
     """Return images of the ball, and whether their predictions are wrong, bool (B,).
 
-    An image without a wrong prediction is the one with the largest loss.
+    If the search finds no wrong prediction, the image is the one with the largest loss.
     """
     losses, fooled, gradients = attacked.differentiate(loss, start)
     size = jnp.full(losses.shape, 2.0 * ball.radius, jnp.float32)
-    none = jnp.zeros(losses.shape, jnp.int32)
     first = _Search(
         points=start,
         previous=start,
@@ -81,50 +81,52 @@ def search(
         fooling=start,
         fooled=fooled,
         size=size,
-        increases=none,
+        increases=jnp.zeros(losses.shape, jnp.int32),
         checked_losses=losses,
         was_halved=jnp.ones(losses.shape, bool),
     )
     windows = jnp.asarray(list_windows(steps))
 
-    def move(number: Array, at: _Search) -> _Search:
+    def move(number: Array, state: _Search) -> _Search:
         momentum = jnp.where(number > 0, MOMENTUM, 1.0)
-        stepped = ball.step(at.points, at.gradients, at.size[:, None, None, None])
-        change = momentum * (stepped - at.points) + (1 - momentum) * (at.points - at.previous)
-        points = ball.project(at.points + change)
+        stepped = ball.step(state.points, state.gradients, state.size[:, None, None, None])
+        step = stepped - state.points
+        change = momentum * step + (1 - momentum) * (state.points - state.previous)
+        points = ball.project(state.points + change)
         losses, fooled, gradients = attacked.differentiate(loss, points)
-        is_best = losses > at.best_losses
-        moved = at._replace(
+        is_best = losses > state.best_losses
+        moved = state._replace(
             points=points,
-            previous=at.points,
+            previous=state.points,
             losses=losses,
             gradients=gradients,
-            best=_choose(is_best, points, at.best),
-            best_losses=jnp.where(is_best, losses, at.best_losses),
-            best_gradients=_choose(is_best, gradients, at.best_gradients),
-            fooling=_choose(fooled, points, at.fooling),
-            fooled=at.fooled | fooled,
-            increases=at.increases + (losses > at.losses),
+            best=_choose(is_best, points, state.best),
+            best_losses=jnp.where(is_best, losses, state.best_losses),
+            best_gradients=_choose(is_best, gradients, state.best_gradients),
+            fooling=_choose(fooled, points, state.fooling),
+            fooled=state.fooled | fooled,
+            increases=state.increases + (losses > state.losses),
         )
         window = windows[number]
-        return jax.lax.cond(window > 0, _halve_slow, lambda at, _: at, moved, window)
+        return jax.lax.cond(window > 0, _halve_slow, lambda state, _: state, moved, window)
 
     end = jax.lax.fori_loop(0, steps, move, first)
     return _choose(end.fooled, end.fooling, end.best), end.fooled
 
 
-def _halve_slow(at: _Search, window: Array) -> _Search:
-    """Halve the length of slow searches, and continue them from their best image."""
-    is_slow = at.increases <= PROGRESS * window
-    is_stuck = ~at.was_halved & (at.checked_losses >= at.best_losses)
-    halves = is_slow | is_stuck
-    return at._replace(
-        points=_choose(halves, at.best, at.points),
-        gradients=_choose(halves, at.best_gradients, at.gradients),
-        size=jnp.where(halves, at.size / 2, at.size),
-        increases=jnp.zeros_like(at.increases),
-        checked_losses=at.best_losses,
-        was_halved=halves,
+def _halve_slow(state: _Search, window: Array) -> _Search:
+    """Halve the step of slow searches, and continue them from their best image. `window` is the
+    number of steps since the last checkpoint."""
+    is_slow = state.increases <= PROGRESS * window
+    is_stuck = ~state.was_halved & (state.checked_losses >= state.best_losses)
+    is_halved = is_slow | is_stuck
+    return state._replace(
+        points=_choose(is_halved, state.best, state.points),
+        gradients=_choose(is_halved, state.best_gradients, state.gradients),
+        size=jnp.where(is_halved, state.size / 2, state.size),
+        increases=jnp.zeros_like(state.increases),
+        checked_losses=state.best_losses,
+        was_halved=is_halved,
     )
 
 

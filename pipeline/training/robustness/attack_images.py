@@ -1,4 +1,4 @@
-"""Attacks of an evaluation by their settings: each returns the worst images that it finds."""
+"""Attacks of an evaluation, by their settings."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def attack_images(
     `attack` has a norm and a radius. `key` is the seed, uint32 (2,), and the number of the restart,
     int32 (). Draws are a pure function of `key` and `sample`, int32 (B,).
     """
-    assert attack.norm is not None, "attacks are completed"
-    assert attack.radius is not None, "attacks are completed"
+    assert attack.norm is not None, "complete_attacks sets it"
+    assert attack.radius is not None, "complete_attacks sets it"
     ball = Ball(attack.norm, attack.radius, pixels)
-    seed = key[0]
-    restart = key[1]
+    seed, restart = key
 
     def draw_start() -> Array:
         draws = draw_uniforms(seed, restart, sample, START_DRAW, pixels[0].size)

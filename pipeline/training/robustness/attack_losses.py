@@ -48,7 +48,9 @@ def compute_cross_entropy(logits: Array, labels: Array) -> Array:
 
 
 def compute_margin(logits: Array, labels: Array) -> Array:
-    """Return the largest logit of another class minus the logit of the class."""
+    """Return the largest other logit minus the logit of the class: above 0 for a wrong prediction.
+
+    It is the opposite of `ledger.Readings.margin`."""
     is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
     others = jnp.where(is_label, -jnp.inf, logits).max(axis=-1)
     return others - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
@@ -64,3 +66,4 @@ def compute_logits_ratio(logits: Array, labels: Array) -> Array:
 
 
 LOSSES: Mapping[str, Any] = {"ce": compute_cross_entropy, "dlr": compute_logits_ratio}
+"""Losses by their name in `ApgdAttack.losses`."""

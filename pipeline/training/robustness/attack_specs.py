@@ -14,7 +14,7 @@ Norm = Literal["linf", "l2"]
 Radius = Annotated[float, Field(gt=0, le=1000)]
 """The largest change of an image by an attack. Pixels of the raw image are from 0 to 1."""
 Severity = Annotated[int, Field(ge=1, le=5)]
-APGD_LOSSES = ("ce", "dlr")
+"""1 is the mildest."""
 
 
 class AdversarialSpec(Spec):
@@ -73,13 +73,13 @@ class _BallAttack(Spec):
     """Base of the attacks within a radius."""
 
     norm: Norm | None = None
-    """null: the norm of train.adversarial."""
+    """null: the norm of train.adversarial, linf without that section."""
     radius: Radius | None = None
-    """null: the radius of train.adversarial."""
+    """null: the radius of train.adversarial. Required without that section."""
 
 
 class NoiseAttack(_BallAttack):
-    """A random image within the radius, without gradients: what every attack must beat."""
+    """A random image within the radius, without gradients, which every other attack must beat."""
 
     attack: Literal["noise"]
     steps: ClassVar[int] = 0
@@ -116,8 +116,8 @@ class ApgdAttack(_BallAttack):
 
 
 class SquareAttack(_BallAttack):
-    """Random squares, kept if the margin shrinks, without gradients (Andriushchenko et al. 2020,
-    arXiv 1912.00049)."""
+    """Random squares that lower the logit of the class against the others, without gradients
+    (Andriushchenko et al. 2020, arXiv 1912.00049)."""
 
     attack: Literal["square"]
     steps: Annotated[PositiveInt, Field(le=100_000)] = 1000
@@ -139,10 +139,8 @@ AttackSpec = Annotated[AnyAttack, Field(discriminator="attack")]
 def complete_attacks(
     attacks: Sequence[AnyAttack], trained: AdversarialSpec | None
 ) -> tuple[AnyAttack, ...]:
-    """Return the attacks with norms and radii, by default as in training.
-
-    Raises ValueError, which begins with the position and the key, for a missing or wrong one.
-    """
+    """Return the attacks with norms and radii, by default as in training. Raises ValueError, which
+    begins with the position and the key, for a missing or wrong one."""
     completed: list[AnyAttack] = []
     for position, attack in enumerate(attacks):
         if isinstance(attack, CorruptionAttack):

@@ -16,6 +16,7 @@ from pipeline.training.robustness.attack_specs import Norm
 Objective = Callable[[Array], Array]
 """(pixels (B, H, W, C)) -> what the attack maximizes, float32 (B,)."""
 TINY = 1e-12
+"""Bound of divisors that may be 0."""
 ATTACK_OP = (1 << 30) + 2
 """First op number in the keys of an attack's draws. No map op has such a number."""
 

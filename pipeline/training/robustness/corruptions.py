@@ -23,7 +23,7 @@ from pipeline.training.robustness.ball import draw_uniforms, to_normals
 FIRST_DRAW = 3
 """Number of the draws of the first corruption."""
 Corruption = Callable[[Array, Array, Any], Array]
-"""(pixels, uniform numbers like the pixels, number of the severity) -> pixels."""
+"""(pixels, uniform numbers like the pixels, parameter of the severity) -> pixels."""
 
 
 def _add_noise(pixels: Array, draws: Array, deviation: float) -> Array:
@@ -76,7 +76,7 @@ def _shift(pixels: Array, _: Array, share: float) -> Array:
 
 
 def _apply_op(op: Op, pixels: Array) -> Array:
-    """Apply a map op of bytes, whose ranges have one value."""
+    """Apply a map op of bytes. Its ranges have one value each, so that draws don't matter."""
     levels = jnp.rint(pixels * 255).astype(jnp.uint8)
     changed = op(jnp, levels, jnp.zeros((len(levels), op.draws), jnp.float32))
     return changed.astype(jnp.float32) / 255  # type: ignore[no-any-return]
@@ -92,7 +92,7 @@ CORRUPTIONS: Mapping[str, tuple[Corruption, Sequence[float]]] = {
     "rotate": (_rotate, (6.0, 12.0, 18.0, 24.0, 30.0)),
     "shift": (_shift, (0.04, 0.07, 0.1, 0.13, 0.16)),
 }
-"""The corruptions by name, and the number of each severity."""
+"""The corruptions by name, and their parameter at each severity."""
 
 
 def corrupt(name: str, severity: int, pixels: Array, seed: Array, sample: Array) -> Array:

@@ -56,8 +56,8 @@ def find_pixel_scale(ops: Sequence[MapOp], white: float) -> PixelScale:
     """
     factor = np.array([white])
     shift = np.zeros(1)
-    for position, listed in enumerate(ops):
-        op = listed.op if isinstance(listed, WrappedOp) else listed
+    for position, entry in enumerate(ops):
+        op = entry.op if isinstance(entry, WrappedOp) else entry
         if "image" not in op.columns:
             continue
         if isinstance(op, Rescale):

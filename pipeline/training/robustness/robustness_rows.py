@@ -17,8 +17,8 @@ WEAKER_ATTACKS = {
     "fgsm": "a single step beats many steps",
     "noise": "random noise beats steps along gradients",
 }
-"""Attacks that fool less than these, unless gradients mislead, and what it is called if they don't.
-"""
+"""Attacks that fool fewer images than `WHITE_BOX`, unless gradients mislead. The text names the
+opposite case."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class AttackRow:
     confidence: float | None
     """Mean probability of the predicted class of fooling images; None without any."""
     mean_l2: float | None
-    """Mean change of these images."""
+    """Mean norm of the changes of these images."""
     mean_linf: float | None
 
     def __str__(self) -> str:

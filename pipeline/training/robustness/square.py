@@ -1,4 +1,4 @@
-"""The Square attack: random squares of the radius, kept if the margin of the class shrinks.
+"""The Square attack: random squares of the radius, which stay if `compute_margin` grows.
 
 Andriushchenko et al. 2020, arXiv 1912.00049, algorithm 2, for linf. It reads no gradients.
 """
@@ -49,19 +49,19 @@ def search_squares(
         points, margins = carry
         side = sides[number]
         draws = draw_uniforms(seed, number, sample, SQUARES_DRAW, 2 + channels)
-        free = jnp.array([height, width]) - side + 1
-        first = jnp.floor(draws[:, :2] * free).astype(jnp.int32)
+        num_places = jnp.array([height, width]) - side + 1
+        first = jnp.floor(draws[:, :2] * num_places).astype(jnp.int32)
         row = rows - first[:, 0, None, None, None]
         column = columns - first[:, 1, None, None, None]
         is_inside = (row >= 0) & (row < side) & (column >= 0) & (column < side)
         sign = jnp.where(draws[:, 2:] < 0.5, -1.0, 1.0)[:, None, None, :]
         painted = ball.project(jnp.where(is_inside, ball.images + ball.radius * sign, points))
         new_margins = compute_margin(attacked.predict(painted), attacked.labels)
-        # A wrong prediction is kept.
+        # An image with a wrong prediction doesn't change any more.
         is_better = (new_margins > margins) & (margins <= 0)
-        kept = jnp.where(is_better[:, None, None, None], painted, points)
-        return kept, jnp.where(is_better, new_margins, margins)
+        points = jnp.where(is_better[:, None, None, None], painted, points)
+        return points, jnp.where(is_better, new_margins, margins)
 
     margins = compute_margin(attacked.predict(start), attacked.labels)
-    end, margins = jax.lax.fori_loop(0, steps, paint, (start, margins))
+    end, _ = jax.lax.fori_loop(0, steps, paint, (start, margins))
     return end, attacked.is_fooled(end)

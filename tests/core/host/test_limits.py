@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.host import limits
-from pipeline.core.host.limits import Limits, find_memory_at_hand, read_limits
+from pipeline.core.host.limits import Limits, find_usable_bytes, read_limits
 
 
 def test_limits_match_this_process() -> None:
@@ -116,11 +116,11 @@ def test_memory_at_hand_is_the_least_of_all_limits(monkeypatch: pytest.MonkeyPat
 
     terabyte = 10**12
     limit(5000, None)
-    assert find_memory_at_hand() == find_memory_at_hand(terabyte) == 5000
+    assert find_usable_bytes() == find_usable_bytes(terabyte) == 5000
     limit(terabyte, 1)
-    assert find_memory_at_hand() == 0
+    assert find_usable_bytes() == 0
     limit(terabyte, terabyte // 2)
-    assert 0 < find_memory_at_hand() < terabyte // 2
-    resident_bytes = terabyte - find_memory_at_hand(terabyte // 4) - 3 * terabyte // 4
+    assert 0 < find_usable_bytes() < terabyte // 2
+    resident_bytes = terabyte - find_usable_bytes(terabyte // 4) - 3 * terabyte // 4
     assert 10**6 < resident_bytes < 10**11
-    assert find_memory_at_hand(1) == 0
+    assert find_usable_bytes(1) == 0

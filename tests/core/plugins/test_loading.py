@@ -17,10 +17,10 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.plugins.loading import (
     VARIABLE,
     Plugin,
+    export_plugins,
     find_object,
     list_loaded_plugins,
     load_named,
-    name_for_all,
     suggest_missing_flag,
     take_flags,
     to_flags,
@@ -51,7 +51,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 def load(*files: Path | str) -> list[Plugin]:
-    name_for_all([str(file) for file in files])
+    export_plugins([str(file) for file in files])
     return list(load_named())
 
 
@@ -129,7 +129,7 @@ def test_plugin_variable_has_absolute_path(
 ) -> None:
     file = write("x = 1\n")
     monkeypatch.chdir(tmp_path)
-    name_for_all([file.name])
+    export_plugins([file.name])
     assert os.environ[VARIABLE] == str(file)
 
 

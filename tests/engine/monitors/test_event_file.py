@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from pipeline.engine.monitors.event_file import VERSION, EventFile, masked_crc, scalar_records
+from pipeline.engine.monitors.event_file import VERSION, EventFile, encode_scalars, masked_crc
 
 
 def by_protobuf(
@@ -48,17 +48,17 @@ def test_records_equal_protobuf_records(
     row = st.lists(float32, min_size=len(tags), max_size=len(tags))
     values = np.array([data.draw(row) for _ in steps], np.float32)
     columns = tags, np.array(steps), np.linspace(1.5e9, 2e9, len(steps)), values
-    assert scalar_records(*columns) == by_protobuf(*columns)
+    assert encode_scalars(*columns) == by_protobuf(*columns)
 
 
 def test_zero_steps_write_no_records() -> None:
-    assert scalar_records(["a"], np.zeros(0, int), np.zeros(0), np.zeros((0, 1))) == b""
+    assert encode_scalars(["a"], np.zeros(0, int), np.zeros(0), np.zeros((0, 1))) == b""
 
 
 def test_non_finite_numbers_are_stored() -> None:
     values = np.array([[np.nan], [np.inf], [-np.inf]], np.float32)
     columns = ["loss"], np.arange(1, 4), np.ones(3), values
-    assert scalar_records(*columns) == by_protobuf(*columns)
+    assert encode_scalars(*columns) == by_protobuf(*columns)
 
 
 @given(st.binary(max_size=60))

@@ -10,7 +10,12 @@ from rich.console import Console
 
 from pipeline.config.recipe import LogLevel
 from pipeline.core.reporter import Reporter
-from pipeline.engine.monitors.log_levels import LEVELS, LogSettings, log_by_level, log_settings
+from pipeline.engine.monitors.log_levels import (
+    LEVELS,
+    LogSettings,
+    choose_log_settings,
+    log_by_level,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +35,7 @@ from pipeline.engine.monitors.log_levels import LEVELS, LogSettings, log_by_leve
 def test_recipe_takes_precedence_over_the_environment(
     chosen: LogLevel | None, environment: dict[str, str], expected: LogSettings
 ) -> None:
-    assert log_settings(chosen, environment) == expected
+    assert choose_log_settings(chosen, environment) == expected
 
 
 def test_every_level_can_be_set_by_a_recipe() -> None:
@@ -39,11 +44,11 @@ def test_every_level_can_be_set_by_a_recipe() -> None:
 
 @pytest.mark.parametrize("value", ["", "5", "-1", "INFO", "1\x1b"])
 def test_invalid_variable_is_reported(value: str) -> None:
-    settings = log_settings(None, {"GLOG_v": value})
+    settings = choose_log_settings(None, {"GLOG_v": value})
     assert settings.level == "warning"
     assert settings.problem.startswith("GLOG_v = ")
     assert settings.problem.endswith("must be 0 (debug), 1 (info), 2 (warning), 3 or 4")
-    other = log_settings(None, {"GLOG_logtostderr": value}) if value != "1" else settings
+    other = choose_log_settings(None, {"GLOG_logtostderr": value}) if value != "1" else settings
     assert "\x1b" not in other.problem
 
 

@@ -9,21 +9,20 @@ const brushes = new Map();
 let sorting = { column: data.sort, down: data.down };
 let shown = data.runs;
 
-/* Marks are made by these two functions alone, so that no text of a run is read as markup. */
+/* Only these two functions make elements, so that no text of a run is read as markup. */
 function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  return filled(made, attributes, children);
+  return fill(document.createElement(name), attributes, children);
 }
 function mark(name, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
-function filled(made, attributes, children) {
+function fill(node, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else made.setAttribute(key, value);
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value);
   }
-  made.append(...children.filter((child) => child !== null));
-  return made;
+  node.append(...children.filter((child) => child !== null));
+  return node;
 }
 
 function words(value) {
@@ -44,20 +43,21 @@ function valueOf(run, column) {
 /* Filter: words that the name or a value holds, and conditions such as lr>0.01 or status=done. */
 const RULES = [[">=", (a, b) => a >= b], ["<=", (a, b) => a <= b], ["!=", (a, b) => a !== b],
   [">", (a, b) => a > b], ["<", (a, b) => a < b], ["=", (a, b) => a === b]];
-function condition(word) {
+/* Returns whether a run fits a word, as a function; null for a condition on an unknown column. */
+function parseCondition(word) {
   for (const [sign, holds] of RULES) {
     const at = word.indexOf(sign);
     if (at < 1) continue;
-    const name = word.slice(0, at), wanted = word.slice(at + sign.length);
-    const column = ["run", "status", ...data.columns].find((one) => one === name) ??
-      data.columns.find((one) => one.endsWith("." + name));
+    const name = word.slice(0, at), text = word.slice(at + sign.length);
+    const column = ["run", "status", ...data.columns].find((key) => key === name) ??
+      data.columns.find((key) => key.endsWith("." + name));
     if (column === undefined) return null;
-    const number = wanted === "" ? NaN : Number(wanted);
+    const number = text === "" ? NaN : Number(text);
     return (run) => {
       const value = valueOf(run, column);
       if (value === undefined || value === null) return false;
       if (typeof value === "number") return holds(value, number);
-      return holds(String(value), wanted);
+      return holds(String(value), text);
     };
   }
   return (run) => run.search.includes(word.toLowerCase());
@@ -66,19 +66,19 @@ for (const run of data.runs)
   run.search = [run.name, run.status, ...run.values.map((v) => (v === null ? "" : String(v)))]
     .join(" ").toLowerCase();
 
-function compared(one, other) {
-  const none = (value) => value === undefined || value === null;
-  if (none(one) || none(other)) return none(one) - none(other) || 0;
-  const order = typeof one === "number" && typeof other === "number" ? one - other
-    : String(one).localeCompare(String(other), "en", { numeric: true });
+function compare(first, second) {
+  const isMissing = (value) => value === undefined || value === null;
+  if (isMissing(first) || isMissing(second)) return isMissing(first) - isMissing(second);
+  const order = typeof first === "number" && typeof second === "number" ? first - second
+    : String(first).localeCompare(String(second), "en", { numeric: true });
   return sorting.down ? -order : order;
 }
 
 function refresh() {
-  const wordsGiven = byId("filter").value.trim().split(/\s+/).filter(Boolean);
-  const rules = wordsGiven.map(condition);
+  const filterWords = byId("filter").value.trim().split(/\s+/).filter(Boolean);
+  const rules = filterWords.map(parseCondition);
   byId("unknown").textContent = rules.includes(null)
-    ? `no column of this name: ${wordsGiven[rules.indexOf(null)]}` : "";
+    ? `no column of this name: ${filterWords[rules.indexOf(null)]}` : "";
   shown = data.runs.filter((run) => rules.every((rule) => rule === null || rule(run)));
   const inBrush = shown.filter((run) => [...brushes].every(([column, range]) => {
     const value = place(axisOf(column), valueOf(run, column));
@@ -92,7 +92,7 @@ function refresh() {
 
 function drawTable(runs) {
   const by = sorting.column;
-  const rows = [...runs].sort((a, b) => compared(valueOf(a, by), valueOf(b, by)));
+  const rows = [...runs].sort((a, b) => compare(valueOf(a, by), valueOf(b, by)));
   const heads = ["run", "status", ...data.columns].map((column) => {
     const arrow = sorting.column === column ? (sorting.down ? " ↓" : " ↑") : "";
     const sort = () => {
@@ -119,11 +119,11 @@ function drawTable(runs) {
   byId("count").textContent = `${rows.length} of ${data.runs.length} runs`;
 }
 
-/* The last two words of a key; whole where two columns would have the same. */
+/* The last two words of a key; the whole key if two columns have the same two words. */
 const SHORT = new Map(data.columns.map((column) => [column, column.split(".").slice(-2).join(".")]));
 function short(column) {
   const name = SHORT.get(column);
-  return name === undefined || [...SHORT.values()].filter((one) => one === name).length > 1
+  return name === undefined || [...SHORT.values()].filter((other) => other === name).length > 1
     ? column : name;
 }
 
@@ -137,29 +137,29 @@ function pick(run) {
 
 function ticks(low, high, most = 5) {
   const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((nice) => nice * power).find((one) => one >= rough * 0.999);
-  const found = [];
+  const step = [1, 2, 5, 10].map((nice) => nice * power).find((size) => size >= rough * 0.999);
+  const values = [];
   // Counted: adding 1 to a number above 2^53 changes nothing.
   const first = Math.ceil(low / step - 1e-9), count = Math.floor(high / step + 1e-9) - first;
   for (let i = 0; i <= Math.min(count, 2 * most); i++)
-    found.push(Number(((first + i) * step).toPrecision(12)));
-  return found;
+    values.push(Number(((first + i) * step).toPrecision(12)));
+  return values;
 }
 
-/* Marks of a logarithmic axis from 10^low to 10^high: powers of ten, or between them where few fit. */
+/* Marks of a logarithmic axis from 10^low to 10^high: powers of ten, and values between them if few fit. */
 function powers(low, high) {
   if (high - low >= 2)
     return ticks(Math.ceil(low), Math.floor(high)).filter(Number.isInteger).map((power) => 10 ** power);
-  if (high - low < 1) return ticks(10 ** low, 10 ** high).filter((one) => one > 0);
-  const found = [];
-  for (let power = Math.floor(low); power <= high; power++) found.push(...[1, 2, 5].map((nice) => nice * 10 ** power));
-  return found.filter((one) => Math.log10(one) >= low - 1e-9 && Math.log10(one) <= high + 1e-9);
+  if (high - low < 1) return ticks(10 ** low, 10 ** high).filter((value) => value > 0);
+  const values = [];
+  for (let power = Math.floor(low); power <= high; power++) values.push(...[1, 2, 5].map((nice) => nice * 10 ** power));
+  return values.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9);
 }
 
 /* Drawings are as wide as the page leaves room, so that their text has its size on any screen. */
 function room(where) { return Math.max(280, byId(where).clientWidth); }
 
-/* A drawing with its axes; returns the SVG and the functions from values to places. */
+/* Draws axes; returns the SVG and the functions from values to pixels. */
 function frame(where, xs, ys, { logX = false, logY = false, label }) {
   const width = room(where), height = width < 640 ? 280 : 360;
   const [left, right, top, bottom] = [64, 16, 14, 34];
@@ -173,12 +173,12 @@ function frame(where, xs, ys, { logX = false, logY = false, label }) {
   const [x, xMarks] = scale(xs, logX, left, width - right);
   const [y, yMarks] = scale(ys, logY, height - bottom, top);
   const svg = mark("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  for (const one of yMarks) svg.append(
-    mark("line", { class: "rule", x1: left, x2: width - right, y1: y(one), y2: y(one) }),
-    mark("text", { x: left - 8, y: y(one) + 4, "text-anchor": "end" }, words(one)));
-  for (const one of xMarks) svg.append(
-    mark("line", { class: "axis", x1: x(one), x2: x(one), y1: height - bottom, y2: height - bottom + 4 }),
-    mark("text", { x: x(one), y: height - 12, "text-anchor": "middle" }, words(one)));
+  for (const value of yMarks) svg.append(
+    mark("line", { class: "rule", x1: left, x2: width - right, y1: y(value), y2: y(value) }),
+    mark("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, words(value)));
+  for (const value of xMarks) svg.append(
+    mark("line", { class: "axis", x1: x(value), x2: x(value), y1: height - bottom, y2: height - bottom + 4 }),
+    mark("text", { x: x(value), y: height - 12, "text-anchor": "middle" }, words(value)));
   return { svg, x, y };
 }
 
@@ -194,27 +194,27 @@ function drawCurves() {
     empty("curves", picked.size ? `none of the picked runs has ${name}` : "Tick runs in the table to lay their curves over each other.");
     return;
   }
-  const kept = ([, , curve]) => curve[0].map((step, i) => [step, curve[1][i]])
+  const listPoints = ([, , curve]) => curve[0].map((step, i) => [step, curve[1][i]])
     .filter(([, value]) => !logY || value > 0);
-  const points = drawn.flatMap(kept);
+  const points = drawn.flatMap(listPoints);
   if (points.length === 0) { empty("curves", "no value above zero to draw by its logarithm"); return; }
   const { svg, x, y } = frame("curves", points.map((p) => p[0]), points.map((p) => p[1]),
     { logY, label: `${name} by step` });
-  for (const one of drawn) {
-    const [run, colour] = one;
-    const path = kept(one).map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`);
+  for (const entry of drawn) {
+    const [run, colour] = entry;
+    const path = listPoints(entry).map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`);
     svg.append(mark("polyline", { points: path.join(" "), fill: "none", stroke: colour,
       "stroke-width": 1.8 }, mark("title", {}, run.name)));
     if (path.length < 2) svg.append(mark("circle", { cx: path[0]?.split(",")[0] ?? 0,
       cy: path[0]?.split(",")[1] ?? 0, r: 3.5, fill: colour }));
-    const last = kept(one).at(-1);
+    const last = listPoints(entry).at(-1);
     legend.append(element("li", {}, element("i", { style: `background:${colour}` }),
       `${run.name}: ${last ? words(last[1]) : ""}`));
   }
   byId("curves").replaceChildren(svg);
 }
 
-/* An axis has numbers, by their logarithm where they are wide apart, or choices. */
+/* An axis has numbers, on a logarithmic scale if `data.log` has the column, or choices. */
 const axes = new Map();
 function axisOf(column) {
   if (!axes.has(column)) {
@@ -247,19 +247,19 @@ function drawAxes(inBrush) {
     "aria-label": "keys and metrics of each run, one line a run" });
   const x = (i) => side + i * (width - 2 * side) / (columns.length - 1);
   const y = (part) => height - bottom - part * (height - top - bottom);
-  const kept = new Set(inBrush);
+  const brushed = new Set(inBrush);
   const metric = columns.at(-1), axis = axisOf(metric);
   const lines = mark("g", { fill: "none" });
-  for (const run of [...shown].sort((a, b) => kept.has(a) - kept.has(b))) {
+  for (const run of [...shown].sort((a, b) => brushed.has(a) - brushed.has(b))) {
     const places = columns.map((column, i) => {
       const part = place(axisOf(column), valueOf(run, column));
       return part === null ? null : `${x(i).toFixed(1)},${y(part).toFixed(1)}`;
-    }).filter((one) => one !== null);
+    }).filter((point) => point !== null);
     const good = place(axis, valueOf(run, metric)) ?? (data.down ? 0 : 1);
     const share = Math.round(100 * (data.down ? good : 1 - good));
     lines.append(mark("polyline", { points: places.join(" "),
-      stroke: kept.has(run) ? picked.get(run) ?? `color-mix(in oklab, var(--blue) ${share}%, var(--amber))` : "var(--rule)",
-      "stroke-width": picked.has(run) ? 2.4 : 1, opacity: kept.has(run) ? 0.7 : 0.35 },
+      stroke: brushed.has(run) ? picked.get(run) ?? `color-mix(in oklab, var(--blue) ${share}%, var(--amber))` : "var(--rule)",
+      "stroke-width": picked.has(run) ? 2.4 : 1, opacity: brushed.has(run) ? 0.7 : 0.35 },
     mark("title", {}, run.name)));
   }
   svg.append(lines);

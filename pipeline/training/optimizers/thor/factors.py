@@ -29,8 +29,8 @@ from pipeline.models.modules.layout import shape_nhwc, to_nhwc
 from pipeline.training.optimizers.thor.inverses import invert_stacks
 
 ROWS_LIMIT_BYTES = 8 << 20
-"""The most bytes of rows at once. Patches are several times as large as their images, and a product
-within the cache is faster."""
+"""Most bytes of the rows of a chunk. Patches are several times as large as their images, and a
+product within the cache is faster."""
 
 
 class Blocks(NamedTuple):
@@ -102,8 +102,8 @@ def precondition(gradient: Array, inverses: Factors, positions: Array) -> Array:
     rows = row_blocks * height
     padding = [(0, rows - matrix.shape[0]), (0, column_blocks * width - matrix.shape[1])]
     padded = jnp.pad(matrix, padding).reshape(row_blocks, height, -1)
-    left = (inverses.inputs @ padded).reshape(-1, column_blocks, width).swapaxes(0, 1)
-    product = (left @ inverses.outputs).swapaxes(0, 1).reshape(rows, -1) / positions
+    columns = (inverses.inputs @ padded).reshape(-1, column_blocks, width).swapaxes(0, 1)
+    product = (columns @ inverses.outputs).swapaxes(0, 1).reshape(rows, -1) / positions
     return product[: matrix.shape[0], : matrix.shape[1]].reshape(gradient.shape)
 
 
@@ -129,11 +129,13 @@ def _choose_chunk_size(samples: Array, window: ConvWindow | None) -> int:
     """Return the largest divisor of the batch size whose rows fit into the limit, at least 1."""
     batch, *_ = samples.shape
     rows = jax.eval_shape(functools.partial(_list_rows, window=window), samples)
-    max_size = max(1, ROWS_LIMIT_BYTES * batch // (4 * rows.size))
+    batch_bytes = 4 * rows.size  # As float32.
+    max_size = max(1, ROWS_LIMIT_BYTES * batch // batch_bytes)
     return next(size for size in range(min(batch, max_size), 0, -1) if batch % size == 0)
 
 
 def _sum_row_products(samples: Array, window: ConvWindow | None, split_dim: int) -> Array:
+    """Return the blocks of the sum of r r' over the rows r of some samples."""
     rows = _list_rows(samples, window)
     blocks = make_blocks(rows.shape[1], split_dim)
     padded = jnp.pad(rows, [(0, 0), (0, blocks.number * blocks.size - rows.shape[1])])

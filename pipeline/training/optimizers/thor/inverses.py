@@ -50,8 +50,8 @@ def invert_by_elimination(matrices: Array) -> Array:
 def _eliminate(matrix: Array) -> Array:
     """Return the inverse of a matrix M (n, n), from its factors M = L D L'.
 
-    Elimination below the diagonal transforms M into D L', and the identity into the inverse of L. D
-    L' is upper and the inverse of L lower triangular, so one matrix holds both.
+    Elimination below the diagonal transforms M into D L', and the identity into the inverse of L.
+    The first is upper and the second lower triangular, so one matrix holds both.
     """
     rows = jnp.arange(matrix.shape[0])
 
