@@ -146,9 +146,7 @@ def _find_default(tree: Tree, path: TreePath) -> Any:
         )
         return find_value(most_similar, path[len(section) :], _NOTHING)
     return find_value(
-        {**_read_config_file("config"), "train": _read_config_file("train/default")},
-        path,
-        _NOTHING,
+        {**_read_config_file("config"), "train": _read_config_file("train/default")}, path, _NOTHING
     )
 
 

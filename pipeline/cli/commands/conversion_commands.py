@@ -8,13 +8,7 @@ from typing import Any
 import click
 
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option, flag
-from pipeline.cli.commands.parameters import (
-    FilePath,
-    OneOf,
-    WholeNumber,
-    overrides,
-    path_argument,
-)
+from pipeline.cli.commands.parameters import FilePath, OneOf, WholeNumber, overrides, path_argument
 from pipeline.core.errors import UsageError
 
 MAX_SIZE = 999_999_999

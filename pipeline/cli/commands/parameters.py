@@ -172,11 +172,7 @@ def overrides(
 ) -> Argument:
     """Return the argument of a recipe, the only argument that is typed as KEY=VALUE."""
     return Argument(
-        "overrides",
-        nargs=-1,
-        type=Override(may_be_run=may_be_run),
-        metavar=metavar,
-        text=text,
+        "overrides", nargs=-1, type=Override(may_be_run=may_be_run), metavar=metavar, text=text
     )
 
 

@@ -50,10 +50,7 @@ RECIPE_COMMANDS = (
         its parts, the slowest of which are timed.""",
         [
             overrides(),
-            flag(
-                "--check",
-                text="Also run some steps, and print the error of the forecast.",
-            ),
+            flag("--check", text="Also run some steps, and print the error of the forecast."),
         ],
         example="forecast +recipe=lenet5_digits --check",
     ),
@@ -178,9 +175,7 @@ RECIPE_COMMANDS = (
         study that continues them.""",
         [
             path_argument(
-                "folder",
-                "Earlier runs, of which those of the same recipe count.",
-                is_folder=True,
+                "folder", "Earlier runs, of which those of the same recipe count.", is_folder=True
             ),
             overrides(
                 "+recipe=NAME KEY=RANGE ...",
@@ -209,9 +204,7 @@ RECIPE_COMMANDS = (
         [
             path_argument("file", "A CSV file, or one that ends in .parquet."),
             Option(
-                "--delimiter",
-                was="delimiter",
-                help="Character between values (default: detected).",
+                "--delimiter", was="delimiter", help="Character between values (default: detected)."
             ),
             Option("--decimal", was="decimal", help="Decimal separator."),
             Option("--encoding", was="encoding", help="Encoding of the text."),

@@ -76,11 +76,7 @@ class Reproducer:
 
 
 def write_reproducer(
-    run_dir: Path,
-    step_config: StepConfig,
-    state: TrainState,
-    batch: Batch,
-    autopsy: Autopsy,
+    run_dir: Path, step_config: StepConfig, state: TrainState, batch: Batch, autopsy: Autopsy
 ) -> Path:
     """Write the folder into a run directory and return its path. Raises OSError and RunError."""
     folder = run_dir / REPRODUCER

@@ -60,11 +60,7 @@ class LayerObserver:
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
     def __call__(
-        self,
-        layer: LayerSpec,
-        compute: Callable[[Array], Array],
-        x: Array,
-        context: LayerContext,
+        self, layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
     ) -> Array:
         path = "/".join(context.path)
         # From the second application of a layer on, the path has a number.
