@@ -19,6 +19,7 @@ from pipeline.data.tables.raw_table import Numbers, RawTable
 from pipeline.data.tables.table_targets import find_text_among_numbers
 
 MAX_VALUES = 4
+"""Number of a category's most frequent values that are printed."""
 
 
 def main(
@@ -29,7 +30,7 @@ def main(
     decimal: str | None = None,
     encoding: str | None = None,
 ) -> CommandResult:
-    """Print a line for each column of a table. Options that are None have dataset=csv's defaults.
+    """Print a line for each column of a table. None stands for the default of dataset=csv.
 
     Raises UsageError for a value that dataset=csv doesn't accept, and DataError if the file can't
     be read.
@@ -62,7 +63,7 @@ def main(
 
 
 def _describe_column(table: RawTable, name: str) -> str:
-    """Return the kind of a column, its range or most frequent values, and its missing count."""
+    """Return a line of a column's kind, range or most frequent values, and missing values."""
     column = table.columns[name]
     if isinstance(column, Numbers):
         present = column.values[~np.isnan(column.values)]

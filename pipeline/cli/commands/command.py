@@ -30,9 +30,8 @@ SETTINGS = {
     "max_content_width": HELP_WIDTH,
 }
 
-
 STOPPED = '{"status": "stopped"}'
-"""The facts of a command that was interrupted before it had any."""
+"""The JSON that `--json` prints if the command is interrupted before it has a result."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class CommandResult:
 
 
 class Option(click.Option):
-    """An option. `was` is the key that it replaces, such as `to` of `to=onnx`.
+    """An option, and `was`, its name before it was an option, such as `to` of `to=onnx`.
 
-    `param` names its parameter in Python; None derives the parameter from the option's name.
+    `param` is the name of its parameter in Python; None: the option's name.
     """
 
     def __init__(
@@ -83,16 +82,15 @@ class Argument(click.Argument):
 
 
 class LazyCommand(click.Command):
-    """A command, which calls `main` of `pipeline.cli.MODULE` with the values of its parameters.
+    """A command, which calls `main` of a module of `pipeline.cli` with its parameters.
 
-    The module has the words of the command, in the package `folder`.
-
-    If `main` returns a CommandResult, `--json` prints the facts on stdout, and the text on stderr;
-    STOPPED if it is interrupted before.
-    A command that prints JSON itself declares `--json` among its parameters.
+    If `main` returns a CommandResult, the command has the option `--json`, which prints the facts
+    on stdout and the text on stderr, or STOPPED if the command is interrupted. A command that
+    prints JSON itself declares `--json` among its parameters.
     """
 
     folder: ClassVar[str] = ""
+    """Package of the module below `pipeline.cli`, with a dot at its end."""
 
     def __init__(
         self,
@@ -104,9 +102,10 @@ class LazyCommand(click.Command):
         example: str,
         prints_facts: bool = True,
     ) -> None:
-        """Declare a command. `words` is its name on the command line, such as `convert model`.
+        """Declare a command. `words` is its name on the command line, and that of its module.
 
-        `prints_facts` is whether `main` returns a CommandResult.
+        `convert model` is in `convert/model.py`. `summary` is its line in the list of commands,
+        `text` its help. `prints_facts` is whether `main` returns a CommandResult.
         """
         declares_json = any(param.name == "as_json" for param in params)
         self.collects_facts = prints_facts and not declares_json
@@ -138,6 +137,7 @@ class LazyCommand(click.Command):
             # click doesn't set the context of errors in options.
             error.ctx = error.ctx or ctx
             accepts_keys = any(param.name == "overrides" for param in self.params)
+            # A key in place of an option is a better reason than click's.
             self._refuse_keys(all_args, refuses_all=not accepts_keys)
             raise
         except UsageError:
@@ -150,7 +150,10 @@ class LazyCommand(click.Command):
         return unparsed
 
     def _refuse_keys(self, words: Iterable[str], *, refuses_all: bool) -> None:
-        """Raise UsageError for a word KEY=VALUE whose key is an option, or any if `refuses_all`."""
+        """Raise UsageError for a word KEY=VALUE whose key is now an option.
+
+        With `refuses_all`, any KEY=VALUE is refused, since the command has no recipe.
+        """
         options = [param for param in self.params if isinstance(param, Option)]
         option_by_key = {option.was: option for option in options}
         pairs = [word for word in words if "=" in word and not os.path.exists(word)]
@@ -170,6 +173,7 @@ class LazyCommand(click.Command):
         is_quiet = values.pop("quiet")
         prints_facts = self.collects_facts and values.pop("as_json")
         if prints_facts:
+            # An interruption during imports ends the process, so it has to print the JSON.
             interrupt_command(f"{STOPPED}\n")
         main = import_module(f"pipeline.cli.{self.module}").main
         try:
@@ -192,7 +196,7 @@ class LazyCommand(click.Command):
         return result.exit_status if isinstance(result, CommandResult) else int(result)
 
     def describe_params(self, ctx: click.Context) -> str:
-        """Return the arguments and options in one sentence."""
+        """Return a sentence such as `export takes RUN_DIR ... FOLDER and --to, --int8`."""
         words = [param.make_metavar(ctx) for param in self.params if _is_argument(param)]
         options = [param.opts[0] for param in self.params if not _is_argument(param)]
         return f"{self.words} takes {' '.join(words)}{' and ' * bool(words)}{', '.join(options)}"
@@ -227,8 +231,9 @@ class ComparingCommand(LazyCommand):
     """A command about two recipes: the overrides after `--` become the parameter `other`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, except overrides after `--`; options may be among these.
+        """Parse the arguments before `--` and the options after it, and store the overrides there.
 
+        All words between `--` and the next option are overrides, so that wrong ones are reported.
         Raises UsageError for a second `--`.
         """
         words = list(args)
@@ -317,7 +322,7 @@ def call(command: click.Command, args: Sequence[str]) -> int:
 
 
 def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return the wrong arguments of an error of click, and the broken rule."""
+    """Return the wrong arguments, and the rule that they break."""
     sentence = error.message[:1].lower() + error.message[1:].rstrip(".")
     context = error.ctx
     if context is None:
@@ -356,4 +361,6 @@ def _is_argument(param: click.Parameter) -> bool:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     """Return the values of an argument; empty if it wasn't typed."""
-    return value if isinstance(value, tuple) else () if value is None else (value,)
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)

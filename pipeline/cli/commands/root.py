@@ -36,7 +36,7 @@ HYDRA_FLAGS = (
     ("--hydra-help",),
 )
 WITHOUT_VALUE = ("--multirun", "--run", "--resolve", "--hydra-help")
-"""Flags of Hydra that no value follows."""
+"""Flags of Hydra that take no value."""
 
 COMPLETION = LazyCommand(
     "completion",

@@ -43,7 +43,7 @@ from pipeline.models.weights.files.weight_files import write_weights
 IMAGE = (3, 224, 224)
 """Default shape of a sample: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Initializers of the recipe; the module's weights replace their values."""
+"""Initializers, which a network needs; the module's weights replace their values."""
 TOLERANCE = 1e-4
 """Largest difference from the reference's logits, relative to the largest logit."""
 
@@ -116,7 +116,7 @@ def _convert_onnx(
 
 
 def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
-    """Write a graph file, or a recipe of layers, or a recipe that names a graph file."""
+    """Write a graph file if `target` is one, else a recipe of layers, or of a graph beside it."""
     if target.name.endswith(SUFFIX):
         _write_graph(graph, target, reference)
         return
@@ -184,7 +184,7 @@ def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str,
 
 
 def _value_to_yaml(value: Any) -> Any:
-    """Return a value as a recipe has it: a layer by its name, with the fields that it changes."""
+    """Return a value as in a recipe. A layer is its name, or its name and non-default fields."""
     if isinstance(value, tuple):
         return [_value_to_yaml(item) for item in value]
     if not isinstance(value, LayerSpec):

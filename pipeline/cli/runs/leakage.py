@@ -22,8 +22,9 @@ from pipeline.stages.record.run_directory import LEAKAGE
 
 
 def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
-    """Attack the membership of a run's samples, and write leakage.json into its directory.
+    """Guess which samples a run was trained on, and write leakage.json into its directory.
 
+    `samples` members and as many held-out samples are guessed, with `shadows` shadow networks.
     Raises UsageError for too few shadow networks, RecipeError if the samples can't be audited,
     DataError if the run can't be read, RunError if a shadow network diverges.
     """
@@ -45,6 +46,7 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
             bound = PrivacyBound(budget.compute_epsilon(step), budget.spec.delta)
             line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
             reporter.print_stage("privacy", line)
+        # Members come first.
         margins = audit.compute_margins(load_state(opened, run_dir, step, reporter).state)
         rows = rate_scores("loss", margins[:pairs], margins[pairs:], bound)
         if shadows:

@@ -116,7 +116,7 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
         while process.poll() is None:
             if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
                 process.terminate()
-                steps = None
+                steps = None  # terminated once, so that it can save its state
             time.sleep(POLL_S)
     return process.returncode
 
