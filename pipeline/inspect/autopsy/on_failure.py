@@ -84,7 +84,7 @@ def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autops
 
 
 def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy | None:
-    """Return an autopsy without a finding if the compiled step is finite the second time."""
+    """Run a compiled step again; return an autopsy without a finding if it is finite, else None."""
     outcome = executable.run(executable.put(state), step - 1, step, "none")[1]
     if outcome.non_finite_step is not None:
         return None

@@ -107,7 +107,10 @@ def write_reproducer(
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read a reproducer, from its folder or its run's. Raises DataError, RecipeError, RunError."""
+    """Read the reproducer in a folder, or in that of its run.
+
+    Raises DataError, RecipeError and RunError.
+    """
     source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
     if source is None:
         raise DataError(

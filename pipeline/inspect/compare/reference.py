@@ -42,7 +42,10 @@ _NAMES = (
 
 
 def read_reference(folder: Path) -> TensorSide:
-    """List a folder's tensors, without links and pipes. Raises DataError for a wrong name."""
+    """List a folder's tensors, except links and pipes, and read one at a time.
+
+    Raises DataError for a wrong name, two files of a tensor, or no file.
+    """
     paths = [p for p in sorted(folder.rglob("*.npy")) if p.is_file() and not p.is_symlink()]
     if not paths or len(paths) > MAX_FILES:
         problem = f"must hold 1 to {MAX_FILES:,} .npy files of one step, it has {len(paths):,}"
@@ -104,7 +107,7 @@ def _read_order(folder: Path) -> dict[str, int]:
 
 
 def flatten_name(name: str) -> str:
-    """Return a name as it is in a file's name."""
+    """Return an operator's name as file names have it."""
     return name.replace("/", "_").replace(":", ".")
 
 
@@ -213,8 +216,9 @@ def _align(
 ) -> list[tuple[TensorName, TensorName]]:
     """Pair tensors of the same shape, in the orders of both sides, with the largest total score.
 
-    A pair scores 1, plus its cosine similarity if it is positive. So shape and order decide if the
-    values are wrong, and values decide between operators of one shape.
+    This is a longest common subsequence in which a pair scores 1, plus its cosine similarity if it
+    is positive. So shape and order decide if the values are wrong, and values decide between
+    operators of one shape.
     """
     left_names = list(left)
     right_names = list(right)

@@ -35,14 +35,14 @@ from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 ABOUT = "dump.json"
 TENSORS = "tensors.jsonl"
 STATISTICS = ("min", "max", "mean", "std", "norm", "zeros", "not_finite")
-"""Figures of a tensor. `min` to `norm`, the Euclidean norm, are of its finite elements; `zeros` is
-the share of zeros, and `not_finite` the number of elements that are not finite."""
+"""Figures of a tensor. `min`, `max`, `mean`, `std` and the Euclidean `norm` are of its finite
+elements; `zeros` is the share of zeros, and `not_finite` the number of other elements."""
 MODEL_ID = 1
 """Number of the model in CANN's layout; a run has one model."""
 MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 64 << 30
 _DAMAGE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""Errors from parsing an index that is damaged, or that a dump did not write."""
+"""Errors from parsing an index that is damaged or of another origin."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ def write_dump(
                 left_out.append(name)
             elif header.content == "tensors":
                 buffer = io.BytesIO()
+                # ascontiguousarray adds an axis to a scalar.
                 plain = np.ascontiguousarray(array).reshape(array.shape)
                 np.save(buffer, plain, allow_pickle=False)
                 content = buffer.getvalue()

@@ -48,8 +48,7 @@ class NeuronCoverage:
     high: np.ndarray
     """Ends of each neuron's range on training samples, float32 (neurons,)."""
     reached: np.ndarray
-    """bool (neurons, SECTIONS + 2), changed by `add`. The first and the last section are corners.
-    """
+    """bool (neurons, SECTIONS + 2), changed by `add`. The first and last section are corners."""
 
     def add(self, neurons: np.ndarray) -> bool:
         """Add a sample, float32 (neurons,), and return whether it reaches a new section."""
