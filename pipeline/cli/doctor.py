@@ -234,10 +234,7 @@ def outputs(recipe: Recipe) -> Iterator[CheckResult]:
 
 @contextmanager
 def _make_scratch_folder(parent: Path) -> Iterator[Path]:
-    """Make a temporary folder in `parent`, with a `file` that was written and renamed there.
-
-    Afterwards it is removed, with all folders that were missing. Raises OSError.
-    """
+    """Make a temporary folder in `parent` with the file `file`; remove it after the body."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=parent))

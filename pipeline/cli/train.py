@@ -190,10 +190,7 @@ def train_run(
 
 
 def run_sweep(arguments: TrainArguments) -> SweepEnd:
-    """Run the unfinished jobs of a sweep, in an existing directory or a new one.
-
-    Raises RecipeError for a wrong recipe, or if processes that share the jobs have no directory.
-    """
+    """Run the unfinished jobs of a sweep, in an existing directory or a new one."""
     flags = arguments.flags
     overrides = arguments.overrides
     changed = value_of(overrides, RESUME_CHANGED)

@@ -37,11 +37,8 @@ def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
 
     If `length_replaced`, by the command line, the run may end within its warmup.
     """
-    problems: list[str] = []
-    for check in CHECKS:
-        if not (length_replaced and check is check_warmup_length):
-            problems += check(recipe)
-    return problems
+    skipped = check_warmup_length if length_replaced else None
+    return [problem for check in CHECKS if check is not skipped for problem in check(recipe)]
 
 
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:

@@ -41,14 +41,11 @@ UNCOMPOSABLE = (
     AssertionError,
 )
 """Errors that Hydra raises for overrides that it can't compose."""
-
 MAX_ROUNDS = 10
 """At most this many attempts to compose a recipe. Each omits the overrides that earlier attempts
 have reported, to find other problems."""
-
 SEVERAL_VALUES = "Ambiguous value for argument"
 """Beginning of Hydra's message for `key=1,2`."""
-
 _KEY_ERROR = re.compile(
     r"Could not override '|An item is already at '|Could not delete from config"
 )
@@ -228,10 +225,7 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
 
 
 def _list_mistaken_kinds(base: Any, keys: Any, path: TreePath) -> Iterator[str]:
-    """Yield a problem for each list in `keys`, at `path`, that replaces a section, or the reverse.
-
-    `base` has the values that `keys` replace.
-    """
+    """Yield a problem for each list in `keys` that replaces a section of `base`, and vice versa."""
     if isinstance(base, dict) and isinstance(keys, dict):
         for key in (key for key in keys if key in base):
             yield from _list_mistaken_kinds(base[key], keys[key], (*path, key))

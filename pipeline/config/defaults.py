@@ -84,10 +84,7 @@ def make_option(group: str, component: type[Spec]) -> Tree:
 
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
-    """Return the recipe of a run, validated, with defaults for newer keys.
-
-    A recipe that isn't valid any more is returned with the defaults alone.
-    """
+    """Return a run's recipe with defaults for newer keys, as validated if it is still valid."""
     tree = fill_missing(tree)
     try:
         return Recipe.model_validate(tree).model_dump(mode="json")
@@ -128,10 +125,7 @@ def _fill_key(tree: Tree, path: TreePath) -> bool:
 
 
 def _find_default(tree: Tree, path: TreePath) -> Any:
-    """Return a key's default in conf/, or `_NOTHING`.
-
-    A key of a component has the default of the option that shares most values with the component.
-    """
+    """Return a key's default, or `_NOTHING`; in a component, that of the most similar option."""
     for group, section in SECTIONS.items():
         if path[: len(section)] != section:
             continue

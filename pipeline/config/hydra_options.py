@@ -84,10 +84,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
 
 
 def add_train_length(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides, with a length if neither they nor a recipe set one.
-
-    The check of a recipe needs a length, even if the command doesn't train.
-    """
+    """Return the overrides, with a length for the checks if they have none and no recipe."""
     keys = {get_key(override) for override in overrides}
     lacks_length = keys & set(DEFAULT_COMPONENTS) and not keys & {"recipe", *LENGTHS}
     return [*overrides, *(["train.steps=1"] if lacks_length else [])]
@@ -137,10 +134,8 @@ def _register_custom_components() -> None:
     """Register components of plug-ins and other distributions, which have no files in conf/."""
     for group, path in SECTIONS.items():
         for name, component in list_components(group).items():
-            if (
-                component.__module__.startswith("pipeline.")
-                or (CONF / group / f"{name}.yaml").is_file()
-            ):
+            is_shipped = component.__module__.startswith("pipeline.")
+            if is_shipped or (CONF / group / f"{name}.yaml").is_file():
                 continue
             node = make_option(group, component)
             store_option(group=group, name=name, package=".".join(path), node=node)

@@ -28,7 +28,6 @@ MAX_OVERRIDE_LENGTH = 10_000
 """In characters."""
 MAX_NAME_BYTES = 255
 """Limit of file systems for names: Hydra looks for a file named after every key."""
-
 MAX_QUOTED_LENGTH = 200
 """Characters of the longest value that is tried in quotes: a list of 4,000 quoted texts takes
 seconds to parse."""
@@ -57,11 +56,10 @@ def hide_secret_values(args: Iterable[str]) -> list[str]:
     words = []
     for arg in args:
         key = get_key(arg)
+        name, equals, _ = arg.partition("=")
         # The address of a database may hold a password in the format of its driver.
         is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
-        has_secret_value = "=" in arg and is_secret
-        name = arg.partition("=")[0]
-        words.append(f"{name}={HIDDEN}" if has_secret_value else hide_secrets(arg))
+        words.append(f"{name}={HIDDEN}" if equals and is_secret else hide_secrets(arg))
     return words
 
 

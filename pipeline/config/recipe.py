@@ -270,7 +270,6 @@ class EvalSpec(Spec):
     ]
     """Number of samples, spread evenly over the split. trained: at most as many as in training, so
     that a trial of a few steps of a large network ends quickly."""
-
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
     """Epochs between two evaluations."""

@@ -39,7 +39,6 @@ USER_KEYS: Mapping[tuple[str, ...], Any] = {
 allow data to be outside of a folder or to change."""
 RESUME_ANY = "auto"
 """The only value of `train.resume` that names no directory."""
-
 YAML = (".yaml", ".yml")
 
 _OPTION = re.compile(r"\w[\w.+-]{0,99}")
@@ -133,10 +132,7 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
-    """Read a YAML file of keys, which messages call `key`.
-
-    Raises RecipeError if it can't be read, or has a directive for another package.
-    """
+    """Read a YAML file, `key` in messages. Raises RecipeError, also if it is of another package."""
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)

@@ -150,10 +150,7 @@ class LazyCommand(click.Command):
         return unparsed
 
     def _refuse_keys(self, words: Iterable[str], *, refuses_all: bool) -> None:
-        """Raise UsageError for a word KEY=VALUE whose key is now an option.
-
-        With `refuses_all`, any KEY=VALUE is refused, since the command has no recipe.
-        """
+        """Raise UsageError for KEY=VALUE if the key is now an option, or `refuses_all` is true."""
         options = [param for param in self.params if isinstance(param, Option)]
         option_by_key = {option.was: option for option in options}
         pairs = [word for word in words if "=" in word and not os.path.exists(word)]

@@ -177,7 +177,6 @@ def overrides(
 
 
 def layers_option() -> Option:
-    """Return `--layers`."""
     return Option(
         "--layers",
         type=CommaList(),
@@ -190,7 +189,6 @@ def layers_option() -> Option:
 
 
 def what_option(default: str, text: str) -> Option:
-    """Return `--what`."""
     choices = OneOf(["input", "output", "all"])
     return Option("--what", type=choices, default=default, was="what", help=text)
 
@@ -207,10 +205,8 @@ def page_option(text: str) -> Option:
 
 
 def seed_option(text: str, default: int | None = 0) -> Option:
-    """Return `--seed`."""
     return Option("--seed", type=WholeNumber(0, MAX_SEED), default=default, help=text)
 
 
 def metric_option(text: str, default: str | None = None) -> Option:
-    """Return `--metric`."""
     return Option("--metric", metavar="NAME", default=default, help=text)

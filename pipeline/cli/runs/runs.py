@@ -80,10 +80,7 @@ def main(
 
 
 def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
-    """Return the metric that ranks the runs: `name`, or the main one; None if they have none.
-
-    Raises DataError if no run has the metric `name`.
-    """
+    """Return `name` or the main metric, None without one. Raises DataError if no run has it."""
     names = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in names:
         raise DataError(

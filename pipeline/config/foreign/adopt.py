@@ -151,9 +151,9 @@ def read_setting(settings: Settings, name: str, default: Any) -> Any:
     value = settings.get(name)
     if value is None:
         return default
-    kind = (int, float) if isinstance(default, int | float) else type(default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, kind) or (kind == (int, float) and not is_number):
+    has_type = is_number if isinstance(default, int | float) else isinstance(value, type(default))
+    if not has_type:
         words = {"str": "text", "list": "a list"}.get(type(default).__name__, "a number")
         raise RecipeError([f"{name} = {show(value)}: must be {words}"])
     if is_number and not math.isfinite(value):

@@ -41,7 +41,6 @@ from pipeline.training.step import compute_norm, compute_step_gradients
 DATA = "dataset.train.ops"
 LOSS = "loss"
 GRADIENT_NORM = "gradient_norm"
-
 KINDS: dict[Phase, str] = {
     "data": COLUMN,
     "forward": "activation",
@@ -50,7 +49,6 @@ KINDS: dict[Phase, str] = {
     "gradient norm": "gradient",
 }
 """Kind of the tensors that operations return, by phase of the step."""
-
 _INPUTS = {
     "columns": COLUMN,
     "params": "parameter",

@@ -107,10 +107,7 @@ def write_reproducer(
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read the reproducer in a folder, or in that of its run.
-
-    Raises DataError, RecipeError and RunError.
-    """
+    """Read the reproducer in a folder or a run. Raises DataError, RecipeError and RunError."""
     source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
     if source is None:
         raise DataError(

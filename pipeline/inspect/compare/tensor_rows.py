@@ -100,10 +100,7 @@ def _format_number(value: float) -> str:
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair tensors by name or by `mapped`. The counterpart of a tensor without one is None.
-
-    Pairs are in the order of `left`; unpaired tensors of the right side follow.
-    """
+    """Pair tensors by name or by `mapped`; a missing side is None, and missing left sides last."""
     right_names = dict.fromkeys(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()
     used = set()

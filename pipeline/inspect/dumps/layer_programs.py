@@ -138,10 +138,7 @@ class LayerPrograms:
         portion: Portion,
         forced: LayerTensors | None = None,
     ) -> _Program:
-        """Return the program `name` for a portion's shapes; it is compiled once.
-
-        `function` computes it, and `forced` has the tensors between layers, if it needs them.
-        """
+        """Return the program `name` of `function` for a portion's shapes, compiled once."""
         key = name, portion.images.shape, portion.labels.shape
         if key not in self._programs:
             tensors = None

@@ -257,10 +257,7 @@ def _measure_times_us(
 
 
 def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return the microseconds of all parts by kind.
-
-    Estimates of other parts are scaled like those of the measured parts of their kind.
-    """
+    """Return microseconds by kind; unmeasured parts are scaled like measured ones of the kind."""
     overall = _compute_ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:

@@ -64,11 +64,9 @@ class NeuronCoverage:
 
     def compute_shares(self) -> dict[str, float]:
         """Return the shares of reached sections (KMNC) and corners (NBC)."""
-        corners = self.reached[:, [0, -1]]
-        return {
-            "multisection": float(self.reached[:, 1:-1].mean()),
-            "boundary": float(corners.mean()),
-        }
+        sections = float(self.reached[:, 1:-1].mean())
+        corners = float(self.reached[:, [0, -1]].mean())
+        return {"multisection": sections, "boundary": corners}
 
 
 def make_coverage(neurons: np.ndarray) -> NeuronCoverage:

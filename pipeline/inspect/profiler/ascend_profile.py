@@ -21,8 +21,8 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
     step_ms = report.step_ms
     trace = report.iteration
     operators = _list_operators(report)
-    tail_ms = step_ms - sum(report.phases.values())
-    phases = {**report.phases, "between operators": max(0.0, tail_ms)}
+    idle_ms = step_ms - sum(report.phases.values())
+    phases = {**report.phases, "between operators": max(0.0, idle_ms)}
     return StepProfile(
         source="modelled",
         device=estimate.device,

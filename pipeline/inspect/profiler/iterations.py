@@ -151,6 +151,7 @@ def split_trace(
         event.name: describe_operation(event.name, event.module, program)
         for event in {event.name: event for event in events}.values()
     }
+    # Containers, such as loops, span the operations inside them.
     leaves = tuple(e for e in events if operations[e.name].instruction.opcode not in CONTAINERS)
     by_name: dict[str, list[TracedOp]] = defaultdict(list)
     for event in leaves:
@@ -161,9 +162,9 @@ def split_trace(
     groups = _group_by_iteration(by_name, steps)
     points = (_find_points(group, operations, fp_point, bp_point) for group in groups)
     iterations = tuple(point for point in points if point is not None)
-    last = max((e.end_ns for e in leaves), default=0.0)
-    span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
-    return Traced(operations, times, iterations, leaves, gap, span)
+    begin = min((event.begin_ns for event in leaves), default=0.0)
+    end = max((event.end_ns for event in leaves), default=0.0)
+    return Traced(operations, times, iterations, leaves, gap, end - begin - left_out)
 
 
 def _select_training(
@@ -227,8 +228,8 @@ def _group_by_iteration(
     regular = {name: ops for name, ops in by_name.items() if len(ops) == steps}
     if not regular:
         return []
-    ends = [max(ops[k].end_ns for ops in regular.values()) for k in range(steps)]
-    groups: list[list[TracedOp]] = [[ops[k] for ops in regular.values()] for k in range(steps)]
+    groups = [[ops[step] for ops in regular.values()] for step in range(steps)]
+    ends = [max(op.end_ns for op in group) for group in groups]
     for name, ops in by_name.items():
         if name in regular:
             continue

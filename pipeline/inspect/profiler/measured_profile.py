@@ -73,7 +73,7 @@ class ProfiledRun:
 
 
 def record_run(executable: ProfiledExecutable, **facts: Any) -> ProfiledRun:
-    """Return the record of a traced run; `facts` are the fields that its executable hasn't."""
+    """Return the record of a traced run; `facts` are the fields that the executable lacks."""
     return ProfiledRun(
         steps=executable.last - executable.first,
         dispatches=tuple(executable.dispatches),
@@ -159,19 +159,20 @@ def _list_gaps(
 
 
 def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
-    """Return the dispatches that are neither traced nor warm the process up."""
+    """Return the untraced dispatches after those that warm the process up; at least the last."""
     untraced = [dispatch for dispatch in dispatches if not dispatch.traced]
     total = sum(dispatch.steps for dispatch in untraced)
     skipped = 0
     for place, dispatch in enumerate(untraced):
         if skipped >= min(WARM_SHARE * total, total - dispatch.steps):
-            return untraced[max(place, min(1, len(untraced) - 1)) :]
+            first_timed = max(place, min(1, len(untraced) - 1))
+            return untraced[first_timed:]
         skipped += dispatch.steps
     return untraced[-1:]
 
 
 def compute_host_time(run: ProfiledRun) -> HostTime:
-    """Return the parts of an untraced step in ms. `device` is the median over dispatches."""
+    """Return the parts of an untraced step in ms: medians for `device`, means for others."""
     untraced = select_untraced(run.dispatches)
     steps = sum(dispatch.steps for dispatch in untraced)
     device = _compute_median_ms([(d.seconds - d.wait_s, d.steps) for d in untraced])
@@ -258,11 +259,8 @@ def _list_layers(
     rows = []
     for layer, sums in spent.items():
         ms = sum(sums[phase] for phase in PHASES)
-        forward = sums["forward"]
-        backward = sums["backward"]
-        flops = sums["flops"]
-        nbytes = sums["bytes"]
-        rows.append(LayerTime(layer, ms, ms / span_ms, forward, backward, flops, nbytes))
+        parts = (sums[part] for part in ("forward", "backward", "flops", "bytes"))
+        rows.append(LayerTime(layer, ms, ms / span_ms, *parts))
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
 
 

@@ -91,6 +91,7 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
     yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
     for place, thread in enumerate(sorted({event.thread for event in traced.events}), 1):
         yield TraceRow(PID, thread).name("thread_name", f"Thread {place}")
+    # An iteration begins at the end of the one before it.
     begins = [iteration.begin for iteration in traced.iterations[:1]]
     begins += [iteration.end for iteration in traced.iterations]
     for number, (begin, point) in enumerate(zip(begins, traced.iterations, strict=False), 1):

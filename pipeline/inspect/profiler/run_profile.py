@@ -66,7 +66,7 @@ WARM_STEPS = 10
 TIMED_SINGLE_STEPS = 2
 """Steps that are timed one by one before a run with `profile.mode = only`."""
 SHORT_MS = 20.0
-"""Longest step for which a longer sink is tried; longer steps lose nothing to their dispatch."""
+"""Milliseconds of a step from which its dispatch costs nothing, so no longer sink is tried."""
 SINKS_S = 1.0
 """Duration of the measurement of sinks."""
 
@@ -132,7 +132,7 @@ class TracedSteps:
 
 
 class RunProfiler(Profile):
-    """The `Profile` of a running run; its `run` has the traced executable and the schedule."""
+    """The `Profile` of a run; its `run` has the executable that traces, and the final schedule."""
 
     def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
         """Choose the steps to trace; `schedule` is the run's before it was shortened."""
@@ -231,6 +231,7 @@ class RunProfiler(Profile):
     def _collect_evidence(
         self, run: ProfiledRun, profile: StepProfile, state: TrainState
     ) -> Evidence:
+        """Return the measurements that decide the verdict; some are made here, on `state`."""
         recipe = self._recipe
         dataset = self.run.dataset
         host = profile.host
@@ -277,7 +278,7 @@ class RunProfiler(Profile):
         return replace(evidence, profile=profile, host=host, events=events)
 
     def _measure_starved_ms(self, device_ms: float) -> float:
-        """Return the ms that a step waits for data: the reader's time less the device's."""
+        """Return the ms that a step waits for data: the reader's time minus the device's."""
         # The first window is read again: imports and compilations slowed its first reading.
         loader = self._plain.loader
         loader.close()
@@ -290,7 +291,7 @@ class RunProfiler(Profile):
         return max(0.0, read_ms - device_ms)
 
     def _measure_sink_gain(self) -> SinkGain | None:
-        """Measure the fastest sink on a state that isn't used further; None if none is faster."""
+        """Measure the fastest sink; return None unless it is faster than no sinks."""
         recipe = self._recipe
         schedule = self._schedule
         mechanisms = list_mechanisms(recipe.train.mechanism, self._plain)
@@ -338,7 +339,11 @@ def choose_window(
     step_s: float | None,
     done: int = 0,
 ) -> TracedSteps:
-    """Choose the steps to trace. Raises RecipeError if the run is too short."""
+    """Choose the steps to trace, after the `done` steps of a resumed run.
+
+    `step_s` is the seconds of a step, by which the run is shortened; None: it isn't. Raises
+    RecipeError if the run is too short.
+    """
     steps = spec.steps
     if steps is None:
         executed = sum(

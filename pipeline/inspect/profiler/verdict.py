@@ -31,6 +31,8 @@ MIN_COMPILATIONS = 3
 """Number of compilations from which a function counts as recompiled."""
 WAIT_SHARE = 0.1
 """Share of a step above which waits for data limit it."""
+SEVERE_WAIT_SHARE = 0.25
+"""Share of a step from which they limit it severely."""
 CALLBACK_SHARE = 0.1
 """Share of a step above which the program's calls of Python limit it."""
 HOST_SHARE = 0.2
@@ -166,7 +168,7 @@ def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
     if loader.slowest_sample is not None:
         reason += f" (worst: {loader.slowest_sample})"
     change = _predict_saving(evidence, host.wait, evidence.faster_data)
-    name = "data-bound" if share < 0.25 else "data-bound, severely"
+    name = "data-bound" if share < SEVERE_WAIT_SHARE else "data-bound, severely"
     return StepVerdict(name, share, reason, change)
 
 
@@ -305,6 +307,7 @@ def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
 
 
 def _name_operators(evidence: Evidence) -> StepVerdict:
+    """Return the verdict without a limit: the slowest operators."""
     top = sorted(evidence.profile.operators, key=lambda op: -op.ms)[:MAX_NAMED]
     share = evidence.host.share(sum(op.ms for op in top))
     reason = f"no limit holds for most of the step; slowest are {_list_places(top)}"

@@ -174,7 +174,7 @@ def _format_labels(dataset: Dataset, split: Split) -> list[str]:
 
 
 def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Yield a row for each sample with the bytes of an earlier training sample, of eval first."""
+    """Yield a row for each copy of an earlier training sample, evaluation samples first."""
     first_rows: dict[bytes, int] = {}
     repeated = []
     for row, digest in enumerate(_hash_split(dataset.train)):
@@ -261,7 +261,7 @@ def _shorten(margin: str) -> str:
 def _decode(text: TextFormat, tokens: np.ndarray) -> str:
     """Return the beginning of a text from its tokens; unknown words are …"""
     numbers = tokens.tolist()
-    if not text.adds_special:
-        return text.tokenizer.decode(numbers)[:MAX_CHARACTERS]
-    words = [n - len(SPECIAL) for n in numbers if n >= len(SPECIAL)]
-    return text.tokenizer.decode(words)[:MAX_CHARACTERS]
+    if text.adds_special:
+        # Special tokens come before the tokenizer's, and aren't shown.
+        numbers = [number - len(SPECIAL) for number in numbers if number >= len(SPECIAL)]
+    return text.tokenizer.decode(numbers)[:MAX_CHARACTERS]
