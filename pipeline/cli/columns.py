@@ -49,9 +49,8 @@ def main(
         table = read_table(file, table_format, lambda name: "auto")
     except DataError as error:
         # The keys of a recipe are options here.
-        raise DataError(
-            re.sub(rf"\bdataset\.({'|'.join(texts)})\b", r"--\1", str(error))
-        ) from error
+        message = re.sub(rf"\bdataset\.({'|'.join(texts)})\b", r"--\1", str(error))
+        raise DataError(message) from error
     if not table.rows:
         raise DataError(f"{file}: has no rows")
     print(printable(f"{file}: {table.rows:,} rows, {len(table.columns)} columns"))
@@ -88,7 +87,7 @@ def _describe_column(table: RawTable, name: str) -> str:
         last = show_name(column.texts[int(days.argmax())])
         return f"date      {first} to {last}, {different}{missing}"
     most_frequent = np.argsort(-counts, kind="stable")[:MAX_VALUES]
-    values = [f"{show_name(column.texts[i])} {counts[i]:,}" for i in most_frequent]
+    values = [f"{show_name(column.texts[code])} {counts[code]:,}" for code in most_frequent]
     values += ["..."] if len(counts) > MAX_VALUES else []
     return f"category  {different}: {', '.join(values)}{missing}"
 

@@ -39,8 +39,7 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
             sections = [Section("Loss by learning rate", about, charts)]
             title = f"Learning rates of {recipe.name}"
             advice = f"Try train.optimizer.lr={suggestion.rate:.2g}"
-            page = Page("find-rate", title, advice, sections)
-            write_page(out, page)
+            write_page(out, Page("find-rate", title, advice, sections))
             reporter.print_lines(f"the curve: {out}")
     losses = {"rates": curve.rates.tolist(), "losses": curve.losses.tolist()}
     return CommandResult({**asdict(suggestion), **losses})

@@ -260,8 +260,8 @@ def check_stages(recipe: Recipe) -> Iterator[str]:
     in_order = tuple(stage for stage in STAGES if stage in stages)
     if tuple(stages) != in_order:
         yield f"{key}: must be in this order, each once: {', '.join(in_order)}"
-    needs = {"build": "data", "compile": "build", "train": "compile", "eval": "compile"}
-    needs["checkpoint"] = "train"
+    needs = {"build": "data", "compile": "build", "train": "compile"}
+    needs |= {"eval": "compile", "checkpoint": "train"}
     for stage, needed in needs.items():
         if stage in stages and needed not in stages:
             yield f"{key}: {stage} needs {needed}"

@@ -305,7 +305,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
         looped = not has_slow_loop(prepared.step, prepared.spec, device)
         device_time = time_parts(program, device, looped=looped)
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(prepared.spec)}
-        float_types = sorted(d.name for d in dtypes if jnp.issubdtype(d, jnp.floating))
+        float_types = sorted(dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
         return HostForecast(
             recipe=opened.name,
             device=opened.device_text,

@@ -244,18 +244,18 @@ def _format_prediction(
         key = "labels"
         probabilities = 1 / (1 + np.exp(-logits))
         ranked = np.argsort(-probabilities, kind="stable")
-        labels = [i for i in ranked if probabilities[i] > 0.5]
+        labels = [label for label in ranked if probabilities[label] > 0.5]
     else:
         key = "top"
         probabilities = softmax(logits)
         labels = list(np.argsort(-probabilities, kind="stable")[: arguments.top or 1])
     predictions: list[dict[str, Any]] = [
         {
-            "class": targets.names[i],
-            "label": int(i),
-            "probability": round(float(probabilities[i]), 6),
+            "class": targets.names[label],
+            "label": int(label),
+            "probability": round(float(probabilities[label]), 6),
         }
-        for i in labels
+        for label in labels
     ]
     if arguments.as_json:
         best = predictions[0] if key == "top" else {}

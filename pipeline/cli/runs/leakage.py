@@ -37,9 +37,8 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
         opened = open_run_recipe(run_dir)
         audit = plan_audit(opened, step, samples)
         pairs = len(audit.members)
-        reporter.print_stage(
-            "leakage", f"{pairs:,} members and {pairs:,} held-out samples, step {step:,}"
-        )
+        counts = f"{pairs:,} members and {pairs:,} held-out samples"
+        reporter.print_stage("leakage", f"{counts}, step {step:,}")
         bound = None
         budget = opened.built.privacy
         if budget is not None:

@@ -205,9 +205,9 @@ class _Replay:
             # The gradient of a parameter has no axis of samples.
             return None
         size = self.microbatch_size
-        shapes_read = [v.array.shape for v in self.interpreter.layer_inputs.get(layer, ())]
+        shapes_read = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
         # A layer may read images in CHWN.
-        is_batch_last = any(s and s[0] != size and s[-1] == size for s in shapes_read)
+        is_batch_last = any(read and read[0] != size and read[-1] == size for read in shapes_read)
         rows = find_non_finite(origin.array, size, last=is_batch_last)
         if rows is None:
             return None

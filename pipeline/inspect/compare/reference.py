@@ -43,7 +43,8 @@ _NAMES = (
 
 def read_reference(folder: Path) -> TensorSide:
     """List a folder's tensors, except links and pipes. Raises DataError for a wrong name."""
-    paths = [p for p in sorted(folder.rglob("*.npy")) if p.is_file() and not p.is_symlink()]
+    candidates = sorted(folder.rglob("*.npy"))
+    paths = [path for path in candidates if path.is_file() and not path.is_symlink()]
     if not paths or len(paths) > MAX_FILES:
         problem = f"must hold 1 to {MAX_FILES:,} .npy files of one step, it has {len(paths):,}"
         raise DataError(printable(f"{folder}: {problem}"))

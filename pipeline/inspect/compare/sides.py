@@ -222,9 +222,8 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
     step = steps[-1] if step is None else step
     saved = load_state(side.opened, side.run_dir, step, reporter)
     if saved.replayed:
-        reporter.print_stage(
-            "state", f"of step {step - saved.replayed}; {saved.replayed:,} steps trained again"
-        )
+        first = step - saved.replayed
+        reporter.print_stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
     return saved.state, step
 
 
@@ -263,7 +262,7 @@ def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Wei
         float(np.square(np.subtract(array, right_params[path], dtype=np.float64)).sum())
         for path, array in left_params.items()
     ]
-    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in right_params.values())
+    total = sum(float(np.square(array, dtype=np.float64).sum()) for array in right_params.values())
     distance = (sum(squares) / total) ** 0.5 if total else 0.0
     worst = max(zip(squares, left_params, strict=True))[1] if squares else ""
     if distance == 0:

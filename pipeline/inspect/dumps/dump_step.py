@@ -191,7 +191,6 @@ class RunDumps(Dumps):
             if index < 0:
                 continue
             loss = float(telemetry.loss[index])
-            self.run.context.reporter.print_stage(
-                "dump", f"step {step}: {compare_losses(report.loss, loss)}"
-            )
+            text = f"step {step}: {compare_losses(report.loss, loss)}"
+            self.run.context.reporter.print_stage("dump", text)
             add_run_loss(report.folder, loss)

@@ -160,7 +160,7 @@ def values_of(*atoms: Atom) -> int:
 
 def bytes_of(*atoms: Atom) -> int:
     """Return the bytes of arrays; a random key counts with the bytes of its words."""
-    return sum(math.prod(a.aval.shape) * a.aval.dtype.itemsize for a in atoms)
+    return sum(math.prod(atom.aval.shape) * atom.aval.dtype.itemsize for atom in atoms)
 
 
 def is_key(dtype: Any) -> bool:

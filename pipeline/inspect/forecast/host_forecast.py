@@ -261,9 +261,8 @@ def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> d
     overall = _compute_ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:
-        ratio = (
-            _compute_ratio(parts, times, [part for part in times if part.kind == kind]) or overall
-        )
+        measured = [part for part in times if part.kind == kind]
+        ratio = _compute_ratio(parts, times, measured) or overall
         total[kind] = sum(
             count * (times[part] if part in times else ratio * rough_us(part))
             for part, count in parts.items()

@@ -75,7 +75,7 @@ def _find_first_calls(flat: FlatProgram) -> list[int | None]:
     Calls are numbered from 0 in order, and a call needs itself. An equation that only results need
     has the number after the last call; an unused equation has None.
     """
-    calls = [n for n, equation in enumerate(flat.equations) if _is_apart(equation)]
+    calls = [position for position, equation in enumerate(flat.equations) if _is_apart(equation)]
     number_of_call = {equation: number for number, equation in enumerate(calls)}
     first: dict[Var, int] = {}
 

@@ -200,6 +200,6 @@ def draw_subsets(seed: int, count: int, pairs: int) -> np.ndarray:
 
     Each member is in half of the networks, rounded down, and its held-out sample in the others.
     """
-    words = np.stack([draw_words(seed, STREAM + (1 << 40) + n, pairs) for n in range(count)])
-    ranks = words.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+    words = [draw_words(seed, STREAM + (1 << 40) + number, pairs) for number in range(count)]
+    ranks = np.stack(words).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
     return ranks < count // 2

@@ -229,10 +229,8 @@ def _format_operators(profile: StepProfile, rows: int | None) -> Iterator[str]:
     yield _format_row("operator", heads) + "  layer, kind"
     for operator in profile.operators[:rows]:
         cells = [_format_ms(operator.ms), f"{operator.share:.1%}", f"{operator.calls:g}"]
-        cells += [
-            "" if share is None else f"{share:.0%}"
-            for share in (operator.of_flops, operator.of_bytes)
-        ]
+        shares = (operator.of_flops, operator.of_bytes)
+        cells += ["" if share is None else f"{share:.0%}" for share in shares]
         place = f"{operator.layer}, {operator.kind}" if operator.layer else operator.kind
         yield f"{_format_row(operator.name, [*cells, operator.phase])}  {place}"
 

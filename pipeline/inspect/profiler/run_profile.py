@@ -185,9 +185,8 @@ class RunProfiler(Profile):
             )
         device = backend.describe()["device"]
         if not self.executable.traced:
-            raise RecipeError(
-                [f"profile: the trace of {device} has no operations, so there is nothing to show"]
-            )
+            problem = f"the trace of {device} has no operations, so there is nothing to show"
+            raise RecipeError([f"profile: {problem}"])
         recipe = self._recipe
         with self._reporter.clock("reading the trace"):
             memory = program_memory(getattr(getattr(self._plain, "programs", None), "train", None))
@@ -224,9 +223,8 @@ class RunProfiler(Profile):
             write_profile(report, folder)
             write_record(record, self.executable.raw, folder)
         self._reporter.print_lines(str(report))
-        self._reporter.print_stage(
-            "profile", f"table, profile.json, trace.json and picture in {folder}"
-        )
+        text = f"table, profile.json, trace.json and picture in {folder}"
+        self._reporter.print_stage("profile", text)
 
     def _collect_evidence(
         self, run: ProfiledRun, profile: StepProfile, state: TrainState
@@ -323,13 +321,14 @@ class RunProfiler(Profile):
         recipe = self._recipe
         schedule = self._schedule
         periods = list_event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
-        count = len({step for n in periods for step in range(n, schedule.total + 1, n)})
+        total = schedule.total
+        count = len({step for period in periods for step in range(period, total + 1, period)})
         batches = dataset.eval_order.steps_per_epoch
         if not count or not batches:
             return None
         self.executable.evaluate(state, 0, 1)
         evaluation_ms = 1000 * time_evaluation(self.executable, state, batches)
-        return EventCost(evaluation_ms * count / schedule.total, count)
+        return EventCost(evaluation_ms * count / total, count)
 
 
 def choose_window(

@@ -149,9 +149,8 @@ def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
         f"{share:.0%} of a step is compiling after the first dispatch: {name or 'a program'} "
         f"{len(group)} times{of_shapes}"
     )
-    return StepVerdict(
-        "recompiling", share, reason, _predict_saving(evidence, ms, "keep its shapes the same")
-    )
+    change = _predict_saving(evidence, ms, "keep its shapes the same")
+    return StepVerdict("recompiling", share, reason, change)
 
 
 def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
@@ -196,19 +195,14 @@ def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
         # A shorter sink saves no dispatches: the machine was busy.
         return None
     share = 1 - 1 / sink.gain
-    current_sinks = (
-        "no sinks" if evidence.sink_steps is None else f"sinks of {evidence.sink_steps:,}"
-    )
+    size = evidence.sink_steps
+    current_sinks = "no sinks" if size is None else f"sinks of {size:,}"
     reason = f"{share:.0%} of a step of {sink.now_ms:.3g} ms is dispatching {current_sinks}"
     advice = f"{evidence.sink_key}={sink.size}"
-    advice += " train.sink=true" if evidence.sink_steps is None else ""
-    # The measurement of sinks leaves out callbacks between dispatches.
-    return StepVerdict(
-        "dispatch-bound",
-        share,
-        reason,
-        PredictedChange(advice, sink.step_ms, sink.gain, "measured here"),
-    )
+    advice += " train.sink=true" if size is None else ""
+    # Not `_predict_saving`: the measurement of sinks leaves out callbacks between dispatches.
+    change = PredictedChange(advice, sink.step_ms, sink.gain, "measured here")
+    return StepVerdict("dispatch-bound", share, reason, change)
 
 
 def _find_host_bound(evidence: Evidence) -> StepVerdict | None:
@@ -233,11 +227,10 @@ def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
     if share <= EVENT_SHARE:
         return None
     reason = f"{share:.0%} of the run is {events.count:,} evaluations"
-    half = evidence.step_ms + events.ms / 2
+    half_ms = evidence.step_ms + events.ms / 2
     advice = "evaluate half as often, or half the samples (eval.samples)"
-    return StepVerdict(
-        "event-bound", share, reason, PredictedChange(advice, half, total_ms / half, "counted")
-    )
+    change = PredictedChange(advice, half_ms, total_ms / half_ms, "counted")
+    return StepVerdict("event-bound", share, reason, change)
 
 
 def _find_converting(evidence: Evidence) -> StepVerdict | None:

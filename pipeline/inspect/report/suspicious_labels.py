@@ -241,15 +241,12 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
         for row in rows
     ]
     if dataset.table is not None:
-        names = [number.name for number in dataset.table.numeric[:MAX_CELLS]]
-        numbers = [
-            {
-                f"{name} (column)": f"{number:.4g}"
-                for name, number in zip(names, value, strict=False)
-            }
+        heads = [f"{number.name} (column)" for number in dataset.table.numeric[:MAX_CELLS]]
+        cells = [
+            {head: f"{number:.4g}" for head, number in zip(heads, value, strict=False)}
             for value in values
         ]
-        labels = [{**label, **number} for label, number in zip(labels, numbers, strict=True)]
+        labels = [{**label, **row} for label, row in zip(labels, cells, strict=True)]
     return RowTable([{**content, **label} for content, label in zip(contents, labels, strict=True)])
 
 
