@@ -41,6 +41,7 @@ from pipeline.stages.autosink.dispatch_costs import (
     MOST_ROUNDS,
     OFF,
     SINGLES,
+    SINKS,
     Measurement,
     TimedRuns,
     Variant,
@@ -212,7 +213,7 @@ def measure_gain(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)
-    num_sinks = max(3, round(1000 * TRIAL_S / (choice.size * choice.step_ms)) + 1)
+    num_sinks = max(SINKS, round(1000 * TRIAL_S / (choice.size * choice.step_ms)) + 1)
     num_singles = max(SINGLES, round(1000 * TRIAL_S / choice.off_ms))
     round_s = (num_singles * choice.off_ms + num_sinks * choice.size * choice.step_ms) / 1e3
     rounds = int(np.clip(BUDGET_S / round_s, LEAST_ROUNDS, MOST_ROUNDS))

@@ -62,8 +62,9 @@ def main(
 ) -> CommandResult:
     """Print a job file on stdout, everything else on stderr.
 
-    Raises UsageError for wrong options, RecipeError for a recipe that the engine can't run, and
-    RunError if the recipe can't be measured here.
+    Options that are None are measured here, or have defaults of the recipe and the engine. Raises
+    UsageError for wrong options, RecipeError for a recipe that the engine can't run, and RunError
+    if the recipe can't be measured here.
     """
     with redirect_stdout(sys.stderr), Reporter() as reporter:
         engine = ENGINES[to]
@@ -73,11 +74,13 @@ def main(
         _require_runnable(recipe, overrides, processes, to)
         devices = recipe.parallel.num_devices
         gpus = max(1, devices // processes) if recipe.device.uses_cuda else 0
-        if gpu is not None and not (gpus and engine.names_gpus and re.fullmatch(r"[\w.-]+", gpu)):
+        is_gpu_name = re.fullmatch(r"[\w.-]+", gpu or "") is not None
+        if gpu is not None and not (gpus and engine.names_gpus and is_gpu_name):
             raise UsageError([f"--gpu {gpu}"], "must be a kind of GPU, with slurm or skypilot")
         if gpus and gpu is None and to == "skypilot":
             raise UsageError([f"--to {to}"], "needs a kind of GPU, such as --gpu H100")
-        if not (engine.shares_files and image is None):
+        sees_local_files = engine.shares_files and image is None
+        if not sees_local_files:
             for path in _list_local_files(recipe, overrides):
                 reporter.warn(f"{path}: is a file of this machine; the job needs a copy there")
         limits = _find_limits(recipe, overrides, minutes, memory_gib, reporter)

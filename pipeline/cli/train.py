@@ -229,9 +229,8 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         stop_status = get_exit_status(interruption)
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
-    status = max(
-        stop_status, conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
-    )
+    jobs_status = conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
+    status = max(stop_status, jobs_status)
     if status in (RunError.exit_status, get_exit_status("stopped")):
         how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))

@@ -105,6 +105,7 @@ def _convert_onnx(
     """Convert an ONNX file; the only option is `output`, the name of the tensor of logits."""
     if options.keys() - {"output"}:
         raise ValueError("an ONNX file takes no --argument but output=NAME")
+    # Samples without height and width have one position.
     channels, height, width = (*shape, 1, 1)[:3] if shape else onnx_image(read_onnx(file))
     settings = ImportSettings((height, width, channels), options.get("output"))
     graph = import_onnx(file, settings)
@@ -133,13 +134,14 @@ def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
 
 def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     converted = list_layers(graph)
-    opened = set_class_features(converted.layers)
+    # The recipe's last layer has as many features as the dataset has classes.
+    recipe_layers = set_class_features(converted.layers)
     init = InitSpec.model_validate(INIT)
     network = Network(converted.layers, initializers=init, dtype="float32")
     _require_equal(network, unflatten_dict(dict(converted.arrays), sep="/"), reference)
     weights = target.with_suffix(".safetensors")
     write_weights(weights, converted.arrays)
-    layers = [_value_to_yaml(layer) for layer in opened]
+    layers = [_value_to_yaml(layer) for layer in recipe_layers]
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
     write_whole(target, _recipe_text(target, graph, "layers", body))
     _report_file(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")

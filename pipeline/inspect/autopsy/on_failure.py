@@ -59,8 +59,11 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
             command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
             reporter.print_stage("autopsy", f"again: {shlex.join(command)}")
             finding = autopsy.finding
-            is_in_data = finding is not None and finding.phase == "data"
-            examined = Examined(not autopsy.is_fault_of_machine, is_in_data, largest_weight)
+            examined = Examined(
+                repeats=not autopsy.is_fault_of_machine,
+                is_in_data=finding is not None and finding.phase == "data",
+                largest_weight=largest_weight,
+            )
     except Interrupted as signal:
         reporter.warn(f"no autopsy of step {step}: {signal}")
     except Exception as error:  # the non-finite step matters more than any error here
