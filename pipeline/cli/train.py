@@ -162,7 +162,8 @@ def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
     recipe = check(config, hydra_config.overrides.task)
     with _report_references():
         folder = hydra_config.run.dir
-    return ComposedRun(recipe, None if folder == "." else Path(folder))
+    is_named = folder != "."  # the default of conf/config.yaml
+    return ComposedRun(recipe, Path(folder) if is_named else None)
 
 
 def train_run(
@@ -236,10 +237,10 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
     if existing is None:
         command = read_command(sweep_dir)
-        earlier = command and find_sweep(command, besides=sweep_dir)
-        if earlier:
+        earlier_dir = command and find_sweep(command, besides=sweep_dir)
+        if earlier_dir:
             rule = f"{RESUME}=auto goes on with the newest"
-            print(printable(f"{earlier} is a sweep of the same command; {rule}"))
+            print(printable(f"{earlier_dir} is a sweep of the same command; {rule}"))
     return SweepEnd(sweep_dir, status)
 
 

@@ -96,6 +96,7 @@ class TrainSpec(AdapterWords):
     planned_for: str | None = None
     """The deadline that a run chose `steps` for, by which `train.resume=auto` finds the run."""
     sink: bool
+    """Whether steps run in sinks; false: `sink_size` is ignored, and the host sees every step."""
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
     """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size that
     is measured to be fastest. With auto a sink epoch is an epoch, as with -1."""

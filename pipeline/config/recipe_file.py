@@ -132,7 +132,7 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
-    """Read a YAML file, `key` in messages. Raises RecipeError, also if it is of another package."""
+    """Read a YAML file, which messages call `key`. Raises RecipeError, also for another package."""
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)

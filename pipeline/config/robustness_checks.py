@@ -34,7 +34,7 @@ def check_robustness(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_images(recipe: Recipe, key: str, split: str, none: str) -> Iterator[str]:
-    """Yield why the samples of a split can't be attacked; `none` is the value without attacks."""
+    """Yield why samples of a split can't be attacked; `none` is `key`'s value without attacks."""
     dataset = recipe.dataset
     if isinstance(dataset, Text | TextCsv | TableDataset):
         content = "columns" if isinstance(dataset, TableDataset) else "tokens"

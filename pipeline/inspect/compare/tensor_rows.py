@@ -100,7 +100,7 @@ def _format_number(value: float) -> str:
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair tensors by name or by `mapped`; a missing side is None, and missing left sides last."""
+    """Pair tensors by name or by `mapped`, in the order of `left`; a missing side is None."""
     right_names = dict.fromkeys(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()
     used = set()

@@ -1,7 +1,7 @@
 """Files of a dump, written and read.
 
     {path}/{time}/{device}/{model}/{model id}/{steps done}/     CANN's layout
-      dump.json       run, step, loss, and whether the dump is whole
+      dump.json       run, step, loss, and whether the dump is complete
       tensors.jsonl   a tensor a line: name, file, shape, SHA-256, statistics
       {layer, / as _}.{role}.{index}.{microseconds}.npy
     {path}/{time}/{device}/{model}/ge_proto_{model id}_Build.txt   the layers, in their order
@@ -77,7 +77,7 @@ class DumpReport:
     left_out: tuple[str, ...] = ()
     """Tensors beyond the size limit, which have only statistics."""
     stopped: str | None = None
-    """Place and reason of an early end; None for a whole dump."""
+    """Place and reason of an early end; None for a complete dump."""
 
     def __str__(self) -> str:
         text = f"{self.num_tensors} tensors, {self.nbytes / 1e6:,.1f} MB: {self.folder}"
@@ -182,7 +182,7 @@ class DumpRecord:
 
     @property
     def stopped(self) -> str | None:
-        """Place and reason of an early end; None for a whole dump."""
+        """Place and reason of an early end; None for a complete dump."""
         reason = self.about.get("stopped")
         return None if reason is None else str(reason)
 

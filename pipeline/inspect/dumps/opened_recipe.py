@@ -54,7 +54,7 @@ class OpenedRecipe:
         return self.backend.describe()["device"]
 
     def programs(self, step: int) -> LayerPrograms:
-        """Return the programs of the next step. Raises RecipeError for a network without layers."""
+        """Return the programs of the step after `step` steps. Raises RecipeError without layers."""
         try:
             return LayerPrograms(select_phase(self.built.step_config, step), self.backend.device)
         except ValueError as error:

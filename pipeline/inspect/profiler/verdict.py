@@ -105,7 +105,7 @@ class Evidence:
     sink_key: str = "train.sink_size"
     """Name of the recipe key, or of the argument, that sets the steps per sink."""
     precision: str | None = "O0"
-    """`train.precision` of the recipe; None for a custom step, which chooses its own types."""
+    """`train.precision` of the recipe; None for a custom step, which sets its types itself."""
 
     @property
     def step_ms(self) -> float:
