@@ -196,7 +196,8 @@ class LazyCommand(click.Command):
         """Return a sentence such as `export takes RUN_DIR ... FOLDER and --to, --int8`."""
         words = [param.make_metavar(ctx) for param in self.params if _is_argument(param)]
         options = [param.opts[0] for param in self.params if not _is_argument(param)]
-        return f"{self.words} takes {' '.join(words)}{' and ' * bool(words)}{', '.join(options)}"
+        groups = filter(None, (" ".join(words), ", ".join(options)))
+        return f"{self.words} takes {' and '.join(groups)}"
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, text, arguments, options and an example."""

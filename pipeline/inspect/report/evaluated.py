@@ -115,7 +115,7 @@ class NumberPredictions:
 
 @dataclass(frozen=True)
 class LabelPredictions:
-    """Predictions of samples that may have several labels, both arrays (n, K)."""
+    """Predictions of samples that may have several labels: bool and float64 arrays (n, K)."""
 
     true: np.ndarray
     probabilities: np.ndarray
@@ -138,7 +138,7 @@ Predictions = ClassPredictions | PositionPredictions | NumberPredictions | Label
 
 
 def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
-    """Evaluate a run's weights on every sample of the evaluation split, as training evaluates.
+    """Evaluate a run's weights on every sample of the evaluation split, as during training.
 
     The outputs of an ensemble are averaged. Raises DataError if the data has other targets than the
     run.
@@ -332,8 +332,9 @@ def _count_classes(labels: np.ndarray, predicted: np.ndarray, classes: int) -> C
 
 
 def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
-    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
-    return ClassCounts(*(None if counts is None else counts + other for counts, other in pairs))
+    other: dict[str, Any] = vars(second)
+    sums = {name: None if x is None else x + other[name] for name, x in vars(first).items()}
+    return ClassCounts(**sums)
 
 
 def _concatenate_batches(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:
