@@ -332,8 +332,9 @@ def _count_classes(labels: np.ndarray, predicted: np.ndarray, classes: int) -> C
 
 
 def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
-    other: dict[str, Any] = vars(second)
-    sums = {name: None if x is None else x + other[name] for name, x in vars(first).items()}
+    sums: dict[str, Any] = {}
+    for name, counts in vars(first).items():
+        sums[name] = None if counts is None else counts + getattr(second, name)
     return ClassCounts(**sums)
 
 
