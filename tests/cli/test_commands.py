@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.commands.command import PROGRAM, LazyCommand, Option
+from pipeline.cli.commands.command import PROGRAM, LazyCommand
 from pipeline.cli.commands.root import ROOT, Root
 from pipeline.cli.completion import complete
 from pipeline.core.errors import UsageError
@@ -43,6 +43,11 @@ OPTIONS = [
     for param in command.params
     if isinstance(param, click.Option)
 ]
+
+
+def takes_overrides(command: click.Command) -> bool:
+    """Return whether arguments of a command are overrides of a recipe."""
+    return any(param.name == "overrides" for param in command.params)
 
 
 def help_of(command: click.Command, width: int = 100) -> str:
@@ -84,7 +89,9 @@ def test_command_parameters_match_function_parameters(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "option"), OPTIONS, ids=lambda value: getattr(value, "name", value)
+    ("words", "option"),
+    [(words, option) for words, option in OPTIONS if not takes_overrides(COMMANDS[words])],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_options_have_consistent_names_and_types(words: str, option: click.Option) -> None:
     assert re.fullmatch(r"--[a-z0-9]+(-[a-z0-9]+)*", option.opts[0])
@@ -103,26 +110,25 @@ def test_every_command_has_quiet_and_json(words: str) -> None:
     assert "--json" in names or words in ("completion", "schema")
 
 
-OLD = [
-    (words, option)
-    for words, option in OPTIONS
-    if isinstance(option, Option) and option.was is not None
-]
-
-
-@pytest.mark.parametrize(("words", "option"), OLD, ids=lambda value: getattr(value, "was", value))
-def test_old_option_spelling_is_refused_with_new_spelling(words: str, option: Option) -> None:
-    is_off = option.opts[0].startswith("--no-")
-    value = ("false" if is_off else "true") if option.is_flag else "3"
-    new = option.opts[0] if option.is_flag else f"{option.opts[0]} 3"
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [(words, option) for words, option in OPTIONS if not takes_overrides(COMMANDS[words])],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_option_typed_as_a_key_is_refused(words: str, option: click.Option) -> None:
+    name = option.opts[0]
+    word = f"{name.removeprefix('--').replace('-', '_')}=3"
+    typed = f"{name}, without a value" if option.is_flag else f"{name} 3"
     for before in ([], ["a"], ["a", "b"]):
         with pytest.raises(UsageError) as caught:
-            ROOT([*words.split(), *before, f"{option.was}={value}"])
-        assert str(caught.value) == f"{option.was}={value}: is now {new}"
+            ROOT([*words.split(), *before, word])
+        assert str(caught.value) == f"{word}: is an option: {typed}"
 
 
-def test_old_options_are_not_empty() -> None:
-    assert len(OLD) > 20
+@pytest.mark.parametrize("words", ["explain", "reproduce RUN"])
+def test_run_directory_of_other_commands_is_an_option(words: str) -> None:
+    with pytest.raises(UsageError, match=r"hydra\.run\.dir=x: is an option: --out x"):
+        ROOT([*words.split(), "hydra.run.dir=x"])
 
 
 REFUSED = {
@@ -137,7 +143,7 @@ REFUSED = {
     "export RUN OUT --to onyx": "--to onyx: must be one of onnx, ckpt; did you mean onnx?",
     "job --to slrum": "--to slrum: must be one of slurm, jobset, trainjob, ray, skypilot; did ",
     "job --to lsf": "--to lsf: must be one of slurm, jobset, trainjob, ray, skypilot",
-    "export RUN OUT int8=false": "int8=false: leave it out; the opposite is --int8",
+    "export RUN OUT int8=false": "int8=false: is an option: --int8, without a value",
     "report RUN --out=": "--out '': must be a path",
     "attack RUN --attacks=": "--attacks '': must be words with commas between them",
     "attack RUN --attacks fgsm,,pgd": "--attacks fgsm,,pgd: must be words with commas between them",

@@ -30,6 +30,8 @@ SETTINGS = {
     "max_content_width": HELP_WIDTH,
 }
 
+RUN_FOLDER = "hydra.run.dir"
+"""Override with the directory of a run, for which other commands than training have `--out`."""
 STOPPED = '{"status": "stopped"}'
 """The JSON that `--json` prints if the command is interrupted before it has a result."""
 
@@ -44,29 +46,15 @@ class CommandResult:
 
 
 class Option(click.Option):
-    """An option, and `was`, its name before it was an option, such as `to` of `to=onnx`.
+    """An option. `param` is the name of its parameter in Python; None: the option's name."""
 
-    `param` is the name of its parameter in Python; None: the option's name.
-    """
-
-    def __init__(
-        self, name: str, param: str | None = None, *, was: str | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, name: str, param: str | None = None, **settings: Any) -> None:
         super().__init__([name] if param is None else [name, param], **settings)
-        self.was = was
-
-    def explain_change(self, value: str) -> str:
-        """Return the advice for a user who has typed the option as `was=value`."""
-        name = self.opts[0]
-        if not self.is_flag:
-            return f"is now {name} {shlex.quote(value)}"
-        is_on = (value.lower() == "true") != name.startswith("--no-")
-        return f"is now {name}" if is_on else f"leave it out; the opposite is {name}"
 
 
-def flag(name: str, param: str | None = None, *, text: str, was: str | None = None) -> Option:
+def flag(name: str, param: str | None = None, *, text: str) -> Option:
     """Return an option without a value."""
-    return Option(name, param, is_flag=True, help=text, was=was)
+    return Option(name, param, is_flag=True, help=text)
 
 
 class Argument(click.Argument):
@@ -136,9 +124,8 @@ class LazyCommand(click.Command):
         except click.UsageError as error:
             # click doesn't set the context of errors in options.
             error.ctx = error.ctx or ctx
-            accepts_keys = any(param.name == "overrides" for param in self.params)
             # A key in place of an option is a better reason than click's.
-            self._refuse_keys(all_args, refuses_all=not accepts_keys)
+            self._refuse_keys(all_args, refuses_all=True)
             raise
         except UsageError:
             self._refuse_keys(all_args, refuses_all=False)
@@ -150,19 +137,25 @@ class LazyCommand(click.Command):
         return unparsed
 
     def _refuse_keys(self, words: Iterable[str], *, refuses_all: bool) -> None:
-        """Raise UsageError for KEY=VALUE if the key is now an option, or `refuses_all` is true."""
-        options = [param for param in self.params if isinstance(param, Option)]
-        option_by_key = {option.was: option for option in options}
-        pairs = [word for word in words if "=" in word and not os.path.exists(word)]
-        for word in pairs:
-            key, _, value = word.partition("=")
-            if key in option_by_key:
-                raise UsageError([word], option_by_key[key].explain_change(value))
-        unknown = [word for word in pairs if refuses_all and not word.startswith("-")]
-        if unknown:
-            name = unknown[0].partition("=")[0].replace("_", "-")
-            names = [option.opts[0] for option in options]
-            raise UsageError([unknown[0]], _describe_unknown_option(f"--{name}", names))
+        """Raise UsageError for a word KEY=VALUE whose key is an option, or any if `refuses_all`.
+
+        In a command that takes overrides, keys are the recipe's, except the folder of the results.
+        """
+        options = {param.opts[0]: param for param in self.params if isinstance(param, Option)}
+        takes_overrides = any(param.name == "overrides" for param in self.params)
+        for word in words:
+            key, is_pair, value = word.partition("=")
+            if not is_pair or word.startswith("-") or os.path.exists(word):
+                continue
+            if takes_overrides and key != RUN_FOLDER:
+                continue
+            name = "--out" if key == RUN_FOLDER else f"--{key.replace('_', '-')}"
+            if name in options:
+                is_flag = options[name].is_flag
+                typed = f"{name}, without a value" if is_flag else f"{name} {shlex.quote(value)}"
+                raise UsageError([word], f"is an option: {typed}")
+            if refuses_all and not takes_overrides:
+                raise UsageError([word], _describe_unknown_option(name, list(options)))
 
     def invoke(self, ctx: click.Context) -> int:
         """Import the module of the command, call its `main`, and return the exit status."""

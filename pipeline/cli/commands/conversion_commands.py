@@ -20,7 +20,7 @@ class Size(WholeNumber):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number. Raises UsageError for another value."""
         if "=" in str(value):
-            raise UsageError([str(value)], f"is now --argument {shlex.quote(str(value))}")
+            raise UsageError([str(value)], f"is an option: --argument {shlex.quote(str(value))}")
         return super().convert(value, param, ctx)
 
 
@@ -47,19 +47,11 @@ CONVERT = CommandGroup(
                 Option(
                     "--rules",
                     type=OneOf(["auto", "none", "torch", "mindspore", "tensorflow"]),
-                    was="rules",
                     help="Framework of the names in SOURCE, as checkpoint.rules.",
                 ),
-                flag(
-                    "--partial",
-                    text="Take what matches, as checkpoint.partial=true.",
-                    was="partial",
-                ),
+                flag("--partial", text="Take what matches, as checkpoint.partial=true."),
                 Option(
-                    "--like",
-                    type=FilePath(),
-                    was="like",
-                    help="Write the names, layout and dtypes of FILE.",
+                    "--like", type=FilePath(), help="Write the names, layout and dtypes of FILE."
                 ),
             ],
             example="convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10",

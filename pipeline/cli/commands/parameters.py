@@ -183,20 +183,19 @@ def layers_option() -> Option:
         metavar="PATTERN,...",
         default=(),
         show_default=False,
-        was="layers",
         help="Layers by glob pattern, such as conv_* (default: all).",
     )
 
 
 def what_option(default: str, text: str) -> Option:
     choices = OneOf(["input", "output", "all"])
-    return Option("--what", type=choices, default=default, was="what", help=text)
+    return Option("--what", type=choices, default=default, help=text)
 
 
-def out_option(metavar: str, text: str, *, was: str | None = None) -> Option:
+def out_option(metavar: str, text: str) -> Option:
     """Return `--out`, where a command writes."""
     path_type = FilePath(is_folder=metavar == "FOLDER")
-    return Option("--out", type=path_type, metavar=metavar, help=text, was=was)
+    return Option("--out", type=path_type, metavar=metavar, help=text)
 
 
 def page_option(text: str) -> Option:

@@ -22,7 +22,7 @@ RECIPE_COMMANDS = (
         "what sinks cost, hold and buy here, measured",
         """Choose a sink size and print why: the cost of a dispatch, where events split sinks, and
         the gain, predicted and measured.""",
-        [overrides(), out_option("FOLDER", "Also write explain.json there.", was="hydra.run.dir")],
+        [overrides(), out_option("FOLDER", "Also write explain.json there.")],
         example="explain +recipe=lenet5_digits train.batch_size=64",
     ),
     LazyCommand(
@@ -203,12 +203,10 @@ RECIPE_COMMANDS = (
         "Print the columns of a CSV or Parquet file, their types and missing values.",
         [
             path_argument("file", "A CSV file, or one that ends in .parquet."),
-            Option(
-                "--delimiter", was="delimiter", help="Character between values (default: detected)."
-            ),
-            Option("--decimal", was="decimal", help="Decimal separator."),
-            Option("--encoding", was="encoding", help="Encoding of the text."),
-            flag("--no-header", text="The first line has no names.", was="header"),
+            Option("--delimiter", help="Character between values (default: detected)."),
+            Option("--decimal", help="Decimal separator."),
+            Option("--encoding", help="Encoding of the text."),
+            flag("--no-header", text="The first line has no names."),
         ],
         example="columns houses.csv",
     ),

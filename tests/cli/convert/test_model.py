@@ -45,7 +45,7 @@ def test_usage_is_printed() -> None:
         convert(["model", "my_nets:Plain", "net.txt"])
     with pytest.raises(UsageError, match="wide: must be a whole number from 1"):
         convert(["model", "my_nets:Plain", "net.yaml", "wide"])
-    with pytest.raises(UsageError, match="depth=3: is now --argument depth=3"):
+    with pytest.raises(UsageError, match="depth=3: is an option: --argument depth=3"):
         convert(["model", "my_nets:Plain", "net.yaml", "depth=3"])
 
 

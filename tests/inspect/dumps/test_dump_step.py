@@ -134,7 +134,7 @@ def test_dump_command_equals_the_dump_of_the_run(
     [
         ([], UsageError, "dump takes RUN_DIR"),
         (["--step=3"], UsageError, "RUN_DIR is missing; dump takes RUN_DIR"),
-        (["RUN", "step=3"], UsageError, "step=3: is now --step 3"),
+        (["RUN", "step=3"], UsageError, "step=3: is an option: --step 3"),
         (["RUN"], UsageError, "step is missing"),
         (["RUN", "--step=x"], UsageError, "must be steps such as"),
         (["RUN", "--step=3", "wat=all"], UsageError, "did you mean --what"),

@@ -309,7 +309,7 @@ def test_exported_script_classifies_as_infer(
     [
         (["--to=onyx"], "--to onyx: must be one of onnx, ckpt"),
         (["--int8"], "--int8: needs --to onnx"),
-        (["to=onnx", "--int8"], "to=onnx: is now --to onnx"),
+        (["to=onnx", "--int8"], "to=onnx: is an option: --to onnx"),
         (["--to=onnx", "--samples=0"], "must be a whole number from 1 to 999,999,999"),
         (["--to=onnx", "--samples=3"], "--samples 3: needs --int8"),
         (["--to=onnx", "--prefix=a"], "--prefix: needs --to ckpt"),
