@@ -8,8 +8,8 @@
 from importlib import import_module
 from typing import Any
 
-# Names are imported on first use: a command starts in a tenth of the time of importing jax.
-# The types are in __init__.pyi.
+# Names are imported when they are first used, since importing jax takes ten times as long as
+# starting a command. The types are in __init__.pyi.
 _MODULES = {
     "Interrupted": "pipeline.core.host.signals",
     "Trainer": "pipeline.api.trainer",

@@ -1,7 +1,7 @@
 """The command line: run a command, and report an error as one message.
 
-Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong. Little is
-imported at the top: a process may restart itself with settings of its allocator
+The exit status is explained in `pipeline.core.errors.get_exit_status`. Little is imported at the
+top, since the process may restart itself to configure its memory allocator
 (`pipeline.core.host.process_start`), and then imports everything again.
 """
 
@@ -29,15 +29,14 @@ ON_GPU = "device=gpu"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of the arguments and return the exit status.
 
-    If `arguments` is None, the arguments of the process are used, and the process ends with the
-    command.
+    With None, the command has the arguments of the process, and the process ends after it.
     """
     open_closed_streams()
     owns_process = arguments is None
     if owns_process and os.environ.get(COMPLETION_VARIABLE):
         return _complete(os.environ[COMPLETION_VARIABLE])
     if owns_process and ON_GPU not in sys.argv:
-        # The tunables speed up the memory of programs on the CPU.
+        # The tunables make allocations of programs on the CPU faster.
         reexec_with_malloc_tunables()
     started_at = _STARTED_AT if owns_process else time.perf_counter()
     statuses: list[int] = []

@@ -26,8 +26,8 @@ from pipeline.study.sweep.verdict import PairedVerdict, read_pairs, read_verdict
 from pipeline.study.sweep.verdict_page import write_verdict_page
 
 SIDE_B = "-side_b"
-"""Suffix of the name under which Hydra has side B's recipe. If side B chooses a component, Hydra
-drops the section that the recipe has for it. Side A needs this section."""
+"""Suffix of the name by which Hydra stores side B's recipe, apart from side A's: if side B chooses
+a component, its stored recipe loses the section of that component."""
 
 
 def main(
@@ -38,10 +38,10 @@ def main(
     other: Sequence[str] = (),
     out: Path | None = None,
 ) -> CommandResult:
-    """Run pairs until one side is better or the budget is used, print the verdict, and show it with
-    its pairs on the page `out`.
+    """Run pairs until one side is better, print the verdict, and write it on the page `out`.
 
-    Both sides have `overrides`; side B also has `other`.
+    Both sides have `overrides`; side B also has `other`. At most `pairs` pairs are run, and none
+    that would end after `minutes`. `metric` None: the accuracy, else the main metric.
 
     Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
     wrong or can't be compared, RunError if the metric is missing or the page can't be written.
@@ -113,4 +113,4 @@ def _register_side_b(overrides: Sequence[str]) -> list[str]:
         return resolved
     node = find_stored_option("recipe", name)
     store_option(group="recipe", name=f"{name}{SIDE_B}", package="_global_", node=node)
-    return [f"+recipe={name}{SIDE_B}" if get_key(o) == "recipe" else o for o in resolved]
+    return [f"+recipe={name}{SIDE_B}" if get_key(arg) == "recipe" else arg for arg in resolved]

@@ -19,6 +19,7 @@ from pipeline.data.tables.raw_table import Numbers, RawTable
 from pipeline.data.tables.table_targets import find_text_among_numbers
 
 MAX_VALUES = 4
+"""Number of a category's most frequent values that are printed."""
 
 
 def main(
@@ -29,7 +30,7 @@ def main(
     decimal: str | None = None,
     encoding: str | None = None,
 ) -> CommandResult:
-    """Print a line for each column of a table. Options that are None have dataset=csv's defaults.
+    """Print a line for each column of a table. None stands for the default of dataset=csv.
 
     Raises UsageError for a value that dataset=csv doesn't accept, and DataError if the file can't
     be read.
@@ -48,9 +49,8 @@ def main(
         table = read_table(file, table_format, lambda name: "auto")
     except DataError as error:
         # The keys of a recipe are options here.
-        raise DataError(
-            re.sub(rf"\bdataset\.({'|'.join(texts)})\b", r"--\1", str(error))
-        ) from error
+        message = re.sub(rf"\bdataset\.({'|'.join(texts)})\b", r"--\1", str(error))
+        raise DataError(message) from error
     if not table.rows:
         raise DataError(f"{file}: has no rows")
     print(printable(f"{file}: {table.rows:,} rows, {len(table.columns)} columns"))
@@ -62,7 +62,7 @@ def main(
 
 
 def _describe_column(table: RawTable, name: str) -> str:
-    """Return the kind of a column, its range or most frequent values, and its missing count."""
+    """Return a line of a column's kind, range or most frequent values, and missing values."""
     column = table.columns[name]
     if isinstance(column, Numbers):
         present = column.values[~np.isnan(column.values)]
@@ -87,7 +87,7 @@ def _describe_column(table: RawTable, name: str) -> str:
         last = show_name(column.texts[int(days.argmax())])
         return f"date      {first} to {last}, {different}{missing}"
     most_frequent = np.argsort(-counts, kind="stable")[:MAX_VALUES]
-    values = [f"{show_name(column.texts[i])} {counts[i]:,}" for i in most_frequent]
+    values = [f"{show_name(column.texts[code])} {counts[code]:,}" for code in most_frequent]
     values += ["..."] if len(counts) > MAX_VALUES else []
     return f"category  {different}: {', '.join(values)}{missing}"
 

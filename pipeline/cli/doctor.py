@@ -50,17 +50,17 @@ SHOWN = ("jax", "jaxlib", "flax", "numpy", "hydra-core")
 GB = 1e9
 FREE_BYTES = 1e9
 FREE_FILES = 10_000
-"""Limits below which a disk is about to be full."""
+"""Free bytes and files below which a disk counts as full."""
 CACHE_BYTES = 20e9
-"""Size above which a cache is large."""
+"""Size above which deleting programs from the cache is advised."""
 OPEN_FILES = 1024
-"""Number of open files that every run can reach."""
+"""Limit of open files below which a run may fail."""
 MEMORY_BYTES = 2e9
 """Upper bound of the memory of a small run, compilation included."""
 SKEW_S = 60
 """Largest harmless offset of a file server's clock: the newest run is found by times of files."""
 BUSY = 0.5
-"""Load per core above which other programs use the machine."""
+"""Load per core above which the machine counts as used by other programs."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _run_check(
 
 
 def software(recipe: Recipe) -> Iterator[CheckResult]:
-    """Show the versions of the installed packages."""
+    """Show the versions of the installed packages, and the folder of this package."""
     installed = ", ".join(f"{name} {version}" for name, version in list_versions({}).items())
     yield CheckResult("ok", "software", f"{installed}; {PACKAGE}")
 
@@ -234,7 +234,7 @@ def outputs(recipe: Recipe) -> Iterator[CheckResult]:
 
 @contextmanager
 def _make_scratch_folder(parent: Path) -> Iterator[Path]:
-    """Make a temporary folder in `parent`, with a file that was written and renamed."""
+    """Make a temporary folder in `parent` with the file `file`; remove it after the body."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=parent))
@@ -251,6 +251,7 @@ def _make_scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def _check_space(what: str, folder: Path) -> CheckResult:
+    """Check the free bytes and files of a folder's disk, which is used for `what`."""
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
     # File systems without a fixed number of files report 0.
@@ -295,12 +296,12 @@ def extras(recipe: Recipe) -> Iterator[CheckResult]:
 
 
 def find_missing(distribution: str, extra: str) -> list[str]:
-    """Return the requirements of an extra, nested extras included, that aren't installed."""
+    """Return the packages that an extra, or an extra inside it, requires and that are missing."""
     missing: list[str] = []
     for requirement in map(Requirement, requires(distribution) or ()):
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}):
-            continue
+            continue  # required without extras too
         if not marker.evaluate({"extra": extra}):
             continue
         if find_installed_version(requirement.name) is None:

@@ -41,6 +41,7 @@ from pipeline.stages.autosink.dispatch_costs import (
     MOST_ROUNDS,
     OFF,
     SINGLES,
+    SINKS,
     Measurement,
     TimedRuns,
     Variant,
@@ -63,12 +64,13 @@ from pipeline.stages.lower import lower
 
 FILE = "explain.json"
 BUDGET_S = 6.0
-"""Time to measure dispatches, and again to verify the choice."""
+"""Seconds to measure dispatches, and again to time the choice."""
 TRIAL_S = 0.2
-"""Approximate length of each run with or without sinks in the final comparison."""
+"""Approximate seconds of each run with or without sinks in the final comparison."""
 BUSY = 0.5
 """Load per processor above which timings are unreliable."""
 SHOWN_EVENTS = 4
+"""Number of steps with events that are printed as examples."""
 
 
 def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
@@ -168,14 +170,14 @@ def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> Exp
 
 
 def make_dispatch(measured: Measurement) -> Dispatch:
-    """Return the median and 90th percentile of a dispatch's overhead: its time less its step's."""
+    """Return the overhead of a dispatch, its time minus a step's, as median and p90 in us."""
     step_ms = measured.costs.sinks[0].step_ms
     median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
     return Dispatch(float(median_us), float(p90_us))
 
 
 def measure_memory(loader: Loader) -> Memory:
-    """Return the device memory of the batches, in bytes, measured on the first window."""
+    """Return the bytes that a loader holds on the device, and copies for a step of a window."""
     window = loader.get_window(0)
     steps = window.max_steps
     inputs = window.inputs
@@ -186,11 +188,12 @@ def measure_memory(loader: Loader) -> Memory:
 
 
 def make_calendar(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
-    """Return the events of a run, without the ends of its sinks."""
+    """Return the steps of a run's events. Ends of sinks aren't counted as events."""
     total = run_schedule.total
     steps_by_event: dict[str, np.ndarray] = {}
     for event, periods in list_event_periods(recipe, run_schedule.steps_per_epoch).items():
         multiples = [np.arange(period, total + 1, period) for period in periods]
+        # An event without a period has no steps; numpy can't concatenate an empty list.
         steps_by_event[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
     first_steps = {
         step for steps in steps_by_event.values() for step in steps[:SHOWN_EVENTS].tolist()
@@ -206,11 +209,11 @@ def make_calendar(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
 
 
 def measure_gain(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
-    """Time training with and without the chosen sinks, in turn; None if no sinks were chosen."""
+    """Time training with and without the chosen sinks, in turns; return None without a choice."""
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)
-    num_sinks = max(3, round(1000 * TRIAL_S / (choice.size * choice.step_ms)) + 1)
+    num_sinks = max(SINKS, round(1000 * TRIAL_S / (choice.size * choice.step_ms)) + 1)
     num_singles = max(SINGLES, round(1000 * TRIAL_S / choice.off_ms))
     round_s = (num_singles * choice.off_ms + num_sinks * choice.size * choice.step_ms) / 1e3
     rounds = int(np.clip(BUDGET_S / round_s, LEAST_ROUNDS, MOST_ROUNDS))

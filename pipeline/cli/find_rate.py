@@ -16,7 +16,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.study.rate_search import RateCurve, measure_rate_curve, suggest_rate
 
 NUM_SHOWN = 12
-"""Lines of the table that is printed."""
+"""Number of rates in the printed table."""
 
 
 def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> CommandResult:
@@ -39,17 +39,16 @@ def main(overrides: Sequence[str], steps: int, out: Path | None = None) -> Comma
             sections = [Section("Loss by learning rate", about, charts)]
             title = f"Learning rates of {recipe.name}"
             advice = f"Try train.optimizer.lr={suggestion.rate:.2g}"
-            page = Page("find-rate", title, advice, sections)
-            write_page(out, page)
+            write_page(out, Page("find-rate", title, advice, sections))
             reporter.print_lines(f"the curve: {out}")
     losses = {"rates": curve.rates.tolist(), "losses": curve.losses.tolist()}
     return CommandResult({**asdict(suggestion), **losses})
 
 
 def format_table(curve: RateCurve) -> str:
-    """Return lines of rates and averaged losses, evenly spaced."""
-    places = np.linspace(0, len(curve.rates) - 1, min(NUM_SHOWN, len(curve.rates)), dtype=int)
+    """Return a table of evenly spaced steps: their rates and averaged losses."""
+    steps = np.linspace(0, len(curve.rates) - 1, min(NUM_SHOWN, len(curve.rates)), dtype=int)
     smoothed = curve.smoothed
     lines = ["      rate       loss"]
-    lines += [f"{curve.rates[place]:10.2g} {smoothed[place]:10.4g}" for place in places]
+    lines += [f"{curve.rates[step]:10.2g} {smoothed[step]:10.4g}" for step in steps]
     return "\n".join(lines)

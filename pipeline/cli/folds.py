@@ -54,7 +54,7 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     )
     if not set(STAGES) <= set(recipe.stages):
         raise RecipeError(["stages: must have train, checkpoint and eval for folds"])
-    read_selected(recipe)
+    read_selected(recipe)  # raises if the data can't be split into the folds
     typed = [*fixed, f"{FOLD}=range(0,{k})"]
     if keys.isdisjoint((VECTORIZE, "hydra/launcher")) and not list_member_problems([recipe]):
         # The folds share a program.

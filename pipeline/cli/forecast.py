@@ -69,9 +69,8 @@ def forecast_recipe(
     is_terminal = reporter.console.is_terminal
     with TimedRuns(recipe, lowered.run_schedule, executable, is_terminal=is_terminal) as trials:
         # The first steps are slow: memory is new, and libraries plan their calls.
-        steps = int(
-            np.clip(CHECK_S * 1e3 / time_single_step(trials), MIN_CHECK_STEPS, MAX_CHECK_STEPS)
-        )
+        steps_in_time = CHECK_S * 1e3 / time_single_step(trials)
+        steps = int(np.clip(steps_in_time, MIN_CHECK_STEPS, MAX_CHECK_STEPS))
         measured_ms = float(trials.time(OFF, steps).dispatch_ms.min())
     text = f"{forecast}\n{measured_line(forecast, measured_ms)}"
     return text, {**facts, "measured_ms": measured_ms}

@@ -47,7 +47,7 @@ UPPER_MS = 0.1
 """Upper end of a forecast of x ms: 1.3 x + 0.1. It is above all 24 steps that were measured in
 benchmarks/results/forecast.md."""
 MEMORY_RATIO = 1.25
-"""Memory of a job over the most that a trial run had."""
+"""Ratio of a job's memory to the most that a trial run had."""
 MINUTE_S = 60
 
 
@@ -62,8 +62,9 @@ def main(
 ) -> CommandResult:
     """Print a job file on stdout, everything else on stderr.
 
-    Raises UsageError for wrong options, RecipeError for a recipe that the engine can't run, and
-    RunError if the recipe can't be measured here.
+    Options that are None are measured here, or have defaults of the recipe and the engine. Raises
+    UsageError for wrong options, RecipeError for a recipe that the engine can't run, and RunError
+    if the recipe can't be measured here.
     """
     with redirect_stdout(sys.stderr), Reporter() as reporter:
         engine = ENGINES[to]
@@ -73,11 +74,13 @@ def main(
         _require_runnable(recipe, overrides, processes, to)
         devices = recipe.parallel.num_devices
         gpus = max(1, devices // processes) if recipe.device.uses_cuda else 0
-        if gpu is not None and not (gpus and engine.names_gpus and re.fullmatch(r"[\w.-]+", gpu)):
+        is_gpu_name = re.fullmatch(r"[\w.-]+", gpu or "") is not None
+        if gpu is not None and not (gpus and engine.names_gpus and is_gpu_name):
             raise UsageError([f"--gpu {gpu}"], "must be a kind of GPU, with slurm or skypilot")
         if gpus and gpu is None and to == "skypilot":
             raise UsageError([f"--to {to}"], "needs a kind of GPU, such as --gpu H100")
-        if not (engine.shares_files and image is None):
+        sees_local_files = engine.shares_files and image is None
+        if not sees_local_files:
             for path in _list_local_files(recipe, overrides):
                 reporter.warn(f"{path}: is a file of this machine; the job needs a copy there")
         limits = _find_limits(recipe, overrides, minutes, memory_gib, reporter)
@@ -136,9 +139,9 @@ def _list_local_files(recipe: Recipe, overrides: Sequence[str]) -> Iterator[str]
         yield f"+recipe = {file}"
     for plugin in list_loaded_plugins():
         yield f"{FLAG} {plugin.source}"
-    for where, text in iterate_texts(recipe.model_dump(mode="json")):
+    for path, text in iterate_texts(recipe.model_dump(mode="json")):
         if os.sep in text and os.path.exists(text):
-            yield f"{format_key(where)} = {text}"
+            yield f"{format_key(path)} = {text}"
 
 
 def _find_limits(
@@ -148,7 +151,7 @@ def _find_limits(
     memory_gib: int | None,
     reporter: Reporter,
 ) -> JobLimits:
-    """Return the limits that the options set, and measure others here."""
+    """Return the limits: those that the options set, and measurements for the others."""
     notes = []
     trial = None
     if minutes is None or memory_gib is None:
@@ -176,10 +179,10 @@ def _find_limits(
 
 
 def _forecast_run_s(recipe: Recipe, trial: TrialRun, reporter: Reporter) -> tuple[float, str]:
-    """Return the upper end of a run's seconds on one device, and how it is composed.
+    """Return an upper limit of a run's seconds on one device, and a note with its parts.
 
-    A batch of an evaluation counts as a step, a checkpoint as a stop. Raises RunError if a step
-    can't be forecast.
+    A batch of an evaluation is assumed to take as long as a step, and a checkpoint as long as a
+    stop. Raises RunError if a step can't be forecast.
     """
     if recipe.train.minutes is not None:
         time_s = MINUTE_S * recipe.train.minutes + CLUSTER_START_S

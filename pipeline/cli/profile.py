@@ -24,23 +24,21 @@ GPU_FLAG = "--xla_gpu_enable_command_buffer="
 def main(overrides: Sequence[str]) -> CommandResult:
     """Run a recipe for as long as its profile takes; the facts are those of profile.json.
 
-    The path of a run in place of a recipe makes the reports of its recorded trace again. Raises
-    RecipeError for an invalid recipe, or one that can't be profiled, DataError for a run without a
-    recorded trace.
+    If `overrides` is the path of a run, `parse_run` is called. Raises RecipeError for an invalid
+    recipe, or one that can't be profiled.
     """
     if overrides and "=" not in overrides[0] and overrides[0][:1] not in ("+", "~"):
         return parse_run(overrides)
     started_at = time.perf_counter()
     typed = {get_key(override) for override in overrides}
-    from_environment = [
-        key for key in parse_profiling_variables(os.environ) if get_key(key) not in {*typed, MODE}
-    ]
-    keys = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *from_environment]
+    variables = parse_profiling_variables(os.environ)
+    from_environment = [item for item in variables if get_key(item) not in {*typed, MODE}]
+    settings = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *from_environment]
     # Command buffers of a GPU hide the names of operations. On other devices the flag would only
     # change the keys of cached programs.
     if "device=gpu" in overrides and GPU_FLAG not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {GPU_FLAG}".strip()
-    words = [*overrides, *keys]
+    words = [*overrides, *settings]
     run = compose_run(words)
     summary = train_run(run, words, started_at)
     facts = {"run": summary.run_dir, "status": summary.status}
@@ -52,17 +50,20 @@ def main(overrides: Sequence[str]) -> CommandResult:
 
 
 def parse_run(arguments: Sequence[str]) -> CommandResult:
-    """Make the files of a profile again from the recorded trace of a run, without training."""
-    where = Path(arguments[0])
+    """Write the files of a profile again, from the recorded trace of a run.
+
+    Raises UsageError for more than one argument, DataError for a run without a recorded trace.
+    """
+    path = Path(arguments[0])
     if len(arguments) > 1:
-        rule = f"must be left out; {where} is parsed as it was recorded"
+        rule = f"must be left out; {path} is parsed as it was recorded"
         raise UsageError(arguments[1:], rule)
     # Imported here: the other use of the command composes a recipe before it imports jax.
     from pipeline.engine.monitors.monitors import convert_write_errors
     from pipeline.inspect.profiler.profile_files import write_profile
     from pipeline.inspect.profiler.run_record import find_profile, read_report
 
-    folder = find_profile(where)
+    folder = find_profile(path)
     report = read_report(folder)
     with convert_write_errors(folder):
         write_profile(report, folder)

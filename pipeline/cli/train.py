@@ -1,4 +1,4 @@
-"""The start of a run or a sweep of runs from command-line arguments, by Hydra."""
+"""Start of a run, or of a sweep of runs, by the arguments of a command line and Hydra."""
 
 from __future__ import annotations
 
@@ -95,16 +95,16 @@ class ComposedRun:
 
     recipe: Recipe
     run_dir: Path | None
-    """The directory that is named for it; None makes one under `outputs/`."""
+    """The directory that `hydra.run.dir` names; None: a new one under `outputs/`."""
 
 
 def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = False) -> int:
-    """Run the run or sweep that the arguments describe and return the exit status.
+    """Train, as a run or a sweep, and return the exit status.
 
-    `started_at` is the start of the command by `time.perf_counter`, in seconds; by default now.
-    `alone` is whether the process runs only this command. Then its code is the code on disk, and
-    programs that an earlier process compiled from this code may be read. Raises RecipeError with
-    every problem if the recipe can't be composed.
+    `started_at` is the start of the command by `time.perf_counter`, in seconds; None: now. `alone`
+    is whether the process runs only this command: then its code is the code on disk, and programs
+    that an earlier process compiled from this code may be read. Raises RecipeError with every
+    problem if the recipe can't be composed.
     """
     keys = set(map(get_key, args))
     if "profile.mode" not in keys:
@@ -154,7 +154,7 @@ def compose_run(overrides: Sequence[str]) -> ComposedRun:
 
 
 def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
-    """Return the run of these arguments; None if a flag asks Hydra for output."""
+    """Return the run of these arguments; None if a flag makes Hydra print something instead."""
     composed = _compose(arguments.flags, arguments.typed, arguments.overrides)
     if composed is None:
         return None
@@ -162,15 +162,16 @@ def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
     recipe = check(config, hydra_config.overrides.task)
     with _report_references():
         folder = hydra_config.run.dir
-    return ComposedRun(recipe, None if folder == "." else Path(folder))
+    is_named = folder != "."  # the default of conf/config.yaml
+    return ComposedRun(recipe, Path(folder) if is_named else None)
 
 
 def train_run(
     run: ComposedRun, words: Sequence[str], started_at: float, *, alone: bool = False
 ) -> Summary:
-    """Run a recipe, outside of Hydra, which would print errors itself.
+    """Run a recipe outside of Hydra, which would print errors itself, and return the summary.
 
-    `words` are the arguments of the command, by which the run can be resumed.
+    `words` are the arguments of the command, from which the command that resumes it is made.
     """
     from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.run import lower_and_compile
@@ -229,27 +230,26 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         stop_status = get_exit_status(interruption)
     # A signal may come before the first job.
     has_jobs = not stop_status or bool(find_jobs(sweep_dir))
-    status = max(
-        stop_status, conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
-    )
+    jobs_status = conclude_sweep(sweep_dir, is_shared=place is not None) if has_jobs else 0
+    status = max(stop_status, jobs_status)
     if status in (RunError.exit_status, get_exit_status("stopped")):
         how_to_resume = make_resume_sweep_command(arguments.words, sweep_dir)
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
     if existing is None:
         command = read_command(sweep_dir)
-        earlier = command and find_sweep(command, besides=sweep_dir)
-        if earlier:
+        earlier_dir = command and find_sweep(command, besides=sweep_dir)
+        if earlier_dir:
             rule = f"{RESUME}=auto goes on with the newest"
-            print(printable(f"{earlier} is a sweep of the same command; {rule}"))
+            print(printable(f"{earlier_dir} is a sweep of the same command; {rule}"))
     return SweepEnd(sweep_dir, status)
 
 
 def _find_directory(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> Path | None:
-    """Return the directory that the overrides name, or of the sweep to resume; None for a new one.
+    """Return the directory that the overrides name or resume; None if it has to be created.
 
-    Raises RecipeError if several are named, or if a single run is.
+    Raises RecipeError if they name several directories, or the directory of a single run.
     """
     folder = value_of(overrides, SWEEP_DIR)
     resume = value_of(overrides, RESUME)
@@ -291,7 +291,7 @@ def _report_references() -> Iterator[None]:
 def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
-    """Return the composed config and Hydra's section; None if a flag only prints something."""
+    """Return the composed config and Hydra's section; None if a flag makes Hydra print instead."""
     hydra_keys = {key for key in map(get_key, overrides) if key.partition(".")[0] == "hydra"}
     if not flags and hydra_keys <= {RUN_DIR}:
         config, hydra_config = _compose_once(typed, overrides)
@@ -303,7 +303,7 @@ def _compose(
 
 
 def _compose_once(typed: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, HydraConf]:
-    """Compose as `hydra.main` does, but once: `hydra.main` first composes to read its mode."""
+    """Compose as `hydra.main` does, but once: `hydra.main` composes twice, first for its mode."""
     with _report_problems(typed):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONF), job_name="pipeline", **HYDRA_DEFAULTS):

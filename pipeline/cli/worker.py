@@ -18,11 +18,11 @@ from pipeline.core.host.process_start import collect_less_while_starting
 from pipeline.core.host.signals import interrupt_command
 
 PR_SET_PDEATHSIG = 1
-"""From linux/prctl.h."""
+"""Option of prctl: the signal to this process when its parent ends. From linux/prctl.h."""
 
 
 def main(folder: Path) -> int:
-    """Run the recipe of the request, and return the exit status."""
+    """Run the recipe of FOLDER/request.json, and return the exit status."""
     rank = int(os.environ["RANK"])
     request = json.loads((folder / "request.json").read_text())
     # The system kills this process when the one that started it ends.

@@ -1,7 +1,7 @@
-"""Switches of Ascend's adapters for TensorFlow and PyTorch, under the names that they have there.
+"""Switches of Ascend's adapters for TensorFlow and PyTorch, as further keys of `train`.
 
-Each switch is another word for a key of `train`. A checked recipe has only the key, so the resolved
-recipe shows the word's meaning.
+Each switch, here called a word, stands for another key of `train`. A checked recipe has only the
+other key.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class AdapterWords(Spec):
                 continue
             value = translate(setting)
             current = changes.get(key, getattr(self, key))
-            if current != value and (key in changes or current != default):
+            is_set = key in changes or current != default
+            if is_set and current != value:
                 raise ValueError(
                     f"{word} = {setting} conflicts with {key} = {current}; they are two words for "
                     "one thing: give one of them"
@@ -73,10 +74,10 @@ class AdapterWords(Spec):
         return self.model_copy(update=changes) if changes else self
 
 
-def find_loop_problems(train: TrainSpec, total: int | None) -> Iterator[str]:
-    """Yield what is wrong with `iterations_per_loop` by the adapter's rules.
+def find_loop_problems(train: TrainSpec, total_steps: int | None) -> Iterator[str]:
+    """Yield a problem for each of the adapter's rules that `iterations_per_loop` breaks.
 
-    `total` is the number of steps of training, None if unknown.
+    `total_steps` is the number of steps of training, None if unknown.
     """
     size = train.iterations_per_loop
     if size is None or size == 1:
@@ -86,6 +87,7 @@ def find_loop_problems(train: TrainSpec, total: int | None) -> Iterator[str]:
         yield f"{key}: must be 1 with train.mode = eager (mix_compile_mode)"
     if not train.sink:
         yield f"{key}: must be 1 with train.sink = false (enable_data_pre_proc)"
-    if total is not None and total % size:
-        nearest = f"{total - total % size} steps or {total - total % size + size}"
-        yield f"{key}: must divide the {total} steps of training; train {nearest}"
+    if total_steps is not None and total_steps % size:
+        lower = total_steps - total_steps % size
+        advice = f"train {lower} steps or {lower + size}"
+        yield f"{key}: must divide the {total_steps} steps of training; {advice}"

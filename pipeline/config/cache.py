@@ -14,7 +14,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.ownership import find_foreign_owner, find_writers
 
 PROGRAMS = "xla-2"
-"""Folder of compiled programs."""
+"""Name of the folder of compiled programs; another number hides programs of an older format."""
 
 
 def cache_root(cache: CacheSpec) -> Path:
@@ -35,8 +35,8 @@ def cache_root(cache: CacheSpec) -> Path:
 def find_program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None:
     """Return the folder of compiled programs; None if the recipe doesn't use one.
 
-    It is also None if other users can add programs to the folder, since programs are executed. Then
-    `warn` is called with a line.
+    Also returns None, and calls `warn` with a line, if other users can add programs to the folder,
+    since programs are executed.
     """
     if not cache.compiled:
         return None
@@ -67,7 +67,7 @@ def find_exposure(root: Path) -> Exposure | None:
     A cache folder with the sticky bit, such as /tmp, is accepted: other users can't remove or
     rename this user's files there, and programs are in a folder inside it.
     """
-    rename_advice = "name another folder: cache.root=DIR"
+    folder_advice = "name another folder: cache.root=DIR"
     for folder in (root, root / PROGRAMS):
         try:
             status = folder.stat()
@@ -75,9 +75,10 @@ def find_exposure(root: Path) -> Exposure | None:
             # A missing folder will be created for this user alone.
             continue
         if owner := find_foreign_owner(status):
-            return Exposure(folder, f"belongs to {owner}", rename_advice)
+            return Exposure(folder, f"belongs to {owner}", folder_advice)
         writers = find_writers(status)
-        if writers and not (folder == root and status.st_mode & stat.S_ISVTX):
-            advice = f"chmod go-w {shlex.quote(str(folder))}, or {rename_advice}"
+        is_sticky_root = folder == root and status.st_mode & stat.S_ISVTX
+        if writers and not is_sticky_root:
+            advice = f"chmod go-w {shlex.quote(str(folder))}, or {folder_advice}"
             return Exposure(folder, f"can be written by {writers}", advice)
     return None

@@ -29,19 +29,16 @@ RESULTS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness, check_one_length]
-"""All rules, in the order in which a message has their problems."""
+"""All rules. A message lists the problems in their order."""
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
     """Return every problem that the rules find, in the order of the rules.
 
-    If the command line replaces the length of the run, the run may end within its warmup.
+    If `length_replaced`, by the command line, the run may end within its warmup.
     """
-    problems: list[str] = []
-    for check in CHECKS:
-        if not (length_replaced and check is check_warmup_length):
-            problems += check(recipe)
-    return problems
+    skipped = check_warmup_length if length_replaced else None
+    return [problem for check in CHECKS if check is not skipped for problem in check(recipe)]
 
 
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
@@ -85,10 +82,11 @@ def find_known_facts(recipe: Recipe) -> Facts | None:
 
 @rule
 def check_length(recipe: Recipe) -> Iterator[str]:
-    """The number of steps is at most `MAX_STEPS`, and training doesn't end after them."""
+    """The number of steps is at most `MAX_STEPS`, and `train.end_step` isn't after the last."""
     if list(check_one_length(recipe)) or list(check_batch_size(recipe)):
         return
     facts = find_known_facts(recipe)
+    # While its size is unknown, an epoch counts as one step, its least length.
     steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch if facts else 1
     end = recipe.train.end_step
     try:
@@ -96,7 +94,8 @@ def check_length(recipe: Recipe) -> Iterator[str]:
     except ValueError as error:
         yield f"train: {error}"
         return
-    if end is not None and end > total and (facts or recipe.train.steps):
+    is_total_known = facts or recipe.train.steps
+    if end is not None and end > total and is_total_known:
         yield f"train.end_step = {end}: must be at most the {total} steps of training"
 
 
@@ -226,10 +225,11 @@ def check_freezing(recipe: Recipe) -> Iterator[str]:
 def check_optimizers(recipe: Recipe) -> Iterator[str]:
     """Separate optimizers update parameters that are trained from the first step on."""
     train = recipe.train
-    if train.optimizers and train.unfreeze:
+    if not train.optimizers:
+        return
+    if train.unfreeze:
         yield "train.optimizers: must be [] with train.unfreeze, which begins optimizers later"
-    specs = (train.optimizer, *(rule.optimizer for rule in train.optimizers))
-    for spec in specs if train.optimizers else ():
+    for spec in (train.optimizer, *(entry.optimizer for entry in train.optimizers)):
         if spec.observes_layers:
             yield f"train.optimizers: must be [] with {spec.name}, which looks into layers"
 
@@ -260,10 +260,11 @@ def check_stages(recipe: Recipe) -> Iterator[str]:
     in_order = tuple(stage for stage in STAGES if stage in stages)
     if tuple(stages) != in_order:
         yield f"{key}: must be in this order, each once: {', '.join(in_order)}"
-    needs = {"build": "data", "compile": "build", "train": "compile", "eval": "compile"}
-    for stage, earlier in {**needs, "checkpoint": "train"}.items():
-        if stage in stages and earlier not in stages:
-            yield f"{key}: {stage} needs {earlier}"
+    needs = {"build": "data", "compile": "build", "train": "compile"}
+    needs |= {"eval": "compile", "checkpoint": "train"}
+    for stage, needed in needs.items():
+        if stage in stages and needed not in stages:
+            yield f"{key}: {stage} needs {needed}"
 
 
 @rule
@@ -385,7 +386,7 @@ def check_warmup_unit(recipe: Recipe) -> Iterator[str]:
     """Warmup is set in steps or in epochs, not both."""
     for key, schedule in recipe.train.schedules.items():
         try:
-            schedule.warmup(1)
+            schedule.warmup(1)  # raises for two units, whatever the steps of an epoch
         except ValueError as error:
             yield f"{key}: {error}"
 

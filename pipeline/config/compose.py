@@ -41,14 +41,11 @@ UNCOMPOSABLE = (
     AssertionError,
 )
 """Errors that Hydra raises for overrides that it can't compose."""
-
 MAX_ROUNDS = 10
-"""Composing is tried at most this often. Each attempt omits the problems that earlier attempts met,
-to find others."""
-
+"""At most this many attempts to compose a recipe. Each omits the overrides that earlier attempts
+have reported, to find other problems."""
 SEVERAL_VALUES = "Ambiguous value for argument"
 """Beginning of Hydra's message for `key=1,2`."""
-
 _KEY_ERROR = re.compile(
     r"Could not override '|An item is already at '|Could not delete from config"
 )
@@ -131,6 +128,7 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
 
 
 def _compose(overrides: list[str]) -> DictConfig:
+    """Compose a config. Raises RecipeError for circular bases, else errors of `UNCOMPOSABLE`."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), job_name="pipeline", **HYDRA_DEFAULTS):
         try:
@@ -147,7 +145,7 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
     overrides, so all with the same kind of problem are found at once.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        # An option may have slashes, as in //etc. Only Hydra's groups have some.
+        # An option's name may have slashes, as in //etc. Of groups, only Hydra's have them.
         missing = error.missing_cfg_file
         split = str.rpartition if missing.startswith("hydra/") else str.partition
         group, _, option = split(missing, "/")
@@ -184,7 +182,7 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
 def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
     """Return problems of keys that are missing or exist already, and the overrides without them.
 
-    A missing key is set nevertheless, since the check reports it.
+    A missing key is added to the recipe, since its check reports the key.
     """
     try:
         tree = OmegaConf.to_container(_compose([item for item in overrides if not sets_key(item)]))
@@ -200,7 +198,8 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
         if sets_key(override) and override.startswith("~") and not exists:
             problems[f"{show(f'~{key}')}: there is no such key"] = None
             continue
-        if sets_key(override) and override.startswith("+") and override[1:2] != "+" and exists:
+        must_be_new = override.startswith("+") and not override.startswith("++")
+        if sets_key(override) and must_be_new and exists:
             problems[f"{show(f'+{key}')}: the key exists already; leave out the +"] = None
         added.add(key)
         valid.append(f"++{bare}" if sets_key(override) and bare[0] != "~" else override)
@@ -215,28 +214,29 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
         return []
     register = partial(store_option, group="recipe", name=recipe, package="_global_")
     try:
+        # Without the keys, the recipe's bases alone are composed.
         register(node={key: keys[key] for key in keys if key == "defaults"})
-        below = OmegaConf.to_container(_compose(overrides))
+        base = OmegaConf.to_container(_compose(overrides))
     except UNCOMPOSABLE:
         return []
     finally:
         register(node=keys)
-    return list(_list_mistaken_kinds(below, keys, ()))
+    return list(_list_mistaken_kinds(base, keys, ()))
 
 
-def _list_mistaken_kinds(below: Any, keys: Any, path: TreePath) -> Iterator[str]:
-    """Yield the problems of a recipe's `keys` at a path and inside, which replace those `below`."""
-    if isinstance(below, dict) and isinstance(keys, dict):
-        for key in (key for key in keys if key in below):
-            yield from _list_mistaken_kinds(below[key], keys[key], (*path, key))
-    elif isinstance(below, dict) and isinstance(keys, list):
+def _list_mistaken_kinds(base: Any, keys: Any, path: TreePath) -> Iterator[str]:
+    """Yield a problem for each list in `keys` that replaces a section of `base`, and vice versa."""
+    if isinstance(base, dict) and isinstance(keys, dict):
+        for key in (key for key in keys if key in base):
+            yield from _list_mistaken_kinds(base[key], keys[key], (*path, key))
+    elif isinstance(base, dict) and isinstance(keys, list):
         yield f"{format_key(path)} = {show(keys)}: must be a section of keys"
-    elif isinstance(below, list) and isinstance(keys, dict):
+    elif isinstance(base, list) and isinstance(keys, dict):
         yield f"{format_key(path)} = {show(keys)}: must be a list"
 
 
 def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
-    """Return the first override that can't be composed, and Hydra's error; None if all can be.
+    """Return the first override that can't be composed, and Hydra's error; else None and None.
 
     Overrides of groups come first, since keys depend on them.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.config.recipe import TrainSpec
 
 MAX_MINUTES = 366 * 24 * 60
-"""The longest run with a deadline."""
+"""Length of the longest run with a deadline: a year."""
 FORMS = "a time such as 18:00, or a date with a time such as 2027-01-31T18:00+01:00"
 
 
@@ -30,7 +30,7 @@ def require_clock_time(text: str) -> str:
     return text
 
 
-# YAML reads 18:00 without quotes as 1080, a number to the base of 60.
+# YAML reads 18:00 without quotes as the base-60 number 1080.
 ClockTime = Annotated[
     Annotated[str, AfterValidator(require_clock_time)], Expected(f"{FORMS}, as text in quotes")
 ]
@@ -50,9 +50,9 @@ def _parse_clock_time(text: str) -> time_of_day | datetime:
 def find_clock_time(text: str, now_s: float) -> float:
     """Return a clock time as seconds since 1970.
 
-    A time of the day is the next one after `now_s` that the local clock shows. Of a time that the
-    clock shows twice, the first one counts unless it is past. A time that the clock leaves out is
-    later by as much as the clock is put forward.
+    A time of the day is the next one after `now_s` on the local clock. If the clock is put back
+    and shows the time twice, the first one counts unless it is past. If the clock is put forward
+    and skips the time, the time is put forward too.
     """
     parsed = _parse_clock_time(text)
     if isinstance(parsed, datetime):
@@ -61,12 +61,13 @@ def find_clock_time(text: str, now_s: float) -> float:
 
 
 def _list_times(time_: time_of_day, now_s: float) -> Iterator[float]:
+    """Yield both showings of a time today and tomorrow, in seconds since 1970."""
     today = datetime.fromtimestamp(now_s).date()
     for days in (0, 1):
         moment = datetime.combine(today + timedelta(days=days), time_)
         first_s = moment.timestamp()
         yield first_s
-        # Later than the first one if the clock shows the time twice, earlier if it leaves it out.
+        # Later than `first_s` if the clock shows the time twice, earlier if it skips the time.
         yield max(first_s, moment.replace(fold=1).timestamp())
 
 

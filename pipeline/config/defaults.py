@@ -50,8 +50,8 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
 def fill_component(group: str, component: Mapping[str, Any]) -> Tree:
     """Copy a custom component, with the defaults that all shipped components of its name share.
 
-    If the shipped values differ, as the shapes of ResNets do, a missing key stays missing. So does
-    a figure with its source, since another chip has other figures. A component with `defaults` is
+    A missing key stays missing if the shipped values differ, as the shapes of ResNets do, or if its
+    value has a source, as the figures of a chip have. A component that names bases in `defaults` is
     returned unchanged.
     """
     if any(base != "_self_" for base in component.get("defaults", ())):
@@ -84,7 +84,7 @@ def make_option(group: str, component: type[Spec]) -> Tree:
 
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
-    """Return the recipe of a run with defaults for newer keys, also if it isn't valid any more."""
+    """Return a run's recipe with defaults for newer keys, as validated if it is still valid."""
     tree = fill_missing(tree)
     try:
         return Recipe.model_validate(tree).model_dump(mode="json")
@@ -125,7 +125,7 @@ def _fill_key(tree: Tree, path: TreePath) -> bool:
 
 
 def _find_default(tree: Tree, path: TreePath) -> Any:
-    """Return a key's default or `_NOTHING`: in a component, that of its most similar option."""
+    """Return a key's default, or `_NOTHING`; in a component, that of the most similar option."""
     for group, section in SECTIONS.items():
         if path[: len(section)] != section:
             continue
@@ -140,15 +140,14 @@ def _find_default(tree: Tree, path: TreePath) -> Any:
         )
         return find_value(most_similar, path[len(section) :], _NOTHING)
     return find_value(
-        {**_read_config_file("config"), "train": _read_config_file("train/default")},
-        path,
-        _NOTHING,
+        {**_read_config_file("config"), "train": _read_config_file("train/default")}, path, _NOTHING
     )
 
 
 @cache
 def find_options(group: str, name: str) -> Mapping[str, Tree]:
     """Return the options of a group that configure the component `name`, by file name."""
+    # A file with bases may have its name from one of them.
     pattern = re.compile(rf"^(name: {re.escape(name)}|defaults: .*)$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     stems = [file.stem for file in files if pattern.search(file.read_text("utf-8"))]

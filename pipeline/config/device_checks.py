@@ -28,7 +28,7 @@ def check_parallel_mode(recipe: Recipe) -> Iterator[str]:
             if value is not None:
                 yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
     if not parallel.is_data_parallel:
-        # With `exact`, which sharded parameters refuse anyway, `shards` may be the default.
+        # With `exact` the recipe sets the default of `shards`, and sharded parameters refuse it.
         is_user_set = parallel.mode == "none" or parallel.reproducible != "exact"
         if parallel.shards is not None and is_user_set:
             rule = f"needs parallel.mode=data; it is {parallel.mode}"
@@ -108,7 +108,7 @@ def check_features(recipe: Recipe) -> Iterator[str]:
     split = recipe.dataset.train
     if parallel.mode == "none":
         return
-    # The memory sets the mode, which the user may not have typed.
+    # `train.memory` sets the mode, so the problem names the key that the user typed.
     mode = f"parallel.mode = {parallel.mode}"
     if train.memory is not None and parallel.mode == "data":
         mode = f"train.memory = {train.memory}"
@@ -139,7 +139,7 @@ def check_features(recipe: Recipe) -> Iterator[str]:
 
 
 def check_memory(recipe: Recipe) -> Iterator[str]:
-    """The memory decides how a process uses its device, if sums over shards have a fixed order."""
+    """`train.memory` needs a single device, and sums over shards in a fixed order."""
     parallel = recipe.parallel
     if recipe.train.memory is None:
         return
@@ -163,7 +163,7 @@ def check_memory(recipe: Recipe) -> Iterator[str]:
 
 
 def check_sharding(recipe: Recipe) -> Iterator[str]:
-    """Modes that shard parameters by XLA can't promise equal bits."""
+    """If XLA shards parameters, bits and batch norm depend on how it divides a batch."""
     parallel = recipe.parallel
     if parallel.mode not in ("semi_auto", "auto"):
         return
@@ -181,8 +181,8 @@ def check_launcher(recipe: Recipe) -> Iterator[str]:
     launch = recipe.launch
     mode = recipe.parallel.mode
     processes = launch.num_processes
-    local = {key: getattr(launch, key) for key in ("processes", "restarts", "min_processes")}
-    for key, value in local.items():
+    for key in ("processes", "restarts", "min_processes"):
+        value = getattr(launch, key)
         if launch.name != "local" and value:
             yield f"launch.{key} = {value}: needs launch=local; it is {launch.name}"
     if launch.restarts and not set(recipe.stages) >= {"train", "checkpoint"}:

@@ -45,7 +45,7 @@ Steps = Annotated[
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
     AfterValidator(lambda text: parse_steps(text) and text),
 ]
-"""Numbers of steps done, such as `0|5|10` or `5-10`; 0 is the fresh state."""
+"""Numbers of steps done, such as `0|5|10` or `5-10`; 0 is before the first step."""
 
 
 class DumpSpec(Spec):

@@ -34,7 +34,7 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 
 
 def read_description(file: Path) -> str:
-    """Return the first comment line of a YAML file that isn't a directive; "" if none is."""
+    """Return a YAML file's first comment line without directives and commands; "" without one."""
     try:
         head = read_bytes(file).decode(errors="replace")
     except (OSError, ValueError):

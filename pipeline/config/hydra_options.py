@@ -20,11 +20,11 @@ from pipeline.config.optional_keys import mark_optional_keys
 from pipeline.config.overrides import find_unparsable, get_key, value_of
 from pipeline.config.recipe_file import (
     YAML,
-    drop_foreign_keys,
     find_component_file,
     find_user_keys,
     read_component_file,
     read_recipe_file,
+    reset_user_keys,
     with_component_files,
 )
 from pipeline.config.run_length import LENGTH_UNITS
@@ -38,6 +38,7 @@ DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
 """Components of conf/config.yaml by group, for runs without a recipe."""
 LENGTHS = tuple(f"train.{unit}" for unit in LENGTH_UNITS)
+"""Keys that set the length of a run."""
 
 _OPTION = re.compile(r"\w[\w.+-]*")
 
@@ -50,7 +51,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     default recipe don't fit. Then the run is named after its model and dataset.
 
     Recipes, and files of components as in `device=./mine.yaml`, are registered with Hydra before it
-    composes. Raises RecipeError if one that is named can't be read.
+    composes. Raises RecipeError for a file that can't be read.
     """
     problems = list(find_unparsable(overrides))
     recipes = [override for override in overrides if get_key(override) == "recipe"]
@@ -72,16 +73,18 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
         file = Path(recipe)
         recipe = file.stem
         files[recipe] = file
-        overrides = [f"+recipe={recipe}" if get_key(o) == "recipe" else o for o in overrides]
+        overrides = [f"+recipe={recipe}" if get_key(arg) == "recipe" else arg for arg in overrides]
+    # Hydra needs the +, since conf/config.yaml has no default recipe.
     overrides = [f"+{item}" if item.startswith("recipe=") else item for item in overrides]
     groups = {get_key(override) for override in overrides if override[0] != "~"} & set(SECTIONS)
     if not _register_recipes(files, recipe, groups):
         return overrides
+    # A recipe that names all components replaces the defaults of conf/config.yaml.
     return [*(f"~{group}" for group in {*SECTIONS, "train"} - groups), *overrides]
 
 
 def add_train_length(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a command that doesn't train, with a length if a check needs one."""
+    """Add the length that checks need to overrides with neither a length nor a recipe."""
     keys = {get_key(override) for override in overrides}
     lacks_length = keys & set(DEFAULT_COMPONENTS) and not keys & {"recipe", *LENGTHS}
     return [*overrides, *(["train.steps=1"] if lacks_length else [])]
@@ -93,7 +96,7 @@ def _name_run(overrides: list[str]) -> str:
         group: value_of(overrides, group) or component
         for group, component in DEFAULT_COMPONENTS.items()
     }
-    # In each job of a sweep, the component's name replaces the interpolation.
+    # Several options of a sweep aren't a name; each job resolves the interpolation to its option.
     names = (
         option if _OPTION.fullmatch(option) else f"${{{group}.name}}"
         for group, option in options.items()
@@ -106,34 +109,33 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
 
     `requested` is a name, or several separated by commas. Only requested recipes and their bases
     are read, since reading all takes long; other recipes are registered by name, for messages. All
-    are read if a requested one doesn't exist. Raises RecipeError if the requested one can't be
-    read; other unreadable recipes are skipped.
+    are read if a requested recipe doesn't exist. Raises RecipeError if the only requested recipe
+    can't be read; other unreadable recipes are skipped.
     """
     names = requested.split(",")
     queue = names if files.keys() >= set(names) else list(files)
-    is_complete = False
+    is_requested_complete = False
     for name in queue:
         try:
-            complete, bases = _register_recipe(name, files[name], groups)
+            is_complete, bases = _register_recipe(name, files[name], groups)
         except RecipeError:
             if name == requested:
                 raise
         else:
-            is_complete |= complete and name == requested
+            is_requested_complete |= is_complete and name == requested
+            # The loop continues with these.
             queue += [base for base in bases if base in files and base not in queue]
     for name in files.keys() - set(queue):
         store_option(group="recipe", name=name, package="_global_", node={})
-    return is_complete
+    return is_requested_complete
 
 
 def _register_custom_components() -> None:
     """Register components of plug-ins and other distributions, which have no files in conf/."""
     for group, path in SECTIONS.items():
         for name, component in list_components(group).items():
-            if (
-                component.__module__.startswith("pipeline.")
-                or (CONF / group / f"{name}.yaml").is_file()
-            ):
+            is_shipped = component.__module__.startswith("pipeline.")
+            if is_shipped or (CONF / group / f"{name}.yaml").is_file():
                 continue
             node = make_option(group, component)
             store_option(group=group, name=name, package=".".join(path), node=node)
@@ -183,7 +185,7 @@ def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bo
     bases = [item.removesuffix(".yaml") for item in defaults if isinstance(item, str)]
     is_complete = names_every_component(tree)
     if is_complete:
-        tree = fill_missing(drop_foreign_keys(tree))
+        tree = fill_missing(reset_user_keys(tree))
     if problems := [f"{file}: {problem}" for problem in find_user_keys(tree)]:
         raise RecipeError(problems)
     for group in groups:

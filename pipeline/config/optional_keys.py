@@ -1,6 +1,6 @@
-"""Keys of a recipe that may be missing in conf/: keys with a default in their type, custom keys.
+"""Keys of a recipe that may be missing in conf/: fields with a default, and custom keys.
 
-Hydra sets only existing keys, unless an override has a `++`: `++model.padding=symmetric`.
+Hydra refuses to set a missing key, unless an override has a `++`: `++model.padding=symmetric`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def _sets_optional(override: str) -> bool:
     key, equals, value = override.partition("=")
     if not equals or key in SECTIONS:
         return False
-    *sections, last = key.split(".")
-    if _is_open((*sections, last)):
+    path = key.split(".")
+    if _is_open(path):
         return True
-    if any(_is_optional(spec, last) for spec in _find_specs(sections)):
+    if any(_is_optional(spec, path[-1]) for spec in _find_specs(path[:-1])):
         return True
-    inside = _find_specs([*sections, last]) if value.startswith("{") else ()
-    return any(_is_optional(spec, field) for spec in inside for field in spec.model_fields)
+    # A value in braces may set any key of the section.
+    specs = _find_specs(path) if value.startswith("{") else ()
+    return any(_is_optional(spec, field) for spec in specs for field in spec.model_fields)
 
 
 def _is_open(path: Sequence[str]) -> bool:
@@ -65,11 +66,12 @@ def _list_specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[
         yield annotation
     elif get_origin(annotation) is Annotated:
         yield from _list_specs(annotation.__origin__, annotation.__metadata__)
-    elif get_origin(annotation) is not tuple:
+    elif get_origin(annotation) is not tuple:  # an override can't set a key of a list's item
         for choice in get_args(annotation):
             yield from _list_specs(choice)
 
 
 def _is_optional(spec: type[Spec], field: str) -> bool:
+    """Return whether `spec` has the field, with a default. Files of conf/ always have a name."""
     info = spec.model_fields.get(field)
     return field != _NAME and info is not None and not info.is_required()

@@ -25,11 +25,12 @@ STORAGE = "hydra.sweeper.storage"
 OUTPUT_SUBDIR = "hydra.output_subdir"
 MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
+"""In characters."""
 MAX_NAME_BYTES = 255
-"""A key has at most this many bytes: Hydra looks for a file named after every key."""
-
+"""Limit of file systems for names: Hydra looks for a file named after every key."""
 MAX_QUOTED_LENGTH = 200
-"""Longest value that is shown in quotes: a list of 4,000 quoted texts takes seconds to parse."""
+"""Characters of the longest value that is tried in quotes: a list of 4,000 quoted texts takes
+seconds to parse."""
 
 _WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
 """Patterns of the words of a value: between the punctuation of lists, or also of sections."""
@@ -45,7 +46,7 @@ def get_key(override: str) -> str:
 
 
 def value_of(overrides: Iterable[str], key: str) -> str | None:
-    """Return the value of the last override of a key, as text; None if it has none."""
+    """Return the value of the last override of a key, as text; None if no override sets it."""
     values = [item.partition("=")[2] for item in overrides if get_key(item) == key]
     return values[-1] if values else None
 
@@ -55,19 +56,17 @@ def hide_secret_values(args: Iterable[str]) -> list[str]:
     words = []
     for arg in args:
         key = get_key(arg)
+        name, equals, _ = arg.partition("=")
         # The address of a database may hold a password in the format of its driver.
         is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
-        has_secret_value = "=" in arg and is_secret
-        name = arg.partition("=")[0]
-        words.append(f"{name}={HIDDEN}" if has_secret_value else hide_secrets(arg))
+        words.append(f"{name}={HIDDEN}" if equals and is_secret else hide_secrets(arg))
     return words
 
 
 def require_hydra_keys(args: Sequence[str]) -> None:
-    """Raise RecipeError if one of Hydra's keys is misused.
+    """Raise RecipeError if one of Hydra's sections has an option's name in place of keys.
 
-    An option's name isn't the value of a section, and a password must not be in the config that
-    Hydra writes to a file.
+    Also raises it if Hydra would write a password into files of `hydra.output_subdir`.
     """
     problems = [
         f"{key} = {value}: is a section; an option of it is chosen by "
@@ -85,6 +84,7 @@ def require_hydra_keys(args: Sequence[str]) -> None:
 
 def quote_value(text: str) -> str:
     """Return a text in quotes, so that Hydra reads it literally as the value of an override."""
+    # Hydra reads backslashes as escapes only before a quote, such as the closing one.
     escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
     return f"'{escaped}'"
 
@@ -98,9 +98,9 @@ def sets_key(override: str) -> bool:
 
 def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the overrides that Hydra's grammar rejects, each with its problem."""
-    for number, override in enumerate(overrides):
+    for position, override in enumerate(overrides):
         if "=" not in override and override[0] != "~":
-            previous = overrides[number - 1] if number else ""
+            previous = overrides[position - 1] if position else ""
             is_split = sets_key(previous) and "=" in previous
             form = _quote_for_shell(f"{previous} {override}") if is_split else None
             hint = f"; a value with a space is typed in quotes, as {form}" if form else ""
@@ -110,7 +110,8 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         elif not get_key(override).isascii():
             yield override, "there is no such key"
         elif reason := _explain_refusal(override):
-            form = _quote_for_shell(override) if number < MAX_PROBLEMS else None
+            # Quotes are tried only for as many overrides as a message shows, since it is slow.
+            form = _quote_for_shell(override) if position < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
 
 
@@ -153,10 +154,9 @@ def list_swept_keys(overrides: Iterable[str]) -> list[str]:
 
 
 def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield a problem for every override beyond the bounds of Hydra's parser.
+    """Yield a problem for every override that is empty, too long or nested too deep.
 
-    A longer or deeper override would take minutes or overflow the parser's stack. Keys are bounded
-    too, since Hydra looks for a file named after each.
+    Hydra's parser would take minutes for it, or overflow its stack.
     """
     if len(overrides) > MAX_OVERRIDES:
         yield (
@@ -188,10 +188,10 @@ def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
 
 
 def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of the jobs to check before a sweep.
+    """Return the overrides of jobs that cover all values of a sweep.
 
-    Each value of a key occurs in one job, with the first values of the other keys. Ranges, from
-    which a sweeper draws, are skipped.
+    Each value of a key is in one job, with the first values of the other keys. The first job has
+    all first values. Ranges, from which a sweeper draws, are left out.
     """
     choices = [options for override in overrides if (options := _list_alternatives(override))]
     jobs = [[options[0] for options in choices]]
@@ -201,7 +201,7 @@ def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _list_alternatives(override: str) -> list[str]:
-    """Return an override for each value of a sweep, [] for a range; else the override itself."""
+    """Return an override for each value that is swept, [] for a range, else only the override."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError):

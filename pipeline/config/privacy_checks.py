@@ -15,7 +15,7 @@ Refusal = tuple[str, object, str]
 
 
 def check_privacy(recipe: Recipe) -> Iterator[str]:
-    """In a private run only noisy gradients depend on training samples, each on its own."""
+    """In a private run only noisy gradients read training samples, each sample separately."""
     if recipe.privacy is None:
         return
     for find_refusals in (_find_mixing_keys, _find_mixing_data_keys, _find_reading_keys):

@@ -19,6 +19,7 @@ OPTIONS = "PROFILING_OPTIONS"
 LEAST_STEPS = 20
 MOST_STEPS = 200
 SWITCHES = ("training_trace", "task_trace", "aicpu")
+"""Options of PROFILING_OPTIONS that are on or off. Others are texts."""
 TEXTS = ("output", "fp_point", "bp_point", "aic_metrics")
 
 

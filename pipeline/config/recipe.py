@@ -70,7 +70,7 @@ def parse_size(text: str) -> int:
 
 
 def require_memory(memory: str) -> str:
-    """Return `memory`. Raises ValueError if it isn't auto or a size above 0."""
+    """Return `memory`. Raises ValueError unless it is auto or a size above 0."""
     if memory != "auto" and parse_size(memory) == 0:
         raise ValueError("is 0")
     return memory
@@ -96,6 +96,7 @@ class TrainSpec(AdapterWords):
     planned_for: str | None = None
     """The deadline that a run chose `steps` for, by which `train.resume=auto` finds the run."""
     sink: bool
+    """Whether steps run in sinks; false: `sink_size` is ignored, and the host sees every step."""
     sink_size: Annotated[int | Literal["auto"], Expected("a whole number or auto")]
     """-1: a sink per epoch; N > 0: N batches, continuing after the last sink; auto: the size that
     is measured to be fastest. With auto a sink epoch is an epoch, as with -1."""
@@ -105,6 +106,8 @@ class TrainSpec(AdapterWords):
     dispatch_seconds: Seconds
     """Approximate length of the chunks of a sink, so that signals are handled in time."""
     feed: Literal["auto", "resident", "stream"]
+    """What the device holds. resident: the training split; stream: windows of consecutive steps;
+    auto: the split if it fits."""
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
     that Python in custom layers can print and be debugged, much slower."""
@@ -268,7 +271,6 @@ class EvalSpec(Spec):
     ]
     """Number of samples, spread evenly over the split. trained: at most as many as in training, so
     that a trial of a few steps of a large network ends quickly."""
-
     every_steps: PositiveInt | None
     every_passes: PositiveInt | None
     """Epochs between two evaluations."""
@@ -277,8 +279,8 @@ class EvalSpec(Spec):
     robustness: Seq[AttackSpec] = ()
     """Attacks and corruptions under which the accuracy is measured, once after training."""
     on_train: bool
-    """Also evaluate as many training samples, spread evenly over their split, with the map ops of
-    evaluation. Their metrics have the prefix `train_`, as in `train_accuracy`."""
+    """Also evaluate the same number of training samples, spread evenly over their split, with the
+    map ops of evaluation. Their metrics have the prefix `train_`, as in `train_accuracy`."""
 
 
 class EarlyStopSpec(Spec):
@@ -298,11 +300,11 @@ class MonitorSpec(Spec):
     of MindSpore's functional loop, which are a banner, the loss at every 100 batches of an epoch,
     and accuracy and loss after an evaluation."""
     log_level: LogLevel | None
-    """Least severe messages that are shown: debug, info, warning or error; null: by the variable
+    """Severity from which messages are shown: debug, info, warning or error; null: by the variable
     GLOG_v, 0 to 3, else warning."""
     loss_every: NonNegativeInt
-    """Least steps between two loss lines, which come at the end of a sink, or of a step without
-    sinks; 0: no lines."""
+    """Minimum steps between two loss lines, which are printed at the end of a sink, or of a step if
+    there are no sinks; 0: no lines."""
     tensorboard: bool
     sample_images: NonNegativeInt
     """Number of augmented training images to write to TensorBoard."""
@@ -333,6 +335,7 @@ class CacheSpec(Spec):
 
 
 WITH_SECRETS = "with secrets"
+"""Context with which a recipe is dumped with its passwords."""
 
 
 class Recipe(Spec):
@@ -375,13 +378,13 @@ class Recipe(Spec):
         return hide_secrets_in_tree(tree) if is_shown else tree
 
     def whole_tree(self) -> dict[str, Any]:
-        """Return the recipe as JSON with its secrets. Make another recipe of it; don't write it."""
+        """Return the recipe as JSON with its secrets, to make another recipe, not to be written."""
         return self.model_dump(mode="json", context=WITH_SECRETS)
 
     @model_validator(mode="before")
     @classmethod
     def _resolve_layout(cls, tree: Any) -> Any:
-        """Set the global batch size by `batch_per_device`, and the defaults of a layout."""
+        """Set the batch size by `batch_per_device`, and defaults of mode, shards and sums."""
         try:
             parallel = ParallelSpec.model_validate(tree["parallel"])
             train = dict(tree["train"])

@@ -35,11 +35,10 @@ USER_KEYS: Mapping[tuple[str, ...], Any] = {
     ("checkpoint", "directory"): None,
     ("checkpoint", "mirror"): None,
 }
-"""Harmless values of the keys that only the user may set. They decide where a run writes, or allow
-data to be outside of a folder or to change."""
+"""Keys that only the user may set, with harmless values. These keys decide where a run writes, or
+allow data to be outside of a folder or to change."""
 RESUME_ANY = "auto"
 """The only value of `train.resume` that names no directory."""
-
 YAML = (".yaml", ".yml")
 
 _OPTION = re.compile(r"\w[\w.+-]{0,99}")
@@ -53,7 +52,7 @@ _CHOICE = re.compile(r"(?:override )?/(\w+)")
 
 
 def read_recipe_file(file: Path) -> Tree:
-    """Read a recipe file. Raises RecipeError with every key that a file may not have."""
+    """Read a recipe file. Raises RecipeError if it can't be read, or with all forbidden keys."""
     tree = _read(file, "recipe", "_global_")
     return _require_data(file, tree, list(_check_recipe_defaults(tree)))
 
@@ -101,8 +100,8 @@ def find_component_file(recipe: Path, path: str) -> Path:
     return file
 
 
-def drop_foreign_keys(tree: Tree) -> Tree:
-    """Return the recipe of a run with harmless values of the keys of `USER_KEYS`."""
+def reset_user_keys(tree: Tree) -> Tree:
+    """Return the recipe of a run, with harmless values of the keys that only the user may set."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for (section, key), harmless in USER_KEYS.items():
         if isinstance(copy.get(section), dict) and key in copy[section]:
@@ -113,7 +112,7 @@ def drop_foreign_keys(tree: Tree) -> Tree:
 def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield a problem for every key of a file that only the user may set.
 
-    `within` is the path in the recipe of the file's keys.
+    `within` is the path at which the recipe has the file's keys; () for a recipe's file.
     """
     for path, harmless in USER_KEYS.items():
         if path[: len(within)] != within:
@@ -123,7 +122,7 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
             if isinstance(value, dict):
                 value = value.get(key)
             elif "${" not in str(value):
-                # A reference in place of the section stays, since it could contain the key.
+                # A reference in place of the section could lead to the key, so it is a problem.
                 value = None
         if value is not None and value != harmless and (path[1], value) != ("resume", RESUME_ANY):
             yield (
@@ -133,7 +132,7 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
-    """Read a YAML file of keys, named `key` in messages, for a `package`. Raises RecipeError."""
+    """Read a YAML file, which messages call `key`. Raises RecipeError, also for another package."""
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)
@@ -155,7 +154,7 @@ def _read(file: Path, key: str, package: str) -> Tree:
 
 
 def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
-    """Return the tree of a file. Raises RecipeError for `problems`, and if it can run code."""
+    """Return the tree of a file. Raises RecipeError for `problems`, or if it isn't plain data."""
     if "hydra" in tree:
         problems.append("hydra: must not be in a file; set it on the command line")
     problems += [

@@ -14,12 +14,12 @@ from pipeline.core.files.tree_diff import TreePath, find_value, format_key, iter
 from pipeline.core.files.value_text import show
 
 MAX_SIZE = 100_000
-"""A recipe has at most this many values with references resolved; a long text counts as several."""
+"""A recipe has at most this many values after its references are resolved."""
 MAX_CHAIN = 24
 """Longest chain of references. OmegaConf resolves chains recursively, and Python's stack allows
 about 50."""
 CHARACTERS_A_VALUE = 64
-"""Characters of a text that count as one value."""
+"""A text counts as one value, and one more for each of these many characters."""
 
 _OPENING = "${"
 _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\w+\])*)\}")
@@ -50,7 +50,7 @@ def require_bounded(tree: dict[str, Any]) -> None:
 
 
 class _Resolved(NamedTuple):
-    """The size of a subtree with its references resolved."""
+    """The measures of a subtree with its references resolved."""
 
     size: int
     """Number of values."""
@@ -77,14 +77,14 @@ def _require_bounds(path: TreePath, resolved: _Resolved) -> None:
 
 
 class _Measurements:
-    """The sizes of a tree's subtrees with references resolved. Each is measured once."""
+    """The measures of a tree's subtrees. Each subtree is measured once."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self._tree = tree
         self._measured: dict[TreePath, _Resolved] = {}
 
     def measure(self, path: TreePath, through: tuple[TreePath, ...], level: int) -> _Resolved:
-        """Return the size of the subtree at `path`.
+        """Return the measures of the subtree at `path`.
 
         `through` has the paths of the references that lead there, `level` is the depth. Raises
         ValueError as soon as a bound is exceeded, before the whole subtree is walked.
@@ -100,7 +100,7 @@ class _Measurements:
         return total
 
     def _add_up(self, path: TreePath, through: tuple[TreePath, ...], level: int) -> _Resolved:
-        """Add up the sizes of a node and of its children or of the targets of its references."""
+        """Measure the node at `path` with its children, or with the targets of its references."""
         node, num_references = self._find_node(path, ())
         if isinstance(node, dict | list):
             keys = node if isinstance(node, dict) else range(len(node))

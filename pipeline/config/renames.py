@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from pipeline.core.registry import Spec
 
-MAX_LENGTH = 1000
+MAX_PATTERN_LENGTH = 1000
 _GROUP = re.compile(r"\\([1-9])")
 
 
@@ -19,10 +19,10 @@ class RenameSpec(Spec):
 
     A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is a group. Regular
     expressions are RE2's, which have no lookaround and no backreferences. RE2's time is linear in
-    a name's length for any expression; Python's `re` can take centuries for 30 letters.
+    a name's length for any expression, while the time of Python's `re` can be exponential.
     """
 
-    match: Annotated[str, Field(max_length=MAX_LENGTH)]
+    match: Annotated[str, Field(max_length=MAX_PATTERN_LENGTH)]
     to: str | None
     """null: the entry is skipped."""
     syntax: Literal["regex", "glob"] = "regex"
@@ -45,7 +45,7 @@ class RenameSpec(Spec):
         return _compile(self.match, self.syntax)
 
     def apply(self, name: str) -> str | None:
-        """Return the new name of an entry that `pattern` matches; None if it is skipped."""
+        """Return an entry's new name; None if it is skipped or doesn't match."""
         match = self.pattern.fullmatch(name)
         if self.to is None or match is None:
             return None
@@ -59,12 +59,12 @@ def _compile(match: str, syntax: str) -> Any:
 
     options = re2.Options()
     options.log_errors = False
-    wild = {"*": "(.*)", "?": "(.)"}
-    text = match
+    wildcards = {"*": "(.*)", "?": "(.)"}
+    regex = match
     if syntax == "glob":
-        text = "".join(wild.get(letter) or re2.escape(letter) for letter in match)
+        regex = "".join(wildcards.get(letter) or re2.escape(letter) for letter in match)
     try:
-        return re2.compile(text, options)
+        return re2.compile(regex, options)
     except re2.error as error:
         reason = error.args[0].decode(errors="replace")
         raise ValueError(f"match {match!r} must be a regular expression: {reason}") from error

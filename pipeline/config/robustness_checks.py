@@ -34,7 +34,7 @@ def check_robustness(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_images(recipe: Recipe, key: str, split: str, none: str) -> Iterator[str]:
-    """Yield the problems of the samples of a split; `none` is the value of the key without them."""
+    """Yield why samples of a split can't be attacked; `none` is `key`'s value without attacks."""
     dataset = recipe.dataset
     if isinstance(dataset, Text | TextCsv | TableDataset):
         content = "columns" if isinstance(dataset, TableDataset) else "tokens"
@@ -50,7 +50,7 @@ def _check_images(recipe: Recipe, key: str, split: str, none: str) -> Iterator[s
 
 
 def _check_training(recipe: Recipe, adversarial: AdversarialSpec) -> Iterator[str]:
-    """Yield the problems of adversarial training with other keys."""
+    """Yield the problems of the radius, and of keys that exclude adversarial training."""
     train = recipe.train
     problem = find_norm_problem(adversarial.norm, adversarial.radius)
     if problem is not None:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 LENGTH_UNITS = ("epochs", "passes", "steps", "minutes", "until")
 MAX_STEPS = 100_000_000
 UNPLANNED_STEPS = 1 << 20
-"""Length of a run with a deadline until its steps are chosen. Programs have a learning rate for
-each step, so they are compiled again if there are more."""
+"""Length of a run with a deadline until its steps are chosen. Programs hold a learning rate for
+each of these steps, and must be compiled again for more."""
 
 
 def schedule_run(train: TrainSpec, steps_per_epoch: int) -> RunSchedule:
     """Return the schedule of a run over a dataset of `steps_per_epoch` steps an epoch.
 
     If `sink_size` is auto, a sink is an epoch until its size is chosen. If `end_step` ends the run
-    early, its learning rates still follow `total_steps`.
+    early, its learning rates still follow the steps of `count_total_steps`.
     """
     size = _get_sink_batches(train) or steps_per_epoch
     total = train.end_step or count_total_steps(train, steps_per_epoch)
@@ -61,7 +61,7 @@ def list_event_periods(recipe: Recipe, steps_per_epoch: int) -> dict[Event, tupl
     """Return the periods, in steps, of evaluations, checkpoints and collections for TensorBoard."""
 
     def to_steps(steps: int | None, epochs: int | None) -> tuple[int, ...]:
-        return tuple(n for n in (steps, epochs and epochs * steps_per_epoch) if n)
+        return tuple(period for period in (steps, epochs and epochs * steps_per_epoch) if period)
 
     evals = to_steps(recipe.eval.every_steps, recipe.eval.every_passes)
     saves = to_steps(recipe.checkpoint.every_steps, recipe.checkpoint.every_passes)

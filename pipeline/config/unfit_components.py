@@ -22,15 +22,15 @@ def find_unfit_components(
 ) -> Mapping[TreePath, str]:
     """Return the problems of sections whose keys belong to another component, by path.
 
-    Each problem ends with advice: choose the component together with its keys. A section that lacks
-    no key isn't reported if it fits no other component, since then a key is misspelt, or if all its
-    foreign keys are in `override_keys`, which the command line sets.
+    Each problem ends with advice: choose the component together with its keys. A section with all
+    keys of its component, and more, is reported only if it fits another component, since otherwise
+    a key is misspelt, and if the command line doesn't set all its foreign keys (`override_keys`).
     """
     problems = {
         path: _find_problem(group, path, find_value(tree, path), override_keys)
         for group, path in SECTIONS.items()
     }
-    return {where: problem for where, problem in problems.items() if problem is not None}
+    return {path: problem for path, problem in problems.items() if problem is not None}
 
 
 def _find_problem(
@@ -63,7 +63,8 @@ def _find_problem(
     if foreign_keys:
         reasons.append(f"has {show_name(', '.join(foreign_keys))}, which {name} lacks")
     correction = "" if foreign_keys or is_name else "give that, or "
-    correction = correction if missing_keys else "leave that out, or "
+    if not missing_keys:
+        correction = "leave that out, or "
     problem = f"{key} = {name}: the section {' and '.join(reasons)}; {correction}"
     if len(options) > 1 and name not in options:
         several = f"{', '.join(options[:-1])} or {options[-1]}"

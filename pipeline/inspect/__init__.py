@@ -13,7 +13,7 @@ __all__ = ["forecast_step", "profile_step"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function at its first use: commands start without jax."""
+    """Import a function at its first use, so that commands start without importing jax."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("pipeline.inspect.custom_step"), name)

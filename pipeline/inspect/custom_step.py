@@ -95,7 +95,7 @@ MAX_SINK_STEPS = MAX_STEPS // 10
 """A sink of the profiled run has at most this many steps, so that there are several to compare."""
 ROUNDS = 5
 TRIAL_MS = 150.0
-"""Least time of a trial of a sink's size."""
+"""Target time of a sink when its size is tried."""
 FASTER_ITERATOR = "read batches faster: in several threads or processes, or from arrays"
 FASTER_ARRAYS = "transfer less: smaller types, such as uint8, which the step converts"
 
@@ -110,6 +110,7 @@ class OpenStep:
 
     @property
     def name(self) -> str:
+        """Name of the step's function, or of its class if it is an object."""
         function = self.prepared.step.function
         return str(getattr(function, "__name__", type(function).__name__))
 
@@ -174,8 +175,7 @@ def profile_step(
 
     The arguments are as for `pipeline.sink`; the state stays as it is. The report's text is a table
     with a verdict: what limits the step, and what would help. The files of the command `profile`
-    are written into the folder `output`. From an iterator it reads 50 to 2,000 batches, and some
-    more ahead.
+    are written into the folder `output`. An iterator is read for 50 to 2,000 batches or more.
 
     Raises ValueError, DataError and RunError as `pipeline.sink` does, and RunError for a device
     that can't be traced.
@@ -208,6 +208,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         try:
             run_steps(profiled, program.put(state), replace(schedule, total=window.total))
         except DataError as error:
+            # The advice is for an iterator with too few batches.
             if " ended after " not in str(error):
                 raise
             advice = f"a profile of this step needs {window.total:,}; itertools.cycle repeats some"
@@ -216,6 +217,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
             profiled.end_trace()
     if not profiled.traced:
         raise RunError(f"profile: the trace of {opened.device_text} has no operations")
+    # The program is compiled before the first dispatch ends; only later compilations are reported.
     first_s = profiled.dispatches[0].end_s
     run = record_run(
         profiled,
@@ -224,7 +226,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
         spec=SPEC,
         device=opened.device_text,
         state_bytes={"state": bytes_of_tree(prepared.state.state)},
-        compilations=tuple(c for c in watch.compilations if first_s < c.ended_s),
+        compilations=tuple(item for item in watch.compilations if first_s < item.ended_s),
         memory=program_memory(program.program),
         program=hlo,
     )
@@ -237,6 +239,7 @@ def _trace_and_decide(opened: OpenStep) -> ProfileReport:
 def _collect_evidence(
     opened: OpenStep, program: SinkProgram, profile: StepProfile, size: int
 ) -> Evidence:
+    """Return the measurements that decide the verdict; `size` is the steps of a sink."""
     host = profile.host
     assert host is not None, "it was measured"
     report = opened.loader.report()
@@ -263,7 +266,7 @@ def _collect_evidence(
 def _measure_sink_gain(
     opened: OpenStep, program: SinkProgram, host: HostTime, size: int
 ) -> SinkGain | None:
-    """Compare sinks of `size` with those of "auto", in turns; None if the latter aren't longer."""
+    """Time sinks of `size` steps and of "auto" in turns; None if those of "auto" aren't longer."""
     prepared = opened.prepared
     state = copy_state(prepared.state, opened.placement)
     settings = replace(prepared.settings, size="auto")
@@ -301,7 +304,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
         looped = not has_slow_loop(prepared.step, prepared.spec, device)
         device_time = time_parts(program, device, looped=looped)
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(prepared.spec)}
-        float_types = sorted(d.name for d in dtypes if jnp.issubdtype(d, jnp.floating))
+        float_types = sorted(dtype.name for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
         return HostForecast(
             recipe=opened.name,
             device=opened.device_text,
@@ -312,7 +315,7 @@ def forecast_step(step: Step, state: Any, batch: Any) -> HostForecast:
 
 
 def _trace_step(step: UserStep, state: CustomState, inputs: Inputs) -> ClosedJaxpr:
-    """Trace a step as in the body of the loop, with the choice of its batch."""
+    """Trace a step as in the body of the loop, which also reads its batch from the window."""
 
     def compute(
         state: CustomState, inputs: Inputs, position: Any

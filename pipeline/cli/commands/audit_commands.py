@@ -23,10 +23,7 @@ AUDIT_COMMANDS = (
         [
             run_dir(text="A run on images, with checkpoints."),
             Option(
-                "--norm",
-                type=OneOf(["linf", "l2"]),
-                default="linf",
-                help="Norm of the change.",
+                "--norm", type=OneOf(["linf", "l2"]), default="linf", help="Norm of the change."
             ),
             Option(
                 "--radius",

@@ -30,11 +30,10 @@ SETTINGS = {
     "max_content_width": HELP_WIDTH,
 }
 
-
 RUN_FOLDER = "hydra.run.dir"
 """Override with the directory of a run, for which other commands than training have `--out`."""
 STOPPED = '{"status": "stopped"}'
-"""The facts of a command that was interrupted before it had any."""
+"""The JSON that `--json` prints if the command is interrupted before it has a result."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class CommandResult:
 
 
 class Option(click.Option):
-    """An option. `param` names its parameter in Python; None derives it from the option's name."""
+    """An option. `param` is the name of its parameter in Python; None: the option's name."""
 
     def __init__(self, name: str, param: str | None = None, **settings: Any) -> None:
         super().__init__([name] if param is None else [name, param], **settings)
@@ -71,16 +70,15 @@ class Argument(click.Argument):
 
 
 class LazyCommand(click.Command):
-    """A command, which calls `main` of `pipeline.cli.MODULE` with the values of its parameters.
+    """A command, which calls `main` of a module of `pipeline.cli` with its parameters.
 
-    The module has the words of the command, in the package `folder`.
-
-    If `main` returns a CommandResult, `--json` prints the facts on stdout, and the text on stderr;
-    STOPPED if it is interrupted before.
-    A command that prints JSON itself declares `--json` among its parameters.
+    If `main` returns a CommandResult, the command has the option `--json`, which prints the facts
+    on stdout and the text on stderr, or STOPPED if the command is interrupted. A command that
+    prints JSON itself declares `--json` among its parameters.
     """
 
     folder: ClassVar[str] = ""
+    """Package of the module below `pipeline.cli`, with a dot at its end."""
 
     def __init__(
         self,
@@ -92,9 +90,10 @@ class LazyCommand(click.Command):
         example: str,
         prints_facts: bool = True,
     ) -> None:
-        """Declare a command. `words` is its name on the command line, such as `convert model`.
+        """Declare a command. `words` is its name on the command line, and that of its module.
 
-        `prints_facts` is whether `main` returns a CommandResult.
+        `convert model` is in `convert/model.py`. `summary` is its line in the list of commands,
+        `text` its help. `prints_facts` is whether `main` returns a CommandResult.
         """
         declares_json = any(param.name == "as_json" for param in params)
         self.collects_facts = prints_facts and not declares_json
@@ -125,6 +124,7 @@ class LazyCommand(click.Command):
         except click.UsageError as error:
             # click doesn't set the context of errors in options.
             error.ctx = error.ctx or ctx
+            # A key in place of an option is a better reason than click's.
             self._refuse_keys(all_args, refuses_all=True)
             raise
         except UsageError:
@@ -163,6 +163,7 @@ class LazyCommand(click.Command):
         is_quiet = values.pop("quiet")
         prints_facts = self.collects_facts and values.pop("as_json")
         if prints_facts:
+            # An interruption during imports ends the process, so it has to print the JSON.
             interrupt_command(f"{STOPPED}\n")
         main = import_module(f"pipeline.cli.{self.module}").main
         try:
@@ -185,10 +186,11 @@ class LazyCommand(click.Command):
         return result.exit_status if isinstance(result, CommandResult) else int(result)
 
     def describe_params(self, ctx: click.Context) -> str:
-        """Return the arguments and options in one sentence."""
+        """Return a sentence such as `export takes RUN_DIR ... FOLDER and --to, --int8`."""
         words = [param.make_metavar(ctx) for param in self.params if _is_argument(param)]
         options = [param.opts[0] for param in self.params if not _is_argument(param)]
-        return f"{self.words} takes {' '.join(words)}{' and ' * bool(words)}{', '.join(options)}"
+        groups = filter(None, (" ".join(words), ", ".join(options)))
+        return f"{self.words} takes {' and '.join(groups)}"
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, text, arguments, options and an example."""
@@ -220,8 +222,9 @@ class ComparingCommand(LazyCommand):
     """A command about two recipes: the overrides after `--` become the parameter `other`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments, except overrides after `--`; options may be among these.
+        """Parse the arguments before `--` and the options after it, and store the overrides there.
 
+        All words between `--` and the next option are overrides, so that wrong ones are reported.
         Raises UsageError for a second `--`.
         """
         words = list(args)
@@ -310,7 +313,7 @@ def call(command: click.Command, args: Sequence[str]) -> int:
 
 
 def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return the wrong arguments of an error of click, and the broken rule."""
+    """Return the wrong arguments, and the rule that they break."""
     sentence = error.message[:1].lower() + error.message[1:].rstrip(".")
     context = error.ctx
     if context is None:
@@ -349,4 +352,6 @@ def _is_argument(param: click.Parameter) -> bool:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     """Return the values of an argument; empty if it wasn't typed."""
-    return value if isinstance(value, tuple) else () if value is None else (value,)
+    if value is None:
+        return ()
+    return value if isinstance(value, tuple) else (value,)

@@ -8,13 +8,7 @@ from typing import Any
 import click
 
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option, flag
-from pipeline.cli.commands.parameters import (
-    FilePath,
-    OneOf,
-    WholeNumber,
-    overrides,
-    path_argument,
-)
+from pipeline.cli.commands.parameters import FilePath, OneOf, WholeNumber, overrides, path_argument
 from pipeline.core.errors import UsageError
 
 MAX_SIZE = 999_999_999
@@ -55,14 +49,9 @@ CONVERT = CommandGroup(
                     type=OneOf(["auto", "none", "torch", "mindspore", "tensorflow"]),
                     help="Framework of the names in SOURCE, as checkpoint.rules.",
                 ),
-                flag(
-                    "--partial",
-                    text="Take what matches, as checkpoint.partial=true.",
-                ),
+                flag("--partial", text="Take what matches, as checkpoint.partial=true."),
                 Option(
-                    "--like",
-                    type=FilePath(),
-                    help="Write the names, layout and dtypes of FILE.",
+                    "--like", type=FilePath(), help="Write the names, layout and dtypes of FILE."
                 ),
             ],
             example="convert weights theirs.pth ours.safetensors +recipe=resnet18_cifar10",

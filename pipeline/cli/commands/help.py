@@ -26,9 +26,7 @@ FLAGS: Mapping[str, str] = {
     "--version": "versions of this package, Python and jax",
     "--hydra-help": "Hydra's flags",
 }
-STATUSES = (
-    "Exit status: 0 done, 1 the run failed or was stopped, 2 the recipe or its data is wrong."
-)
+STATUSES = "Exit status: 0 done, 1 failed, 2 the recipe or its data is wrong, 75 stopped."
 KEYS = """\
 Keys: see --cfg job; the ones typed most are train.batch_size, train.epochs |
 train.passes | train.steps, train.sink, train.sink_size, train.optimizer.lr,

@@ -112,7 +112,7 @@ class CommaList(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
-        """Return the words. Raises UsageError for none, or for an empty one."""
+        """Return the words. Raises UsageError if there are none, or if a word is empty."""
         words = value if isinstance(value, tuple) else tuple(str(value).split(","))
         if not all(words):
             _refuse(param, value or "''", "must be words with commas between them")
@@ -120,7 +120,7 @@ class CommaList(click.ParamType):
 
 
 class Override(click.ParamType):
-    """A key of the recipe with its value, which is checked with the recipe.
+    """A text KEY=VALUE; the recipe's check checks key and value.
 
     With `may_be_run`, it may also be the path of a run.
     """
@@ -140,12 +140,12 @@ class Override(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Complete names of recipes and of the options of groups, and files before a `=`."""
+        """Complete names of recipes and of groups' options; without `=`, names of files."""
         return complete_override(incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def complete_override(incomplete: str) -> list[CompletionItem[str]]:
-    """Return the recipes that `+recipe=` may name, or options of the group before `=`."""
+    """Return the recipes after `+recipe=`, or a group's options after `GROUP=`; else []."""
     key, equals, value = incomplete.partition("=")
     if not equals:
         return []
@@ -170,18 +170,13 @@ def overrides(
     *,
     may_be_run: bool = False,
 ) -> Argument:
-    """Return the argument of a recipe, the only argument that is typed as KEY=VALUE."""
+    """Return the argument for a recipe and its keys, typed as KEY=VALUE."""
     return Argument(
-        "overrides",
-        nargs=-1,
-        type=Override(may_be_run=may_be_run),
-        metavar=metavar,
-        text=text,
+        "overrides", nargs=-1, type=Override(may_be_run=may_be_run), metavar=metavar, text=text
     )
 
 
 def layers_option() -> Option:
-    """Return `--layers`."""
     return Option(
         "--layers",
         type=CommaList(),
@@ -193,7 +188,6 @@ def layers_option() -> Option:
 
 
 def what_option(default: str, text: str) -> Option:
-    """Return `--what`."""
     choices = OneOf(["input", "output", "all"])
     return Option("--what", type=choices, default=default, help=text)
 
@@ -210,10 +204,8 @@ def page_option(text: str) -> Option:
 
 
 def seed_option(text: str, default: int | None = 0) -> Option:
-    """Return `--seed`."""
     return Option("--seed", type=WholeNumber(0, MAX_SEED), default=default, help=text)
 
 
 def metric_option(text: str, default: str | None = None) -> Option:
-    """Return `--metric`."""
     return Option("--metric", metavar="NAME", default=default, help=text)

@@ -50,10 +50,7 @@ RECIPE_COMMANDS = (
         its parts, the slowest of which are timed.""",
         [
             overrides(),
-            flag(
-                "--check",
-                text="Also run some steps, and print the error of the forecast.",
-            ),
+            flag("--check", text="Also run some steps, and print the error of the forecast."),
         ],
         example="forecast +recipe=lenet5_digits --check",
     ),
@@ -178,9 +175,7 @@ RECIPE_COMMANDS = (
         study that continues them.""",
         [
             path_argument(
-                "folder",
-                "Earlier runs, of which those of the same recipe count.",
-                is_folder=True,
+                "folder", "Earlier runs, of which those of the same recipe count.", is_folder=True
             ),
             overrides(
                 "+recipe=NAME KEY=RANGE ...",
@@ -208,10 +203,7 @@ RECIPE_COMMANDS = (
         "Print the columns of a CSV or Parquet file, their types and missing values.",
         [
             path_argument("file", "A CSV file, or one that ends in .parquet."),
-            Option(
-                "--delimiter",
-                help="Character between values (default: detected).",
-            ),
+            Option("--delimiter", help="Character between values (default: detected)."),
             Option("--decimal", help="Decimal separator."),
             Option("--encoding", help="Encoding of the text."),
             flag("--no-header", text="The first line has no names."),

@@ -24,19 +24,12 @@ HELP = ("--help", "-h")
 VERSION = "--version"
 DISTRIBUTION = "recipe-pipeline"
 HYDRA_FLAGS = (
-    ("-m", "--multirun"),
-    ("-c", "--cfg"),
-    ("-p", "--package"),
-    ("-cp", "--config-path"),
-    ("-cn", "--config-name"),
-    ("-cd", "--config-dir"),
-    ("-r", "--run"),
-    ("-i", "--info"),
-    ("--resolve",),
-    ("--hydra-help",),
+    *(("-m", "--multirun"), ("-c", "--cfg"), ("-p", "--package"), ("-cp", "--config-path")),
+    *(("-cn", "--config-name"), ("-cd", "--config-dir"), ("-r", "--run"), ("-i", "--info")),
+    *(("--resolve",), ("--hydra-help",)),
 )
 WITHOUT_VALUE = ("--multirun", "--run", "--resolve", "--hydra-help")
-"""Flags of Hydra that no value follows."""
+"""Flags of Hydra that take no value."""
 
 COMPLETION = LazyCommand(
     "completion",

@@ -38,10 +38,7 @@ RUN_COMMANDS = (
         predictions, classes, the confusion matrix, mistakes, curves and lineage.""",
         [
             RUN_DIRS,
-            out_option(
-                "FOLDER",
-                "Folder (default: RUN_DIR/report); required with several runs.",
-            ),
+            out_option("FOLDER", "Folder (default: RUN_DIR/report); required with several runs."),
         ],
         example="report outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
@@ -52,11 +49,7 @@ RUN_COMMANDS = (
         for any batch size), weights.safetensors and model.json.""",
         [
             RUN_DIRS,
-            path_argument(
-                "folder",
-                "Folder to write, without other files.",
-                is_folder=True,
-            ),
+            path_argument("folder", "Folder to write, without other files.", is_folder=True),
             Option(
                 "--to",
                 type=OneOf(["onnx", "ckpt"]),
@@ -64,10 +57,7 @@ RUN_COMMANDS = (
                 "'recipe-pipeline[onnx]'). ckpt: instead every checkpoint as MindSpore's "
                 "PREFIX-EPOCH_STEP.ckpt; FOLDER may have other files.",
             ),
-            flag(
-                "--int8",
-                text="With onnx: also model_int8.onnx.",
-            ),
+            flag("--int8", text="With onnx: also model_int8.onnx."),
             Option(
                 "--samples",
                 type=WholeNumber(1, MAX_COUNT),
@@ -75,9 +65,7 @@ RUN_COMMANDS = (
             ),
             flag("--optimizer", text="With ckpt: also the optimizer's state."),
             Option(
-                "--prefix",
-                metavar="NAME",
-                help="With ckpt: PREFIX (default: the network's name).",
+                "--prefix", metavar="NAME", help="With ckpt: PREFIX (default: the network's name)."
             ),
         ],
         example="export outputs/2026-11-21/14-46-29_lenet5_digits digits_network --to onnx",
@@ -114,21 +102,13 @@ RUN_COMMANDS = (
                 type=WholeNumber(1, MAX_COUNT),
                 help="The N most probable classes (default: 1).",
             ),
-            Option(
-                "--csv",
-                type=FilePath(),
-                help="Write a CSV file instead of lines.",
-            ),
+            Option("--csv", type=FilePath(), help="Write a CSV file instead of lines."),
             Option(
                 "--masks",
                 type=FilePath(is_folder=True),
                 help="Write a mask for each image: a PNG of the pixels' classes.",
             ),
-            Option(
-                "--prompt",
-                metavar="TEXT",
-                help="Text to continue.",
-            ),
+            Option("--prompt", metavar="TEXT", help="Text to continue."),
             Option(
                 "--tokens",
                 type=WholeNumber(1, MAX_TOKENS),
@@ -171,10 +151,7 @@ RUN_COMMANDS = (
         at which losses differ.
 
         Exit status: 0, also if nothing differs; 2 if a run can't be read.""",
-        [
-            run_dir("run_a", text="A run directory."),
-            run_dir("run_b", text="Another one."),
-        ],
+        [run_dir("run_a", text="A run directory."), run_dir("run_b", text="Another one.")],
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
     ),
     RunCommand(
@@ -228,15 +205,9 @@ RUN_COMMANDS = (
                 type=Number(0, 1),
                 help="Threshold that marks a row, 0 to 1 (default: 0.99).",
             ),
+            Option("--max-absolute", type=Number(1, 5), help="The same, 1 to 5 (default: 5)."),
             Option(
-                "--max-absolute",
-                type=Number(1, 5),
-                help="The same, 1 to 5 (default: 5).",
-            ),
-            Option(
-                "--relative-euclidean",
-                type=Number(0, 1),
-                help="The same, 0 to 1 (default: 0.1).",
+                "--relative-euclidean", type=Number(0, 1), help="The same, 0 to 1 (default: 0.1)."
             ),
             out_option("FILE", "Also write all rows as CSV."),
         ],
@@ -291,10 +262,7 @@ RUN_COMMANDS = (
                 metavar="[FOLDER]",
                 text="Folder to search (default: outputs); links aren't followed.",
             ),
-            flag(
-                "--html",
-                text="Write a page: table, curves, importance of keys, lineage.",
-            ),
+            flag("--html", text="Write a page: table, curves, importance of keys, lineage."),
             out_option("FILE", "The page of --html (default: FOLDER/runs.html)."),
             metric_option(
                 "Rank by this metric (default: accuracy, else the one that most runs have)."

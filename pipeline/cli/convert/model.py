@@ -43,7 +43,7 @@ from pipeline.models.weights.files.weight_files import write_weights
 IMAGE = (3, 224, 224)
 """Default shape of a sample: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Initializers of the recipe; the module's weights replace their values."""
+"""Initializers, which a network needs; the module's weights replace their values."""
 TOLERANCE = 1e-4
 """Largest difference from the reference's logits, relative to the largest logit."""
 
@@ -105,6 +105,7 @@ def _convert_onnx(
     """Convert an ONNX file; the only option is `output`, the name of the tensor of logits."""
     if options.keys() - {"output"}:
         raise ValueError("an ONNX file takes no --argument but output=NAME")
+    # Samples without height and width have one position.
     channels, height, width = (*shape, 1, 1)[:3] if shape else onnx_image(read_onnx(file))
     settings = ImportSettings((height, width, channels), options.get("output"))
     graph = import_onnx(file, settings)
@@ -116,7 +117,7 @@ def _convert_onnx(
 
 
 def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
-    """Write a graph file, or a recipe of layers, or a recipe that names a graph file."""
+    """Write a graph file if `target` is one, else a recipe of layers, or of a graph beside it."""
     if target.name.endswith(SUFFIX):
         _write_graph(graph, target, reference)
         return
@@ -133,13 +134,14 @@ def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
 
 def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
     converted = list_layers(graph)
-    opened = set_class_features(converted.layers)
+    # The recipe's last layer has as many features as the dataset has classes.
+    recipe_layers = set_class_features(converted.layers)
     init = InitSpec.model_validate(INIT)
     network = Network(converted.layers, initializers=init, dtype="float32")
     _require_equal(network, unflatten_dict(dict(converted.arrays), sep="/"), reference)
     weights = target.with_suffix(".safetensors")
     write_weights(weights, converted.arrays)
-    layers = [_value_to_yaml(layer) for layer in opened]
+    layers = [_value_to_yaml(layer) for layer in recipe_layers]
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
     write_whole(target, _recipe_text(target, graph, "layers", body))
     _report_file(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
@@ -184,7 +186,7 @@ def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str,
 
 
 def _value_to_yaml(value: Any) -> Any:
-    """Return a value as a recipe has it: a layer by its name, with the fields that it changes."""
+    """Return a value as in a recipe. A layer is its name, or its name and non-default fields."""
     if isinstance(value, tuple):
         return [_value_to_yaml(item) for item in value]
     if not isinstance(value, LayerSpec):

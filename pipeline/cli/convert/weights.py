@@ -36,9 +36,9 @@ def main(
 ) -> CommandResult:
     """Read weights, give them the names and layout of a recipe's network, and write them.
 
-    `source` is a weight file, or the directory of a run, whose recipe is then used. Without a
-    recipe the entries are written unchanged. `like` writes them under the names and in the layout
-    of that file. Raises UsageError, RecipeError and DataError; nothing is written then.
+    `source` is a weight file or a run. The recipe is that of `overrides`, else the run's; without a
+    recipe the entries are written unchanged. If `like` is a weight file, its names, layout and
+    dtypes are used. Raises UsageError, RecipeError and DataError; nothing is written then.
     """
     require_writable_suffix(target)
     options = [] if rules is None else [f"checkpoint.rules={rules}"]

@@ -53,9 +53,10 @@ def main(
 ) -> CommandResult:
     """Attack the newest checkpoint of a run, and write robustness.json into its directory.
 
-    `steps` and `restarts` apply to pgd and apgd; without `attacks`, all run. Raises UsageError
-    for an unknown attack or a radius that is missing or too large, RecipeError if the data aren't
-    images, DataError if the run can't be read, RunError if the file can't be written.
+    `steps` and `restarts` apply to pgd and apgd. `attacks` are names; empty: all. `radius` is for
+    pixels from 0 to 1; None: that of train.adversarial. Raises UsageError for an unknown attack or
+    a radius that is missing or too large, RecipeError if the data aren't images, DataError if the
+    run can't be read, RunError if the file can't be written.
     """
     step = find_newest_step(run_dir)
     require_real(run_dir, (ROBUSTNESS,), ())
@@ -63,8 +64,8 @@ def main(
     with Reporter() as reporter:
         opened = open_run_recipe(run_dir)
         recipe = opened.recipe
-        numbers = {"steps": steps, "restarts": restarts}
-        settings = {name: value for name, value in numbers.items() if value is not None}
+        options = {"steps": steps, "restarts": restarts}
+        settings = {name: value for name, value in options.items() if value is not None}
         specs = _list_attacks(opened, norm, radius, attacks, settings)
         plan = plan_attacks(recipe, opened.dataset, specs, samples)
         state = load_state(opened, run_dir, step, reporter).state
@@ -99,11 +100,11 @@ def _list_attacks(
     names: Sequence[str],
     settings: Mapping[str, int],
 ) -> Sequence[AnyAttack]:
-    """Return the attacks of these names, or all; pgd and apgd have `settings`."""
-    fitting = names or [name for name in NAMES if norm == "linf" or name != LINF_ONLY]
+    """Return the attacks of `names`, or all of the norm if empty; `settings` are for WHITE_BOX."""
+    attacks = names or [name for name in NAMES if norm == "linf" or name != LINF_ONLY]
     adapter: TypeAdapter[AnyAttack] = TypeAdapter(AttackSpec)
     specs = []
-    for name in dict.fromkeys(fitting):
+    for name in dict.fromkeys(attacks):
         fields: dict[str, Any] = {"attack": name}
         if name != CORRUPTIONS:
             fields |= {"norm": norm, "radius": radius}

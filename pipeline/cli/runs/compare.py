@@ -160,7 +160,7 @@ def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Rep
 
 
 def _open_dump(folder: Path) -> TensorSide:
-    """Open a dump of this project."""
+    """Open a dump that this project wrote."""
     record = read_dump(folder)
     about = f"{record.about.get('model')}, step {record.about.get('step')}"
     names = list(record.entries)
@@ -178,7 +178,7 @@ def _compare_files(
     require_layers(request.layers, [*left.layers, *right.layers], "--layers")
     require_mapped(request.mapped, list(left.layers), list(right.layers))
     left_names = [name for name in left.names if is_selected(name, request.layers, request.what)]
-    counterparts = {op for name in left_names for op in request.mapped.get(name.layer, ())}
+    counterparts = {layer for name in left_names for layer in request.mapped.get(name.layer, ())}
     right_names = [
         name
         for name in right.names
@@ -200,7 +200,7 @@ def _compare_files(
 
 
 def _require_same_layers(left: TensorSide, right: TensorSide, mapped: Mapped) -> None:
-    """Raise DataError if less than half of the layers of two dumps have the same names."""
+    """Raise DataError if less than half of the layers have a counterpart in the other dump."""
     shared = sum(path in right.layers or path in mapped for path in left.layers)
     total = max(len(left.layers), len(right.layers))
     if 2 * shared < total:

@@ -52,8 +52,8 @@ def main(
     dumps = []
     with Reporter() as reporter:
         opened = open_recipe(read_run_recipe(run_dir), run_dir)
-        dumped = {"layers": layers, "what": what, "content": content, "path": out}
-        spec = opened.recipe.dump.model_copy(update={**dumped, "max_mib": max_mib})
+        settings = {"layers": layers, "what": what, "content": content, "max_mib": max_mib}
+        spec = opened.recipe.dump.model_copy(update={**settings, "path": out})
         recipe = opened.recipe.model_copy(update={"dump": spec})
         request = DumpRequest(recipe, run_dir, opened.device_name)
         opened.programs(numbers[0])  # raises RecipeError unless the network is a list of layers

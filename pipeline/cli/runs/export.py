@@ -24,7 +24,7 @@ MODEL_FILES = frozenset(
         *(".ckpt", ".mindir", ".air", ".om"),
     }
 )
-"""Suffixes of model files: a user who names one expects a file, but a folder is written."""
+"""Suffixes by which a user expects a file, although a folder is written."""
 NO_FILE = (
     "export writes a folder, with StableHLO and weights; name a folder, or for the weights alone: "
     "convert weights RUN_DIR FILE.safetensors, .ckpt or .npz"
@@ -32,7 +32,7 @@ NO_FILE = (
 CALIBRATION_SAMPLES = 512
 """Default number of samples that calibrate int8."""
 OPTIONS = {"onnx": ("int8", "samples"), "ckpt": ("optimizer", "prefix")}
-"""The options of each format."""
+"""The options of each format, a choice of `--to`."""
 
 
 def main(
@@ -78,7 +78,7 @@ def main(
 
 
 def _write_onnx(run: TrainedRun, folder: Path, calibration_samples: int) -> dict[str, Any]:
-    """Write the ONNX files, print how exact they are, and return their entries of model.json."""
+    """Write the ONNX files, print their largest error, and return their entries of model.json."""
     export = write_onnx(run, folder, calibration_samples=calibration_samples)
     text = f"logits differ from the run's by {export.difference:.2g} at most"
     if export.accuracy is not None:

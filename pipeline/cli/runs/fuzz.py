@@ -102,7 +102,7 @@ def main(
 def _measure_faults(
     fuzz: FuzzSearch, variables: Any, rows: np.ndarray, predict: Predict, reporter: Reporter
 ) -> list[FaultRow]:
-    """Return the accuracy on evaluation samples under faults of the weights; report each row."""
+    """Return and print the accuracy on the samples `rows` under each fault of the weights."""
     columns = fuzz.dataset.eval.columns
     images, labels = (np.asarray(columns[name][rows]) for name in ("image", "label"))
 
@@ -156,7 +156,7 @@ def _draw_sheet(result: FuzzResult, column: Any, names: tuple[str, ...]) -> byte
         for original, mutant in zip(originals, mutants, strict=True)
     ]
     captions = [
-        (f"{names[m.predicted]}, is {names[m.candidate.label]}", " ".join(m.candidate.changes))
-        for m in mutants
+        (f"{row['prediction']}, is {row['label']}", row["changes"])
+        for row in (_make_row(mutant, names) for mutant in mutants)
     ]
     return png(sheet(pictures, captions))

@@ -1,7 +1,7 @@
 """`python -m pipeline infer RUN_DIR|EXPORT_DIR FILE...`: predictions of a trained network.
 
-They are for images, rows of a table or texts; or a text is continued. Several runs, or a sweep, are
-an ensemble.
+The inputs are images, rows of a table or texts. With `--prompt`, a text is continued instead.
+Several runs, or a sweep, are an ensemble.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ from pipeline.study.sweep.directory import is_run_or_sweep, list_members
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
 BATCH = 64
-"""A call has at most this many images."""
+"""The network computes at most this many images at once."""
 DEFAULT_TOKENS = 200
+"""Number of tokens by which a prompt is continued."""
 
-Logits = Callable[[np.ndarray], np.ndarray]
+ComputeLogits = Callable[[np.ndarray], np.ndarray]
 """Function from images (n, *shape), as read, to logits float32 (n, classes)."""
 PromptOptions = Mapping[str, int | float | None]
 """Options of a prompt: tokens, temperature, top_k and seed; None if not typed."""
@@ -85,8 +86,9 @@ def main(
     csv: Path | None = None,
     **prompt_options: int | float | None,
 ) -> int:
-    """Print class and probability of every image; the exit status is 0.
+    """Print the prediction for every input, or the continuation of a prompt; return 0.
 
+    `source` is a run, a sweep or an export; runs and sweeps at the start of `files` belong to it.
     `prompt_options` are tokens, temperature, top_k and seed. Raises UsageError for options that
     exclude each other, RecipeError and DataError for unreadable files.
     """
@@ -154,7 +156,7 @@ def _require_options(
 def _read_inputs(
     arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[Path, list[str], np.ndarray]]:
-    """Yield each file with its samples and their names; for texts, the source instead of a file."""
+    """Yield (file, names of samples, samples); for texts, the source stands for the file."""
     if samples.text is not None or arguments.texts:
         for names, texts in _read_texts(arguments, samples):
             yield arguments.sources[0], names, texts
@@ -189,7 +191,7 @@ def _read_texts(
         yield names or [str(file)], encode(lines)
 
 
-def _load_network(sources: Sequence[Path]) -> tuple[Logits, Samples]:
+def _load_network(sources: Sequence[Path]) -> tuple[ComputeLogits, Samples]:
     """Return the logits function of runs or an export, and the format of its samples."""
     if is_export(sources[0]) and len(sources) == 1:
         exported = read_export(sources[0])
@@ -203,18 +205,18 @@ def _load_network(sources: Sequence[Path]) -> tuple[Logits, Samples]:
 
 
 def _read_runs(sources: Sequence[Path]) -> TrainedRun:
-    """Read a run, or the ensemble of several, without a GPU that they didn't use."""
+    """Read a run, or the ensemble of several, and hide the GPUs if they were trained without."""
     members = list_members(sources)
     for member in members:
         spare_gpus(member)
     return read_network(members)
 
 
-def _compute_in_batches(compute_logits: Logits, images: np.ndarray) -> Iterator[np.ndarray]:
+def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
-        # A last batch of another size would be compiled separately.
+        # The last batch is padded, since another size would need another compilation.
         missing = min(BATCH, len(images)) - len(batch)
         padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
         logits = compute_logits(padded)[: len(batch)].astype(np.float64)
@@ -242,18 +244,18 @@ def _format_prediction(
         key = "labels"
         probabilities = 1 / (1 + np.exp(-logits))
         ranked = np.argsort(-probabilities, kind="stable")
-        labels = [i for i in ranked if probabilities[i] > 0.5]
+        labels = [label for label in ranked if probabilities[label] > 0.5]
     else:
         key = "top"
         probabilities = softmax(logits)
         labels = list(np.argsort(-probabilities, kind="stable")[: arguments.top or 1])
     predictions: list[dict[str, Any]] = [
         {
-            "class": targets.names[i],
-            "label": int(i),
-            "probability": round(float(probabilities[i]), 6),
+            "class": targets.names[label],
+            "label": int(label),
+            "probability": round(float(probabilities[label]), 6),
         }
-        for i in labels
+        for label in labels
     ]
     if arguments.as_json:
         best = predictions[0] if key == "top" else {}
@@ -274,8 +276,8 @@ def _format_mask(
         file = {} if path is None else {"mask": str(path)}
         return json.dumps({"file": name, **file, "pixels": share_by_class})
     text = ", ".join(f"{show_name(key)} {value:.4f}" for key, value in share_by_class.items())
-    where = "" if path is None else f"; mask in {printable(str(path))}"
-    return f"{printable(name)}: {text} of the pixels{where}"
+    place = "" if path is None else f"; mask in {printable(str(path))}"
+    return f"{printable(name)}: {text} of the pixels{place}"
 
 
 def _print_continuation(

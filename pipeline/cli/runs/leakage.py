@@ -22,8 +22,9 @@ from pipeline.stages.record.run_directory import LEAKAGE
 
 
 def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
-    """Attack the membership of a run's samples, and write leakage.json into its directory.
+    """Guess which samples a run was trained on, and write leakage.json into its directory.
 
+    `samples` members and as many held-out samples are guessed, with `shadows` shadow networks.
     Raises UsageError for too few shadow networks, RecipeError if the samples can't be audited,
     DataError if the run can't be read, RunError if a shadow network diverges.
     """
@@ -36,15 +37,15 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
         opened = open_run_recipe(run_dir)
         audit = plan_audit(opened, step, samples)
         pairs = len(audit.members)
-        reporter.print_stage(
-            "leakage", f"{pairs:,} members and {pairs:,} held-out samples, step {step:,}"
-        )
+        counts = f"{pairs:,} members and {pairs:,} held-out samples"
+        reporter.print_stage("leakage", f"{counts}, step {step:,}")
         bound = None
         budget = opened.built.privacy
         if budget is not None:
             bound = PrivacyBound(budget.compute_epsilon(step), budget.spec.delta)
             line = f"epsilon {bound.epsilon:.4f}, delta {bound.delta:g}: bounds every attack"
             reporter.print_stage("privacy", line)
+        # Members come first.
         margins = audit.compute_margins(load_state(opened, run_dir, step, reporter).state)
         rows = rate_scores("loss", margins[:pairs], margins[pairs:], bound)
         if shadows:

@@ -94,11 +94,8 @@ def _copy_lowerings(source: Path, target: Path) -> None:
 def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
     """Run the recipe in another process, up to step `steps` or its end; return its exit status."""
     recipe = original.run_dir.absolute() / RECIPE
-    keys = [
-        f"+recipe={recipe}",
-        f"{RESUME}=null",
-        f"{RUN_DIR}={quote_value(str(run_dir.absolute()))}",
-    ]
+    run_dir_key = f"{RUN_DIR}={quote_value(str(run_dir.absolute()))}"
+    keys = [f"+recipe={recipe}", f"{RESUME}=null", run_dir_key]
     # -P: the folder comes from the run's files, and modules in it must not be imported.
     command = [sys.executable, "-P", "-m", "pipeline", *keys, *overrides]
     try:
@@ -116,7 +113,7 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
         while process.poll() is None:
             if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
                 process.terminate()
-                steps = None
+                steps = None  # terminated once, so that it can save its state
             time.sleep(POLL_S)
     return process.returncode
 

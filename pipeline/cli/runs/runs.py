@@ -25,6 +25,7 @@ from pipeline.study.runs.ties import print_ties
 PAGE = "runs.html"
 MOST_KEYS = 4
 MOST_ROWS = 50
+"""Numbers of columns of keys and of rows that the table has without --all."""
 WATCH_S = 2.0
 """Seconds between two tables of --watch."""
 
@@ -79,7 +80,7 @@ def main(
 
 
 def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
-    """Return the metric that ranks the runs. Raises DataError if no run has the one named."""
+    """Return `name` or the main metric, None without one. Raises DataError if no run has it."""
     names = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in names:
         raise DataError(

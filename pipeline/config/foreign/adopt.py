@@ -25,16 +25,17 @@ Settings = Mapping[str, Any]
 TRAINERS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("trainers.yaml"))
 """Tables by trainer: the recipe's key of each setting, and the unmapped settings by reason."""
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+"""Values that turn a setting off, so that a recipe without it is the same."""
 
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A setting and its keys. Without keys it is unmapped, and `note` has the reason."""
+    """A trainer's setting, and the recipe's keys for it. Without keys, `note` has the reason."""
 
     setting: str
     keys: Settings = field(default_factory=dict)
-    """Values by key of the recipe: a group, such as `model`, or a dotted path. In a list of map
-    ops, the path has an op's name: `dataset.train.ops.normalize.mean`."""
+    """Values by key of the recipe: a group, such as `model`, or a dotted path. The path of a map op
+    has its name in place of its position: `dataset.train.ops.normalize.mean`."""
     note: str = ""
 
 
@@ -82,7 +83,7 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
 
 
 def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of settings whose value is a choice, and of settings that the choice uses."""
+    """Yield a row for each setting whose value is in `choices`, and for each that it uses."""
     for name, values in choices.items():
         value = settings.get(name)
         choice = values.get(value if isinstance(value, str) else show(value))
@@ -150,9 +151,9 @@ def read_setting(settings: Settings, name: str, default: Any) -> Any:
     value = settings.get(name)
     if value is None:
         return default
-    kind = (int, float) if isinstance(default, int | float) else type(default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, kind) or (kind == (int, float) and not is_number):
+    has_type = is_number if isinstance(default, int | float) else isinstance(value, type(default))
+    if not has_type:
         words = {"str": "text", "list": "a list"}.get(type(default).__name__, "a number")
         raise RecipeError([f"{name} = {show(value)}: must be {words}"])
     if is_number and not math.isfinite(value):

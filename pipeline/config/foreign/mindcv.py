@@ -33,7 +33,7 @@ WITHOUT_NORMS = ("alexnet", "squeezenet", "vgg")
 
 
 def map_model(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of the network. Raises RecipeError if there is no such network here."""
+    """Yield the rows of the network. Raises RecipeError for a network that conf/ lacks."""
     name = read_setting(settings, "model", "")
     files = find_groups()["model"]
     option = TRAINERS["mindcv"]["models"].get(name, name)
@@ -55,9 +55,9 @@ def map_model(settings: Settings) -> Iterator[KeyRow]:
 
 
 def map_training(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of the optimizer, the batch, warmup, the last learning rate and the loss.
+    """Yield the rows of the batch size, warmup, last learning rate and label smoothing.
 
-    Raises RecipeError if there is no such optimizer here.
+    Raises RecipeError for an optimizer that isn't in the trainer's table.
     """
     optimizers = TRAINERS["mindcv"]["choices"]["opt"]
     optimizer = read_setting(settings, "opt", "adam")
@@ -80,7 +80,7 @@ def map_training(settings: Settings) -> Iterator[KeyRow]:
 
 
 def map_data(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of the dataset and its map ops. Raises RecipeError for an unknown one."""
+    """Yield the rows of the dataset and its map ops. Raises RecipeError for another dataset."""
     name = read_setting(settings, "dataset", "imagenet") or "imagenet"
     if name != "imagenet" and name not in SMALL_IMAGES:
         choices = ", ".join(["imagenet", *SMALL_IMAGES])
@@ -139,7 +139,7 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRo
 
 
 def _map_to_splits(fields: Settings) -> dict[str, Any]:
-    """Return `fields`, by op and field such as `normalize.mean`, as keys of both splits."""
+    """Return `fields`, named as in `normalize.mean`, as keys of both splits."""
     splits = ("train", "eval")
     return {f"dataset.{split}.ops.{key}": fields[key] for split in splits for key in fields}
 

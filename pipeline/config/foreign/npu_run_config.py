@@ -18,7 +18,7 @@ from pipeline.core.files.safe_yaml import parse_yaml
 
 MAX_BYTES = 2**18
 MAX_NODES = 2**18
-"""At most this many syntax nodes are read: constants that use one another may never end."""
+"""At most this many syntax nodes are read, since constants may refer to one another in a circle."""
 NAME = "NPURunConfig"
 REFUSED = (
     "train_distribute",
@@ -49,32 +49,33 @@ class Script:
                 self.calls[name].append(node)
         names = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         names += [node.arg for node in nodes if isinstance(node, ast.arg)]
-        stored = Counter(names)
-        # Names that are assigned once.
+        num_bindings = Counter(names)
         self.constants = {
             target.id: node.value
             for node in self.assignments
             for target in node.targets
-            if isinstance(target, ast.Name) and stored[target.id] == 1
+            if isinstance(target, ast.Name) and num_bindings[target.id] == 1
         }
+        """Values of the names that are assigned once."""
 
     def find_calls(self, names: Sequence[str]) -> list[ast.Call]:
         """Return the calls of functions and methods with these names."""
         return [call for name in names for call in self.calls[name]]
 
     def read_value(self, node: ast.expr) -> Any:
-        """Return a literal, the keywords of a call, or the text of another expression.
+        """Return a literal, the keywords of a call by name, or another expression as Expression.
 
-        Raises ValueError if all values have more than `MAX_NODES` nodes.
+        A name stands for its constant. Raises ValueError if all values that were read have more
+        than `MAX_NODES` nodes.
         """
         if isinstance(node, ast.Name):
             node = self.constants.get(node.id, node)
-        is_call = isinstance(node, ast.Call) and not node.args
-        self._nodes_left -= 1 if is_call else sum(1 for _ in ast.walk(node))
+        keywords = node.keywords if isinstance(node, ast.Call) and not node.args else None
+        self._nodes_left -= sum(1 for _ in ast.walk(node)) if keywords is None else 1
         if self._nodes_left < 0:
             raise ValueError(f"has values of more than {MAX_NODES:,} parts")
-        if isinstance(node, ast.Call) and not node.args:
-            return {item.arg: self.read_value(item.value) for item in node.keywords if item.arg}
+        if keywords is not None:
+            return {item.arg: self.read_value(item.value) for item in keywords if item.arg}
         try:
             value = ast.literal_eval(node)
             json.dumps(value)
@@ -93,7 +94,7 @@ class Script:
 
 @dataclass(frozen=True, repr=False)
 class Expression:
-    """An expression that isn't a literal."""
+    """The text of an expression that isn't a literal, which messages show without quotes."""
 
     text: str
 
@@ -169,6 +170,7 @@ def _find_broken_rules(script: Script) -> Iterator[str]:
         if script.read_value(node) is not False:
             yield f"line {node.lineno}: disable_model_pruning must stay off"
     targets = {node.value: node.targets for node in script.assignments}
+    # Texts of the expressions that `close()` or `with` closes.
     closed = {
         ast.unparse(call.func).removesuffix(".close") for call in script.find_calls(["close"])
     }
@@ -189,6 +191,7 @@ def _map_run(settings: Settings) -> Iterator[KeyRow]:
     if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
         yield KeyRow("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
     hours = settings.get("keep_checkpoint_every_n_hours")
+    # TensorFlow's default, 10,000 hours, turns it off.
     if isinstance(hours, int | float) and 0 < hours < 9000:
         yield KeyRow(
             "keep_checkpoint_every_n_hours", {"checkpoint.keep_minutes": round(hours * 60)}

@@ -23,7 +23,7 @@ def adopt_timm(origin: str, settings: Settings) -> Adoption:
 
 
 def _map_translated(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of mindcv's settings, under timm's names."""
+    """Yield the rows of settings that mindcv has too, under timm's names."""
     names = TRAINERS["timm"]["names"]
     timm_names = {
         names[name]: name for name in settings if settings[name] is not None and name in names
@@ -47,6 +47,7 @@ def _translate(settings: Settings) -> dict[str, Any]:
     model = read_setting(settings, "model", "").partition(".")[0]
     result["model"] = table["models"].get(model, model)
     optimizer = read_setting(settings, "opt", "sgd").lower()
+    # timm's `sgd` has Nesterov's momentum, unlike its `momentum`.
     result |= {"opt": optimizer, "use_nesterov": optimizer == "sgd"}
     epochs = read_setting(settings, "epochs", 300) + read_setting(settings, "cooldown_epochs", 0)
     warmup = read_setting(settings, "warmup_epochs", 0)
@@ -58,12 +59,14 @@ def _translate(settings: Settings) -> dict[str, Any]:
         if base <= 0 or batch <= 0:
             raise RecipeError([f"lr_base_size = {base}: must be above 0, as the batch size"])
         ratio = batch / base
+        # By the rule of timm's training script.
         is_adaptive = "ada" in optimizer or "lamb" in optimizer
         scale = read_setting(settings, "lr_base_scale", "") or ("sqrt" if is_adaptive else "linear")
         rate = read_setting(settings, "lr_base", 0.1)
         result["lr"] = rate * (ratio**0.5 if scale == "sqrt" else ratio)
     if settings.get("clip_grad") is None:
         result.pop("clip_grad", None)
+    # Both depend on `amp` and `amp_dtype` together.
     for name in ("amp_level", "loss_scale_type"):
         result.pop(name, None)
     is_bfloat16 = settings.get("amp_dtype") == "bfloat16"

@@ -41,7 +41,6 @@ from pipeline.training.step import compute_norm, compute_step_gradients
 DATA = "dataset.train.ops"
 LOSS = "loss"
 GRADIENT_NORM = "gradient_norm"
-
 KINDS: dict[Phase, str] = {
     "data": COLUMN,
     "forward": "activation",
@@ -50,7 +49,6 @@ KINDS: dict[Phase, str] = {
     "gradient norm": "gradient",
 }
 """Kind of the tensors that operations return, by phase of the step."""
-
 _INPUTS = {
     "columns": COLUMN,
     "params": "parameter",
@@ -63,7 +61,7 @@ _INPUTS = {
 def examine(
     step_config: StepConfig, state: TrainState, batch: Batch, device: jax.Device | None = None
 ) -> Autopsy:
-    """Compute a step again from the state before it, and find the first non-finite value."""
+    """Compute the step after `state` again, and find its first non-finite value."""
     step = int(state.step) + 1
     state = replace(state, opt_state=(), average=None, overflows=None, bad_steps=None)
     with jax.default_device(device):
@@ -87,6 +85,8 @@ def examine(
 
 @dataclass
 class _Replay:
+    """A step that is computed again, equation by equation."""
+
     step_config: StepConfig
     state: TrainState
     batch: Batch
@@ -99,8 +99,8 @@ class _Replay:
     def run(self) -> tuple[ReplayValue, ReplayValue | None]:
         """Compute the step's loss, and the norm of its gradient if the loss is finite.
 
-        A loss that is not finite has its cause before the gradient. Then the gradient's equations,
-        most of all equations, aren't computed.
+        If the loss isn't finite, the cause is in the equations of the loss. So the gradient's
+        equations, which are most of a step, aren't computed, and the norm is None.
         """
         ops = tuple(
             _ScopedOp(name=op.name, op=op, position=position)
@@ -114,11 +114,12 @@ class _Replay:
         leaves = flatten_by_path((self.state, self.batch))
         inputs = [_make_input(path, leaf) for path, leaf in leaves.items()]
         outputs = list_leaf_paths(shape)
-        is_loss = [path == "loss" for path in outputs]
+        is_loss = [path == "loss" for path in outputs]  # outputs that `dce_jaxpr` keeps
         loss_jaxpr = dce_jaxpr(closed.jaxpr, is_loss, instantiate=True)[0]
         names = {
             var: NamedTensor("gradient of", path.removeprefix("gradients/"))
             for var, path in zip(closed.jaxpr.outvars, outputs, strict=True)
+            # A literal, which has `val`, can't be a key.
             if path.startswith("gradients/") and not hasattr(var, "val")
         }
         # Each operation is a program, which no later run uses.
@@ -153,6 +154,7 @@ class _Replay:
         )
 
     def _find_in_input(self, origin: Origin) -> Finding:
+        """Return the finding for an input of the step: a column of the batch, or a parameter."""
         assert origin.named is not None, "inputs have names"
         assert origin.result is not None, "a cause has been looked at"
         kind = origin.named.kind
@@ -193,6 +195,7 @@ class _Replay:
         )
 
     def _find_samples(self, origin: Origin, phase: Phase) -> NonFiniteSamples | None:
+        """Return the samples whose part of a result isn't finite; None without such an axis."""
         if origin.result is None or phase == "gradient norm":
             return None
         layer = find_layer(origin.scope)
@@ -202,9 +205,9 @@ class _Replay:
             # The gradient of a parameter has no axis of samples.
             return None
         size = self.microbatch_size
-        shapes_read = [v.array.shape for v in self.interpreter.layer_inputs.get(layer, ())]
+        shapes_read = [value.array.shape for value in self.interpreter.layer_inputs.get(layer, ())]
         # A layer may read images in CHWN.
-        is_batch_last = any(s and s[0] != size and s[-1] == size for s in shapes_read)
+        is_batch_last = any(read and read[0] != size and read[-1] == size for read in shapes_read)
         rows = find_non_finite(origin.array, size, last=is_batch_last)
         if rows is None:
             return None
@@ -214,6 +217,7 @@ class _Replay:
         return self._identify_samples(positions)
 
     def _identify_samples(self, rows: tuple[int, ...] | None) -> NonFiniteSamples:
+        """Return the samples at these rows of the batch, without padding; no samples for None."""
         valid = int(self.batch.count)
         positions = tuple(row for row in rows or () if row < valid)
         ids = np.asarray(self.batch.sample)[list(positions)]
@@ -235,7 +239,7 @@ def _make_input(path: str, leaf: Any) -> ReplayValue:
 
 
 def _find_gradient(origin: Origin) -> NamedTensor | None:
-    """Return the gradient that an equation of the norm reads, the largest of several."""
+    """Return the gradient that an equation of the norm reads: of several, the largest."""
     operands = [operand for operand in origin.operands if operand.named is not None]
     if not operands:
         return None

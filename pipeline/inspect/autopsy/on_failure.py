@@ -59,8 +59,11 @@ def examine_non_finite_step(run: CompiledRun, state: TrainState, step: int) -> E
             command = ["python", "-m", "pipeline", *flags, "autopsy", str(context.run_dir)]
             reporter.print_stage("autopsy", f"again: {shlex.join(command)}")
             finding = autopsy.finding
-            is_in_data = finding is not None and finding.phase == "data"
-            examined = Examined(not autopsy.is_fault_of_machine, is_in_data, largest_weight)
+            examined = Examined(
+                repeats=not autopsy.is_fault_of_machine,
+                is_in_data=finding is not None and finding.phase == "data",
+                largest_weight=largest_weight,
+            )
     except Interrupted as signal:
         reporter.warn(f"no autopsy of step {step}: {signal}")
     except Exception as error:  # the non-finite step matters more than any error here
@@ -84,7 +87,7 @@ def _repeat_or_examine(run: CompiledRun, state: TrainState, step: int) -> Autops
 
 
 def repeat_step(executable: Executable, state: TrainState, step: int) -> Autopsy | None:
-    """Return an autopsy without a finding if the compiled step is finite the second time."""
+    """Run a compiled step again; return an autopsy without a finding if it is finite, else None."""
     outcome = executable.run(executable.put(state), step - 1, step, "none")[1]
     if outcome.non_finite_step is not None:
         return None

@@ -76,11 +76,7 @@ class Reproducer:
 
 
 def write_reproducer(
-    run_dir: Path,
-    step_config: StepConfig,
-    state: TrainState,
-    batch: Batch,
-    autopsy: Autopsy,
+    run_dir: Path, step_config: StepConfig, state: TrainState, batch: Batch, autopsy: Autopsy
 ) -> Path:
     """Write the folder into a run directory and return its path. Raises OSError and RunError."""
     folder = run_dir / REPRODUCER
@@ -111,7 +107,7 @@ def write_reproducer(
 
 
 def read_reproducer(folder: Path) -> Reproducer:
-    """Read a reproducer, from its folder or its run's. Raises DataError, RecipeError, RunError."""
+    """Read the reproducer in a folder or a run. Raises DataError, RecipeError and RunError."""
     source = next((path for path in (folder / REPRODUCER, folder) if (path / STEP).is_file()), None)
     if source is None:
         raise DataError(

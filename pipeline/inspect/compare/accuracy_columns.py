@@ -18,7 +18,7 @@ sums are in float64. `epsilon` is the float32 epsilon.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import inf, nan
 from typing import NamedTuple
 
@@ -68,23 +68,23 @@ COLUMNS = tuple(field.name for field in fields(Columns))
 
 def compare_arrays(left: np.ndarray, right: np.ndarray) -> Columns:
     """Return the columns of two arrays; NaN for different shapes and for empty arrays."""
+    spreads = Columns(left=compute_spread(left), right=compute_spread(right))
     if left.shape != right.shape or left.size == 0:
-        return Columns(left=compute_spread(left), right=compute_spread(right))
+        return spreads
     x, y = (np.asarray(side, np.float64).ravel() for side in (left, right))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return Columns(left=compute_spread(left), right=compute_spread(right))
+        return spreads
     difference = np.abs(x - y)
     is_nonzero = np.abs(y) > EPSILON
     relative = np.abs(x[is_nonzero] / y[is_nonzero] - 1)
     right_norm = compute_norm(y)
-    return Columns(
+    return replace(
+        spreads,
         cosine=compute_cosine(x, y),
         max_absolute=float(difference.max()),
         accumulated_relative=float(relative.sum()),
         relative_euclidean=0.0 if right_norm <= TINY else compute_norm(x - y) / right_norm,
         divergence=compute_divergence(x, y),
-        left=compute_spread(left),
-        right=compute_spread(right),
         mean_absolute=float(difference.mean()),
         root_mean_square=float(np.sqrt(np.square(difference).mean())),
         max_relative=float(relative.max(initial=0.0)),

@@ -22,7 +22,7 @@ MAX_LISTED_LAYERS = 12
 
 
 def list_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> list[str]:
-    """Return a line for every likely cause."""
+    """Return a line for every likely cause; `forced` is None if layers weren't compared singly."""
     hints = []
     unpaired = [row for row in rows if row.left is None or row.right is None]
     if unpaired:
@@ -38,7 +38,7 @@ def list_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> li
             f"{layer} {gain:,.1f} times" for layer, gain in list(gains)[:MAX_NAMED_LAYERS]
         )
         hints.append(f"amplifier structures: errors of inputs grow in {amplified}")
-    weak = [] if forced is None else [f for f in forced.findings if f.ratio < WEAK]
+    weak = [] if forced is None else [item for item in forced.findings if item.ratio < WEAK]
     if weak:
         layers = ", ".join(error.name.layer for error in weak[:MAX_NAMED_LAYERS])
         hints.append(f"weak accuracy of an operator: {layers}")
@@ -46,7 +46,7 @@ def list_hints(rows: Sequence[TensorRow], forced: ForcedComparison | None) -> li
 
 
 def find_amplifiers(rows: Sequence[TensorRow]) -> list[tuple[str, float]]:
-    """Return layers that amplify the error of their input and the factor, the largest first."""
+    """Return (layer, factor) for layers that amplify their input's error, the largest first."""
     errors: Mapping[tuple[str, str], float] = {
         (row.left.layer, row.left.role): row.columns.relative_euclidean
         for row in rows

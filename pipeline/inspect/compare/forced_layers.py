@@ -1,4 +1,4 @@
-"""Comparison of single layers: one side's layers compute from the other side's inputs."""
+"""Comparison of single layers: the examined side's layers compute from the reference's inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class ReferenceStep:
     programs: LayerPrograms
     step: CapturedStep
     _wide: LayerTensors | None = None
+    """Results in float64."""
     _expected: dict[Any, LayerTensors] = field(default_factory=dict)
+    """Results by types and loss scale."""
 
     def compare(self, examined: LayerPrograms, weights: Weights | None = None) -> ForcedComparison:
         """Compute each layer of `examined` from the reference's inputs, and return the errors.
@@ -53,7 +55,7 @@ class ReferenceStep:
         return ForcedComparison(tuple(errors), tuple(list_findings(errors)))
 
     def compute_float64(self) -> LayerTensors:
-        """Return the layers' results in float64; later calls return the same."""
+        """Return the layers' results in float64, computed once."""
         if self._wide is None:
             network = self.programs.config.network.clone(dtype="float32", rules=())
             compute = self.programs.with_types_of(network).compute_forced
@@ -61,7 +63,7 @@ class ReferenceStep:
         return self._wide
 
     def expected_in(self, network: Any, loss_scale: Any = None) -> LayerTensors:
-        """Return the results in another network's types, computed once for each combination."""
+        """Return the results in another network's types, computed once for types and loss scale."""
         key = network.dtype, network.rules, None if loss_scale is None else float(loss_scale)
         if key not in self._expected:
             compute = self.programs.with_types_of(network).compute_forced
@@ -77,7 +79,7 @@ class ReferenceStep:
         """Compute all portions with `weights`, or the reference's weights if None."""
 
         def compute_pass(step_pass: StepPass) -> LayerTensors:
-            # A pass of the reference has the batch statistics that earlier passes have updated.
+            # Weights of the reference's passes have the batch statistics after earlier passes.
             used = step_pass.weights
             if weights is not None and weights.params is not self.step.passes[0].weights.params:
                 used = weights

@@ -2,8 +2,8 @@
 
 Both sides compute every layer from the inputs of the reference's layers, forward and backward. The
 error is the distance from the reference's layers in float64. The expected error is the error of the
-reference's layers with the plainest lowerings, in the types of the examined side. PyTorch's `same`
-compares with the reference's rounding in the same way.
+reference's layers with the plainest lowerings, in the types of the examined side. PyTorch's
+`torch._dynamo.utils.same` compares an error with the reference's rounding in the same way.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class LayerError:
         factor = FACTOR if is_narrow else FACTOR_FLOAT32
         factor = FACTOR_WINOGRAD if self.has_winograd else factor
         score = self.ratio / self.excused / (factor * (1 + FEW / sqrt(self.size)))
+        # An error that is far below the expected error may have any pattern.
         if is_narrow and self.size >= PATTERN_SIZE and self.ratio > 0.5:
             score = max(score, self.pattern / max(self.expected_pattern, 1.0) / PATTERN)
         return score
@@ -109,17 +110,17 @@ def measure_layer_errors(
     of the reference in the examined side's types; the largest expected error counts. `read` are the
     inputs of all of them. `has_winograd` is whether the examined side uses Winograd's formulas.
     """
-    arrays = [
+    examined_arrays, wide_arrays, *expected_arrays = (
         {
             name: array
             for name, array in named_tensors(tensors, np.zeros(0))
             if name.role in OUTPUT_ROLES and array.size
         }
         for tensors in (examined, wide, *expected)
-    ]
+    )
     errors = []
-    for name, exact in arrays[1].items():
-        array = arrays[0].get(name)
+    for name, exact in wide_arrays.items():
+        array = examined_arrays.get(name)
         if array is None:
             continue
         form = examined.forms.get(name.layer)
@@ -128,7 +129,7 @@ def measure_layer_errors(
         smallest = _compute_unit(dtype) * _compute_norm_of_terms(name, exact, read)
         references = [
             by_name[name]
-            for by_name in arrays[2:]
+            for by_name in expected_arrays
             if name in by_name and by_name[name].shape == exact.shape
         ]
         is_winograd = has_winograd and kind == "conv"
@@ -178,7 +179,8 @@ def _compute_unit(dtype: str) -> float:
 def _compute_norm_of_terms(name: TensorName, exact: np.ndarray, read: LayerTensors) -> float:
     """Return the norm of all terms that a parameter's gradient sums; 0 for other tensors.
 
-    The rounding errors of the terms remain even if the terms cancel.
+    The rounding errors of the terms remain even if the terms cancel. For a kernel the norm is
+    |cotangent| |inputs| sqrt(positions of the kernel / rows), as if both were independent.
     """
     cotangent = read.output_gradients.get(name.layer)
     inputs = read.inputs.get(name.layer)
@@ -244,7 +246,7 @@ def find_worst_by_layer(errors: Sequence[LayerError]) -> Mapping[str, LayerError
     """Return the error with the largest score of each layer, by path."""
     worst: dict[str, LayerError] = {}
     for error in errors:
-        before = worst.get(error.name.layer)
-        if before is None or error.score > before.score:
+        current = worst.get(error.name.layer)
+        if current is None or error.score > current.score:
             worst[error.name.layer] = error
     return worst

@@ -42,8 +42,9 @@ _NAMES = (
 
 
 def read_reference(folder: Path) -> TensorSide:
-    """List a folder's tensors, without links and pipes. Raises DataError for a wrong name."""
-    paths = [p for p in sorted(folder.rglob("*.npy")) if p.is_file() and not p.is_symlink()]
+    """List a folder's tensors, except links and pipes. Raises DataError for a wrong name."""
+    candidates = sorted(folder.rglob("*.npy"))
+    paths = [path for path in candidates if path.is_file() and not path.is_symlink()]
     if not paths or len(paths) > MAX_FILES:
         problem = f"must hold 1 to {MAX_FILES:,} .npy files of one step, it has {len(paths):,}"
         raise DataError(printable(f"{folder}: {problem}"))
@@ -104,7 +105,7 @@ def _read_order(folder: Path) -> dict[str, int]:
 
 
 def flatten_name(name: str) -> str:
-    """Return a name as it is in a file's name."""
+    """Return an operator's name as file names have it."""
     return name.replace("/", "_").replace(":", ".")
 
 
@@ -213,8 +214,9 @@ def _align(
 ) -> list[tuple[TensorName, TensorName]]:
     """Pair tensors of the same shape, in the orders of both sides, with the largest total score.
 
-    A pair scores 1, plus its cosine similarity if it is positive. So shape and order decide if the
-    values are wrong, and values decide between operators of one shape.
+    This is a longest common subsequence in which a pair scores 1, plus its cosine similarity if it
+    is positive. So shape and order decide if the values are wrong, and values decide between
+    operators of one shape.
     """
     left_names = list(left)
     right_names = list(right)

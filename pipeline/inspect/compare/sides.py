@@ -130,13 +130,14 @@ def compare_step(
     state, step = _load_state(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)
-    programs = right.opened.programs(step), left.opened.programs(step)
-    reference = ReferenceStep(programs[0], capture_step(programs[0], weights, batch, step))
+    left_programs = left.opened.programs(step)
+    right_programs = right.opened.programs(step)
+    reference = ReferenceStep(right_programs, capture_step(right_programs, weights, batch, step))
     left_weights = _choose_left_weights(left, right, weights)
     notes = []
     left_step = None
     try:
-        left_step = capture_step(programs[1], left_weights, batch, step)
+        left_step = capture_step(left_programs, left_weights, batch, step)
     except (ValueError, TypeError) as error:
         notes.append(f"the left side can't be computed as a whole: {first_line(error)}")
     rows = [] if left_step is None else _compare_tensors(left_step, reference.step, request)
@@ -148,9 +149,11 @@ def compare_step(
             f"the data differ before the network: {DATA} has a relative Euclidean distance of "
             f"{distance:.3g}"
         )
-    forced = reference.compare(programs[1], left_weights)
-    errors = tuple(e for e in forced.errors if is_selected(e.name, request.layers, "all"))
-    blamed = tuple(f for f in forced.findings if is_selected(f.name, request.layers, "all"))
+    forced = reference.compare(left_programs, left_weights)
+    errors, findings = (
+        tuple(item for item in items if is_selected(item.name, request.layers, "all"))
+        for items in (forced.errors, forced.findings)
+    )
     run_loss = None if right.run_dir is None else logged_loss(right.run_dir, step)
     return StepComparison(
         step,
@@ -158,7 +161,7 @@ def compare_step(
         reference.step.merge_passes().loss,
         run_loss,
         tuple(rows),
-        ForcedComparison(errors, blamed),
+        ForcedComparison(errors, findings),
         tuple(notes),
     )
 
@@ -191,15 +194,15 @@ def _require_same_network(left: Side, right: Side) -> None:
         for path in left_kinds
         if path in right_kinds and left_kinds[path] != right_kinds[path]
     ]
-    shapes = [
+    left_shapes, right_shapes = (
         {path: leaf.shape for path, leaf in flatten_by_path(side.opened.built.state.params).items()}
         for side in (left, right)
-    ]
+    )
     if not problems:
         problems = [
-            f"{path} has shape {shapes[0].get(path)} on the left, {shape} on the right"
-            for path, shape in shapes[1].items()
-            if shapes[0].get(path) != shape
+            f"{path} has shape {left_shapes.get(path)} on the left, {shape} on the right"
+            for path, shape in right_shapes.items()
+            if left_shapes.get(path) != shape
         ]
     if problems:
         raise DataError(
@@ -208,6 +211,7 @@ def _require_same_network(left: Side, right: Side) -> None:
 
 
 def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[TrainState, int]:
+    """Return the state after `step` steps and their number; None is as in `CompareRequest`."""
     if side.run_dir is None:
         if step:
             raise DataError(
@@ -218,20 +222,19 @@ def _load_state(side: Side, step: int | None, reporter: Reporter) -> tuple[Train
     step = steps[-1] if step is None else step
     saved = load_state(side.opened, side.run_dir, step, reporter)
     if saved.replayed:
-        reporter.print_stage(
-            "state", f"of step {step - saved.replayed}; {saved.replayed:,} steps trained again"
-        )
+        first = step - saved.replayed
+        reporter.print_stage("state", f"of step {first}; {saved.replayed:,} steps trained again")
     return saved.state, step
 
 
 def _choose_left_weights(left: Side, right: Side, weights: Weights) -> Weights:
-    """Return the reference's weights with the left loss scale, or those the left side restores."""
+    """Return the weights that the left side restores, else `weights` with the left loss scale."""
     if any(get_key(change) == RESTORE for change in left.changed):
         return Weights.of(jax.tree.map(np.array, left.opened.fresh_state()))
-    scales = left.opened.built.step_config.loss_scale, right.opened.built.step_config.loss_scale
-    if scales[0] == scales[1]:
+    left_scale = left.opened.built.step_config.loss_scale
+    if left_scale == right.opened.built.step_config.loss_scale:
         return weights
-    return replace(weights, loss_scale=np.float32(scales[0].initial))
+    return replace(weights, loss_scale=np.float32(left_scale.initial))
 
 
 def _compare_tensors(
@@ -256,10 +259,10 @@ def _describe_weight_distance(left: Side, run_dir: Path, step: int, weights: Wei
     left_params = flatten_by_path(left_weights.params)
     right_params = flatten_by_path(weights.params)
     squares = [
-        float(np.square(np.subtract(left_params[p], right_params[p], dtype=np.float64)).sum())
-        for p in left_params
+        float(np.square(np.subtract(array, right_params[path], dtype=np.float64)).sum())
+        for path, array in left_params.items()
     ]
-    total = sum(float(np.square(a, dtype=np.float64).sum()) for a in right_params.values())
+    total = sum(float(np.square(array, dtype=np.float64).sum()) for array in right_params.values())
     distance = (sum(squares) / total) ** 0.5 if total else 0.0
     worst = max(zip(squares, left_params, strict=True))[1] if squares else ""
     if distance == 0:

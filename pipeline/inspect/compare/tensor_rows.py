@@ -32,7 +32,7 @@ Read = Callable[[TensorName], "np.ndarray | None"]
 
 @dataclass(frozen=True)
 class TensorSide:
-    """The tensors of one side of a comparison by files, in the order of the forward pass."""
+    """The tensors of one side of a comparison, in the order of the forward pass."""
 
     name: str
     about: str
@@ -100,7 +100,7 @@ def _format_number(value: float) -> str:
 def pair_names(
     left: Iterable[TensorName], right: Iterable[TensorName], mapped: Mapped
 ) -> list[tuple[TensorName | None, TensorName | None]]:
-    """Pair tensors by name or by `mapped`; None without a counterpart, the right side's last."""
+    """Pair tensors by name or by `mapped`, in the order of `left`; a missing side is None."""
     right_names = dict.fromkeys(right)
     pairs = list[tuple[TensorName | None, TensorName | None]]()
     used = set()

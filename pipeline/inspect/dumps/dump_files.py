@@ -1,7 +1,7 @@
 """Files of a dump, written and read.
 
     {path}/{time}/{device}/{model}/{model id}/{steps done}/     CANN's layout
-      dump.json       run, step, loss, and whether the dump is whole
+      dump.json       run, step, loss, and whether the dump is complete
       tensors.jsonl   a tensor a line: name, file, shape, SHA-256, statistics
       {layer, / as _}.{role}.{index}.{microseconds}.npy
     {path}/{time}/{device}/{model}/ge_proto_{model id}_Build.txt   the layers, in their order
@@ -35,14 +35,14 @@ from pipeline.inspect.dumps.tensor_names import TensorName, parse_name
 ABOUT = "dump.json"
 TENSORS = "tensors.jsonl"
 STATISTICS = ("min", "max", "mean", "std", "norm", "zeros", "not_finite")
-"""Figures of a tensor. `min` to `norm`, the Euclidean norm, are of its finite elements; `zeros` is
-the share of zeros, and `not_finite` the number of elements that are not finite."""
+"""Figures of a tensor. `min`, `max`, `mean`, `std` and the Euclidean `norm` are of its finite
+elements; `zeros` is the share of zeros, and `not_finite` the number of other elements."""
 MODEL_ID = 1
 """Number of the model in CANN's layout; a run has one model."""
 MAX_INDEX_BYTES = 256 << 20
 MAX_TENSOR_BYTES = 64 << 30
 _DAMAGE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""Errors from parsing an index that is damaged, or that a dump did not write."""
+"""Errors from parsing an index that is damaged or of another origin."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DumpReport:
     left_out: tuple[str, ...] = ()
     """Tensors beyond the size limit, which have only statistics."""
     stopped: str | None = None
-    """Place and reason of an early end; None for a whole dump."""
+    """Place and reason of an early end; None for a complete dump."""
 
     def __str__(self) -> str:
         text = f"{self.num_tensors} tensors, {self.nbytes / 1e6:,.1f} MB: {self.folder}"
@@ -120,6 +120,7 @@ def write_dump(
                 left_out.append(name)
             elif header.content == "tensors":
                 buffer = io.BytesIO()
+                # ascontiguousarray adds an axis to a scalar.
                 plain = np.ascontiguousarray(array).reshape(array.shape)
                 np.save(buffer, plain, allow_pickle=False)
                 content = buffer.getvalue()
@@ -181,7 +182,7 @@ class DumpRecord:
 
     @property
     def stopped(self) -> str | None:
-        """Place and reason of an early end; None for a whole dump."""
+        """Place and reason of an early end; None for a complete dump."""
         reason = self.about.get("stopped")
         return None if reason is None else str(reason)
 

@@ -35,7 +35,7 @@ from pipeline.training.telemetry import Telemetry
 
 @dataclass(frozen=True)
 class DumpRequest:
-    """The run whose steps are dumped; the section `dump` of its recipe has what is written."""
+    """The run whose steps are dumped, by the section `dump` of its recipe."""
 
     recipe: Recipe
     run_dir: Path
@@ -54,8 +54,8 @@ def dump_step(
 ) -> DumpReport:
     """Compute the step after `step` steps and write its tensors.
 
-    `run_loss` is the loss that the run logged for it. Raises nothing for a full disk: the report
-    has it.
+    `run_loss` is the loss that the run logged for it, or None. If the disk is full, nothing is
+    raised, and the report has the reason.
     """
     recipe = request.recipe
     spec = recipe.dump
@@ -102,7 +102,7 @@ def compare_losses(loss: float, run_loss: float | None) -> str:
 
 @dataclass
 class RunDumps(Dumps):
-    """Writes the dumps of a run; called with a state and the number of steps done.
+    """Writes the dumps of a run. It is called with a state and the number of steps done.
 
     The training program and its inputs are unchanged. If a dump fails, as on a full disk, this
     warns and writes no later dump, and the run continues.
@@ -122,6 +122,7 @@ class RunDumps(Dumps):
 
     @property
     def steps(self) -> tuple[int, ...]:
+        """Numbers of steps done after which a dump is written."""
         steps = self.run.context.recipe.dump.steps
         return parse_steps(steps) if steps else ()
 
@@ -190,7 +191,6 @@ class RunDumps(Dumps):
             if index < 0:
                 continue
             loss = float(telemetry.loss[index])
-            self.run.context.reporter.print_stage(
-                "dump", f"step {step}: {compare_losses(report.loss, loss)}"
-            )
+            text = f"step {step}: {compare_losses(report.loss, loss)}"
+            self.run.context.reporter.print_stage("dump", text)
             add_run_loss(report.folder, loss)

@@ -48,7 +48,7 @@ class LayerObserver:
     Use one observer for each trace, since its arrays are tracers. `input_slots` and `output_slots`
     have an array like each input and output, by path. The gradients with respect to the slots are
     the gradients at the layers' inputs and outputs. With `forced`, every layer reads forced tensors
-    instead of other layers' results, also in the backward pass, so that it inherits no error.
+    instead of other layers' results, also in the backward pass, and so without their errors.
     """
 
     input_slots: Arrays = field(default_factory=dict)
@@ -60,11 +60,7 @@ class LayerObserver:
     forms: dict[str, LayerForm] = field(default_factory=dict)
 
     def __call__(
-        self,
-        layer: LayerSpec,
-        compute: Callable[[Array], Array],
-        x: Array,
-        context: LayerContext,
+        self, layer: LayerSpec, compute: Callable[[Array], Array], x: Array, context: LayerContext
     ) -> Array:
         path = "/".join(context.path)
         # From the second application of a layer on, the path has a number.

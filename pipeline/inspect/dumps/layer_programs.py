@@ -115,10 +115,11 @@ class LayerPrograms:
     ) -> LayerTensors:
         """Compute every layer, forward and backward, from other layers' tensors in `forced`.
 
-        So errors don't add up: the results of a layer have only its own error. With `wide` layers
-        are computed in float64 on the CPU.
+        So errors don't add up: a layer's results have only the error of this layer. With `wide`
+        layers are computed in float64 on the CPU.
         """
-        name, device = ("float64", jax.devices(CPU.name)[0]) if wide else ("forced", self.device)
+        name = "float64" if wide else "forced"
+        device = jax.devices(CPU.name)[0] if wide else self.device
         program = self._get_program(name, _compute_forced_pass, weights, portion, forced)
         arrays = {
             "outputs": forced.outputs,
@@ -137,7 +138,7 @@ class LayerPrograms:
         portion: Portion,
         forced: LayerTensors | None = None,
     ) -> _Program:
-        """Return the program for a portion's shapes, which is traced once."""
+        """Return the program `name` of `function` for a portion's shapes, compiled once."""
         key = name, portion.images.shape, portion.labels.shape
         if key not in self._programs:
             tensors = None
@@ -145,11 +146,11 @@ class LayerPrograms:
                 tensors = ForcedTensors(forced.outputs, forced.input_gradients)
             shapes = _trace_shapes(self.config, weights, portion, tensors)
             compute = partial(function, self.config, shapes)
-            options = QUICK if get_platform(self.device.platform).optimizes_slowly else None
-            wide = name == "float64"
-            call = (
-                compile_in_float64(compute) if wide else jax.jit(compute, compiler_options=options)
-            )
+            if name == "float64":
+                call = compile_in_float64(compute)
+            else:
+                options = QUICK if get_platform(self.device.platform).optimizes_slowly else None
+                call = jax.jit(compute, compiler_options=options)
             self._programs[key] = _Program(call, shapes.forms)
         return self._programs[key]
 
@@ -229,6 +230,7 @@ def _make_slots(shapes: Mapping[str, Any]) -> dict[str, Array]:
 def _compute_free_pass(
     config: StepConfig, shapes: _Shapes, weights: Weights, portion: Portion
 ) -> dict[str, Any]:
+    """Compute the arrays of `LayerTensors`; every layer reads the layers before it."""
     scale = weights.loss_scale
     logits_slot = jnp.zeros(shapes.logits.shape, shapes.logits.dtype)
     slots = _make_slots(shapes.inputs), _make_slots(shapes.outputs), logits_slot
@@ -252,6 +254,7 @@ def _compute_forced_pass(
     portion: Portion,
     forced: Mapping[str, Any],
 ) -> dict[str, Any]:
+    """Compute the arrays of `LayerTensors`; every layer, and the loss, reads `forced` arrays."""
     scale = weights.loss_scale
     tensors = ForcedTensors(
         forced["outputs"], {path: g * scale for path, g in forced["input_gradients"].items()}
@@ -319,7 +322,7 @@ def _to_numpy(results: Mapping[str, Any], forms: Mapping[str, LayerForm]) -> Lay
     arrays: dict[str, Any] = jax.tree.map(_widen_16_bits, dict(results))
     for kind in ("parameters", "statistics"):
         arrays[kind] = flatten_dict(dict(arrays[kind]), sep="/")
-    # jax sorts the keys of dicts.
+    # jax has sorted the keys of dicts; `forms` has the order of the layers.
     for kind in ("inputs", "outputs", "input_gradients", "output_gradients"):
         arrays[kind] = {path: arrays[kind][path] for path in forms if path in arrays[kind]}
     arrays["loss"] = float(arrays["loss"])

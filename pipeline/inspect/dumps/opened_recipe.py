@@ -54,7 +54,7 @@ class OpenedRecipe:
         return self.backend.describe()["device"]
 
     def programs(self, step: int) -> LayerPrograms:
-        """Return the programs after `step` steps. Raises RecipeError if no layers are listed."""
+        """Return the programs of the step after `step` steps. Raises RecipeError without layers."""
         try:
             return LayerPrograms(select_phase(self.built.step_config, step), self.backend.device)
         except ValueError as error:
@@ -85,7 +85,7 @@ class OpenedRecipe:
 
 
 def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:
-    """Read the data of a recipe and build its step, for planned devices if they are automatic."""
+    """Read the data of a recipe and build its step; `parallel.mode: auto` is planned first."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -134,7 +134,7 @@ class ReplayedState:
 
 
 def require_checkpoints(run_dir: Path) -> list[int]:
-    """Return the steps of a run's checkpoints. Raises DataError without any."""
+    """Return the steps of a run's checkpoints, ascending. Raises DataError if there are none."""
     steps = list_saved_steps(run_dir / FOLDER)
     if not steps:
         raise DataError(
@@ -164,10 +164,11 @@ def open_run_recipe(run_dir: Path) -> OpenedRecipe:
 
 
 def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
-    """Return the state of a run after `step` steps, from its last checkpoint up to this step.
+    """Return the state of a run after `step` steps.
 
-    Steps after the checkpoint are trained again, with the results of the run. Raises DataError if
-    the run has no checkpoints, or fewer steps.
+    The last checkpoint before it is read, or else the state at step 0 is made, and the steps after
+    it are trained again, with the same results. Raises DataError if the run has no checkpoints, or
+    fewer steps.
     """
     earlier_steps = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total
@@ -202,7 +203,7 @@ def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporte
 
 
 def logged_loss(run_dir: Path, step: int) -> float | None:
-    """Return the loss that a run logged for the step after `step` steps; None if it has none."""
+    """Return the loss that a run logged for the step after `step` steps, else None."""
     log = run_dir / METRICS
     if not log.exists():
         return None

@@ -91,7 +91,7 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
 
 
 def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
-    """Return images and labels after the map ops, in the bucket and with the ops of this batch."""
+    """Return images and labels after the map ops, cropped to the first bucket that fits."""
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         fits = (largest <= np.array(config.buckets)).all(axis=-1)
@@ -116,6 +116,6 @@ def _split_microbatches(config: StepConfig, portion: Portion) -> tuple[Portion, 
     samples = portion.images, portion.labels, portion.mask
     (images, labels, mask), keys = stack_microbatches(samples, portion.dropout, config.accumulate)
     return tuple(
-        Portion(images[i], labels[i], mask[i], keys[i], portion.divisor)
-        for i in range(config.accumulate)
+        Portion(images[number], labels[number], mask[number], keys[number], portion.divisor)
+        for number in range(config.accumulate)
     )

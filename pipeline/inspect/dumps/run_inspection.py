@@ -1,6 +1,6 @@
 """Inspection of a run as its recipe sets it: profile, dumps, autopsy of a non-finite step.
 
-Each of these is imported at its first use, since few runs have any.
+Their modules are imported at the first use, since few runs need them.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class RunInspection(Inspection):
         return dumps
 
     def open_autopsy(self, run: CompiledRun) -> Examine:
-        """Return the function for non-finite steps. It does nothing in private runs, whose samples
-        it would write."""
+        """Return the function that examines a non-finite step.
+
+        In private runs it does nothing, since it would write samples.
+        """
         if run.built.privacy is not None:
             return examine_nothing
 

@@ -105,7 +105,7 @@ def _group_by_layer(
 
 
 def require_layers(patterns: Sequence[str], layers: Sequence[str], key: str) -> None:
-    """Raise RecipeError with the name of a similar layer for a pattern that covers no layer."""
+    """Raise RecipeError for a pattern that covers no layer; `key` has the patterns."""
     names = [*layers, DATA, LOSS]
     try:
         require_covered(patterns, [tuple(layer.split("/")) for layer in names], "layers")

@@ -28,7 +28,7 @@ QUICK = {"xla_backend_optimization_level": "0"}
 """Compiler options of a CPU program that runs once: optimization takes longer than it saves."""
 _WIDE = jnp.dtype("float64")
 _BIT_PRIMITIVES = ("bitcast_convert_type", "nextafter")
-"""Primitives that depend on the bits of a number, so that they aren't widened."""
+"""Primitives that aren't widened, since their results depend on the bits of a number."""
 
 
 def compile_in_float64(function: Callable[..., Any]) -> Callable[..., Any]:

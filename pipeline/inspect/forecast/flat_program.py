@@ -29,9 +29,9 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 class FlatProgram:
     """Equations in order, each variable assigned once, with the `results` of the program.
 
-    `functions` has for each equation the number of its function, or 0 outside of functions that are
-    marked not to be inlined. The compiler doesn't fuse across their calls. `constants` are the
-    variables with constant values, such as tables of a resize.
+    Functions that are marked not to be inlined are numbered from 1; the compiler doesn't fuse
+    across their calls. `functions` has the number for each equation, or 0 outside of them.
+    `constants` are the variables with constant values, such as tables of a resize.
     """
 
     equations: tuple[JaxprEqn, ...]
@@ -60,6 +60,8 @@ def flatten(program: ClosedJaxpr, platform: str) -> FlatProgram:
 
 
 class _Flattening:
+    """The equations of a program so far, with all calls replaced by equations."""
+
     def __init__(self, platform: str) -> None:
         self._platform = platform
         self._branches: dict[Var, int] = {}
@@ -67,7 +69,7 @@ class _Flattening:
         self._function = 0
         self._last_function = 0
         self._float32: dict[Atom, Atom] = {}
-        """Variables in float32, by the same in bfloat16."""
+        """The float32 conversion of each bfloat16 variable."""
         self.equations: list[JaxprEqn] = []
         self.functions: list[int] = []
         self.constants: dict[Var, Any] = {}
@@ -92,7 +94,7 @@ class _Flattening:
             return self.add(self._choose_branch(equation, inputs[0]), inputs[1:])
         if called is not None:
             outer = self._function
-            # The equations of a call that must not be inlined are a function.
+            # Equations of a call that must not be inlined have a function's number.
             if (equation.ctx.xla_metadata or {}).get("inlineable") == "false":
                 self._last_function += 1
                 self._function = self._last_function
@@ -158,7 +160,7 @@ def values_of(*atoms: Atom) -> int:
 
 def bytes_of(*atoms: Atom) -> int:
     """Return the bytes of arrays; a random key counts with the bytes of its words."""
-    return sum(math.prod(a.aval.shape) * a.aval.dtype.itemsize for a in atoms)
+    return sum(math.prod(atom.aval.shape) * atom.aval.dtype.itemsize for atom in atoms)
 
 
 def is_key(dtype: Any) -> bool:

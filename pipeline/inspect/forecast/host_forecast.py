@@ -1,8 +1,8 @@
 """Forecast of a step on this machine, from measurements of its parts, before it is compiled.
 
 The step is traced as for a run, with the lowerings that the banks and the rules choose, and split
-at its library calls (step_parts.py). The longest parts by a rough count are compiled and timed. The
-rough counts of other parts are scaled like the measured parts of their kind.
+at its library calls (step_parts.py). The time of each part is estimated roughly. The parts with the
+largest estimates are compiled and timed, and other estimates are scaled by these measurements.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from pipeline.training.state import Record, TrainState
 ROUND_S = 0.01
 ROUNDS = 3
 
-# Rough costs order the parts, and measurements scale the costs of small parts. So the same costs
-# serve for any machine.
+# Rough costs only order the parts, and are scaled by measurements. So they serve for any machine.
 FLOP_PER_NS: Mapping[Kind, float] = {"product": 150.0, "convolution": 15.0, "call": 200.0}
 BYTE_NS = 0.05
 """Cost of a byte that is read or written."""
@@ -47,7 +46,7 @@ VALUE_NS = 0.2
 DRAW_NS = 3.0
 """Cost of a random number."""
 KERNEL_NS = 1000.0
-"""Least time of a part: the start of a kernel."""
+"""Time to start a kernel, which every part takes at least."""
 MOVED_SHARE = 0.6
 """Share of the results inside a part that counts as read or written."""
 
@@ -59,7 +58,7 @@ RANDOM_PRIMITIVES = frozenset({"random_bits", "threefry2x32"})
 
 
 def rough_us(part: StepPart) -> float:
-    """Return a rough count of a part's time in microseconds, from its operations and bytes."""
+    """Estimate a part's microseconds from its operations and bytes."""
     jaxpr = part.program.jaxpr
     ns = KERNEL_NS + BYTE_NS * bytes_of(*jaxpr.invars, *jaxpr.outvars)
     if part.kind in FLOP_PER_NS:
@@ -68,19 +67,20 @@ def rough_us(part: StepPart) -> float:
         name = equation.primitive.name
         count = values_of(*equation.outvars)
         ns += MOVED_SHARE * BYTE_NS * bytes_of(*equation.outvars)
-        ns += VALUE_NS * count * (name in SLOW_PRIMITIVES) + DRAW_NS * count * (
-            name in RANDOM_PRIMITIVES
-        )
-        if name.startswith(("reduce", "arg")):
+        if name in SLOW_PRIMITIVES:
+            ns += VALUE_NS * count
+        elif name in RANDOM_PRIMITIVES:
+            ns += DRAW_NS * count
+        elif name.startswith(("reduce", "arg")):
             ns += VALUE_NS / 2 * values_of(*equation.invars)
     return 1e-3 * ns
 
 
 def _count_flops(equation: JaxprEqn) -> float:
-    """Return the FLOP of a product or of a convolution with a kernel.
+    """Return the FLOP of a product, a convolution with a kernel, or a call of oneDNN.
 
-    It is exact for a product. A convolution's result has features last in all lowerings, and each
-    value sums over the other axes of the kernel.
+    All lowerings of a convolution have features last in the result and the kernel, so each value
+    sums over the other axes of the kernel. A call multiplies matrices.
     """
     operands: Any = equation.invars[:2]
     left, right = (v.aval.shape for v in operands)
@@ -97,7 +97,7 @@ def _count_flops(equation: JaxprEqn) -> float:
 
 
 def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
-    """Compile and time a part, in microseconds; the shortest of several rounds counts.
+    """Compile a part, and return the shortest of its times in microseconds.
 
     `looped` is whether a loop runs the steps: XLA:CPU computes some convolutions more slowly there.
     """
@@ -106,6 +106,7 @@ def measure_us(part: StepPart, device: jax.Device, *, looped: bool) -> float:
     function = jaxpr_as_fun(part.program)
 
     def call(words: tuple[Array, ...]) -> list[Array]:
+        # Not strict: a part without operands has a dummy.
         arrays = [
             jax.random.wrap_key_data(array) if is_key(shape.dtype) else array
             for array, shape in zip(words, shapes, strict=False)
@@ -130,7 +131,7 @@ def _make_operand(shape: Any) -> Array:
 
 
 MEASURED_SHARE = 0.9
-"""Share of a step, by the rough count, whose parts are measured."""
+"""Parts are measured, the longest first, until they have this share of a step's estimated time."""
 BUDGET_S = 30.0
 """Seconds after which no further part is measured."""
 HOST_STEPS = 200
@@ -227,7 +228,7 @@ def time_parts(program: ClosedJaxpr, device: jax.Device, *, looped: bool) -> Dev
 
 
 def _trace_step(work: CompileInputs, state: TrainState) -> ClosedJaxpr:
-    """Trace one step as the body of a training loop has it, from the choice of its batch on."""
+    """Trace a step as in the body of the loop, which also reads its batch from the window."""
 
     def step(
         state: TrainState, inputs: Inputs, rates: Any, position: Any
@@ -256,13 +257,12 @@ def _measure_times_us(
 
 
 def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> dict[Kind, float]:
-    """Return microseconds by kind. Rough counts are scaled like the measured parts of the kind."""
+    """Return microseconds by kind; unmeasured parts are scaled like measured ones of the kind."""
     overall = _compute_ratio(parts, times, list(times))
     total: dict[Kind, float] = {}
     for kind in {part.kind for part in parts}:
-        ratio = (
-            _compute_ratio(parts, times, [part for part in times if part.kind == kind]) or overall
-        )
+        measured = [part for part in times if part.kind == kind]
+        ratio = _compute_ratio(parts, times, measured) or overall
         total[kind] = sum(
             count * (times[part] if part in times else ratio * rough_us(part))
             for part, count in parts.items()
@@ -274,12 +274,11 @@ def _sum_by_kind(parts: Counter[StepPart], times: Mapping[StepPart, float]) -> d
 def _compute_ratio(
     parts: Counter[StepPart], times: Mapping[StepPart, float], measured: Sequence[StepPart]
 ) -> float:
-    """Return the measured time of parts over their rough count; 0 without parts."""
+    """Return the ratio of measured to estimated time of `measured` parts; 0 if there are none."""
     if not measured:
         return 0.0
-    return sum(parts[p] * times[p] for p in measured) / sum(
-        parts[p] * rough_us(p) for p in measured
-    )
+    estimated_us = sum(parts[part] * rough_us(part) for part in measured)
+    return sum(parts[part] * times[part] for part in measured) / estimated_us
 
 
 def _measure_host_ms(

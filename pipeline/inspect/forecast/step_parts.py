@@ -36,7 +36,7 @@ APART = frozenset(
 
 @dataclass(frozen=True)
 class StepPart:
-    """A part of a step. Parts with equal `text` compute the same."""
+    """A part of a step. Parts with equal `text`, the equations, take equal time."""
 
     kind: Kind
     text: str
@@ -75,7 +75,7 @@ def _find_first_calls(flat: FlatProgram) -> list[int | None]:
     Calls are numbered from 0 in order, and a call needs itself. An equation that only results need
     has the number after the last call; an unused equation has None.
     """
-    calls = [n for n, equation in enumerate(flat.equations) if _is_apart(equation)]
+    calls = [position for position, equation in enumerate(flat.equations) if _is_apart(equation)]
     number_of_call = {equation: number for number, equation in enumerate(calls)}
     first: dict[Var, int] = {}
 
@@ -105,10 +105,11 @@ def _group_equations(flat: FlatProgram, first_calls: Sequence[int | None]) -> li
 
     def find_leader(n: int) -> int:
         while leader[n] != n:
-            leader[n] = n = leader[leader[n]]
+            leader[n] = leader[leader[n]]  # shortens the path, as in a disjoint-set forest
+            n = leader[n]
         return n
 
-    def locate(n: int) -> tuple[int | None, int]:
+    def get_place(n: int) -> tuple[int | None, int]:
         return first_calls[n], flat.functions[n]
 
     producers: dict[Var, int] = {}
@@ -117,7 +118,9 @@ def _group_equations(flat: FlatProgram, first_calls: Sequence[int | None]) -> li
             continue
         for atom in equation.invars:
             producer = producers.get(atom) if isinstance(atom, Var) else None
-            if producer is not None and locate(producer) == locate(n) and values_of(atom) > 1:
+            if producer is None or values_of(atom) <= 1:
+                continue
+            if get_place(producer) == get_place(n):
                 leader[find_leader(n)] = find_leader(producer)
         producers |= dict.fromkeys(equation.outvars, n)
     groups: defaultdict[int, list[int]] = defaultdict(list)
@@ -150,7 +153,7 @@ def _find_readers(
 def _make_part(
     flat: FlatProgram, readers: Mapping[Var, set[int | None]], numbers: Sequence[int]
 ) -> StepPart:
-    """Make a part of some equations; its results are the variables that others read."""
+    """Make a part of the equations `numbers`; its results are what other equations read."""
     inside: set[int | None] = set(numbers)
     equations = [flat.equations[n] for n in numbers]
     outputs = [v for equation in equations for v in equation.outvars]

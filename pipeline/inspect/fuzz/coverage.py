@@ -48,8 +48,7 @@ class NeuronCoverage:
     high: np.ndarray
     """Ends of each neuron's range on training samples, float32 (neurons,)."""
     reached: np.ndarray
-    """bool (neurons, SECTIONS + 2), changed by `add`. The first and the last section are corners.
-    """
+    """bool (neurons, SECTIONS + 2), changed by `add`. The first and last section are corners."""
 
     def add(self, neurons: np.ndarray) -> bool:
         """Add a sample, float32 (neurons,), and return whether it reaches a new section."""
@@ -65,11 +64,9 @@ class NeuronCoverage:
 
     def compute_shares(self) -> dict[str, float]:
         """Return the shares of reached sections (KMNC) and corners (NBC)."""
-        corners = self.reached[:, [0, -1]]
-        return {
-            "multisection": float(self.reached[:, 1:-1].mean()),
-            "boundary": float(corners.mean()),
-        }
+        sections = float(self.reached[:, 1:-1].mean())
+        corners = float(self.reached[:, [0, -1]].mean())
+        return {"multisection": sections, "boundary": corners}
 
 
 def make_coverage(neurons: np.ndarray) -> NeuronCoverage:

@@ -1,7 +1,7 @@
-"""Faults of weights: flipped bits, weights set to zero, changed signs; and what accuracy is left.
+"""Faults of weights (flipped bits, zeros, changed signs), and the accuracy that they leave.
 
-The weights with faults and the flipped bits are a pure function of (seed, kind, trial). More faults
-of a trial include its first faults.
+Faults are a pure function of (seed, kind, trial). A larger number of faults in a trial includes the
+faults of a smaller number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FaultRow:
     accuracy: float
     """Mean over TRIALS draws."""
     least: float
-    """The least of the draws."""
+    """Least accuracy of the draws."""
 
 
 def list_counts(weights: int) -> list[int]:
@@ -49,11 +49,11 @@ def inject_faults(params: Any, fault: str, count: int, seed: int, trial: int) ->
     owners = np.searchsorted(ends, places, side="right")
     for owner in np.unique(owners).tolist():
         flat = copies[owner].reshape(-1)
-        is_here = owners == owner
-        rows = places[is_here] - (ends[owner] - flat.size)
+        is_inside = owners == owner
+        rows = places[is_inside] - (ends[owner] - flat.size)
         match fault:
             case "bit flips":
-                masks = np.uint32(1) << bits[is_here].astype(np.uint32)
+                masks = np.uint32(1) << bits[is_inside].astype(np.uint32)
                 flat.view(np.uint32)[rows] ^= masks
             case "zeros":
                 flat[rows] = 0

@@ -23,8 +23,9 @@ from pipeline.inspect.fuzz.mutations import KINDS, ChangeLimits, mutate
 from pipeline.training.step import map_batch
 
 ROUND_SAMPLES = 256
+"""Images that the network computes at once."""
 RANGE_SAMPLES = 1024
-"""Training samples that the ranges of neurons are of."""
+"""At most this many training samples set the ranges of neurons."""
 MAX_POOL = 4096
 """At most this many images are changed further."""
 STREAM = 3 << 60
@@ -64,9 +65,9 @@ class FuzzResult:
     """The result of a search."""
 
     right: int
-    """Samples that it began with."""
+    """Number of samples with right predictions, which are changed."""
     wrong: int
-    """Samples that were left out, since their predictions were wrong."""
+    """Number of samples with wrong predictions, which are left out."""
     neurons: int
     coverage: dict[str, float]
     """Coverage of the samples."""
@@ -75,8 +76,10 @@ class FuzzResult:
 
 
 def make_predict(opened: OpenedRecipe, step: int) -> Predict:
-    """Return the prediction of a run's network, compiled for chunks of images, which are mapped as
-    in an evaluation. Raises RecipeError if the network doesn't list its layers."""
+    """Return the compiled prediction of a run's network, with the map ops of evaluation.
+
+    Raises RecipeError if the network doesn't list its layers.
+    """
     config = opened.programs(step).config
     seed = jnp.asarray(seed_words(opened.recipe.seed))
     label = opened.dataset.eval.columns["label"]
@@ -113,7 +116,7 @@ class FuzzSearch:
     limits: ChangeLimits
 
     def search(self, rows: np.ndarray, mutants: int) -> FuzzResult:
-        """Change the evaluation samples at `rows`, (n,), and what they become, `mutants` times.
+        """Change evaluation samples, those at `rows`, (n,), and their mutants, `mutants` times.
 
         Raises RecipeError if no prediction is right.
         """

@@ -1,4 +1,4 @@
-"""Changes of images that keep what they show: turns, brightness, contrast, blur and noise.
+"""Changes of images that keep their classes: affine maps, brightness, contrast, blur and noise.
 
 Images are bytes (B, H, W, C) of 1 or 3 channels. Random numbers are a pure function of (seed,
 round, place in the round).
@@ -34,7 +34,7 @@ FIRST_DRAW = 1 << 20
 
 @dataclass(frozen=True)
 class ChangeLimits:
-    """The limits of changes but for affine maps."""
+    """The limits of all changes except affine maps."""
 
     radius: float
     """Largest change of a pixel from its reference, as a share of `white`."""
@@ -50,11 +50,11 @@ def mutate(
     seed: Array,
     number: Array,
 ) -> tuple[Array, Array, Array]:
-    """Return images after a change that is drawn for each, their references, and the changes' index
-    in KINDS, int32 (B,). `number` counts rounds.
+    """Change each image at random; return images, references and kinds, int32 (B,), as in KINDS.
 
-    An affine map is applied once at most, so not if `is_affine`, bool (B,), and changes the
-    reference too. Other changes stay within the ball around it (DeepHunter, Xie et al. 2019).
+    `number` counts rounds. An affine map is applied at most once, so not if `is_affine`, bool (B,),
+    and changes the reference too. Other changes keep pixels within `limits` of the reference
+    (DeepHunter, Xie et al. 2019).
     """
     places = jnp.arange(len(images))
 

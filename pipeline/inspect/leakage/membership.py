@@ -25,7 +25,7 @@ class MembershipRow:
     """Standard error of `auc` (Hanley and McNeil 1982)."""
     false_positive_rate: float
     false_positives: int
-    """Held-out samples within the limit; the rates are only as exact as these are many."""
+    """Held-out samples within the limit. The fewer they are, the less exact are the rates."""
     true_positives: int | None
     """Members that are recognised; None if the limit is less than one held-out sample."""
     true_positive_rate: float | None
@@ -66,8 +66,7 @@ class PrivacyBound:
 def rate_scores(
     attack: str, members: np.ndarray, held_out: np.ndarray, bound: PrivacyBound | None
 ) -> list[MembershipRow]:
-    """Return a row for each of FALSE_POSITIVE_RATES, from the scores of members (m,) and held-out
-    samples (n,)."""
+    """Return a row for each of FALSE_POSITIVE_RATES; scores are (m,) of members, (n,) of others."""
     ordered = np.sort(held_out)
     below = np.searchsorted(ordered, members, side="left")
     not_above = np.searchsorted(ordered, members, side="right")
@@ -85,6 +84,7 @@ def rate_scores(
 
 
 def _compute_auc_error(auc: float, members: int, held_out: int) -> float:
+    """Return the standard error of an AUC (Hanley and McNeil 1982)."""
     pair_of_members = auc / (2 - auc) - auc**2
     pair_of_held_out = 2 * auc**2 / (1 + auc) - auc**2
     spread = auc * (1 - auc) + (members - 1) * pair_of_members + (held_out - 1) * pair_of_held_out
@@ -98,7 +98,8 @@ def score_by_shadows(
 
     `margins` (n,) are log(p / (1 - p)) of each sample's class under the attacked network,
     `shadow_margins` (shadows, n) those under shadow networks, of which `was_trained_on`, bool
-    (shadows, n), were trained on the sample. Both groups of a sample are taken for normal.
+    (shadows, n), were trained on the sample. Margins of both groups of networks are assumed to be
+    normal.
     """
     densities = []
     for group in (was_trained_on, ~was_trained_on):

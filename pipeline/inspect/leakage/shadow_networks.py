@@ -41,10 +41,10 @@ DISPATCH_STEPS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The audited samples: as many members as held-out samples, in pairs.
+    """The audited samples, in pairs of a member and a held-out sample.
 
-    A shadow network is trained on one of each pair, and on all training samples in no pair, so it
-    has as many training samples as the run.
+    A shadow network is trained on one sample of each pair, and on all training samples outside of
+    the pairs, so that it has as many training samples as the run.
     """
 
     opened: OpenedRecipe
@@ -58,7 +58,7 @@ class Audit:
     def compute_margins(self, state: TrainState) -> np.ndarray:
         """Return log(p / (1 - p)) of the class of each member, then of each held-out sample.
 
-        float64 (2 pairs,). It orders samples as the loss does, without rounding to 0.
+        float64 (2 pairs,). It orders samples as p does, but isn't rounded near p = 1.
         """
         config = self.opened.built.step_config
         variables = jax.tree.map(np.asarray, get_evaluated_weights(config, state))
@@ -89,8 +89,7 @@ class Audit:
         return compute
 
     def train_shadows(self, count: int, reporter: Reporter) -> tuple[np.ndarray, np.ndarray]:
-        """Return the margins under `count` shadow networks, and whether each was trained on each
-        sample, (count, 2 pairs)."""
+        """Return the margins of `count` networks, and which samples they read, (count, 2 pairs)."""
         keeps = draw_subsets(self.opened.recipe.seed, count, len(self.members))
         executable: XlaExecutable | None = None
         rows = []
@@ -103,8 +102,10 @@ class Audit:
     def _train_shadow(
         self, number: int, keep: np.ndarray, compiled: XlaExecutable | None
     ) -> tuple[TrainState, XlaExecutable]:
-        """Return the state of a trained shadow network, and the executable, which the first
-        call compiles."""
+        """Return the state of a trained shadow network, and the executable for later networks.
+
+        It is compiled if `compiled` is None. `keep` is a row of `draw_subsets`.
+        """
         opened = self.opened
         words = draw_words(opened.recipe.seed, STREAM + 1 + number, 5)
         seed = int(words[0] >> np.uint64(33))
@@ -147,7 +148,7 @@ class Audit:
         return jax.tree.map(np.array, state), executable
 
     def swap_samples(self, keep: np.ndarray) -> Split:
-        """Return the training split, with the held-out sample in each pair that isn't in `keep`."""
+        """Return the training split with the held-out sample of each pair whose `keep` is false."""
         train = self.opened.dataset.train
         held_out = self.opened.dataset.eval
         column_ids = np.zeros(len(train), np.int64)
@@ -162,8 +163,10 @@ class Audit:
 
 
 def plan_audit(opened: OpenedRecipe, step: int, samples: int) -> Audit:
-    """Return the audit of `samples` members and as many held-out samples, or of fewer if a split is
-    smaller. Raises RecipeError if the samples can't be audited."""
+    """Return the audit of `samples` pairs, or of fewer if a split is smaller.
+
+    Raises RecipeError if the samples can't be audited.
+    """
     recipe = opened.recipe
     dataset = opened.dataset
     name = recipe.dataset.name
@@ -184,7 +187,7 @@ def plan_audit(opened: OpenedRecipe, step: int, samples: int) -> Audit:
 
 
 def _list_members(dataset: Dataset, step: int) -> np.ndarray:
-    """Return the rows that `step` steps have read. Poisson sampling may draw any but canaries."""
+    """Return the rows that `step` steps have read, or may have drawn by Poisson sampling."""
     order = dataset.train_order
     if isinstance(order, PoissonOrder):
         return np.setdiff1d(order.list_reachable(), order.canaries)
@@ -193,10 +196,10 @@ def _list_members(dataset: Dataset, step: int) -> np.ndarray:
 
 
 def draw_subsets(seed: int, count: int, pairs: int) -> np.ndarray:
-    """Draw which member of each pair a shadow network keeps, bool (count, pairs).
+    """Draw whether each shadow network is trained on the member of each pair, bool (count, pairs).
 
-    Half of the networks keep each, rounded down.
+    Each member is in half of the networks, rounded down, and its held-out sample in the others.
     """
-    words = np.stack([draw_words(seed, STREAM + (1 << 40) + n, pairs) for n in range(count)])
-    ranks = words.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+    words = [draw_words(seed, STREAM + (1 << 40) + number, pairs) for number in range(count)]
+    ranks = np.stack(words).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
     return ranks < count // 2

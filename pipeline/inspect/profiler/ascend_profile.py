@@ -20,9 +20,10 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
     report = estimate.report
     step_ms = report.step_ms
     trace = report.iteration
+    times_us = (trace.iteration_us, trace.interval_us, trace.fp_bp_us, trace.tail_us)
     operators = _list_operators(report)
-    tail_ms = step_ms - sum(report.phases.values())
-    phases = {**report.phases, "between operators": max(0.0, tail_ms)}
+    idle_ms = step_ms - sum(report.phases.values())
+    phases = {**report.phases, "between operators": max(0.0, idle_ms)}
     return StepProfile(
         source="modelled",
         device=estimate.device,
@@ -34,12 +35,7 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
         phases=tuple(PhaseTime(name, ms, ms / step_ms, ms) for name, ms in phases.items()),
         layers=_list_layers(report),
         operators=operators if recipe.profile.task_trace else (),
-        iteration=IterationTimes(
-            trace.iteration_us / 1e3,
-            trace.interval_us / 1e3,
-            trace.fp_bp_us / 1e3,
-            trace.tail_us / 1e3,
-        ),
+        iteration=IterationTimes(*(us / 1e3 for us in times_us)),
         memory={limit.pool: int(limit.used_bytes) for limit in report.memory.pools.values()},
         shares={str(kind): share for kind, share in report.shares.items()},
     )

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -129,7 +130,7 @@ def _find_layer(scope: str) -> str:
     """Return the path of the layer in a scope, without its primitive and the parts of loops."""
     stack, _, _ = scope.rpartition("/")
     parts = stack.split("/")
-    first = next((i for i, part in enumerate(parts) if "jvp(" in part), 0)
+    first = next((depth for depth, part in enumerate(parts) if "jvp(" in part), 0)
     return find_layer("/".join(part for part in parts[first:] if not _CONTROL.fullmatch(part)))
 
 
@@ -147,23 +148,25 @@ def split_trace(
     operations at which the forward pass begins and the backward pass ends.
     """
     events, evaluation_begins_ns = _select_training(events, program.name)
-    operations = {
-        event.name: describe_operation(event.name, event.module, program)
-        for event in {event.name: event for event in events}.values()
-    }
-    leaves = tuple(e for e in events if operations[e.name].instruction.opcode not in CONTAINERS)
+    modules = {event.name: event.module for event in events}
+    operations = {name: describe_operation(name, modules[name], program) for name in modules}
+    # Containers, such as loops, span the operations inside them.
+    leaves = tuple(op for op in events if operations[op.name].instruction.opcode not in CONTAINERS)
     by_name: dict[str, list[TracedOp]] = defaultdict(list)
     for event in leaves:
         by_name[event.name].append(event)
-    busy = {name: sum(event.ns for event in ops) for name, ops in by_name.items()}
-    wall, gap, left_out = share_clock(leaves, evaluation_begins_ns)
-    times = {name: OperationTime(busy[name], wall[name], len(ops)) for name, ops in by_name.items()}
+    wall_ns, gap_ns, left_out_ns = share_clock(leaves, evaluation_begins_ns)
+    times = {
+        name: OperationTime(sum(op.ns for op in ops), wall_ns[name], len(ops))
+        for name, ops in by_name.items()
+    }
     groups = _group_by_iteration(by_name, steps)
     points = (_find_points(group, operations, fp_point, bp_point) for group in groups)
     iterations = tuple(point for point in points if point is not None)
-    last = max((e.end_ns for e in leaves), default=0.0)
-    span = last - min((e.begin_ns for e in leaves), default=0.0) - left_out
-    return Traced(operations, times, iterations, leaves, gap, span)
+    begin_ns = min((event.begin_ns for event in leaves), default=0.0)
+    end_ns = max((event.end_ns for event in leaves), default=0.0)
+    span_ns = end_ns - begin_ns - left_out_ns
+    return Traced(operations, times, iterations, leaves, gap_ns, span_ns)
 
 
 def _select_training(
@@ -179,18 +182,18 @@ def _select_training(
         return events, ()
     ((main, _),) = counts.most_common(1)
     selected = [event for event in events if event.module == module and event.program == main]
-    evaluation_begins_ns = [e.begin_ns for e in events if e.module == module and e.program != main]
-    return selected, tuple(sorted(evaluation_begins_ns))
+    others = (event for event in events if event.module == module and event.program != main)
+    return selected, tuple(sorted(event.begin_ns for event in others))
 
 
 def share_clock(
-    events: Iterable[TracedOp], left_out_ns: Sequence[float] = ()
+    events: Iterable[TracedOp], other_begins_ns: Sequence[float] = ()
 ) -> tuple[dict[str, float], float, float]:
     """Return the elapsed ns by operation, the ns without an operation, and the ns left out.
 
     Operations that run at once share the time equally, so that all parts add up to the time from
-    the first begin to the last end. A gap that contains an instant of `left_out_ns`, which is
-    ascending, is left out.
+    the first begin to the last end. A gap in which other work begins, at an instant of the
+    ascending `other_begins_ns`, is left out.
     """
     marks: list[tuple[float, int, str]] = []
     for event in events:
@@ -199,25 +202,27 @@ def share_clock(
     marks.sort(key=lambda mark: (mark[0], mark[1]))
     active: Counter[str] = Counter()
     running = 0
-    gap = 0.0
-    left_out = 0.0
-    wall: dict[str, float] = {mark[2]: 0.0 for mark in marks}
-    last = marks[0][0] if marks else 0.0
+    gap_ns = 0.0
+    left_out_ns = 0.0
+    wall_ns: dict[str, float] = {mark[2]: 0.0 for mark in marks}
+    last_ns = marks[0][0] if marks else 0.0
+    count_begins_before = partial(bisect.bisect_left, other_begins_ns)
     for time_ns, change, name in marks:
-        if time_ns > last:
+        if time_ns > last_ns:
+            elapsed_ns = time_ns - last_ns
             if running:
                 for other, count in active.items():
-                    wall[other] += (time_ns - last) * count / running
-            elif bisect.bisect_left(left_out_ns, last) < bisect.bisect_left(left_out_ns, time_ns):
-                left_out += time_ns - last
+                    wall_ns[other] += elapsed_ns * count / running
+            elif count_begins_before(last_ns) < count_begins_before(time_ns):
+                left_out_ns += elapsed_ns
             else:
-                gap += time_ns - last
-            last = time_ns
+                gap_ns += elapsed_ns
+            last_ns = time_ns
         running += change
         active[name] += change
         if not active[name]:
             del active[name]
-    return wall, gap, left_out
+    return wall_ns, gap_ns, left_out_ns
 
 
 def _group_by_iteration(
@@ -227,8 +232,8 @@ def _group_by_iteration(
     regular = {name: ops for name, ops in by_name.items() if len(ops) == steps}
     if not regular:
         return []
-    ends = [max(ops[k].end_ns for ops in regular.values()) for k in range(steps)]
-    groups: list[list[TracedOp]] = [[ops[k] for ops in regular.values()] for k in range(steps)]
+    groups = [[ops[step] for ops in regular.values()] for step in range(steps)]
+    ends = [max(op.end_ns for op in group) for group in groups]
     for name, ops in by_name.items():
         if name in regular:
             continue
@@ -246,20 +251,20 @@ def _find_points(
     bp_point: str | None,
 ) -> Iteration | None:
     """Return the points of an iteration; None if no operation has a phase."""
-    forward = [e for e in group if operations[e.name].phase == "forward"]
-    backward = [e for e in group if operations[e.name].phase == "backward"] or forward
-    begins = [e for e in group if e.name == fp_point] or forward or backward
-    ends = [e for e in group if e.name == bp_point] or backward
+    forward = [op for op in group if operations[op.name].phase == "forward"]
+    backward = [op for op in group if operations[op.name].phase == "backward"] or forward
+    begins = [op for op in group if op.name == fp_point] or forward or backward
+    ends = [op for op in group if op.name == bp_point] or backward
     if not begins or not ends:
         return None
-    reduces = [e for e in group if "all-reduce" in operations[e.name].instruction.opcode]
+    reduces = [op for op in group if "all-reduce" in operations[op.name].instruction.opcode]
     return Iteration(
-        begin=min(e.begin_ns for e in group),
-        fp_begin=min(e.begin_ns for e in begins),
-        bp_end=max(e.end_ns for e in ends),
-        end=max(e.end_ns for e in group),
-        reduce_begin=min((e.begin_ns for e in reduces), default=None),
-        reduce_end=max((e.end_ns for e in reduces), default=None),
+        begin=min(op.begin_ns for op in group),
+        fp_begin=min(op.begin_ns for op in begins),
+        bp_end=max(op.end_ns for op in ends),
+        end=max(op.end_ns for op in group),
+        reduce_begin=min((op.begin_ns for op in reduces), default=None),
+        reduce_end=max((op.end_ns for op in reduces), default=None),
     )
 
 

@@ -73,7 +73,7 @@ class ProfiledRun:
 
 
 def record_run(executable: ProfiledExecutable, **facts: Any) -> ProfiledRun:
-    """Return the record of a traced run; `facts` are the fields that its executable hasn't."""
+    """Return the record of a traced run; `facts` are the fields that the executable lacks."""
     return ProfiledRun(
         steps=executable.last - executable.first,
         dispatches=tuple(executable.dispatches),
@@ -100,10 +100,14 @@ def measured_profile(
     clock_ms = host.device + (host.between if len(dispatches) > 1 else 0.0)
     scale = clock_ms / traced.span_ns if traced.span_ns else 0.0
     operators = _list_operators(traced, steps, scale, peaks, count_host=spec.aicpu)
-    total = sum(time.wall_ns for time in traced.times.values()) + traced.gap_ns
-    busy = sum(time.busy_ns for time in traced.times.values())
-    named = sum(t.busy_ns for n, t in traced.times.items() if traced.operations[n].is_named)
+    parts_ns = sum(time.wall_ns for time in traced.times.values()) + traced.gap_ns
+    busy_ns = sum(time.busy_ns for time in traced.times.values())
+    named_ns = sum(
+        time.busy_ns for name, time in traced.times.items() if traced.operations[name].is_named
+    )
+    working_ns = traced.span_ns - traced.gap_ns
     nbytes = sum(op.nbytes for op in operators)
+    iteration = find_median_iteration(compute_iteration_times(traced.iterations))
     untraced = select_untraced(run.dispatches)
     cpu_s = sum(dispatch.cpu_s for dispatch in untraced)
     elapsed_s = sum(dispatch.seconds for dispatch in untraced)
@@ -121,9 +125,7 @@ def measured_profile(
         phases=_list_phases(traced, scale),
         layers=_list_layers(traced, operators, scale),
         operators=operators if spec.task_trace else (),
-        iteration=find_median_iteration(compute_iteration_times(traced.iterations))
-        if spec.training_trace
-        else None,
+        iteration=iteration if spec.training_trace else None,
         points=traced.iterations if spec.training_trace else (),
         peaks=peaks,
         memory={
@@ -135,9 +137,9 @@ def measured_profile(
         host=host,
         feed=asdict(run.loader),
         coverage=Coverage(
-            named / busy if busy else 0.0,
-            total / (1e6 * traced_ms * steps) if traced_ms else 0.0,
-            busy / (traced.span_ns - traced.gap_ns) if traced.span_ns > traced.gap_ns else 0.0,
+            named=named_ns / busy_ns if busy_ns else 0.0,
+            parts_of_step=parts_ns / (1e6 * traced_ms * steps) if traced_ms else 0.0,
+            overlap=busy_ns / working_ns if working_ns > 0 else 0.0,
         ),
         flops=sum(op.flops for op in operators),
         nbytes=nbytes,
@@ -159,27 +161,28 @@ def _list_gaps(
 
 
 def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
-    """Return the dispatches that are neither traced nor warm the process up."""
+    """Return the untraced dispatches after those that warm the process up; at least the last."""
     untraced = [dispatch for dispatch in dispatches if not dispatch.traced]
     total = sum(dispatch.steps for dispatch in untraced)
     skipped = 0
     for place, dispatch in enumerate(untraced):
         if skipped >= min(WARM_SHARE * total, total - dispatch.steps):
-            return untraced[max(place, min(1, len(untraced) - 1)) :]
+            first_timed = max(place, min(1, len(untraced) - 1))
+            return untraced[first_timed:]
         skipped += dispatch.steps
     return untraced[-1:]
 
 
 def compute_host_time(run: ProfiledRun) -> HostTime:
-    """Return the parts of an untraced step in ms. `device` is the median over dispatches."""
+    """Return the parts of an untraced step in ms: medians for `device`, means for others."""
     untraced = select_untraced(run.dispatches)
     steps = sum(dispatch.steps for dispatch in untraced)
-    device = _compute_median_ms([(d.seconds - d.wait_s, d.steps) for d in untraced])
+    device = _compute_median_ms([(item.seconds - item.wait_s, item.steps) for item in untraced])
     wait = 1000 * sum(dispatch.wait_s for dispatch in untraced) / max(1, steps)
     gaps = _list_gaps(untraced, run)
     gap_s = sum(after.begin_s - before.end_s for before, after in gaps)
     between = 1000 * gap_s / max(1, sum(after.steps for _, after in gaps))
-    first = run.dispatches[0].end_s if run.dispatches else 0.0
+    first_s = run.dispatches[0].end_s if run.dispatches else 0.0
     return HostTime(
         step=device + wait + between,
         device=device,
@@ -187,7 +190,7 @@ def compute_host_time(run: ProfiledRun) -> HostTime:
         between=between,
         dispatches=len(untraced),
         steps=steps,
-        compile_s=sum((c.seconds for c in run.compilations if c.ended_s > first), start=0.0),
+        compile_s=sum((item.seconds for item in run.compilations if item.ended_s > first_s), 0.0),
     )
 
 
@@ -258,11 +261,8 @@ def _list_layers(
     rows = []
     for layer, sums in spent.items():
         ms = sum(sums[phase] for phase in PHASES)
-        forward = sums["forward"]
-        backward = sums["backward"]
-        flops = sums["flops"]
-        nbytes = sums["bytes"]
-        rows.append(LayerTime(layer, ms, ms / span_ms, forward, backward, flops, nbytes))
+        parts = (sums[part] for part in ("forward", "backward", "flops", "bytes"))
+        rows.append(LayerTime(layer, ms, ms / span_ms, *parts))
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.layer)))
 
 

@@ -23,12 +23,14 @@ TABLE = "table.txt"
 TRACE = "trace.json"
 PICTURE = "picture.svg"
 FORMAT = 1
+"""Version of the format of profile.json."""
 ITERATION_PARTS = ("data tail", "FP and BP", "update tail")
 PID = 1
 ITERATIONS_TID = 0
 MAX_TRACE_OPERATIONS = 30_000
 """trace.json has at most this many operations. A file of 6 MB opens at once in a browser."""
 ROWS = 12
+"""Number of layers, and of operators, that are printed; table.txt has all."""
 NAME_WIDTH = 34
 """Width, in characters, of the column of names."""
 KILO = 1e3
@@ -91,22 +93,21 @@ def _trace_events(traced: Traced, profile: StepProfile) -> Iterator[TraceEvent]:
     yield TraceRow(PID, ITERATIONS_TID).name("thread_name", "Iterations")
     for place, thread in enumerate(sorted({event.thread for event in traced.events}), 1):
         yield TraceRow(PID, thread).name("thread_name", f"Thread {place}")
+    # An iteration begins at the end of the one before it.
     begins = [iteration.begin for iteration in traced.iterations[:1]]
-    begins += [iteration.end for iteration in traced.iterations]
-    for number, (begin, point) in enumerate(zip(begins, traced.iterations, strict=False), 1):
+    begins += [iteration.end for iteration in traced.iterations[:-1]]
+    for number, (begin, point) in enumerate(zip(begins, traced.iterations, strict=True), 1):
         times = (begin, point.fp_begin, point.bp_end, point.end)
         for name, (start, end) in zip(ITERATION_PARTS, pairwise(times), strict=True):
             if end > start:
                 event = span(name, "iteration", start, end, ITERATIONS_TID)
                 yield event | {"args": {"iteration": number}}
-    for traced_op in traced.events[:MAX_TRACE_OPERATIONS]:
-        operation = traced.operations[traced_op.name]
+    for op in traced.events[:MAX_TRACE_OPERATIONS]:
+        operation = traced.operations[op.name]
         args: TraceEvent = {"kind": operation.kind, "phase": operation.phase}
         args |= {"layer": operation.layer} if operation.layer else {}
         args |= {"scope": operation.instruction.scope} if operation.instruction.scope else {}
-        begin_ns = traced_op.begin_ns
-        end_ns = traced_op.end_ns
-        event = span(traced_op.name, operation.phase, begin_ns, end_ns, traced_op.thread)
+        event = span(op.name, operation.phase, op.begin_ns, op.end_ns, op.thread)
         yield event | {"args": args}
 
 
@@ -228,10 +229,8 @@ def _format_operators(profile: StepProfile, rows: int | None) -> Iterator[str]:
     yield _format_row("operator", heads) + "  layer, kind"
     for operator in profile.operators[:rows]:
         cells = [_format_ms(operator.ms), f"{operator.share:.1%}", f"{operator.calls:g}"]
-        cells += [
-            "" if share is None else f"{share:.0%}"
-            for share in (operator.of_flops, operator.of_bytes)
-        ]
+        shares = (operator.of_flops, operator.of_bytes)
+        cells += ["" if share is None else f"{share:.0%}" for share in shares]
         place = f"{operator.layer}, {operator.kind}" if operator.layer else operator.kind
         yield f"{_format_row(operator.name, [*cells, operator.phase])}  {place}"
 

@@ -124,7 +124,7 @@ class ProfiledExecutable:
         return sums
 
     def end_trace(self) -> None:
-        """Stop the trace and store its operations; does nothing without a running trace."""
+        """Stop the trace and store its operations, if it is running."""
         if self._tracer.is_running:
             self.raw = self._tracer.stop()
             self.traced = read_operations(self.raw)

@@ -66,7 +66,7 @@ WARM_STEPS = 10
 TIMED_SINGLE_STEPS = 2
 """Steps that are timed one by one before a run with `profile.mode = only`."""
 SHORT_MS = 20.0
-"""Longest step for which a longer sink is tried; longer steps lose nothing to their dispatch."""
+"""Milliseconds of a step from which its dispatch costs nothing, so no longer sink is tried."""
 SINKS_S = 1.0
 """Duration of the measurement of sinks."""
 
@@ -132,7 +132,7 @@ class TracedSteps:
 
 
 class RunProfiler(Profile):
-    """The `Profile` of a running run; its `run` has the traced executable and the schedule."""
+    """The `Profile` of a run; its `run` has the executable that traces, and the final schedule."""
 
     def __init__(self, run: CompiledRun, schedule: RunSchedule, done: int) -> None:
         """Choose the steps to trace; `schedule` is the run's before it was shortened."""
@@ -185,9 +185,8 @@ class RunProfiler(Profile):
             )
         device = backend.describe()["device"]
         if not self.executable.traced:
-            raise RecipeError(
-                [f"profile: the trace of {device} has no operations, so there is nothing to show"]
-            )
+            problem = f"the trace of {device} has no operations, so there is nothing to show"
+            raise RecipeError([f"profile: {problem}"])
         recipe = self._recipe
         with self._reporter.clock("reading the trace"):
             memory = program_memory(getattr(getattr(self._plain, "programs", None), "train", None))
@@ -224,13 +223,13 @@ class RunProfiler(Profile):
             write_profile(report, folder)
             write_record(record, self.executable.raw, folder)
         self._reporter.print_lines(str(report))
-        self._reporter.print_stage(
-            "profile", f"table, profile.json, trace.json and picture in {folder}"
-        )
+        text = f"table, profile.json, trace.json and picture in {folder}"
+        self._reporter.print_stage("profile", text)
 
     def _collect_evidence(
         self, run: ProfiledRun, profile: StepProfile, state: TrainState
     ) -> Evidence:
+        """Return the measurements that decide the verdict; some are made here, on `state`."""
         recipe = self._recipe
         dataset = self.run.dataset
         host = profile.host
@@ -277,7 +276,7 @@ class RunProfiler(Profile):
         return replace(evidence, profile=profile, host=host, events=events)
 
     def _measure_starved_ms(self, device_ms: float) -> float:
-        """Return the ms that a step waits for data: the reader's time less the device's."""
+        """Return the ms that a step waits for data: the reader's time minus the device's."""
         # The first window is read again: imports and compilations slowed its first reading.
         loader = self._plain.loader
         loader.close()
@@ -290,7 +289,7 @@ class RunProfiler(Profile):
         return max(0.0, read_ms - device_ms)
 
     def _measure_sink_gain(self) -> SinkGain | None:
-        """Measure the fastest sink on a state that isn't used further; None if none is faster."""
+        """Measure the fastest sink; return None unless it is faster than no sinks."""
         recipe = self._recipe
         schedule = self._schedule
         mechanisms = list_mechanisms(recipe.train.mechanism, self._plain)
@@ -322,13 +321,14 @@ class RunProfiler(Profile):
         recipe = self._recipe
         schedule = self._schedule
         periods = list_event_periods(recipe, schedule.steps_per_epoch)[Event.EVALUATE]
-        count = len({step for n in periods for step in range(n, schedule.total + 1, n)})
+        total = schedule.total
+        count = len({step for period in periods for step in range(period, total + 1, period)})
         batches = dataset.eval_order.steps_per_epoch
         if not count or not batches:
             return None
         self.executable.evaluate(state, 0, 1)
         evaluation_ms = 1000 * time_evaluation(self.executable, state, batches)
-        return EventCost(evaluation_ms * count / schedule.total, count)
+        return EventCost(evaluation_ms * count / total, count)
 
 
 def choose_window(
@@ -338,7 +338,11 @@ def choose_window(
     step_s: float | None,
     done: int = 0,
 ) -> TracedSteps:
-    """Choose the steps to trace. Raises RecipeError if the run is too short."""
+    """Choose the steps to trace, after the `done` steps of a resumed run.
+
+    `step_s` is the seconds of a step, by which the run is shortened; None: it isn't. Raises
+    RecipeError if the run is too short.
+    """
     steps = spec.steps
     if steps is None:
         executed = sum(

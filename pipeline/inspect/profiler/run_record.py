@@ -1,6 +1,6 @@
-"""Record of a profiled run: the profiler's file, and what else a report needs.
+"""Record of a profiled run: the profiler's file, and the other inputs of a report.
 
-The command `profile RUN` makes the reports again from it, as `msprof` parses raw data.
+The command `profile RUN` writes the report again from this record, as `msprof` parses raw data.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def write_record(record: ProfileRecord, raw: bytes, folder: Path) -> None:
     write_whole(folder / RAW / RECORD, TypeAdapter(ProfileRecord).dump_json(record).decode())
 
 
-def find_profile(where: Path) -> Path:
-    """Return the folder of a run's recorded profile, or `where` itself. Raises DataError."""
-    folder = where if (where / RAW).is_dir() else where / PROFILE
+def find_profile(path: Path) -> Path:
+    """Return the folder of a recorded profile, at `path` or in the run there. Raises DataError."""
+    folder = path if (path / RAW).is_dir() else path / PROFILE
     if not (folder / RAW).is_dir():
         raise DataError(
-            f"{where}: has no recorded trace, {PROFILE}/{RAW}; profile the run with "
+            f"{path}: has no recorded trace, {PROFILE}/{RAW}; profile the run with "
             "profile.mode=on, or name the folder of its profile.output"
         )
     return folder
@@ -78,6 +78,7 @@ def read_report(folder: Path) -> ProfileReport:
     host = evidence.host
     evidence = replace(evidence, profile=replace(profile, host=host, step_ms=host.step))
     verdict = decide(evidence)
+    # The recorded verdict has the measured gain of its change, so it stays if the rules agree.
     if verdict.name != record.verdict.name:
         record = replace(record, verdict=verdict)
     return make_report(record, evidence, traced)

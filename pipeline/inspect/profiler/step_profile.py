@@ -113,6 +113,7 @@ class StepVerdict:
     name: str
     """Limit, such as `data-bound`."""
     share: float
+    """Share of a step, or of the run, that the limit takes."""
     why: str
     change: PredictedChange | None = None
     tried: tuple[PredictedChange, ...] = ()

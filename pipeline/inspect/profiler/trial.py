@@ -29,6 +29,7 @@ from pipeline.stages.lower import lower
 MAX_COMPILE_S = 30.0
 MAX_READ_S = 30.0
 MAX_STEP_MS = 200.0
+"""Limits beyond which a trial would take too long."""
 ROUNDS = 5
 TRIAL_S = 0.15
 MIN_GAIN = 1.03
@@ -67,17 +68,20 @@ def try_change(
         return verdict
     tree = recipe.whole_tree()
     tree["train"].update(trial.keys)
+    # The list that either context yields is empty if the step can't be changed.
     leave_out = _leave_out_layer(trial.layer) if trial.layer is not None else nullcontext([True])
     try:
-        other = check_tree(tree)
+        changed_recipe = check_tree(tree)
         with Reporter(console=Console(file=StringIO())) as silent, leave_out as left_out:
-            built = lower(other, dataset, build(other, dataset, silent), backend, None, silent)
-            changed = compile_to_fit(other, dataset, built, backend, silent)
+            built = build(changed_recipe, dataset, silent)
+            built = lower(changed_recipe, dataset, built, backend, None, silent)
+            changed = compile_to_fit(changed_recipe, dataset, built, backend, silent)
         if not left_out:
             return verdict
         sides = [side for side in (executable, changed) if isinstance(side, FittedExecutable)]
         samples_at_once = [side.samples_at_once for side in sides]
-        gain = _measure_gain(recipe, other, built.run_schedule, executable, changed, evidence)
+        schedule = built.run_schedule
+        gain = _measure_gain(recipe, changed_recipe, schedule, executable, changed, evidence)
         if samples_at_once != [side.samples_at_once for side in sides]:
             # Out of memory: the step was traced again, with the layer.
             return verdict
@@ -113,7 +117,7 @@ def _choose_trial(
 
 @contextmanager
 def _leave_out_layer(path: str) -> Iterator[list[bool]]:
-    """Leave out a layer of networks traced in the body; the list stays empty if it can't be."""
+    """Leave out a layer of networks that the body traces; the list is empty if it changes shape."""
     left_out: list[bool] = []
 
     def skip_layer(layer: Any, compute: Any, x: Any, context: Any) -> Any:
@@ -129,7 +133,7 @@ def _leave_out_layer(path: str) -> Iterator[list[bool]]:
 
 def _measure_gain(
     recipe: Recipe,
-    other: Recipe,
+    changed_recipe: Recipe,
     schedule: RunSchedule,
     before: Executable,
     after: Executable,
@@ -146,7 +150,7 @@ def _measure_gain(
     before.loader.close()
     with (
         TimedRuns(recipe, schedule, before, is_terminal=False) as old,
-        TimedRuns(other, schedule, after, is_terminal=False) as new,
+        TimedRuns(changed_recipe, schedule, after, is_terminal=False) as new,
     ):
         first = new if streams else old
         single_ms = max(1e-3, first.time(Variant(None, "none"), 4).step_ms)

@@ -31,6 +31,8 @@ MIN_COMPILATIONS = 3
 """Number of compilations from which a function counts as recompiled."""
 WAIT_SHARE = 0.1
 """Share of a step above which waits for data limit it."""
+SEVERE_WAIT_SHARE = 0.25
+"""Share of a step from which they limit it severely."""
 CALLBACK_SHARE = 0.1
 """Share of a step above which the program's calls of Python limit it."""
 HOST_SHARE = 0.2
@@ -103,7 +105,7 @@ class Evidence:
     sink_key: str = "train.sink_size"
     """Name of the recipe key, or of the argument, that sets the steps per sink."""
     precision: str | None = "O0"
-    """`train.precision` of the recipe; None for a custom step, which chooses its own types."""
+    """`train.precision` of the recipe; None for a custom step, which sets its types itself."""
 
     @property
     def step_ms(self) -> float:
@@ -147,9 +149,8 @@ def _find_recompiling(evidence: Evidence) -> StepVerdict | None:
         f"{share:.0%} of a step is compiling after the first dispatch: {name or 'a program'} "
         f"{len(group)} times{of_shapes}"
     )
-    return StepVerdict(
-        "recompiling", share, reason, _predict_saving(evidence, ms, "keep its shapes the same")
-    )
+    change = _predict_saving(evidence, ms, "keep its shapes the same")
+    return StepVerdict("recompiling", share, reason, change)
 
 
 def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
@@ -166,7 +167,7 @@ def _find_data_bound(evidence: Evidence) -> StepVerdict | None:
     if loader.slowest_sample is not None:
         reason += f" (worst: {loader.slowest_sample})"
     change = _predict_saving(evidence, host.wait, evidence.faster_data)
-    name = "data-bound" if share < 0.25 else "data-bound, severely"
+    name = "data-bound" if share < SEVERE_WAIT_SHARE else "data-bound, severely"
     return StepVerdict(name, share, reason, change)
 
 
@@ -194,19 +195,14 @@ def _find_dispatch_bound(evidence: Evidence) -> StepVerdict | None:
         # A shorter sink saves no dispatches: the machine was busy.
         return None
     share = 1 - 1 / sink.gain
-    current_sinks = (
-        "no sinks" if evidence.sink_steps is None else f"sinks of {evidence.sink_steps:,}"
-    )
+    size = evidence.sink_steps
+    current_sinks = "no sinks" if size is None else f"sinks of {size:,}"
     reason = f"{share:.0%} of a step of {sink.now_ms:.3g} ms is dispatching {current_sinks}"
     advice = f"{evidence.sink_key}={sink.size}"
-    advice += " train.sink=true" if evidence.sink_steps is None else ""
-    # The measurement of sinks leaves out callbacks between dispatches.
-    return StepVerdict(
-        "dispatch-bound",
-        share,
-        reason,
-        PredictedChange(advice, sink.step_ms, sink.gain, "measured here"),
-    )
+    advice += " train.sink=true" if size is None else ""
+    # Not `_predict_saving`: the measurement of sinks leaves out callbacks between dispatches.
+    change = PredictedChange(advice, sink.step_ms, sink.gain, "measured here")
+    return StepVerdict("dispatch-bound", share, reason, change)
 
 
 def _find_host_bound(evidence: Evidence) -> StepVerdict | None:
@@ -231,11 +227,10 @@ def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
     if share <= EVENT_SHARE:
         return None
     reason = f"{share:.0%} of the run is {events.count:,} evaluations"
-    half = evidence.step_ms + events.ms / 2
+    half_ms = evidence.step_ms + events.ms / 2
     advice = "evaluate half as often, or half the samples (eval.samples)"
-    return StepVerdict(
-        "event-bound", share, reason, PredictedChange(advice, half, total_ms / half, "counted")
-    )
+    change = PredictedChange(advice, half_ms, total_ms / half_ms, "counted")
+    return StepVerdict("event-bound", share, reason, change)
 
 
 def _find_converting(evidence: Evidence) -> StepVerdict | None:
@@ -305,6 +300,7 @@ def _find_elementwise(evidence: Evidence) -> StepVerdict | None:
 
 
 def _name_operators(evidence: Evidence) -> StepVerdict:
+    """Return the verdict without a limit: the slowest operators."""
     top = sorted(evidence.profile.operators, key=lambda op: -op.ms)[:MAX_NAMED]
     share = evidence.host.share(sum(op.ms for op in top))
     reason = f"no limit holds for most of the step; slowest are {_list_places(top)}"

@@ -38,7 +38,7 @@ Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Counts by class, int64 (C,), and the confusion matrix."""
+    """Counts of right predictions, labels and predictions, int64 (C,), and of confusions."""
 
     hits: np.ndarray
     actual: np.ndarray
@@ -115,7 +115,7 @@ class NumberPredictions:
 
 @dataclass(frozen=True)
 class LabelPredictions:
-    """Predictions of samples that may have several labels, both arrays (n, K)."""
+    """Predictions of samples that may have several labels: bool and float64 arrays (n, K)."""
 
     true: np.ndarray
     probabilities: np.ndarray
@@ -138,7 +138,7 @@ Predictions = ClassPredictions | PositionPredictions | NumberPredictions | Label
 
 
 def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
-    """Evaluate a run's weights on every sample of the evaluation split, as training evaluates.
+    """Evaluate a run's weights on every sample of the evaluation split, as during training.
 
     The outputs of an ensemble are averaged. Raises DataError if the data has other targets than the
     run.
@@ -161,7 +161,7 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
         return NumberPredictions(true, targets.to_data_units(outputs.astype(np.float64)))
     if targets.task == "multi_label":
         outputs, labels = _concatenate_batches(batches)
-        probabilities = 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2))
+        probabilities = 0.5 * (1 + np.tanh(outputs.astype(np.float64) / 2))  # sigmoid
         return LabelPredictions(labels > 0.5, probabilities)
     if dataset.label_positions:
         return _predict_positions(batches, len(targets), run.recipe.dataset.ignore_index)
@@ -169,24 +169,24 @@ def evaluate_samples(run: TrainedRun, dataset: Dataset) -> Predictions:
 
 
 def open_members(run: TrainedRun, dataset: Dataset) -> list[tuple[TrainedRun, Dataset]]:
-    """Return the members of an ensemble, each with the data of the ensemble's evaluation.
+    """Return the members of an ensemble, each with the evaluation data that it reads.
 
-    The data of a member have its own recipe, except the splits and the size of batches.
+    A member reads by its recipe, but in the ensemble's batches and with the ensemble's `eval`.
     """
     shared = _share_evaluation(run.recipe, run.recipe, dataset)
     opened = []
     for member in run.members:
         recipe = _share_evaluation(member.recipe, run.recipe, dataset)
-        is_same = recipe.dataset == shared.dataset
-        reads_alike = recipe.model.table_input == shared.model.table_input
-        reads_same = is_same and reads_alike
-        data = dataset if reads_same else load_data(recipe, make_silent_reporter())
+        has_same_data = recipe.dataset == shared.dataset
+        has_same_input = recipe.model.table_input == shared.model.table_input
+        shares_data = has_same_data and has_same_input
+        data = dataset if shares_data else load_data(recipe, make_silent_reporter())
         opened.append((replace(member, recipe=recipe), data))
     return opened
 
 
 def _share_evaluation(recipe: Recipe, example: Recipe, dataset: Dataset) -> Recipe:
-    """Return a recipe with the evaluation of another, in batches of the same size."""
+    """Return a recipe with the section `eval` of `example`, and batches as in `dataset`."""
     recipe = drop_folds(recipe)
     size = {"batch_size": dataset.eval_order.batch_size}
     evaluated = recipe.dataset.eval.model_copy(update=size)
@@ -215,15 +215,14 @@ def _evaluate_batches(run: TrainedRun, dataset: Dataset) -> Iterator[Rows]:
     order = dataset.eval_order
     compute = _compile_network(run.recipe, dataset)
     weights = jax.device_put(dict(run.arrays))
-    seed = seed_words(run.recipe.seed)
+    seed = jnp.asarray(seed_words(run.recipe.seed))
     for step in range(order.steps_per_epoch):
         plan = order.batches(step, 1)
         rows = plan.indices[0]
         count = int(plan.counts[0])
         columns = {name: jnp.asarray(column[rows]) for name, column in dataset.eval.columns.items()}
-        seed_of_run = jnp.asarray(seed)
         epoch = jnp.asarray(plan.epochs[0])
-        batch = Batch(columns, seed_of_run, epoch, jnp.asarray(rows), jnp.asarray(plan.counts[0]))
+        batch = Batch(columns, seed, epoch, jnp.asarray(rows), jnp.asarray(plan.counts[0]))
         outputs, labels = compute(weights, batch)
         yield rows[:count], np.asarray(outputs)[:count], np.asarray(labels)[:count]
 
@@ -280,6 +279,7 @@ def _predict_classes(
             probabilities = softmax(outputs, axis=-1)
         index = np.arange(len(rows))
         predicted = outputs.argmax(axis=-1)
+        # Of equal outputs, the earlier class ranks first, as in argmax.
         label_output = outputs[index, true][:, None]
         is_earlier = np.arange(outputs.shape[-1]) < true[:, None]
         rank = ((outputs > label_output) | ((outputs == label_output) & is_earlier)).sum(axis=-1)
@@ -287,7 +287,7 @@ def _predict_classes(
         parts.append(
             (rows, true, predicted, probabilities[index, predicted], label_probability, rank < 5)
         )
-    columns = [np.concatenate([part[n] for part in parts]) for n in range(6)]
+    columns = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     # Samples come by bucket; this restores the order of the split.
     order = np.argsort(columns[0], kind="stable")
     rows, true, predicted, probability, label_probability, in_top5 = (
@@ -332,20 +332,14 @@ def _count_classes(labels: np.ndarray, predicted: np.ndarray, classes: int) -> C
 
 
 def _add_counts(first: ClassCounts, second: ClassCounts) -> ClassCounts:
-    confusion = None
-    if first.confusion is not None and second.confusion is not None:
-        confusion = first.confusion + second.confusion
-    return ClassCounts(
-        first.hits + second.hits,
-        first.actual + second.actual,
-        first.predicted + second.predicted,
-        confusion,
-    )
+    sums: dict[str, Any] = {}
+    for name, counts in vars(first).items():
+        sums[name] = None if counts is None else counts + getattr(second, name)
+    return ClassCounts(**sums)
 
 
 def _concatenate_batches(batches: Iterator[Rows]) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs and labels in the order of the split."""
-    parts = list(batches)
-    rows, outputs, labels = (np.concatenate([part[n] for part in parts]) for n in range(3))
+    rows, outputs, labels = map(np.concatenate, zip(*batches, strict=True))
     order = np.argsort(rows, kind="stable")
     return outputs[order], labels[order]

@@ -41,7 +41,7 @@ MAX_DUMP_PATHS = 10_000
 
 
 def origin_sections(run_dir: Path) -> list[Section]:
-    """Return the sections lineage, robustness, profile and dumps; only lineage is never empty."""
+    """Return the sections from lineage to dumps; all except lineage may be without content."""
     run = read_run(run_dir, run_dir, curves=False)
     lineage = "From the data of the run to its exports, in the order of time."
     dumps = list(_list_dumps(run_dir))
@@ -191,7 +191,7 @@ def _list_dumps(run_dir: Path) -> Iterator[dict[str, str]]:
 
 
 def _read_object(file: Path) -> Mapping[str, Any] | None:
-    """Read a JSON object; None if it can't be read."""
+    """Return the JSON object in a file; None if it is missing, damaged or another value."""
     if not file.is_file():
         return None
     try:

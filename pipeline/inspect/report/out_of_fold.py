@@ -38,7 +38,6 @@ class FoldMetric:
 
     @property
     def mean(self) -> float:
-        """The mean over the folds."""
         return float(np.mean(self.values))
 
     @property

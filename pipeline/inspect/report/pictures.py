@@ -13,8 +13,9 @@ MAX_SIDE = 192
 """The longer side of a picture has at most this many pixels."""
 CELL = 128
 CAPTION = 34
-COLUMNS = 6
 GAP = 8
+"""Edge of a cell, height of its two lines and distance of cells in a sheet, in pixels."""
+COLUMNS = 6
 MAX_LINE = 20
 """A line below a picture of the sheet has at most this many characters."""
 

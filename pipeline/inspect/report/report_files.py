@@ -31,7 +31,7 @@ MAX_CONFUSIONS = 10
 
 
 def replace_files(folder: Path, names: Iterable[str], files: Mapping[str, str | bytes]) -> None:
-    """Replace the files of an earlier result, of these names; the last of `files` is written last.
+    """Delete the files `names` of an earlier result, and write `files` in their order.
 
     Raises RunError if a file can't be written.
     """
@@ -138,6 +138,8 @@ def list_predictions(predictions: Predictions, names: Sequence[str]) -> Iterable
 def _pair_columns(
     names: Sequence[str], true: Sequence[Any], predicted: Sequence[Any], prefix: str = "predicted"
 ) -> dict[str, Any]:
-    """Return two columns for each name: the true value and the predicted value."""
-    columns = zip(names, true, predicted, strict=True)
-    return {key: v for name, a, b in columns for key, v in ((name, a), (f"{prefix} {name}", b))}
+    """Return two columns for each name, in turns: the true value and the predicted value."""
+    columns: dict[str, Any] = {}
+    for name, value, prediction in zip(names, true, predicted, strict=True):
+        columns |= {name: value, f"{prefix} {name}": prediction}
+    return columns

@@ -174,7 +174,7 @@ def _format_labels(dataset: Dataset, split: Split) -> list[str]:
 
 
 def _list_duplicates(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Yield a row for each sample with the bytes of an earlier training sample, of eval first."""
+    """Yield a row for each copy of an earlier training sample, evaluation samples first."""
     first_rows: dict[bytes, int] = {}
     repeated = []
     for row, digest in enumerate(_hash_split(dataset.train)):
@@ -241,15 +241,12 @@ def _show_samples(rows: Sequence[Mapping[str, Any]], dataset: Dataset) -> Block:
         for row in rows
     ]
     if dataset.table is not None:
-        names = [number.name for number in dataset.table.numeric[:MAX_CELLS]]
-        numbers = [
-            {
-                f"{name} (column)": f"{number:.4g}"
-                for name, number in zip(names, value, strict=False)
-            }
+        heads = [f"{number.name} (column)" for number in dataset.table.numeric[:MAX_CELLS]]
+        cells = [
+            {head: f"{number:.4g}" for head, number in zip(heads, value, strict=False)}
             for value in values
         ]
-        labels = [{**label, **number} for label, number in zip(labels, numbers, strict=True)]
+        labels = [{**label, **row} for label, row in zip(labels, cells, strict=True)]
     return RowTable([{**content, **label} for content, label in zip(contents, labels, strict=True)])
 
 
@@ -261,7 +258,8 @@ def _shorten(margin: str) -> str:
 def _decode(text: TextFormat, tokens: np.ndarray) -> str:
     """Return the beginning of a text from its tokens; unknown words are …"""
     numbers = tokens.tolist()
-    if not text.adds_special:
-        return text.tokenizer.decode(numbers)[:MAX_CHARACTERS]
-    words = [n - len(SPECIAL_TOKENS) for n in numbers if n >= len(SPECIAL_TOKENS)]
-    return text.tokenizer.decode(words)[:MAX_CHARACTERS]
+    if text.adds_special:
+        # Special tokens come before the tokenizer's, and aren't shown.
+        special = len(SPECIAL_TOKENS)
+        numbers = [number - special for number in numbers if number >= special]
+    return text.tokenizer.decode(numbers)[:MAX_CHARACTERS]

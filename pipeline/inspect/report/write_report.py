@@ -88,7 +88,7 @@ ORDERS: Mapping[type, str] = {
     NumberPredictions: "the largest error, as a share of the number's standard deviation,",
     LabelPredictions: "the most wrong labels",
 }
-"""Order of the worst predictions: a text for what comes first."""
+"""Description of the predictions that are worst and come first, by the kind of predictions."""
 HEADLINES = ("accuracy", "micro_f1", "r2")
 """Metrics for the chart, by priority: the first that the run logged is drawn."""
 
@@ -153,9 +153,8 @@ def write_report(
     )
     files |= {name: chart.to_file_text() for name, chart in charts.items()}
     if worst:
-        files[MISTAKES] = png(
-            sheet([image for _, image in worst], [(w.predicted, w.label) for w, _ in worst])
-        )
+        captions = [(sample.predicted, sample.label) for sample, _ in worst]
+        files[MISTAKES] = png(sheet([image for _, image in worst], captions))
     replace_files(folder, REPORT_FILES, {**files, PAGE: render_page(page)})
     return folder / PAGE, figures
 
