@@ -55,9 +55,10 @@ class PrepareTime:
 
 @dataclass(frozen=True)
 class WindowHandoff:
-    """Handoff of a window to the training thread, which had trained `steps` steps in `busy_s`.
+    """Handoff of the window that starts at boundary `start` to the training thread.
 
-    `ready_steps` of the window's `window_steps` were ready when it was requested.
+    The thread trained the `steps` steps of the window before it in `busy_s`. `ready_steps` of the
+    new window's `window_steps` were ready when it was requested, `wait_s` before the handoff.
     """
 
     start: int
