@@ -25,7 +25,7 @@ Role = Literal["batch", "contracted", "output", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes and floating-point operations of values that have these groups of a region."""
+    """Bytes and floating-point operations of values whose dimensions are in these groups."""
 
     groups: tuple[int, ...]
     nbytes: int = 0
@@ -157,7 +157,7 @@ class StepBlocks:
 
     @property
     def largest(self) -> Weight | RegionParameter:
-        """The largest parameter; of equal sizes, the last by path."""
+        """The largest parameter, of equal sizes the last by path; an empty one if there is none."""
         empty = Weight("", (), 0)
         return max(self._all_parameters, key=lambda p: (p.nbytes, p.path), default=empty)
 

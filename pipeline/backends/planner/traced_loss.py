@@ -48,10 +48,10 @@ class LossToPlan:
 class TracedLoss:
     """The graph of a loss and its gradients. Values and nodes are indices.
 
-    `params` and `batch` have paths by value. `varying` are the values that depend on the batch or
-    random numbers, `made_of` has the parameters that a value depends on. `forward` are the nodes of
-    the forward pass. `operators` has operand and weight of each node that multiplies by a parameter
-    or looks up its rows.
+    `params` and `batch` have paths by value. `varying` has the values that depend on the batch or
+    random numbers, `made_of` the parameters that a value depends on, `forward` the nodes of the
+    forward pass, and `operators` the operand and the weight of each node that multiplies by a
+    parameter or looks up its rows.
     """
 
     def __init__(self, step: LossToPlan) -> None:
@@ -83,7 +83,7 @@ class TracedLoss:
         return math.ceil(stored.size * get_stored_bytes(stored.dtype))
 
     def find_saved_values(self) -> list[int]:
-        """Return the values of the forward pass that the backward pass or an operator reads."""
+        """Return what the backward pass or an operator reads of the batch and the forward pass."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
         produced = {out for index in self.forward for out in nodes[index].outputs}
