@@ -1,4 +1,4 @@
-"""Read and check chips from YAML files: a file of conf/device by its name, or any by its path."""
+"""Read and check chips from YAML files: of conf/device by name, or any file by its path."""
 
 from __future__ import annotations
 
@@ -146,6 +146,7 @@ def _find_default(name: Any, file: Path) -> Path:
     for folder in (file.parent, DEVICES):
         candidate = folder / f"{name}.yaml"
         is_name = isinstance(name, str) and _NAME.fullmatch(name)
+        # A file may start from the shipped file of the same name.
         if is_name and candidate.is_file() and candidate.resolve() != file.resolve():
             return candidate
     names = (shipped.stem for shipped in DEVICES.glob("*.yaml"))
