@@ -6,8 +6,8 @@ features, whose element-wise work stays in blocks. CANN's element-wise ops, soft
 sums of rows support FRACTAL_NZ if both edges of a matrix are multiples of 16 (`op_select_format` of
 softmax_v2, layer_norm). Moves, and matrices with other edges, are plain: a TransData stands before
 each product that reads a plain matrix, and before each move of a product's result. All readers
-share it. Eager frameworks run each op on plain tensors, so every product converts, except results
-of other products.
+share its copy. Eager frameworks run each op on plain tensors, so every product converts, except
+results of other products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SUMS = ("reduce", "bias_grad", "bn_reduce")
 IN_BLOCKS = (*SUMS, "elementwise", "rows", "cast", "bn_update")
 """Classes of the vector unit's kernels that support FRACTAL_NZ."""
 CONVOLUTIONS = ("conv", "depthwise")
-FLOAT32_BYTES_PER_FLOAT16 = 2
 
 
 def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
@@ -172,9 +171,10 @@ class _Conversion:
         return buffer.layout == "ND" or self.op_by_op
 
     def _must_leave_blocks(self, index: int, batch: int) -> bool:
-        """Return whether ops other than products read a result that doesn't fill its blocks."""
+        """Return whether a product's result is converted to the plain layout for other ops."""
         buffer = self.buffers[index]
-        if buffer.role == "gradient" or not (self.op_by_op or not is_aligned(buffer.shape, batch)):
+        stays = is_aligned(buffer.shape, batch) and not self.op_by_op
+        if buffer.role == "gradient" or stays:
             return False
         readers = self.readers[index]
         return not readers or any(not is_matrix_product(reader) for reader in readers)
@@ -205,8 +205,9 @@ class _Conversion:
         return place
 
     def _convert(self, task: Task, source: int, copy: int) -> None:
-        plain = self.buffers[min(source, copy)]
-        work = VectorWork(math.prod(plain.shape), plain.dtype)
+        # The original has the lower index, as its copy was added later.
+        buffer = self.buffers[min(source, copy)]
+        work = VectorWork(math.prod(buffer.shape), buffer.dtype)
         conversion = Task(
             "TransData", task.scope, "vector", task.phase, "trans_data", (source,), (copy,),
             vector=work, repeat=task.repeat, launched=False,
@@ -281,10 +282,12 @@ def _find_maps_of_norms(graph: TaskGraph) -> list[int]:
 
 
 def _widen(buffer: Buffer) -> Buffer:
-    return replace(buffer, dtype="float32", nbytes=FLOAT32_BYTES_PER_FLOAT16 * buffer.nbytes)
+    """Return a buffer of 16-bit elements in float32."""
+    return replace(buffer, dtype="float32", nbytes=2 * buffer.nbytes)
 
 
 def is_half_map(buffer: Buffer, work: VectorWork) -> bool:
+    """Return whether a buffer has all elements of a kernel's work, in a type of 16 bits."""
     return buffer.dtype in ("float16", "bfloat16") and math.prod(buffer.shape) == work.elements
 
 
@@ -297,6 +300,7 @@ def add_float32_copy(buffers: list[Buffer], index: int) -> int:
 
 
 def make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
+    """Return the Cast of a buffer to its copy, for the kernel `task` with `work`."""
     return Task(
         "Cast", task.scope, "vector", task.phase, "cast", (source,), (copy,),
         vector=VectorWork(work.elements, "float32"), repeat=task.repeat,
