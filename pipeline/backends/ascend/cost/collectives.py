@@ -175,6 +175,7 @@ def _check_collective(nbytes: float, group: Group, hw: Hardware) -> None:
 
 
 def _compute_all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
+    """Return the microseconds over HCCS and over RoCE, as `all_reduce` does."""
     if group.servers == 1:
         return _compute_server_us(nbytes, group.size, hw), 0.0
     in_server_us = 0.0
@@ -186,14 +187,15 @@ def _compute_all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[floa
     carried = 2 * (group.servers - 1) / group.servers * (nbytes / group.per_server)
     between_us = hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
     if group.size <= hw.devices_per_server_count:
-        # By the fitted figures a few hops between servers may seem faster than a ring in a server.
-        # The time of the same devices in one server is the lower bound.
+        # A few hops between servers may be faster by the fitted figures than a ring in a server. So
+        # the time of the same devices in one server is a lower bound.
         least_us = _compute_server_us(nbytes, group.size, hw)
         between_us = max(between_us, least_us - in_server_us)
     return in_server_us, between_us
 
 
 def _compute_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
+    """Return the microseconds of an all-reduce in one server: a pair, a ring or doubling."""
     if devices <= 2:
         return _compute_pair_us(nbytes, hw) if devices == 2 else 0.0
     doubling_us = hw.hccs_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
@@ -210,12 +212,12 @@ def _compute_ring_us(nbytes: float, devices: int, hw: Hardware) -> float:
 
 
 def _compute_all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
-    num_near = group.per_server - 1
-    num_far = group.size - group.per_server
+    num_in_server = group.per_server - 1
+    num_outside = group.size - group.per_server
     hop_us = hw.hccs_pair_hop_us if group.size == 2 else hw.hccs_hop_us
     part = nbytes / group.size
-    near_us = num_near * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
-    return near_us + num_far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
+    in_server_us = num_in_server * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
+    return in_server_us + num_outside * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
 
 
 def form_buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
@@ -274,9 +276,9 @@ class AscendRates:
     cube_share: float = 0.5
     """Share of the cubes' peak that products of a training step reach; assumed."""
     exposed_share: float = 1.0
-    """Share of gradients' collectives that the backward pass doesn't overlap: 1 for one all-reduce
-    after the pass. MindSpore's [85, 160] on ResNet-50 has 0.63: it shortens the step from 23.61 to
-    22.00 ms, and the all-reduce takes 4.40 ms."""
+    """As in `Rates`: 1 for one all-reduce after the backward pass. MindSpore's [85, 160] on
+    ResNet-50 has 0.63: it shortens the step from 23.61 to 22.00 ms, and the all-reduce takes
+    4.40 ms."""
     scatters_sums: bool = True
 
     @property
