@@ -115,11 +115,11 @@ class MemoryPlan:
         Raises AssertionError.
         """
         for pool in POOLS:
-            inside = [placed for placed in self.placements if placed.pool == pool]
-            blocks = tuple(Block(p.nbytes, p.birth, p.death) for p in inside)
-            pair = find_overlap(blocks, tuple(p.offset_bytes for p in inside))
+            in_pool = [placed for placed in self.placements if placed.pool == pool]
+            blocks = tuple(Block(placed.nbytes, placed.birth, placed.death) for placed in in_pool)
+            pair = find_overlap(blocks, tuple(placed.offset_bytes for placed in in_pool))
             if pair is not None:
-                first, second = (inside[index] for index in pair)
+                first, second = (in_pool[index] for index in pair)
                 raise AssertionError(f"{pool}: {first} and {second} are live together and overlap")
 
 
@@ -191,19 +191,20 @@ def plan_memory(
 
 
 def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPlan:
+    """Place the chunks of each pool, and return the plan."""
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
     limits = _compute_pool_limits(hw)
     live = np.zeros(num_tasks, np.int64)
     for pool in POOLS:
-        inside = [chunk for chunk in chunks if chunk.pool == pool]
-        blocks = tuple(chunk.block for chunk in inside)
+        in_pool = [chunk for chunk in chunks if chunk.pool == pool]
+        blocks = tuple(chunk.block for chunk in in_pool)
         pool_bytes = sum_live_bytes(blocks, num_tasks)
         lower_bound = int(pool_bytes.max())
         packing = pack_blocks(blocks, lower_bound)
         uses[pool] = PoolUse(pool, packing.extent_bytes, lower_bound, limits[pool])
         live += pool_bytes
-        for chunk, offset in zip(inside, packing.offsets, strict=True):
+        for chunk, offset in zip(in_pool, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
             for index, nbytes in chunk.buffers.items():
                 birth = chunk.block.birth
@@ -299,7 +300,8 @@ def explain_out_of_memory(
 
 def find_largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
     """Return the largest buffers that are live at the peak, by size, then index."""
-    live = [p for p in plan.placements if p.birth <= plan.peak_task < p.death]
+    peak = plan.peak_task
+    live = [placed for placed in plan.placements if placed.birth <= peak < placed.death]
     return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
 
 
@@ -351,16 +353,17 @@ def _find_batched(graph: TaskGraph) -> set[int]:
 
 
 def _find_first_excess(plan: MemoryPlan, pool: PoolUse) -> Placement:
-    """Return the largest buffer of the first task whose live bytes exceed the limit.
+    """Return the largest buffer that is born in the first task whose live bytes exceed the limit.
 
     If the pool exceeds its limit only by gaps, return the largest buffer that ends above the limit.
     """
-    inside = [placed for placed in plan.placements if placed.pool == pool.pool]
-    blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
+    in_pool = [placed for placed in plan.placements if placed.pool == pool.pool]
+    blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in in_pool]
     over = (sum_live_bytes(blocks, len(plan.live_bytes)) > pool.limit_bytes).nonzero()[0]
-    new_buffers = [placed for placed in inside if over.size and placed.birth == over[0]]
-    beyond = [p for p in inside if p.offset_bytes + p.nbytes > pool.limit_bytes]
-    return max(new_buffers or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
+    born = [placed for placed in in_pool if over.size and placed.birth == over[0]]
+    limit = pool.limit_bytes
+    above_limit = [placed for placed in in_pool if placed.offset_bytes + placed.nbytes > limit]
+    return max(born or above_limit or in_pool, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
 def _name_writer(graph: TaskGraph, placed: Placement) -> str:
