@@ -100,14 +100,15 @@ class Published:
 
 @cache
 def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
-    """Return the rows of the table, in its order."""
+    """Return the rows of a table, in its order. Raises ValueError for an invalid row."""
     with file.open(newline="", encoding="utf-8") as lines:
         return tuple(_parse_row(row) for row in csv.DictReader(lines))
 
 
 def _parse_row(row: Mapping[str, str]) -> Published:
-    defaulted = ("suspicion", "keep_batchnorm_fp32")
-    columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in defaulted}
+    optional = ("suspicion", "keep_batchnorm_fp32")
+    names = [field.name for field in fields(Published) if field.name not in optional]
+    columns: Any = {name: row[name] for name in names}
     try:
         return Published(
             **columns,
@@ -137,7 +138,7 @@ def model_spec(name: str) -> ModelSpec:
 
 @cache
 def trace_image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
-    """Return a step on images (batch, pixels, pixels, 3), for LeNet of 1 channel, with momentum."""
+    """Return a step with momentum on square images, of 1 channel for LeNet, else of 3."""
     channels = 1 if model.startswith("lenet") else 3
     return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
 
@@ -164,7 +165,7 @@ def trace_module(
     classes: int,
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
-    """Return a step of any network on a batch of a shape. `loss` returns a loss for each sample."""
+    """Return a step, with momentum by default. `loss` returns a loss for each sample of a batch."""
     if optimizer is None:
         optimizer = Momentum(
             lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
@@ -256,17 +257,16 @@ def configure_row(row: Published) -> ExecutionConfig:
     """
     name = "mindspore_graph"
     if row.mode == "op_by_op":
-        torch = row.framework.startswith("PyTorch")
-        name = "pytorch_eager" if torch else "mindspore_eager"
-    found = VERSION.search(row.framework)
-    version = found[1].replace("x", "0") if found else ""
+        name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
+    match = VERSION.search(row.framework)
+    version = match[1].replace("x", "0") if match else ""
     software = f"{name}@{version}" if version in load_stacks()[name] else name
     return ExecutionConfig(
         row.precision,
         row.mode,
-        1000,  # Steps of a sink.
-        row.devices,
-        row.fusion,
+        sink_size=1000,
+        devices=row.devices,
+        fusion=row.fusion,
         software=software,
         keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
     )
