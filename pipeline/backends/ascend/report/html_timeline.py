@@ -81,9 +81,10 @@ def _format_ms(us: float) -> str:
 
 def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
     """Draw the iteration and each stream in milliseconds."""
-    used = sorted(
+    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
+    busy_lanes = sorted(
         {(span.stream, span.lane) for span in timeline.spans},
-        key=lambda lane: ([stream for stream, _ in STREAMS].index(lane[0]), lane[1]),
+        key=lambda lane: (rank[lane[0]], lane[1]),
     )
     step = timeline.iteration
     parts = (
@@ -92,7 +93,7 @@ def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
         ("pale-red", step.tail_us / 1e3, f"Tail {_format_ms(step.tail_us)}"),
     )
     lanes = [Lane("Iteration", stack_blocks(parts))]
-    for stream, number in used:
+    for stream, number in busy_lanes:
         spans = [span for span in timeline.spans if (span.stream, span.lane) == (stream, number)]
         label = dict(STREAMS)[stream] + (f" {number + 1}" if number else "")
         lanes.append(Lane(label, list(_draw_blocks(spans, timeline, graph))))
@@ -110,7 +111,7 @@ def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) ->
 
 
 def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Yield spans and their counts. Neighbours of one kind that are too thin to see are merged."""
+    """Yield spans and their counts, neighbours of a kind merged up to 2 pixels together."""
     merged: Span | None = None
     count = 0
     for span in spans:
