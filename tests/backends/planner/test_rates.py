@@ -121,7 +121,7 @@ def test_host_rates_are_shipped_and_invalid_files_are_refused(tmp_path: Path) ->
     wrong.write_text("device: {}")
     with pytest.raises(RunError, match="not a file of a host's rates"):
         load_host_rates("gloo", wrong)
-    short = HOST_RATES_FILE.read_text().replace("  nbytes:\n", "  nbytes:\n  - 512\n")
+    short = HOST_RATES_FILE.read_text().replace("  nbytes: [", "  nbytes: [512, ")
     wrong = tmp_path / "short.yaml"
     wrong.write_text(short)
     with pytest.raises(RunError, match="each list of times must have"):
