@@ -153,7 +153,8 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
     match operands:
         case [Seed()] if name == "random_wrap":
             partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
-            return Key() if "fry" in str(params["impl"]) and partitionable else None
+            is_threefry = "fry" in str(params["impl"])  # JAX's tag of the generator
+            return Key() if is_threefry and partitionable else None
         case [Seed() as seed] if name == "convert_element_type" and aval.dtype == np.uint32:
             return seed
         case [Key(folds), Values((kind, *_)) as number] if kind == CONSTANT:

@@ -270,14 +270,14 @@ def _make_specs(
     """Return initialisation, training loop and evaluation loop, in the order of `Programs`."""
     step = work.step
     seed = placement.put(work.seed)
-    train = work.train.get_window(0).inputs
+    train_inputs = work.train.get_window(0).inputs
     eval_inputs = work.eval.get_window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     rules = work.sharding_rules
     sharing = work.sharing
     shardings = _find_state_shardings(work, state, placement)
     state = placement.make_shapes(state, shardings)
-    carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_buffers, train)))
+    carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_buffers, train_inputs)))
     sums = placement.make_shapes(jax.eval_shape(step.zero_sums))
     position, constants = placement.make_shapes((np.int32(0), work.constants))
     if rules is not None:
@@ -306,7 +306,8 @@ def _make_specs(
         init = _map_over_mesh(init, placement, (replicated,), state_parts)
         range_and_constants = [replicated] * 3
         carry_parts = LoopCarry(state_parts, replicated, replicated)
-        train_parts = (carry_parts, _partition_window(train), replicated, *range_and_constants)
+        inputs_parts = _partition_window(train_inputs)
+        train_parts = (carry_parts, inputs_parts, replicated, *range_and_constants)
         training = _map_over_mesh(training, placement, train_parts, carry_parts)
         eval_parts = (state_parts, replicated, _partition_window(eval_inputs), *range_and_constants)
         evaluation = _map_over_mesh(evaluation, placement, eval_parts, replicated)
@@ -314,7 +315,7 @@ def _make_specs(
             init_options = UNOPTIMIZED
     carry_index = None if work.keeps_arguments else 0
     sums_index = None if work.keeps_arguments else 1
-    train_args = (carry, train, rates, position, position, constants)
+    train_args = (carry, train_inputs, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
     return (
         ProgramSpec("initialisation", init, (seed,), None, result_shardings[0], init_options),
@@ -383,7 +384,7 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
 
 
 def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Yield inputs, first position and number of steps `start + 1 .. stop` in each window."""
+    """Yield each window's inputs, and the first position and number of its steps up to `stop`."""
     while start < stop:
         window = loader.get_window(start)
         end = min(stop, window.stop)

@@ -19,12 +19,10 @@ CONTAINERS = frozenset({"while", "conditional", "call"})
 PRODUCTS = frozenset({"dot", "convolution"})
 """Opcodes of sums of products."""
 MOVES = frozenset(
-    {
-        *("parameter", "constant", "tuple", "get-tuple-element", "iota", "broadcast"),
-        *("bitcast", "bitcast-convert", "convert", "copy", "transpose", "reverse", "reshape"),
-        *("slice", "pad", "concatenate", "dynamic-slice", "dynamic-update-slice"),
-    }
-)
+    {"parameter", "constant", "tuple", "get-tuple-element", "iota", "broadcast", "bitcast",
+     "bitcast-convert", "convert", "copy", "transpose", "reverse", "reshape", "slice", "pad",
+     "concatenate", "dynamic-slice", "dynamic-update-slice"}
+)  # fmt: skip
 """Opcodes that move values, and compute none but conversions."""
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
 """Opcodes of instructions that take no time."""
@@ -190,7 +188,7 @@ def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
         contracted = _CONTRACTED.search(line.arguments)
-        dims = [int(n) for n in contracted[1].split(",") if n] if contracted else []
+        dims = [int(dim) for dim in contracted[1].split(",") if dim] if contracted else []
         return 2.0 * line.elements * math.prod(operands[0].sizes[dim] for dim in dims)
     if line.opcode == "convolution" and len(operands) > 1:
         labels = _LABELS.search(line.arguments)

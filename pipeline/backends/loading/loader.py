@@ -170,13 +170,11 @@ def make_loader(
     if kind == "auto":
         free = source.placement.free_bytes
         # Lazy columns are decoded into the host's memory first, so RESIDENT_LIMIT_BYTES holds.
-        is_lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
+        columns = split.columns.values()
+        is_lazy = any(isinstance(column, LazyColumn) for column in columns)
         limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
-        draws_randomly = any(
-            isinstance(column, HostMappedColumn) and column.draws
-            for column in split.columns.values()
-        )
-        kind = "stream" if draws_randomly or count_split_bytes(split) > limit else "resident"
+        draws = any(isinstance(column, HostMappedColumn) and column.draws for column in columns)
+        kind = "stream" if draws or count_split_bytes(split) > limit else "resident"
     if kind == "resident":
         return Loader(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)

@@ -36,6 +36,7 @@ class ReadingThreads:
 
     def _begin_trial(self) -> None:
         self._reads = self._samples = 0
+        # Sum over reads; time with at least one reader; sum over readers.
         self._read_s = self._busy_s = self._thread_s = 0.0
 
     @contextmanager

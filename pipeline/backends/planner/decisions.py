@@ -277,7 +277,7 @@ class Decisions:
 
     def to_plan_layouts(self, states: Mapping[int, int]) -> PlanLayouts:
         """Return the layouts of a choice, which maps a variable to the index of its state."""
-        layouts = [self.states[v][states[v]] for v in range(len(self.states))]
+        layouts = [layouts[states[variable]] for variable, layouts in enumerate(self.states)]
         regions = len(self.blocks.regions)
         weights = regions + len(self.blocks.operators)
         return PlanLayouts(
@@ -289,7 +289,7 @@ class Decisions:
     def list_prices(self, states: Mapping[int, int]) -> list[Price]:
         """Return the prices whose sum is the price of a plan."""
         return [
-            price(*(self.states[v][states[v]] for v in variables))
+            price(*(self.states[variable][states[variable]] for variable in variables))
             for variables, _, price in self._list_terms()
         ]
 
@@ -316,7 +316,7 @@ class Decisions:
             yield (number,), key, partial(prices.price_weight, weight)
 
     def _make_table(self, key: Any, variables: Scope, price: Callable[..., Price]) -> Table:
-        states = tuple(self.states[v] for v in variables)
+        states = tuple(self.states[variable] for variable in variables)
         if (key, states) not in self._tables:
             prices = [price(*layouts) for layouts in product(*states)]
             shape = [len(layouts) for layouts in states]

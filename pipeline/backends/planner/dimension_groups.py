@@ -90,7 +90,7 @@ class DimensionGroups:
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
     """Tie equal positions of operands and result; mark all as indivisible if a shape differs."""
     target = groups.shapes[node.outputs[0]]
-    values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shapes[v]]
+    values = [value for value in (*node.inputs, *node.outputs[1:]) if groups.shapes[value]]
     for value in values:
         shape = groups.shapes[value]
         if len(shape) != len(target) or any(
@@ -208,8 +208,8 @@ def _tie_slices(groups: DimensionGroups, node: Node) -> None:
 
 def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
     """Tie all dimensions except the axis of the operation, which is indivisible."""
-    key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
-    axes = node.params[key]
+    keys = ("axis", "dimension", "dimensions", "operand")
+    axes = next(node.params[key] for key in keys if key in node.params)
     rank = len(groups.shapes[node.inputs[0]])
     untied = {dim % rank for dim in (axes if isinstance(axes, (tuple, list)) else (axes,))}
     for target in node.outputs:
@@ -245,7 +245,8 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
             groups.mark_indivisible(target, position)
     for dim in numbers.collapsed_slice_dims:
         groups.mark_indivisible(operand, dim)
-    batch = [d for d in range(len(groups.shapes[target])) if d not in set(numbers.offset_dims)]
+    rank = len(groups.shapes[target])
+    batch = (dim for dim in range(rank) if dim not in set(numbers.offset_dims))
     for dim, position in enumerate(batch):
         groups.tie(indices, dim, target, position)
     index_dims = numbers.start_indices_batching_dims

@@ -140,14 +140,14 @@ class Eliminator:
 
     def _add(self, left: Factor, right: Factor) -> Factor:
         scope = tuple(sorted({*left.scope, *right.scope}))
-        places = tuple(tuple(scope.index(v) for v in f.scope) for f in (left, right))
+        places = tuple(tuple(map(scope.index, factor.scope)) for factor in (left, right))
         key = ("add", left.table, right.table, places, len(scope))
         if key not in self._cache:
             points = right.table.time.shape[-1]
             time, memory = (
-                _spread_axes(x, places[0], len(scope))[..., :, None]
-                + _spread_axes(y, places[1], len(scope))[..., None, :]
-                for x, y in (
+                _spread_axes(left_values, places[0], len(scope))[..., :, None]
+                + _spread_axes(right_values, places[1], len(scope))[..., None, :]
+                for left_values, right_values in (
                     (left.table.time, right.table.time),
                     (left.table.memory, right.table.memory),
                 )
@@ -159,7 +159,7 @@ class Eliminator:
 
     def _eliminate(self, factor: Factor, variable: int) -> Factor:
         axis = factor.scope.index(variable)
-        scope = tuple(v for v in factor.scope if v != variable)
+        scope = tuple(other for other in factor.scope if other != variable)
         key = ("eliminate", factor.table, axis)
         if key not in self._cache:
             points = factor.table.time.shape[-1]
@@ -300,7 +300,7 @@ def _trace_states(total: Factor, point: int) -> dict[int, int]:
         origin = factor.table.origin
         if not factor.parts or origin is None:
             continue
-        place = (*(states[v] for v in factor.scope), index)
+        place = (*(states[variable] for variable in factor.scope), index)
         indices = int(origin.first[place]), int(origin.second[place])
         if factor.eliminated is None:
             stack += zip(factor.parts, indices, strict=True)

@@ -50,8 +50,8 @@ class RegionGroups:
 
     def find_region(self, value: int) -> int | None:
         """Return the region of a value; None for scalars and values of only the backward pass."""
-        regions = (self._region_of.get(g) for g in self.groups.get(value) if g is not None)
-        return next((region for region in regions if region is not None), None)
+        groups = _drop_none(self.groups.get(value))
+        return next((self._region_of[group] for group in groups if group in self._region_of), None)
 
     def to_local(self, value: int) -> tuple[int | None, ...]:
         """Return each dimension's group, numbered in its region; None if it can't be sharded."""
@@ -139,7 +139,7 @@ def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Oper
     if node.primitive == "gather":
         table = graph.values[weight].shape
         result = graph.values[node.outputs[0]].shape
-        dims = [OperatorDim(size, "batch", d, None, d) for d, size in enumerate(result[:-1])]
+        dims = [OperatorDim(size, "batch", dim, None, dim) for dim, size in enumerate(result[:-1])]
         dims.append(OperatorDim(table[0], "contracted", None, 0, None))
         dims.append(OperatorDim(table[1], "output", None, 1, len(result) - 1))
     elif node.primitive == "conv_general_dilated":

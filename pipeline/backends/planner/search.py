@@ -154,7 +154,8 @@ def find_best_plan(
 def _is_equal(plan: ParallelPlan, other: ParallelPlan) -> bool:
     """Return whether two plans have equal time, memory and bytes, and differ at most in names."""
     costs, other_costs = (
-        (p.step_ms, p.memory_bytes, sum(p.collective_bytes.values())) for p in (plan, other)
+        (priced.step_ms, priced.memory_bytes, sum(priced.collective_bytes.values()))
+        for priced in (plan, other)
     )
     return all(map(partial(math.isclose, rel_tol=1e-6), costs, other_costs))
 

@@ -111,7 +111,8 @@ class TracedLoss:
     def _follow_inputs(self) -> None:
         """Find the values that depend on parameters or the batch."""
         for node in self.graph.nodes:
-            params = frozenset(chain.from_iterable(self.made_of.get(v, ()) for v in node.inputs))
+            made_of = (self.made_of.get(value, ()) for value in node.inputs)
+            params = frozenset(chain.from_iterable(made_of))
             if params:
                 self.made_of |= dict.fromkeys(node.outputs, params)
             if not self.varying.isdisjoint(node.inputs) or "random" in node.primitive:
