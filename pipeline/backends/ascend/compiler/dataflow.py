@@ -209,7 +209,7 @@ def _find_last_backward_value(
         if phase == "backward":
             candidates.add(index)
             continue
-        for before in (dataflow.alias[i] for i in graph.nodes[position].inputs):
+        for before in (dataflow.alias[value] for value in graph.nodes[position].inputs):
             fits = size is None or graph.values[before].size == size
             if fits and before not in seen:
                 seen.add(before)

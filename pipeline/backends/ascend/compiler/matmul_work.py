@@ -52,12 +52,12 @@ def measure_convolution(
         role = "input_grad" if node.inputs[1] in phases.weights else "kernel_grad"
     elif math.prod(node.params["lhs_dilation"]) > 1:
         role = "input_grad"
-    work = (
-        _measure_kernel_gradient(graph, node)
-        if role == "kernel_grad"
-        else _measure_product(graph, node, role)
-    )
-    taps_by_channels = work.m if role == "kernel_grad" else work.k
+    if role == "kernel_grad":
+        work = _measure_kernel_gradient(graph, node)
+        taps_by_channels = work.m
+    else:
+        work = _measure_product(graph, node, role)
+        taps_by_channels = work.k
     depthwise = work.batch > 1 and taps_by_channels // max(1, work.taps) == 1
     kind = "depthwise" if depthwise else "conv"
     suffix = "" if role == "forward" else f"_{role}"

@@ -61,7 +61,8 @@ class _Conversion:
     def add(self, task: Task) -> int:
         """Add a task with its conversions. Return the task's place."""
         if not is_matrix_product(task):
-            if task.engine == "vector" and any(self.blocked.get(i) == i for i in task.reads):
+            reads_blocks = any(self.blocked.get(index) == index for index in task.reads)
+            if task.engine == "vector" and reads_blocks:
                 task = self._choose_format(task)
             self.tasks.append(task)
             self.writers.update(dict.fromkeys(task.writes, task))
@@ -99,7 +100,8 @@ class _Conversion:
             return replace(task, reads=tuple(reads))
         if task.cost_class in SUMS:
             return task
-        shape = next(self.buffers[i].shape for i in task.reads if self.blocked.get(i) == i)
+        in_blocks = (index for index in task.reads if self.blocked.get(index) == index)
+        shape = self.buffers[next(in_blocks)].shape
         size = math.prod(shape)
         rows = shape[-2] if len(shape) > 1 else 1
         matrices = (math.prod(shape[:-2]), rows, shape[-1])
@@ -268,15 +270,17 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
 
 def _find_maps_of_norms(graph: TaskGraph) -> list[int]:
     """Return the results of convolutions that only normalisation reads."""
-    read_by_norms = {i for task in graph.tasks if task.cost_class in NORMS for i in task.reads}
-    read_by_others = {i for task in graph.tasks if task.cost_class not in NORMS for i in task.reads}
-    alone = read_by_norms - read_by_others - set(graph.outputs)
+    read_by_norms: set[int] = set()
+    read_by_others = set(graph.outputs)
+    for task in graph.tasks:
+        (read_by_norms if task.cost_class in NORMS else read_by_others).update(task.reads)
+    read_by_norms -= read_by_others
     return [
         task.writes[0]
         for task in graph.tasks
         if task.cost_class in CONVOLUTIONS
         and task.phase == "forward"
-        and task.writes[0] in alone
+        and task.writes[0] in read_by_norms
         and graph.buffers[task.writes[0]].dtype == "float16"
     ]
 

@@ -149,12 +149,8 @@ def choose_dtypes(
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):
         return tuple(traced)
-    float32_values = {
-        *phases.weights,
-        *phases.gradients,
-        *inputs,
-        *_find_loss_values(graph, phases),
-    }
+    float32_values = {*phases.weights, *phases.gradients, *inputs}
+    float32_values |= _find_loss_values(graph, phases)
     float32_values |= _collect_outputs(graph, phases.of_node, "optimizer")
     half = find_half_type(traced)
     return tuple(

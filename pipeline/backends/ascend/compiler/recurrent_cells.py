@@ -61,11 +61,10 @@ def find_cells(graph: Graph, dataflow: Dataflow, *, by_op: bool) -> dict[int, Re
         if by_op and len(calls) > 1:
             continue
         is_gradient = all(node.mark == "backward" for node in nodes)
-        type_ = (
-            _find_forward_type(nodes, types, dataflow)
-            if is_gradient
-            else _classify_cell(graph, nodes)
-        )
+        if is_gradient:
+            type_ = _find_forward_type(nodes, types, dataflow)
+        else:
+            type_ = _classify_cell(graph, nodes)
         cell = _analyse_loop(graph, nodes, type_) if type_ else None
         if cell is None:
             continue
@@ -93,7 +92,8 @@ def _find_forward_type(
 ) -> str | None:
     """Return the op of the forward scan whose stacked values a gradient's scan reads."""
     slices = (node.inputs[0] for node in nodes if node.primitive == "scan_slice")
-    return next((types[i] for i in map(dataflow.alias.__getitem__, slices) if i in types), None)
+    arrays = map(dataflow.alias.__getitem__, slices)
+    return next((types[array] for array in arrays if array in types), None)
 
 
 def _list_carried(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:

@@ -305,7 +305,7 @@ class _Lowering:
         if kind == "conv":
             cost_class, work = measure_convolution(self.graph, node, self.phases, backward)
             layouts: tuple[Layout, Layout] = ("NC1HWC0", "FRACTAL_Z")
-            if self.keeps_float32 and all(self.dtypes[i] == "float32" for i in node.inputs):
+            if self.keeps_float32 and {self.dtypes[index] for index in node.inputs} == {"float32"}:
                 work = replace(work, dtype="float32")
         else:
             cost_class = "matmul"

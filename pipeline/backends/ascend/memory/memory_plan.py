@@ -152,11 +152,13 @@ def plan_memory(
     def align(nbytes: int) -> int:
         return -(-nbytes // alignment) * alignment
 
-    spans = {i: span for i, span in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
+    lifetimes = find_lifetimes(graph).items()
+    spans = {index: span for index, span in lifetimes if graph.buffers[index].nbytes}
     sizes = {index: align(graph.buffers[index].nbytes) for index in spans}
     chunks: list[_Chunk] = []
     owner = find_owners(graph)
-    reduced = [i for i in _find_gradients(graph, owner) if i in spans] if devices > 1 else []
+    reduced = _find_gradients(graph, owner) if devices > 1 else []
+    reduced = [index for index in reduced if index in spans]
     if reduced:
         nbytes = sum(sizes[index] for index in reduced) + 2 * alignment
         birth = min(spans[index][0] for index in reduced)
@@ -167,8 +169,10 @@ def plan_memory(
         gradients = {index: sizes[index] for index in reduced}
         chunks.append(_Chunk(gradients, block, alignment, pool, "communication"))
     # The forward pass writes these buffers and the backward pass reads them.
-    saved = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
-    saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
+    forward = (task.writes for task in graph.tasks if task.phase == "forward")
+    backward = (task.reads for task in graph.tasks if task.phase == "backward")
+    saved = {owner[index] for indices in forward for index in indices}
+    saved &= {owner[index] for indices in backward for index in indices}
     last_reads = {
         owner[index]: number
         for number, task in enumerate(graph.tasks)
@@ -206,12 +210,10 @@ def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPl
         live += pool_bytes
         for chunk, offset in zip(in_pool, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
+            lifetime = (chunk.block.birth, chunk.block.death)
             for index, nbytes in chunk.buffers.items():
-                birth = chunk.block.birth
-                death = chunk.block.death
-                placements.append(
-                    Placement(index, pool, chunk.component, start, nbytes, birth, death)
-                )
+                placed = Placement(index, pool, chunk.component, start, nbytes, *lifetime)
+                placements.append(placed)
                 start += nbytes
     peak = int(live.argmax())
     components = dict.fromkeys(COMPONENTS, 0)
@@ -232,11 +234,12 @@ def _find_gradients(graph: TaskGraph, owner: Sequence[int]) -> list[int]:
 
     A task that writes gradients has outputs with the role gradient, or all its outputs count.
     """
-    writes = [graph.tasks[writer].writes for _, _, writer in graph.gradients]
-    outputs = (
-        [i for i in indices if graph.buffers[i].role == "gradient"] or indices for indices in writes
-    )
-    return list(dict.fromkeys(owner[i] for indices in outputs for i in indices))
+    buffers: dict[int, None] = {}
+    for _, _, writer in graph.gradients:
+        writes = graph.tasks[writer].writes
+        gradients = [index for index in writes if graph.buffers[index].role == "gradient"]
+        buffers |= dict.fromkeys(owner[index] for index in gradients or writes)
+    return list(buffers)
 
 
 def _count_part_bytes(buffer: Buffer, num_shards: int) -> int:
@@ -347,7 +350,8 @@ def _find_batched(graph: TaskGraph) -> set[int]:
     batched = {owner[index] for index in graph.inputs}
     for task in graph.tasks:
         in_network = task.phase in ("forward", "backward")
-        if task.phase == "data" or (in_network and any(owner[i] in batched for i in task.reads)):
+        depends = in_network and any(owner[index] in batched for index in task.reads)
+        if task.phase == "data" or depends:
             batched.update(owner[index] for index in task.writes)
     return batched
 
