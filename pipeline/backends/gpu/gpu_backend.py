@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
 import numpy as np
@@ -66,9 +66,8 @@ class GpuExecutable(XlaExecutable):
     @property
     def program_text(self) -> str:
         """The longest training program as optimized HLO."""
-        program = next(iter(self.programs.train.values()))
-        text: str = program.as_text()  # type: ignore[attr-defined]
-        return text
+        program: Any = next(iter(self.programs.train.values()))
+        return program.as_text()
 
     def init(self) -> TrainState:
         """Return the state at step 0, which is drawn on the host. `run` copies it once."""
@@ -137,9 +136,8 @@ class GpuBackend(XlaBackend):
         mechanism, reason = super().choose_mechanism(requested, sink=sink)
         if len(self.placement.devices) > 1 or mechanism == "none":
             return mechanism, reason
-        return mechanism, SOFT_REASON if mechanism == "soft" else LOOP_REASONS.get(
-            self.graphs, LOOP_REASON
-        )
+        loop_reason = LOOP_REASONS.get(self.graphs, LOOP_REASON)
+        return mechanism, SOFT_REASON if mechanism == "soft" else loop_reason
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
         # `compile_for_gpu` neither shards nor runs eagerly, and its programs donate the state.

@@ -268,5 +268,5 @@ def _make_placer(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState],
 
 def _place_shapes(tree: Any, sharding: SingleDeviceSharding) -> Any:
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding), tree
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype, sharding=sharding), tree
     )

@@ -38,9 +38,8 @@ class ChipError(PipelineError):
             super().__init__(f"{source}: {self.problems[0]}")
         else:
             head = f"{source} has {len(self.problems)} problems:"
-            super().__init__(
-                "\n".join([head, *(f"  {line}" for line in limit_problems(self.problems))])
-            )
+            lines = [f"  {line}" for line in limit_problems(self.problems)]
+            super().__init__("\n".join([head, *lines]))
 
 
 def load_chip(name_or_path: str | Path) -> Any:
@@ -113,11 +112,9 @@ def _read_merged(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ChipError(file, [f"defaults = {show(names)}: must be a list"])
     tree: dict[str, Any] = {}
     for name in names if "_self_" in names else [*names, "_self_"]:
-        layer = (
-            values
-            if name == "_self_"
-            else _read_merged(_find_default(name, file), (*origins, file))
-        )
+        layer = values
+        if name != "_self_":
+            layer = _read_merged(_find_default(name, file), (*origins, file))
         tree = _merge_sections(tree, layer)
     return tree
 

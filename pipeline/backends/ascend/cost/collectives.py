@@ -104,11 +104,10 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     * send: the array that each device sends to its neighbour.
 
     Formulas are from HCCL's guide ("Algorithm Overview", hicann/hccl `coll_algo_intro`). All-gather
-    and reduce-scatter are the halves of an all-reduce: (n - 1) hops and (n - 1) / n of the bytes in
-    a ring, log2(servers) hops between servers. For short messages the halves of doubling are used,
-    though an all-gather takes up to log2(n) / 2 hops more. All-to-all is pairwise: (n - 1) rounds
-    with 1 / n of the bytes, over HCCS within a server, else over the device's RoCE port. A send
-    takes one hop, over RoCE if any neighbours are in different servers.
+    and reduce-scatter are the halves of an `all_reduce`. For short messages the halves of doubling
+    are used, though an all-gather takes up to log2(n) / 2 hops more. All-to-all is pairwise:
+    (n - 1) rounds with 1 / n of the bytes, over HCCS within a server, else over the device's RoCE
+    port. A send takes one hop, over RoCE if any neighbours are in different servers.
 
     Raises OptionError for an unknown kind, bytes below 0, or a group that servers can't hold.
     """
