@@ -250,8 +250,8 @@ def format_plan(plan: ParallelPlan) -> str:
         {
             "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
             "batch": list(plan.batch),
-            "specs": [_rule_to_dict(rule) for rule in plan.specs],
-            "constraints": [_rule_to_dict(rule) for rule in plan.constraints],
+            "specs": [_format_rule(rule) for rule in plan.specs],
+            "constraints": [_format_rule(rule) for rule in plan.constraints],
             "price": {
                 "step_ms": float(f"{plan.step_ms:.4g}"),
                 "memory_bytes": round(plan.memory_bytes),
@@ -261,7 +261,7 @@ def format_plan(plan: ParallelPlan) -> str:
     )
 
 
-def _rule_to_dict(rule: ShardingRule) -> dict[str, Any]:
+def _format_rule(rule: ShardingRule) -> dict[str, Any]:
     axes = [list(names) if len(names) > 1 else next(iter(names), None) for names in rule.axes]
     return {"pattern": rule.pattern, "axes": axes}
 

@@ -29,7 +29,7 @@ class LinkRates:
     message_us: float
     bytes_per_us: float
 
-    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
+    def collective_us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
         """Return the microseconds of a collective over `size` devices."""
         if size == 1:
             return 0.0
@@ -53,7 +53,7 @@ class LinkCurves:
     us_by_kind: Mapping[str, Mapping[int, tuple[float, ...]]]
     """Times of all `nbytes` by kind and number of devices; ascending numbers."""
 
-    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
+    def collective_us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
         """Return the microseconds of a collective; a reduce-scatter's are an all-reduce's."""
         if size == 1:
             return 0.0
@@ -107,7 +107,8 @@ class MeasuredRates:
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
         is_in_server = group.size * group.stride <= self.per_server
-        return (self.links if is_in_server else self.far_links).us(kind, nbytes, group.size)
+        links = self.links if is_in_server else self.far_links
+        return links.collective_us(kind, nbytes, group.size)
 
 
 @cache
