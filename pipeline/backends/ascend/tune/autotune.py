@@ -214,7 +214,7 @@ def _tune_product(
     def search() -> _Outcome:
         default = objective.choose_default_tiling()
         if not searches:
-            default_us = objective.times_us(to_row(default))
+            default_us = objective.compute_times_us(to_row(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
         mode = settings.mode or REPEAT_MODE
         result = search_tiles(objective, default, mode, settings.seed, key)

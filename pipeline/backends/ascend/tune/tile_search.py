@@ -71,7 +71,7 @@ class Objective:
         """The most cores that can share the batch, m, k and n."""
         return self.product.batch, self.product.m, self.product.k, self.product.n
 
-    def times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    def compute_times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the microseconds of each row of tilings."""
         cycles = sum_cycles(compute_stage_cycles(self.product, self.hw, rows), self.overlap)
         span_us = max(self.hw.task_floor_all_cores_us - self.hw.task_floor_one_core_us, 0.0)
@@ -97,7 +97,7 @@ def search_tiles(
     """
     if mode == "exhaustive":
         rows = np.concatenate([to_row(default), list_tilings(objective.product, objective.hw)])
-        times_us = objective.times_us(rows)
+        times_us = objective.compute_times_us(rows)
         best = int(np.argmin(times_us))
         return Search(to_tiling(rows[best]), len(rows), (Round(float(times_us[best])),))
     generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
@@ -121,7 +121,7 @@ class _Ledger:
         self.blocks = list_blocks(objective.hw)
         self.times_us: dict[Genes, float] = {}
         self.best_row = to_row(default)[0]
-        self.default_us = float(objective.times_us(to_row(default))[0])
+        self.default_us = float(objective.compute_times_us(to_row(default))[0])
         self.best_us = self.default_us
         self.rounds: list[Round] = []
 
@@ -131,7 +131,7 @@ class _Ledger:
         if not new_genes:
             return
         rows = self.to_rows(new_genes)
-        times_us = self.objective.times_us(rows)
+        times_us = self.objective.compute_times_us(rows)
         self.times_us.update(zip(new_genes, times_us.tolist(), strict=True))
         best = int(np.argmin(times_us))
         if times_us[best] < self.best_us:
