@@ -125,7 +125,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Published networks without a file in conf/model: another network's file, and changed settings."""
 
 
-def model_spec(name: str) -> ModelSpec:
+def load_model_spec(name: str) -> ModelSpec:
     """Return a network by the name of its file in conf/model. Raises RunError if unknown."""
     name, changes = VARIANTS.get(name, (name, {}))
     files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
@@ -140,7 +140,7 @@ def model_spec(name: str) -> ModelSpec:
 def trace_image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
     """Return a step with momentum on square images, of 1 channel for LeNet, else of 3."""
     channels = 1 if model.startswith("lenet") else 3
-    return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
+    return trace_network(load_model_spec(model), batch, (pixels, pixels, channels), classes)
 
 
 def trace_network(
@@ -192,7 +192,7 @@ def _trace_wide_deep(row: Published) -> TracedStep:
     """Return a step of Wide & Deep. A sample has fields with an index and a value each."""
     adam = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     shape = (row.pixels, 1, 2)
-    return trace_network(model_spec(row.model), row.batch, shape, row.classes, adam)
+    return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, adam)
 
 
 def _trace_text_detector(row: Published) -> TracedStep:
