@@ -212,8 +212,7 @@ def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPl
             start = offset + chunk.guard_bytes
             lifetime = (chunk.block.birth, chunk.block.death)
             for index, nbytes in chunk.buffers.items():
-                placed = Placement(index, pool, chunk.component, start, nbytes, *lifetime)
-                placements.append(placed)
+                placements.append(Placement(index, pool, chunk.component, start, nbytes, *lifetime))
                 start += nbytes
     peak = int(live.argmax())
     components = dict.fromkeys(COMPONENTS, 0)
@@ -232,7 +231,7 @@ def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPl
 def _find_gradients(graph: TaskGraph, owner: Sequence[int]) -> list[int]:
     """Return the buffers of the gradients, each once, in the order of their tasks.
 
-    A task that writes gradients has outputs with the role gradient, or all its outputs count.
+    Of a task that writes a gradient, the outputs with this role count, or all if none has it.
     """
     buffers: dict[int, None] = {}
     for _, _, writer in graph.gradients:
