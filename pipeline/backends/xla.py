@@ -384,7 +384,7 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
 
 
 def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Yield each window's inputs, and the first position and number of its steps up to `stop`."""
+    """Yield each window's inputs, first position and number of steps in `start + 1 .. stop`."""
     while start < stop:
         window = loader.get_window(start)
         end = min(stop, window.stop)

@@ -152,7 +152,7 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension, located in a weight's parameter; None if that can't be sharded."""
+        """Return a dimension at its position in `leaf`; None if it can't shard the parameter."""
         if dim.weight is None:
             return dim
         groups = self.regions.groups

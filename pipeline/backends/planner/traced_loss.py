@@ -83,7 +83,7 @@ class TracedLoss:
         return math.ceil(stored.size * get_stored_bytes(stored.dtype))
 
     def find_saved_values(self) -> list[int]:
-        """Return what the backward pass or an operator reads of the batch and the forward pass."""
+        """Return values of batch and forward pass that an operator or the backward pass reads."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
         produced = {out for index in self.forward for out in nodes[index].outputs}

@@ -130,7 +130,7 @@ class Features:
 
 
 def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
-    """Return a kernel's op type and cost class; the type names up to four ops without a pattern."""
+    """Return a kernel's op type and cost class. If no pattern fits, the type names up to 4 ops."""
     for pattern in patterns.kernels:
         if _matches(pattern, features):
             return pattern.type, pattern.cost_class
