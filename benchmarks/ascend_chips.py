@@ -17,7 +17,7 @@ from benchmarks.measure import table
 from pipeline.backends.ascend.chip.options import ExecutionConfig
 from pipeline.backends.ascend.pricing.pricing import Pricing, chipset
 from pipeline.backends.ascend.pricing.traced_step import TracedStep, trace_step
-from pipeline.backends.ascend.published.workloads import model_spec, trace_network
+from pipeline.backends.ascend.published.workloads import load_model_spec, trace_network
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.core.files.package_paths import CONF
 
@@ -86,7 +86,7 @@ def trace_zoo_network(name: str) -> TracedStep:
     if name == "unet":
         return trace_segmentation_step(name, shape)
     classes = 2 if name == "wide_deep" else 1000
-    return trace_network(model_spec(name), BATCH, shape, classes)
+    return trace_network(load_model_spec(name), BATCH, shape, classes)
 
 
 def trace_language_step(name: str, tokens: int, classes: int) -> TracedStep:
@@ -106,7 +106,7 @@ def of(shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
 
 
 def _trace(name: str, samples: Any, labels: Any, classes: int) -> TracedStep:
-    network = model_spec(name).build(classes, "float32")
+    network = load_model_spec(name).build(classes, "float32")
     optimizer = optax.sgd(0.1, momentum=0.9)
     rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     variables = dict(jax.eval_shape(lambda x: network.init(rngs, x, True), samples))

@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
 from jax.sharding import AxisType, PartitionSpec
 
 from benchmarks.measure import usable_cores
-from pipeline.core.files.safe_yaml import format_yaml
 
 DEVICES = 8
 GROUPS = (2, 4, 8)
@@ -125,7 +125,9 @@ def main() -> None:
         "bytes_per_us": figure(420.0, f"measured, {GLOO}"),
     }
     print("# Written by python -m benchmarks.host_rates; see rates.py")
-    print(format_yaml({"device": one, "in_process": links, "gloo": gloo}), end="")
+    rates = {"device": one, "in_process": links, "gloo": gloo}
+    # Lists in one line each.
+    print(yaml.safe_dump(rates, sort_keys=False, default_flow_style=None, width=99), end="")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
 
 Mechanism = Literal["loop", "soft", "none"]
+"""How steps are dispatched: in sinks by a looping program or one by one, or without sinks."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ProgramReport:
     reused: from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
+    """Operations of a call, those of a loop's body counted once; None if unknown."""
     figures: Mapping[str, Any] | None = None
     """Launches, copies and memory on an absent chip, as JSON; None on a present chip."""
     lines: tuple[str, ...] = ()
@@ -70,24 +72,25 @@ class CompileInputs:
     learning_rates: np.ndarray
     """A row for each update, as `TrainStep` expects them."""
     seed: np.ndarray
+    """The words of the seed, uint32 (2,)."""
     constants: tuple[np.ndarray, ...] = ()
-    """Constants that the step of several runs has as arguments."""
+    """Last arguments of the step: the constants in which runs that share a program differ."""
     eager: bool = False
     """Whether operations run one by one instead of in compiled programs."""
     jit_layers: tuple[str, ...] = ()
     """Patterns of the paths of layers that eager mode compiles."""
     sharding_rules: ShardingRules | None = None
-    """How devices share parameters; None if each device has all parameters."""
+    """Rules by which XLA shards parameters; None if each device has all parameters."""
     sharing: StateSharing | None = None
-    """How devices share the state, with one part for each; None if each has all of it."""
+    """The part of the state that each device stores; None if each stores the whole state."""
     single_steps: bool = False
     """Whether a program is one step, or one batch of an evaluation, without a loop around it."""
     recomputes: bool = False
     """Whether the backward pass of the step computes activations again."""
     train_sample: Loader | None = None
-    """Training samples to evaluate, the same number as evaluation samples."""
+    """Training samples to evaluate, as many as evaluation samples; None: they aren't evaluated."""
     keeps_arguments: bool = False
-    """Whether a call leaves its arguments as they are, so that it can be repeated if it fails."""
+    """Whether programs don't donate their arguments, so that a failed call can be repeated."""
     dispatch_steps: int | None = None
     """The most steps of a dispatch; None if the recipe leaves it open."""
     state: TrainState | None = None

@@ -122,7 +122,7 @@ def _lower_program(spec: ProgramSpec) -> Any:
 
 @contextmanager
 def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
-    """Show progress and collect this thread's events of JAX. Raises RunError for XLA's error."""
+    """Show progress; yield the list of JAX's events in this thread. Raises RunError for XLA's."""
     events: list[str] = []
     thread = threading.get_ident()
 
@@ -155,7 +155,7 @@ class LaterProgram:
         self._compiled: Future[Callable[..., Any]] | None = None
 
     def begin(self) -> None:
-        """Start to compile. Later calls raise the error of a failed compilation."""
+        """Start to compile, at the first call. A later call raises the error of the compilation."""
         if self._compiled is None:
             threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
             self._compiled = threads.submit(self._compile)
@@ -175,9 +175,9 @@ def compile_later(
     devices: Sequence[jax.Device],
     notify: Callable[[ProgramReport], None] | None,
 ) -> tuple[Any, ProgramReport | None]:
-    """Return a program and its report, from disk or compiled now, or a `LaterProgram` and None.
+    """Return a program and its report, or a `LaterProgram` and None.
 
-    A `LaterProgram` needs `notify`, which it calls with the report.
+    The program is compiled later if it isn't on disk, and `notify`, for the report, isn't None.
     """
     if notify is None:
         return compile_program(spec, watch, devices)

@@ -89,7 +89,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Values:
-    """An array with a formula. A constant reads no bits, so `folds` and `shape` are None."""
+    """An array of a formula's values. A constant reads no bits: `folds` and `shape` are None."""
 
     formula: Formula
     folds: tuple[int, ...] | None = None
@@ -106,12 +106,13 @@ def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
     ]
     results = interpret_jaxpr(computation, inputs, _describe_results, _describe_constant)
     return [
-        _to_description(values, aval)
+        _describe_array(values, aval)
         for values, aval in zip(results, computation.out_avals, strict=True)
     ]
 
 
-def _to_description(values: Any, aval: Any) -> Draw | Fill | None:
+def _describe_array(values: Any, aval: Any) -> Draw | Fill | None:
+    """Return the draw or the fill that computes an array of the state; None if neither does."""
     shape = tuple(aval.shape)
     if not isinstance(values, Values):
         return None
@@ -152,7 +153,8 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
     match operands:
         case [Seed()] if name == "random_wrap":
             partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
-            return Key() if "fry" in str(params["impl"]) and partitionable else None
+            is_threefry = "fry" in str(params["impl"])  # JAX's tag of the generator
+            return Key() if is_threefry and partitionable else None
         case [Seed() as seed] if name == "convert_element_type" and aval.dtype == np.uint32:
             return seed
         case [Key(folds), Values((kind, *_)) as number] if kind == CONSTANT:
@@ -166,8 +168,9 @@ def _describe_result(equation: JaxprEqn, operands: list[Any]) -> Any:
         return operands[0]
     atoms: Any = equation.invars
     is_elementwise = all(_is_single(atom) or atom.aval.shape == aval.shape for atom in atoms)
-    draws = {(values.folds, values.shape) for values in operands if values.folds is not None}
-    if name not in _ELEMENTWISE or not is_elementwise or len(draws) > 1:
+    bits = {(values.folds, values.shape) for values in operands if values.folds is not None}
+    # A formula reads the bits of one draw.
+    if name not in _ELEMENTWISE or not is_elementwise or len(bits) > 1:
         return None
     formulas = [values.formula for values in operands]
     formula = _fold_constants(name, formulas, aval.dtype)

@@ -52,6 +52,7 @@ PORTION_VALUES = 1 << 24
 """Number of values that are drawn before they are put on the devices."""
 
 THREADS = 2
+"""Threads that call the programs of a distribution."""
 
 Compile = Callable[..., Any]
 """(function, arguments, options) -> the compiled function."""
@@ -124,8 +125,8 @@ def _compile_sampler(
 ) -> Callable[[], Program]:
     """Compile the program that draws rows of a distribution.
 
-    Returns a function that makes the sampler: (keys uint32 (rows, 2), counters uint32 (rows,)) ->
-    float32 (rows, columns), not yet multiplied by `Draw.scale`.
+    Returns a function that makes the sampler: (keys uint32 (rows, 2), each row's first counter
+    uint32 (rows,)) -> float32 (rows, columns), not yet multiplied by `Draw.scale`.
     """
     keys = np.zeros((ROWS, 2), np.uint32), np.zeros(ROWS, np.uint32)
     bits = np.zeros((ROWS, COLUMNS), np.uint32)
@@ -156,7 +157,7 @@ def _look_up(table: Any, keys: Any, first: Any) -> Any:
 
 
 def _make_table(apply: Program) -> np.ndarray:
-    """Return the values of a distribution by the bits that decide them."""
+    """Return the values of a distribution, float32 (TABLE_VALUES,), by their highest bits."""
     values = np.empty((TABLE_VALUES // (ROWS * COLUMNS), ROWS, COLUMNS), np.float32)
     bits = np.arange(TABLE_VALUES, dtype=np.uint32) << (32 - VALUE_BITS)
     for rows, chunk in zip(values, bits.reshape(values.shape), strict=True):
@@ -196,7 +197,7 @@ def _split_portions(draws: Mapping[int, Draw]) -> Iterator[dict[int, Draw]]:
 def _draw_arrays(
     draws: Sequence[Draw], sampler: Program, words: np.ndarray
 ) -> dict[Draw, np.ndarray]:
-    """Draw arrays of a distribution; a call may draw rows of several arrays."""
+    """Draw arrays of a distribution; a call of `sampler` may draw rows of several arrays."""
     arrays = {draw: np.empty(draw.shape, np.float32) for draw in draws}
     counts = [-(-array.size // COLUMNS) for array in arrays.values()]
     ends = np.cumsum(counts)

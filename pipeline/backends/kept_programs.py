@@ -79,7 +79,7 @@ def compile_once(
 def find_program(
     key: str, args: tuple[Any, ...], result: Any, device: jax.Device
 ) -> tuple[Any, ProgramReport] | None:
-    """Return the program of a key and its report; `args` and `result` are trees of shapes."""
+    """Return the program on disk and its report, or None; `args` and `result` have its shapes."""
     started_at = time.perf_counter()
     cache = find_opened_cache(device)
     content = cache.get(_make_file_key(key, args)) if cache is not None else None
@@ -107,9 +107,10 @@ def keep_program(
     compiled: Any,
     report: ProgramReport,
 ) -> None:
-    """Write the program that this thread compiled last, if its results have the tree of `result`.
+    """Write the program that this thread compiled last, for `find_program`.
 
-    A program that JAX's cache doesn't have is left out.
+    A program is left out if JAX's cache doesn't have it, if its results don't have the tree of
+    `result`, or if it can't be pickled.
     """
     cache = find_opened_cache(device)
     code = cache.newest_key if cache is not None else None

@@ -46,7 +46,7 @@ class Rates(Protocol):
         """Bytes of memory of one device; infinite if unknown."""
 
     def slowdown(self, devices: int) -> float:
-        """Return the factor by which these devices are slower at once, if they share cores."""
+        """Return the factor on times if `devices` compute at once; 1 if they share no cores."""
 
     def compute_us(self, flops: float, nbytes: float) -> float:
         """Return the microseconds of one kernel that computes `flops` and moves `nbytes`."""
@@ -54,7 +54,7 @@ class Rates(Protocol):
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
         """Return the microseconds of a collective.
 
-        `nbytes` is the size of a device's array after an all-gather, before a reduce-scatter.
+        `nbytes` is the size of a device's array after an all-gather, before any other collective.
         Raises GroupError for a group that the servers of these devices can't hold.
         """
 
@@ -76,13 +76,13 @@ class Communication:
 
     @property
     def share(self) -> float:
-        """Share of the step that no computation hides."""
+        """`exposed_ms` as a share of `step_ms`."""
         return self.exposed_ms / self.step_ms
 
     def __str__(self) -> str:
-        several = "" if self.count == 1 else f" in {self.count}"
+        pieces = "" if self.count == 1 else f" in {self.count}"
         return (
-            f"{self.nbytes / 1e6:,.1f} MB{several} over {self.devices:,} devices: "
+            f"{self.nbytes / 1e6:,.1f} MB{pieces} over {self.devices:,} devices: "
             f"{self.all_reduce_ms:,.2f} ms; with launches {self.exposed_ms:,.2f} ms are exposed, "
             f"{self.share:.1%} of the step"
         )

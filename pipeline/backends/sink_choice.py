@@ -127,12 +127,12 @@ def choose(costs: Costs, bounds: Bounds) -> SinkChoice:
 
 
 def choose_no_sink(off_ms: float, reason: str) -> SinkChoice:
-    """Return the choice of no sinks, in which the host sees every step."""
+    """Return the choice of no sinks: the host reads the record of every step."""
     return SinkChoice(None, "none", reason, off_ms, off_ms)
 
 
 def predict_ms(cost: Cost, size: int, bounds: Bounds) -> float:
-    """Predict the milliseconds per step in sinks of `size`, which other limits may split."""
+    """Predict the milliseconds per step in sinks of `size`, which `bounds` may split."""
     horizon = min(bounds.total, HORIZON_STEPS)
     count = count_dispatches(horizon, (size, *bounds.periods), bounds.max_steps(cost))
     return cost.step_ms + cost.dispatch_ms * count / horizon
@@ -161,7 +161,7 @@ def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
 
 
 def _list_candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
-    """Yield sizes: round numbers, and divisors of the longest, which events don't split."""
+    """Yield round sizes, and the longest size divided by 1 to 10, which events don't split."""
     longest, _ = bounds.find_longest(cost)
     yield longest
     yield from (longest // n for n in range(2, min(11, longest)) if longest % n == 0)

@@ -1,4 +1,4 @@
-"""Pure functions that a backend compiles: loops over the steps of a window, and ways to repeat."""
+"""Pure functions that a backend compiles: loops over the steps of a window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pipeline.training.state import Record, TrainState
 from pipeline.training.step import TrainStep
 
 Repeat = Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
-"""(condition, body, first carried value) -> the carried value for which the condition is false."""
+"""(condition, body, first carried value) -> the carried value for which the condition is false.
+`jax.lax.while_loop`, or a function below."""
 
 
 @register_dataclass
@@ -33,7 +34,7 @@ class LoopCarry:
 
 
 def make_buffers(inputs: Inputs) -> tuple[Array, Array]:
-    """Return a row of telemetry for every step of a window, and True for `should_continue`."""
+    """Return zeros for telemetry, float32 (window, fields of `Record`), and `should_continue`."""
     rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
     return rows, jnp.asarray(True)
 
@@ -58,10 +59,10 @@ def run_once(condition: Callable[[Any], Array], body: Callable[[Any], Any], carr
 
 
 def make_train_loop(step: Callable[..., Any], repeat: Repeat) -> Callable[..., LoopCarry]:
-    """Return a loop over positions first .. last - 1 of a window, until a step ends the run.
+    """Return a loop over positions first .. last - 1 of a window, while `should_continue` is true.
 
-    `step` computes (state, batch, learning rates, *constants) -> (state, record). The record holds
-    float32 scalars, the columns of the telemetry buffer, and `should_continue`.
+    `step` computes (state, batch, learning rates, *constants) -> (state, `Record`). The fields of
+    the record are the columns of the telemetry buffer.
     """
 
     def loop(

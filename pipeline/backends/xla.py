@@ -63,7 +63,7 @@ from pipeline.training.step import TrainStep
 from pipeline.training.telemetry import Telemetry
 
 RATES_BLOCK = 1 << 14
-"""Rows of a table of learning rates are padded to a multiple of this number."""
+"""`pad_to_block` pads the rows of a table of learning rates to a multiple of this number."""
 KEEP_RECOMPUTED: dict[str, str | bool] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """Options for a step that recomputes activations. Without them XLA:CPU drops the barriers around
 recomputed operations, merges them with the original operations, and stores their results."""
@@ -179,7 +179,6 @@ class XlaExecutable:
         return "" if self.work.eager else train.as_text()
 
     def init(self) -> TrainState:
-        """Return the state at step 0, drawn from the seed."""
         return self.programs.init(self.placement.put(self.work.seed))
 
     def put(self, state: TrainState) -> TrainState:
@@ -217,7 +216,7 @@ class XlaExecutable:
     def _run_window(
         self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
     ) -> LoopCarry:
-        """Run the steps at consecutive positions of a window."""
+        """Run the steps at consecutive positions of a window, in one dispatch or one for each."""
         stride = len(positions) if mechanism == "loop" and not self.work.single_steps else 1
         for position in positions[::stride]:
             begin = np.int32(position)
@@ -231,7 +230,7 @@ class XlaExecutable:
         telemetry = Telemetry.from_rows(start, np.concatenate(rows), Record._fields, FLAGS)
         if telemetry.non_finite_step is None:
             return telemetry
-        # Reset `should_continue` for later calls: a measurement goes on after steps that diverge.
+        # Reset `should_continue`: a measurement of speed runs on after a non-finite step.
         self.buffers = self.placement.put(make_buffers(self.work.train.get_window(start).inputs))
         return telemetry.take_first(telemetry.non_finite_step - start)
 
@@ -271,14 +270,14 @@ def _make_specs(
     """Return initialisation, training loop and evaluation loop, in the order of `Programs`."""
     step = work.step
     seed = placement.put(work.seed)
-    train = work.train.get_window(0).inputs
+    train_inputs = work.train.get_window(0).inputs
     eval_inputs = work.eval.get_window(0).inputs
     state = jax.eval_shape(step.init, seed) if work.state is None else work.state
     rules = work.sharding_rules
     sharing = work.sharing
     shardings = _find_state_shardings(work, state, placement)
     state = placement.make_shapes(state, shardings)
-    carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_buffers, train)))
+    carry = LoopCarry(state, *placement.make_shapes(jax.eval_shape(make_buffers, train_inputs)))
     sums = placement.make_shapes(jax.eval_shape(step.zero_sums))
     position, constants = placement.make_shapes((np.int32(0), work.constants))
     if rules is not None:
@@ -304,18 +303,19 @@ def _make_specs(
             state_parts = sharing.specs
             init = _take_initial_parts(sharing, init)
             evaluation = _gather_weights(sharing, evaluation)
-        init = _on_mesh(init, placement, (replicated,), state_parts)
+        init = _map_over_mesh(init, placement, (replicated,), state_parts)
         range_and_constants = [replicated] * 3
         carry_parts = LoopCarry(state_parts, replicated, replicated)
-        train_parts = (carry_parts, _partition_window(train), replicated, *range_and_constants)
-        training = _on_mesh(training, placement, train_parts, carry_parts)
+        inputs_parts = _partition_window(train_inputs)
+        train_parts = (carry_parts, inputs_parts, replicated, *range_and_constants)
+        training = _map_over_mesh(training, placement, train_parts, carry_parts)
         eval_parts = (state_parts, replicated, _partition_window(eval_inputs), *range_and_constants)
-        evaluation = _on_mesh(evaluation, placement, eval_parts, replicated)
+        evaluation = _map_over_mesh(evaluation, placement, eval_parts, replicated)
         if get_platform(placement.device.platform).optimizes_slowly:
             init_options = UNOPTIMIZED
     carry_index = None if work.keeps_arguments else 0
     sums_index = None if work.keeps_arguments else 1
-    train_args = (carry, train, rates, position, position, constants)
+    train_args = (carry, train_inputs, rates, position, position, constants)
     eval_args = (state, sums, eval_inputs, position, position, constants)
     return (
         ProgramSpec("initialisation", init, (seed,), None, result_shardings[0], init_options),
@@ -353,7 +353,7 @@ def _gather_weights(sharing: StateSharing, evaluate: Callable[..., EvalSums]) ->
     )
 
 
-def _on_mesh(
+def _map_over_mesh(
     function: Callable[..., Any],
     placement: DevicePlacement,
     partition: tuple[Any, ...],
@@ -378,13 +378,13 @@ def _partition_window(inputs: Inputs) -> Any:
 
 
 def pad_to_block(rates: np.ndarray) -> np.ndarray:
-    """Fill the last block of a table with its last row, so runs of most lengths share a program."""
+    """Repeat the last row until the block is full, so that runs of most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
 
 def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Yield inputs, first position and number of steps `start + 1 .. stop` in each window."""
+    """Yield each window's inputs, first position and number of steps in `start + 1 .. stop`."""
     while start < stop:
         window = loader.get_window(start)
         end = min(stop, window.stop)
@@ -395,7 +395,7 @@ def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[In
 def _compile_initialisation(
     work: CompileInputs, spec: ProgramSpec, placement: DevicePlacement, watch: ProgressClock
 ) -> tuple[Any, ProgramReport]:
-    """Compile the initialisation: as small programs on CPUs, unless parameters are sharded."""
+    """Compile the initialisation: small programs if XLA optimizes slowly and no rules shard it."""
     optimizes_slowly = get_platform(placement.device.platform).optimizes_slowly
     if work.sharding_rules is not None or not optimizes_slowly:
         return compile_program(spec, watch, placement.devices)
@@ -408,12 +408,12 @@ def _compile_initialisation(
 
     def compile_on_one(function: Callable[..., Any], args: Any, options: Any) -> Any:
         sharding = SingleDeviceSharding(placement.device)
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding) for a in args]
+        shapes = [jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=sharding) for arg in args]
         return compile_(function, shapes, options)
 
     def compile_on_all(function: Callable[..., Any]) -> Any:
-        on_mesh = _on_mesh(function, placement, (PartitionSpec(),), PartitionSpec())
-        return compile_(on_mesh, spec.args, spec.compiler_options)
+        mapped = _map_over_mesh(function, placement, (PartitionSpec(),), PartitionSpec())
+        return compile_(mapped, spec.args, spec.compiler_options)
 
     started_at = time.perf_counter()
     shardings = None

@@ -34,6 +34,7 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.knowledge_bank import write_result
 
 MAX_CHANGES = 3
+"""The text of a price has at most this many recommendations."""
 PRICE = "price.json"
 TRACE = "trace.json"
 PICTURE = "timeline.html"
@@ -67,7 +68,7 @@ class AscendEstimate:
                 pricing = self._trace(proposal.device_batch)
                 self.report = pricing.price_modes(self._choose_config(pricing))
             except OptionError as error:
-                raise RecipeError([self._with_key(str(error))]) from error
+                raise RecipeError([self._name_key(str(error))]) from error
             memory = self.report.memory
             if memory.verdict == "out of memory":
                 raise RunError(
@@ -84,7 +85,7 @@ class AscendEstimate:
             self.samples_per_s = self.report.samples_per_s
             self.communication = self.report.communication
             changes = advise(pricing, self.report.config, self._trace)
-            self.changes = tuple(map(self._with_recipe_keys, changes))
+            self.changes = tuple(map(self._name_batch_key, changes))
 
     def _choose_config(self, pricing: Pricing) -> ExecutionConfig:
         """Return the options of the recipe's steps. With `sink: auto`, choose the sink by price."""
@@ -110,14 +111,14 @@ class AscendEstimate:
         traced = trace_step(proposal.step, proposal.state, batch, get_params)
         return Pricing(traced, self._emulated.chip, exchange_bytes=proposal.exchange_bytes)
 
-    def _with_recipe_keys(self, change: Recommendation) -> Recommendation:
-        """Return a change with the recipe's key for the batch."""
+    def _name_batch_key(self, change: Recommendation) -> Recommendation:
+        """Return a change, with the key of the batch of each device if the recipe has that key."""
         if change.kind != "batch" or not self._proposal.is_batch_per_device:
             return change
         size = int(change.override.partition("=")[2]) // self._proposal.devices
         return replace(change, override=f"parallel.batch_per_device={size}")
 
-    def _with_key(self, problem: str) -> str:
+    def _name_key(self, problem: str) -> str:
         """Return the problem of an option, "NAME = VALUE: ...", with the recipe's key as name."""
         name, _, details = problem.partition(" = ")
         devices = self._proposal.devices

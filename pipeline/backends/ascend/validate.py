@@ -68,7 +68,7 @@ class Verdict:
 
     @property
     def deviation(self) -> float:
-        """Deviation of the log of the published time in standard deviations, 1 if it is longer."""
+        """Log of published / modelled time in standard deviations, above 0 if it took longer."""
         return -math.log1p(self.error) / self.log_sd
 
     @property
@@ -124,7 +124,9 @@ def score(verdicts: Sequence[Verdict]) -> Score:
         float(np.median(errors)),
         float(errors.mean()),
         float(errors.max()),
-        kendall_tau([v.row.ms for v in verdicts], [v.modelled_ms for v in verdicts]),
+        kendall_tau(
+            [verdict.row.ms for verdict in verdicts], [verdict.modelled_ms for verdict in verdicts]
+        ),
         float(np.mean([verdict.inside for verdict in verdicts])),
         float(np.mean([verdict.crps for verdict in verdicts])),
         float(kstest([norm.cdf(verdict.deviation) for verdict in verdicts], "uniform").statistic),
@@ -145,10 +147,10 @@ def compute_pair_ratios(verdicts: Sequence[Verdict]) -> list[tuple[str, float, f
 
     A ratio is the op-by-op time relative to graph mode.
     """
-    pairs = [v for v in verdicts if v.row.quality == "pair"]
+    pairs = [verdict for verdict in verdicts if verdict.row.quality == "pair"]
     ratios = []
-    for name in dict.fromkeys(v.row.model for v in pairs):
-        by_mode = {v.row.mode: v for v in pairs if v.row.model == name}
+    for name in dict.fromkeys(verdict.row.model for verdict in pairs):
+        by_mode = {verdict.row.mode: verdict for verdict in pairs if verdict.row.model == name}
         eager = by_mode["op_by_op"]
         graph = by_mode["loop_sink"]
         ratios.append((name, eager.row.ms / graph.row.ms, eager.modelled_ms / graph.modelled_ms))
@@ -160,14 +162,15 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
         f"{'id':7} {'network':22} {'batch':>6} {'dev.':>5} {'mode':10} {'published':>10} "
         f"{'modelled':>9} {'error':>7}  80 % interval"
     )
-    for v in verdicts:
-        bound = "<=" if v.row.quality == "at_most" else "  "
-        note = "" if v.inside or v.row.quality == "at_most" else "  outside"
-        note += f"  ({v.row.suspicion})" if v.row.suspicion else ""
+    for verdict in verdicts:
+        row = verdict.row
+        bound = "<=" if row.quality == "at_most" else "  "
+        note = "" if verdict.inside or row.quality == "at_most" else "  outside"
+        note += f"  ({row.suspicion})" if row.suspicion else ""
         print(
-            f"{v.row.id:7} {v.row.model:22} {v.row.batch:6d} {v.row.devices:5d} {v.row.mode:10} "
-            f"{bound}{v.row.ms:8.2f} {v.modelled_ms:9.2f} {v.error:+7.0%}  "
-            f"[{v.low_ms:.2f}, {v.high_ms:.2f}]{note}"
+            f"{row.id:7} {row.model:22} {row.batch:6d} {row.devices:5d} {row.mode:10} "
+            f"{bound}{row.ms:8.2f} {verdict.modelled_ms:9.2f} {verdict.error:+7.0%}  "
+            f"[{verdict.low_ms:.2f}, {verdict.high_ms:.2f}]{note}"
         )
 
 
@@ -191,8 +194,8 @@ def price_file(file: Path, chip: str = "ascend910") -> tuple[Verdict, ...]:
 def _price_verdict(
     row: Published, calibration: Calibration, chip: PricedChip | None = None
 ) -> Verdict:
-    report = price_row(row, calibration, chip)
-    return Verdict(row, report.step_ms, *report.interval_ms)
+    step = price_row(row, calibration, chip)
+    return Verdict(row, step.step_ms, *step.interval_ms)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -239,16 +242,17 @@ def describe_row(row_id: str, file: Path) -> Iterator[str]:
 def _print_published() -> None:
     verdicts = validate(load_published_steps())
     _print_table(verdicts)
-    graph = [v for v in verdicts if v.row.quality == "device" and v.row.mode != "op_by_op"]
-    eager = [v for v in verdicts if v.row.mode == "op_by_op" and v.row.quality == "device"]
-    bounds = [v for v in verdicts if v.row.quality == "at_most"]
-    fast_enough = sum(v.error <= 0.1 for v in bounds)
+    measured = [verdict for verdict in verdicts if verdict.row.quality == "device"]
+    graph = [verdict for verdict in measured if verdict.row.mode != "op_by_op"]
+    eager = [verdict for verdict in measured if verdict.row.mode == "op_by_op"]
+    bounds = [verdict for verdict in verdicts if verdict.row.quality == "at_most"]
+    fast_enough = sum(verdict.error <= 0.1 for verdict in bounds)
     print()
     print(f"graph mode, device-bound, family left out: {score(graph)}")
     print(f"eager PyTorch, 80 us an op: {score(eager)}")
     for title, families in HARD_FAMILIES.items():
-        rows = [v for v in (*graph, *eager) if v.row.family in families]
-        print(f"{title}: {score(rows)}")
+        hard = [verdict for verdict in (*graph, *eager) if verdict.row.family in families]
+        print(f"{title}: {score(hard)}")
     print(f"rows bounded by the host: {fast_enough} of {len(bounds)} kept, within 10 %")
     for name, published, modelled in compute_pair_ratios(verdicts):
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")

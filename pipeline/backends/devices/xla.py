@@ -20,7 +20,6 @@ class Cpu(DeviceSpec):
     """The host's processor."""
 
     runs_populations: ClassVar[bool] = True
-    """One program can compute several runs of a sweep."""
     name: Literal["cpu"] = "cpu"
 
     def open(self, parallel: ParallelSpec) -> Backend:

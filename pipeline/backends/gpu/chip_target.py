@@ -92,6 +92,7 @@ class ChipTarget(Spec):
 
 
 def list_targets() -> tuple[str, ...]:
+    """Return the names of the shipped targets."""
     return tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
 import numpy as np
@@ -44,6 +44,7 @@ from pipeline.training.parallel.placement import DevicePlacement
 from pipeline.training.state import TrainState
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+"""JAX's plug-ins for CUDA; the first that is installed is loaded."""
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 """Environment variable with which JAX's plug-in for CUDA doesn't check cuDNN and the driver."""
 
@@ -52,6 +53,7 @@ LOOP_REASONS: Mapping[Graphs, str] = {
     "step": "programs of a fixed number of steps, each step one CUDA graph",
 }
 LOOP_REASON = "programs of a fixed number of steps, so that the device never waits for the host"
+"""The reason for a loop if `graphs` isn't in LOOP_REASONS."""
 SOFT_REASON = "requested: one asynchronous dispatch per step, by a program without a loop"
 
 
@@ -64,9 +66,8 @@ class GpuExecutable(XlaExecutable):
     @property
     def program_text(self) -> str:
         """The longest training program as optimized HLO."""
-        program = next(iter(self.programs.train.values()))
-        text: str = program.as_text()  # type: ignore[attr-defined]
-        return text
+        program: Any = next(iter(self.programs.train.values()))
+        return program.as_text()
 
     def init(self) -> TrainState:
         """Return the state at step 0, which is drawn on the host. `run` copies it once."""
@@ -74,7 +75,7 @@ class GpuExecutable(XlaExecutable):
 
     def put(self, state: TrainState) -> TrainState:
         """Copy a state to the device, in the layouts of the programs."""
-        # Copy the state first, as `placement.put` may share memory with the caller.
+        # Copy the state first: `placement.put` may share the caller's memory, which programs reuse.
         copied: TrainState = self.placement.put(jax.tree.map(np.array, state))
         return copied if self.programs.place is None else self.programs.place(copied)
 
@@ -97,13 +98,12 @@ class GpuExecutable(XlaExecutable):
         return step_carry.loop
 
     def _split_steps(self, count: int, mechanism: Mechanism) -> Iterator[int]:
-        """Yield the keys in `GpuPrograms.train` that run `count` steps, the longest first."""
-        for steps in self.programs.train if mechanism == "loop" else (1,):
-            if steps == 0:
-                if count > 1:
-                    yield 0
-                    return
-                continue
+        """Yield keys of `GpuPrograms.train` whose programs run `count` steps together."""
+        lengths = tuple(self.programs.train) if mechanism == "loop" else (1,)
+        if lengths[0] == 0 and count > 1:
+            yield 0
+            return
+        for steps in filter(None, lengths):
             yield from [steps] * (count // steps)
             count %= steps
 
@@ -136,11 +136,11 @@ class GpuBackend(XlaBackend):
         mechanism, reason = super().choose_mechanism(requested, sink=sink)
         if len(self.placement.devices) > 1 or mechanism == "none":
             return mechanism, reason
-        return mechanism, SOFT_REASON if mechanism == "soft" else LOOP_REASONS.get(
-            self.graphs, LOOP_REASON
-        )
+        loop_reason = LOOP_REASONS.get(self.graphs, LOOP_REASON)
+        return mechanism, SOFT_REASON if mechanism == "soft" else loop_reason
 
     def compile(self, work: CompileInputs, watch: ProgressClock) -> Executable:
+        # `compile_for_gpu` neither shards nor runs eagerly, and its programs donate the state.
         if (
             len(self.placement.devices) > 1
             or work.eager
@@ -190,7 +190,7 @@ class AbsentGpuBackend(XlaBackend):
 
 
 class CompiledOnly:
-    """The report on programs for an absent chip, which can't run."""
+    """An executable that can't run: the report on programs for an absent chip."""
 
     def __init__(self, work: CompileInputs, report: CompileReport) -> None:
         self.report = report
@@ -237,8 +237,7 @@ def _describe_topology(target: ChipTarget) -> jax.Device:
         )
     except jax.errors.JaxRuntimeError as error:
         raise RunError(f"device.target: XLA refuses {target.chip}: {first_line(error)}") from error
-    device: jax.Device = topology.devices[0]
-    return device
+    return topology.devices[0]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class HloFacts:
     `donated` counts arguments whose memory a result reuses. `body_moves` counts copies and
     transposes in a loop, `state_moves` the copies and transposes of the state into or out of a
     dispatch; arrays of fewer than two dimensions don't count. `known_steps` is the trip count of
-    the loop, None if the compiler hasn't determined it.
+    the loop, None if the compiler hasn't determined it. `callbacks` counts uses of the host.
     """
 
     donated: int
@@ -67,12 +67,12 @@ def read_hlo(text: str) -> HloFacts:
     _, _, aliases = program.header.partition("input_output_alias={")
     aliases = aliases.partition("entry_computation_layout")[0]
     donated = {int(alias[1]) for alias in _ALIAS.findall(aliases)}
+    moves = (line for line in main.values() if _is_move(line, moving_computations))
     state_lines = [
         line
-        for line in main.values()
+        for line in moves
         # The state is read from a donated argument, or written to a result or a loop's input.
-        if _is_move(line, moving_computations)
-        and (_is_output(line, main) or any(_is_donated(n, main, donated) for n in line.operands))
+        if _is_output(line, main) or any(_is_donated(name, main, donated) for name in line.operands)
     ]
     trips = [trip[1] for line in main.values() if (trip := _TRIPS.search(line.arguments))]
     calls = (

@@ -52,7 +52,7 @@ KINDS = {
 
 @dataclass
 class Thunk:
-    """A launch, a graph or a loop, with the thunks inside. `part` is "condition" or "body"."""
+    """A launch, graph or loop. `part` is "condition" or "body" of a loop around it, else empty."""
 
     kind: str
     name: str
@@ -225,6 +225,7 @@ def _compile_and_list(
 
 
 def read_figures(program: Any, thunks: tuple[Thunk, ...], target: ChipTarget) -> ProgramFigures:
+    """Return the figures of a compiled program. Of several loops the first one has the steps."""
     memory = program.memory_analysis()
     memory_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     memory_bytes += memory.output_size_in_bytes - memory.alias_size_in_bytes

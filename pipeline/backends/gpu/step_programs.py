@@ -109,6 +109,7 @@ class Chip:
 
 INIT = "initialisation"
 Compile = Callable[[ProgramSpec, ProgressClock], tuple[Any, ProgramReport]]
+"""(specification, clock) -> the compiled program and its report."""
 
 
 def compile_for_gpu(
@@ -131,14 +132,14 @@ def compile_for_gpu(
 
     init = compile_(_make_init_spec(work, chip, options))
     longest = LOOP_STEPS if work.dispatch_steps is None else min(work.dispatch_steps, LOOP_STEPS)
-    first = 0 if graphs == "loop" and longest > 1 else longest
-    program = compile_(make_train_spec(work, chip, options, first))
+    steps = 0 if graphs == "loop" and longest > 1 else longest
+    program = compile_(make_train_spec(work, chip, options, steps))
     formats = program.input_formats[0][0].loop.state
     if formats != program.output_formats.loop.state:
         # A dispatch passes its state on, so layouts of inputs and outputs must be equal.
-        program = compile_(make_train_spec(work, chip, options, first, formats))
-    train = {first: program}
-    if first != 1:
+        program = compile_(make_train_spec(work, chip, options, steps, formats))
+    train = {steps: program}
+    if steps != 1:
         train[1] = compile_(make_train_spec(work, chip, options, 1, formats))
     state = make_carry_shapes(work, chip).loop.state
     evaluate = compile_(_make_eval_spec(work, chip, state, formats, options))
@@ -255,17 +256,17 @@ def _make_eval_spec(
 
 
 def _make_placer(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], TrainState] | None:
+    """Return `GpuPrograms.place`; None also for an absent chip."""
     is_default = all(
         tuple(format_.layout.major_to_minor) == tuple(range(len(array.shape)))
         for format_, array in zip(jax.tree.leaves(formats), jax.tree.leaves(state), strict=True)
     )
     if is_default or chip.platforms is not None:
         return None
-    place: Callable[[TrainState], TrainState] = jax.jit(lambda state: state, out_shardings=formats)
-    return place
+    return jax.jit(lambda state: state, out_shardings=formats)
 
 
 def _place_shapes(tree: Any, sharding: SingleDeviceSharding) -> Any:
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=sharding), tree
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype, sharding=sharding), tree
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pipeline.core.errors import RunError
 
 VIEWS_OF_SCAN = ("scan_slice", "scan_stack", "scan_carry")
+"""Primitives of nodes that stand for no equation: a scan's operands and results by iteration."""
 
 Marked = Literal["forward", "backward", "unmarked"]
 
@@ -75,7 +76,7 @@ class Graph:
 
 
 def prune(graph: Graph) -> Graph:
-    """Remove the nodes whose results are constant, or unused by the outputs."""
+    """Remove nodes whose results are constant or that no output needs; return the same graph."""
     _find_constants(graph)
     live = _find_live(graph)
     nodes = [
@@ -101,7 +102,9 @@ def _find_constants(graph: Graph) -> None:
             if not constants.issuperset(node.inputs) or "random" in node.primitive:
                 continue
             for out in node.outputs:
-                if not (out in next_values and (out in varying or graph.values[out].size > 1)):
+                # A carried scalar may be a counter, a carried array is data.
+                may_vary = out in varying or graph.values[out].size > 1
+                if out not in next_values or not may_vary:
                     constants.add(out)
         wrong = {
             before

@@ -19,12 +19,10 @@ CONTAINERS = frozenset({"while", "conditional", "call"})
 PRODUCTS = frozenset({"dot", "convolution"})
 """Opcodes of sums of products."""
 MOVES = frozenset(
-    {
-        *("parameter", "constant", "tuple", "get-tuple-element", "iota", "broadcast"),
-        *("bitcast", "bitcast-convert", "convert", "copy", "transpose", "reverse", "reshape"),
-        *("slice", "pad", "concatenate", "dynamic-slice", "dynamic-update-slice"),
-    }
-)
+    {"parameter", "constant", "tuple", "get-tuple-element", "iota", "broadcast", "bitcast",
+     "bitcast-convert", "convert", "copy", "transpose", "reverse", "reshape", "slice", "pad",
+     "concatenate", "dynamic-slice", "dynamic-update-slice"}
+)  # fmt: skip
 """Opcodes that move values, and compute none but conversions."""
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
 """Opcodes of instructions that take no time."""
@@ -74,7 +72,7 @@ class HloProgram:
     """Name of the module, such as `jit_loop`."""
 
     def find(self, name: str) -> HloInstruction | None:
-        """Return the operation with a name in a profiler's trace; None if unknown."""
+        """Return the operation of a name, or of a name without its suffix `__...`; else None."""
         return self.instructions.get(name) or self.instructions.get(name.partition("__")[0])
 
     def find_kind(self, name: str) -> str | None:
@@ -116,13 +114,13 @@ def parse_program(text: str) -> HloProgram:
     instructions = {}
     for name, line in lines.items():
         called = line.called_computation
-        inside = opcodes.get(called, frozenset()) if called else frozenset((line.opcode,))
+        inner = opcodes.get(called, frozenset()) if called else frozenset((line.opcode,))
         read_bytes = [lines[operand].nbytes for operand in line.operands if operand in lines]
         scope = _SCOPE.search(line.arguments)
         instructions[name] = HloInstruction(
             line.opcode,
-            inside,
-            _count_moved_bytes(inside, read_bytes, line.nbytes),
+            inner,
+            _count_moved_bytes(inner, read_bytes, line.nbytes),
             flops.get(called, 0.0) if called else _count_flops(line, shapes),
             scope[1] if scope else "",
             line.target or "",
@@ -140,8 +138,10 @@ def parse_program(text: str) -> HloProgram:
 def _inherit_scopes(
     instructions: Mapping[str, HloInstruction], lines: Mapping[str, HloLine]
 ) -> dict[str, str]:
-    """Return scopes for instructions without one, such as copies that the compiler adds, from the
-    nearest instruction that reads the result, else from the nearest operand."""
+    """Return scopes by name for instructions without one, such as copies that the compiler adds.
+
+    A scope is that of the nearest reader of the result, else of the nearest operand, else "".
+    """
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
         for operand in line.operands:
@@ -188,7 +188,7 @@ def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
         contracted = _CONTRACTED.search(line.arguments)
-        dims = [int(n) for n in contracted[1].split(",") if n] if contracted else []
+        dims = [int(dim) for dim in contracted[1].split(",") if dim] if contracted else []
         return 2.0 * line.elements * math.prod(operands[0].sizes[dim] for dim in dims)
     if line.opcode == "convolution" and len(operands) > 1:
         labels = _LABELS.search(line.arguments)

@@ -10,6 +10,7 @@ from functools import cached_property
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\) -> .* \{")
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.$-]+) = (.*?[\])}]) ([\w-]+)\((.*)")
+# Such as f32[2,3]. The type of f8e4m3fn[2] is f8.
 _ARRAY = re.compile(r"([a-z]+\d*)(?:e\dm\d\w*)?\[([\d,]*)\]")
 _OPERAND = re.compile(r"%([\w.$-]+)")
 _CALLED = re.compile(r"calls=%?([\w.$-]+)")

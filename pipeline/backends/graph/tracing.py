@@ -48,7 +48,7 @@ class _EquationContext:
 
 
 def make_graph(traced: jax.stages.Traced) -> Graph:
-    """Return the graph of a traced function. Raises UnboundedLoopError for unknown iterations."""
+    """Return the graph of a traced function. Raises UnboundedLoopError, as `add_while` does."""
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
@@ -99,25 +99,17 @@ class _Tracer:
         callee = find_inner_jaxpr(eqn)
         if not inner_context.in_library:
             inner_context = replace(inner_context, call=self._find_call(eqn))
-        if callee is not None and not (
-            callee_name in OPAQUE_CALLS and _is_package_pooling(callee.jaxpr)
-        ):
-            if isinstance(callee_name, str) and not context.in_library:
-                in_library = is_library_call(eqn)
-                inner_context = replace(
-                    inner_context, calls=(*context.calls, callee_name), in_library=in_library
-                )
-            return self.inline(callee, inputs, inner_context)
-        self.graph.equations += 1
-        outputs = tuple(self.add_value(var) for var in eqn.outvars)
-        self._add_node(
-            name if callee is None else callee_name,
-            eqn.params,
-            tuple(inputs),
-            outputs,
-            inner_context,
-        )
-        return outputs
+        if callee is None or (callee_name in OPAQUE_CALLS and _is_package_pooling(callee.jaxpr)):
+            self.graph.equations += 1
+            outputs = tuple(self.add_value(var) for var in eqn.outvars)
+            primitive = name if callee is None else callee_name
+            self._add_node(primitive, eqn.params, tuple(inputs), outputs, inner_context)
+            return outputs
+        if isinstance(callee_name, str) and not context.in_library:
+            in_library = is_library_call(eqn)
+            calls = (*context.calls, callee_name)
+            inner_context = replace(inner_context, calls=calls, in_library=in_library)
+        return self.inline(callee, inputs, inner_context)
 
     def _find_call(self, eqn: Any) -> tuple[tuple[int, int], int] | None:
         """Return the call in the user's code that made an equation, and which execution it is of.
@@ -187,7 +179,7 @@ class _Tracer:
     def _add_carries(
         self, body: Any, consts: int, inputs: list[int], body_context: _EquationContext
     ) -> list[int]:
-        """Add the carry at an iteration's start, unless the body returns it unchanged."""
+        """Return the values at an iteration's start: new ones for those that the body changes."""
         variables = body.invars[consts : len(inputs)]
         return [
             index if before is after else self._add_view("scan_carry", index, before, body_context)
@@ -201,6 +193,7 @@ class _Tracer:
         variables: Sequence[Any],
         context: _EquationContext,
     ) -> list[int]:
+        """Record the pairs that a loop carries; return the values after its last iteration."""
         self.graph.carried += [
             (before, after)
             for before, after in zip(carried, returned, strict=True)
@@ -242,14 +235,8 @@ class _Tracer:
 
 def _is_package_pooling(jaxpr: Any) -> bool:
     """Whether a `max_pool` is this package's: it has no products and no window reductions."""
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    heavy_primitives = (
-        "dot_general",
-        "conv_general_dilated",
-        "reduce_window",
-        "select_and_scatter",
-    )
-    return not any(name.startswith(heavy_primitives) for name in names)
+    others = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
+    return not any(eqn.primitive.name.startswith(others) for eqn in jaxpr.eqns)
 
 
 def _estimate_work(jaxpr: Any) -> int:
@@ -295,6 +282,7 @@ def count_iterations(eqn: Any) -> int | None:
 
 
 def _find_literal(atom: Any, variables: Sequence[Any], arguments: Sequence[Any]) -> int | None:
+    """Return the number of a literal, or of a variable whose argument is a literal, else None."""
     if not isinstance(atom, core.Literal) and atom in variables[: len(arguments)]:
         atom = arguments[list(variables).index(atom)]
     return int(atom.val) if isinstance(atom, core.Literal) else None

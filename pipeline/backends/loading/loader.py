@@ -35,8 +35,7 @@ WINDOW_LIMIT_BYTES = 256 << 20
 """A window that is transferred to the device has at most this many bytes."""
 
 WINDOW_STEPS = 1024
-"""Steps of the longest window. They don't depend on the sink size, which is the number of steps of
-a launch, so one compiled program serves all sizes."""
+"""Steps of the longest window, whatever the sink size, so that one program serves all sizes."""
 
 Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
@@ -143,8 +142,7 @@ class Loader:
         return window
 
     def close(self) -> None:
-        """Stop preparing ahead, and drop the window in use. A later request prepares it
-        again, so a closed loader stays usable."""
+        """Stop preparing ahead, and drop the window in use. The next request starts again."""
         self._source.close()
         self._window = None
 
@@ -163,22 +161,20 @@ def make_loader(
     kind: Literal["auto", "resident", "stream"] = "auto",
     notify: Notify | None = None,
 ) -> Loader:
-    """Make a loader; `auto` is resident if the split fits on the device, and no host op draws
-    random numbers in each epoch.
+    """Make a loader.
 
+    `auto` is resident if the split fits on the device, and no host op draws random numbers.
     `notify` is called when training starts to wait for data, and when the waits end.
     """
     split = source.split
     if kind == "auto":
         free = source.placement.free_bytes
         # Lazy columns are decoded into the host's memory first, so RESIDENT_LIMIT_BYTES holds.
-        is_lazy = any(isinstance(column, LazyColumn) for column in split.columns.values())
+        columns = split.columns.values()
+        is_lazy = any(isinstance(column, LazyColumn) for column in columns)
         limit = RESIDENT_LIMIT_BYTES if free is None or is_lazy else RESIDENT_SHARE * free
-        draws_randomly = any(
-            isinstance(column, HostMappedColumn) and column.draws
-            for column in split.columns.values()
-        )
-        kind = "stream" if draws_randomly or count_split_bytes(split) > limit else "resident"
+        draws = any(isinstance(column, HostMappedColumn) and column.draws for column in columns)
+        kind = "stream" if draws or count_split_bytes(split) > limit else "resident"
     if kind == "resident":
         return Loader(ResidentWindows(source, WINDOW_STEPS), notify, source.clock)
     batch_bytes = max(1, split.sample_bytes * source.order.batch_size)

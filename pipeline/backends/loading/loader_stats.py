@@ -55,9 +55,10 @@ class PrepareTime:
 
 @dataclass(frozen=True)
 class WindowHandoff:
-    """Handoff of a window to the training thread, which had trained `steps` steps in `busy_s`.
+    """Handoff of the window that starts at boundary `start` to the training thread.
 
-    `ready_steps` of the window's `window_steps` were ready when it was requested.
+    The thread trained the `steps` steps of the window before it in `busy_s`. `ready_steps` of the
+    new window's `window_steps` were ready when it was requested, `wait_s` before the handoff.
     """
 
     start: int
@@ -149,7 +150,7 @@ class LoaderStats:
             wait_ms_per_step=1000 * self._wait_s / self._steps if measured else None,
             wait_share=self._wait_s / time_s if measured else None,
             queue_depth=self._depths / self._windows if measured else None,
-            prepare_ms_per_step={name: 1000 * s / prepared for name, s in seconds.items()},
+            prepare_ms_per_step={name: 1000 * time / prepared for name, time in seconds.items()},
             slowest_sample=self._prepare_time.slowest,
         )
 
@@ -159,7 +160,7 @@ def format_starvation(handoff: WindowHandoff) -> str:
     time = handoff.prepare_time
     step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / handoff.steps
     by_cost = sorted(time.seconds.items(), key=lambda item: -item[1])
-    costs = ", ".join(f"{name} {1000 * s / handoff.window_steps:.2f}" for name, s in by_cost)
+    costs = ", ".join(f"{name} {1000 * cost / handoff.window_steps:.2f}" for name, cost in by_cost)
     slowest = f"; slowest sample: {time.slowest}" if time.slowest else ""
     return (
         f"training waits for data from step {handoff.start + 1}: "

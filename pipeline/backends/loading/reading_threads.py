@@ -19,7 +19,7 @@ TRIALS_BEFORE_RETRY = 50
 
 
 class ReadingThreads:
-    """A gate for a number of threads: all at first, then fewer, then the fastest number."""
+    """Limits the threads that read at once: to all, half, a quarter ..., 1, then to the fastest."""
 
     def __init__(self, max_threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.limit = max_threads
@@ -36,6 +36,7 @@ class ReadingThreads:
 
     def _begin_trial(self) -> None:
         self._reads = self._samples = 0
+        # Sum over reads; time with at least one reader; sum over readers.
         self._read_s = self._busy_s = self._thread_s = 0.0
 
     @contextmanager
@@ -72,7 +73,7 @@ class ReadingThreads:
         """End a trial that is long enough: begin the next one, or use the fastest number."""
         if len(self._limits) == 1 or self._reads < self.limit or self._busy_s < SHORTEST_TRIAL_S:
             return
-        # A thread's rate times the mean number of readers, since reads don't end together.
+        # Samples per second, for the mean number of readers, since reads don't end together.
         threads = self._thread_s / self._busy_s
         self._rates[self.limit] = threads * self._samples / max(self._read_s, 1e-9)
         untried = [number for number in self._limits if number not in self._rates]

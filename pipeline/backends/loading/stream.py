@@ -28,6 +28,7 @@ class StreamedWindows:
     def __init__(self, source: LoaderSource, window_steps: int) -> None:
         self._plan = ReadPlan(source, window_steps)
         self._threads = ReadingThreads(self._plan.threads)
+        # One window is in use while the next one is transferred.
         self.device_bytes = 2 * window_steps * self._plan.batch_bytes
         self._reader: Reader | None = None
 
@@ -64,7 +65,7 @@ class Reader:
         self._read_window(0)
 
     def _read_window(self, number: int) -> None:
-        """Begin to read window `number`, the next one."""
+        """Begin to read window `number`, which `take` then returns."""
         self._number = number
         self._steps = self._plan.list_steps(self._first_step, number)
         # A wait for an early window, of a reader that just started, isn't starvation.

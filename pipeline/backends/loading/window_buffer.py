@@ -45,14 +45,14 @@ class LoaderSource:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The source of a loader, read in windows. A process reads its own rows of every batch."""
+    """The source of a loader, read in windows of at most `window_steps` steps."""
 
     source: LoaderSource
     window_steps: int
 
     @property
     def rows(self) -> slice:
-        """Rows of a batch that this process reads."""
+        """Rows of a batch that this process reads. Other processes read the other rows."""
         return self.source.placement.list_rows(self.source.order.batch_size)
 
     @property
@@ -85,10 +85,11 @@ class ReadPlan:
         start = boundary + first * (2**early - 1) + (number - early) * self.window_steps
         stop = start + min(self.window_steps, first * 2**early)
         last = self.source.stop
+        # A window that starts after the run isn't cut.
         return range(start, stop if last is None or start >= last else min(stop, last))
 
     def is_early(self, number: int) -> bool:
-        """Whether window `number` of a reader is the first, or is read while one is short."""
+        """Whether window `number` of a reader, or the window before it, is short."""
         return self._first_steps * 2 ** max(0, number - 1) < self.window_steps
 
     @property
@@ -170,12 +171,13 @@ def read_into(
     clock: Clock,
     draws: np.ndarray | None = None,
 ) -> SlowSample | None:
-    """Read samples into `out`; return the slowest of a lazy column.
+    """Read samples into `out`; return the slowest of a lazy column, None for other columns.
 
     `draws` are the key and epoch of the draws of host ops, int (n, 2), if the column has such ops.
     Raises DataError, which names the sample of a lazy column.
     """
     if isinstance(column, np.ndarray):
+        # Without a mode, numpy would fill a copy of `out` first.
         np.take(column, indices, axis=0, out=out, mode="clip")
         return None
     try:

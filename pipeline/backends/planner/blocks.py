@@ -10,6 +10,7 @@ and writes another. Blocks have no names, so that repeated blocks are equal and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 Role = Literal["batch", "contracted", "output", "both"]
@@ -25,7 +26,7 @@ Role = Literal["batch", "contracted", "output", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes and floating-point operations of values that have these groups of a region."""
+    """Bytes and floating-point operations of values whose dimensions are in these groups."""
 
     groups: tuple[int, ...]
     nbytes: int = 0
@@ -157,9 +158,9 @@ class StepBlocks:
 
     @property
     def largest(self) -> Weight | RegionParameter:
-        """The largest parameter; of equal sizes, the last by path."""
+        """The largest parameter, of equal sizes the last by path; an empty one if there is none."""
         empty = Weight("", (), 0)
-        return max(self._all_parameters, key=lambda p: (p.nbytes, p.path), default=empty)
+        return max(self._all_parameters, key=attrgetter("nbytes", "path"), default=empty)
 
     @property
     def _all_parameters(self) -> tuple[Weight | RegionParameter, ...]:

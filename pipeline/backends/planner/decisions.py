@@ -51,12 +51,17 @@ KeepsLayout = Callable[[int, Layout], bool]
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Costs of one term of a plan: computing, collectives, gradients' collectives, and memory."""
+    """Costs of a term of a plan. `gradients` are collectives that the backward pass can hide."""
 
     compute_us: float = 0.0
     collectives: tuple[Collective, ...] = ()
     gradients: tuple[Collective, ...] = ()
     memory_bytes: float = 0.0
+
+
+def locate_array(operator: Operator, sharding: Layout, which: str) -> Layout:
+    """Return the layout of an operator's operand, weight or result (`which`) under a sharding."""
+    return tuple(None if dim is None else getattr(operator.dims[dim], which) for dim in sharding)
 
 
 @dataclass
@@ -85,31 +90,34 @@ class ShardingPrices:
             if axes:
                 nbytes = reduced.nbytes / count_pieces(layout, self.mesh, *reduced.groups)
                 sums += [Collective("all_reduce", nbytes / reduced.count, axes)] * reduced.count
-        memory = sum(self._divide_amount(extent.nbytes, extent, layout) for extent in region.saved)
+        saved = (self._divide_amount(extent.nbytes, extent, layout) for extent in region.saved)
+        memory_bytes = sum(saved)
         for extent in region.parameters:
             nbytes = self._divide_amount(extent.nbytes, extent, layout)
-            memory += self._count_stored_bytes(nbytes)
+            memory_bytes += self._count_stored_bytes(nbytes)
             work_us += self._compute_update_us(nbytes)
             copied = (None, *extent.groups)
             axes = tuple(axis for axis, group in enumerate(layout) if group not in copied)
             if axes:
                 gradients.append(Collective("all_reduce", nbytes, axes))
-        return Price(work_us, tuple(sums), tuple(gradients), memory)
+        return Price(work_us, tuple(sums), tuple(gradients), memory_bytes)
 
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
         """Return the price of an operator without transfers; `stored` adds its weight's storage."""
-        operand, weight, result = (
-            self.mesh.count_pieces(self._locate(operator, sharding, which))
+        operand_pieces, weight_pieces, result_pieces = (
+            self.mesh.count_pieces(locate_array(operator, sharding, which))
             for which in ("operand", "weight", "result")
         )
-        nbytes = operator.weight_bytes / weight
+        nbytes = operator.weight_bytes / weight_pieces
+        moved = operator.result.nbytes / result_pieces
         if operator.kind == "look_up":
-            # The backward pass first sets the gradient of the complete table to zero.
-            moved = 2 * operator.result.nbytes / result
+            # Rows are read and written. The backward pass also sets the table's gradient to zero.
+            moved *= 2
             work_us = self.rates.compute_us(0, moved) + self.rates.compute_us(0, moved + nbytes)
         else:
+            # The result, the weight's gradient and the operand's gradient are a product each.
             passes = 3 if operator.operand_gradient else 2
-            moved = operator.operand.nbytes / operand + operator.result.nbytes / result
+            moved += operator.operand.nbytes / operand_pieces
             flops = operator.flops / self.mesh.count_pieces(sharding)
             work_us = passes * self.rates.compute_us(flops, moved + nbytes)
         copies = self._find_free_axes(operator, sharding, "weight")
@@ -123,7 +131,7 @@ class ShardingPrices:
         """Return the price of moving an operand from its region, and its gradient back."""
         array = operator.operand
         source = convert_region_layout(layout, array.groups)
-        target = self._locate(operator, sharding, "operand")
+        target = locate_array(operator, sharding, "operand")
         steps = find_transfer(source, (), target, array.nbytes, self.mesh)
         if operator.operand_gradient:
             sums = self._find_free_axes(operator, sharding, "operand")
@@ -134,7 +142,7 @@ class ShardingPrices:
         """Return the price of moving a result to its region, and its gradient back."""
         array = operator.result
         target = convert_region_layout(layout, array.groups)
-        source = self._locate(operator, sharding, "result")
+        source = locate_array(operator, sharding, "result")
         sums = self._find_free_axes(operator, sharding, "result")
         forward = find_transfer(source, sums, target, array.nbytes, self.mesh)
         backward = find_transfer(target, (), source, array.nbytes, self.mesh)
@@ -147,13 +155,13 @@ class ShardingPrices:
 
     def price_fetch(self, operator: Operator, sharding: Layout, layout: Layout) -> Price:
         """Return the price of moving a shared weight to a sharding, and its gradient back."""
-        target = self._locate(operator, sharding, "weight")
+        target = locate_array(operator, sharding, "weight")
         nbytes = operator.weight_bytes
         forward = find_transfer(layout, (), target, nbytes, self.mesh)
         return Price(collectives=forward + find_transfer(target, (), layout, nbytes, self.mesh))
 
     def to_us(self, price: Price) -> float:
-        """Return microseconds; of gradients, those that the backward pass doesn't overlap."""
+        """Return the microseconds of a price, without the part of gradients that is hidden."""
         alone_us = (
             price.compute_us
             + sum(map(self._compute_collective_us, price.collectives))
@@ -162,7 +170,7 @@ class ShardingPrices:
         return alone_us * self.rates.slowdown(self.mesh.devices)
 
     def sum_bytes_by_kind(self, prices: Iterable[Price]) -> dict[str, float]:
-        """Return the bytes in collectives, by the kind that the device runs."""
+        """Return the bytes of all collectives by the kind that the devices run."""
         total: defaultdict[str, float] = defaultdict(float)
         for price in prices:
             for collective in (*price.collectives, *price.gradients):
@@ -187,6 +195,7 @@ class ShardingPrices:
         return gradient.nbytes * self._us_per_byte[axes]
 
     def _make_group(self, axes: tuple[int, ...]) -> DeviceGroup:
+        """Return the devices along axes; those along axis 1, `model`, are next to each other."""
         return DeviceGroup(self.mesh.count_along(axes), 1 if 1 in axes else self.mesh.model)
 
     def _divide_amount(self, amount: float, extent: Extent, layout: Layout) -> float:
@@ -199,21 +208,17 @@ class ShardingPrices:
         """Return the time to read a gradient, and to read and write parameter and state."""
         return self.rates.compute_us(0, nbytes * (3 + 2 * self.state_ratio))
 
-    def _locate(self, operator: Operator, sharding: Layout, which: str) -> Layout:
-        """Return the layout of an operator's operand, weight or result under a sharding."""
-        return tuple(
-            None if dim is None else getattr(operator.dims[dim], which) for dim in sharding
-        )
-
     def _find_free_axes(self, operator: Operator, sharding: Layout, which: str) -> tuple[int, ...]:
-        """Return the axes that shard a dimension which the operand, weight or result lacks."""
-        layout = self._locate(operator, sharding, which)
-        return tuple(a for a, dim in enumerate(sharding) if dim is not None and layout[a] is None)
+        """Return the sharding's axes that don't divide the operand, weight or result (`which`)."""
+        layout = locate_array(operator, sharding, which)
+        return tuple(
+            axis for axis, dim in enumerate(sharding) if dim is not None and layout[axis] is None
+        )
 
 
 @dataclass(frozen=True)
 class PlanLayouts:
-    """Layouts of all regions, shardings of all operators, and layouts of shared weights."""
+    """Layouts of regions, shardings of operators, and layouts of weights with several uses."""
 
     regions: tuple[Layout, ...]
     shardings: tuple[Layout, ...]
@@ -221,7 +226,7 @@ class PlanLayouts:
 
 
 Term = tuple[Scope, Any, Callable[..., Price]]
-"""Variables of a term of the price, a key that equal terms share, and the price of layouts."""
+"""Variables of a term of the price, a key that equal terms share, and (layouts) -> price."""
 
 
 def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
@@ -242,7 +247,8 @@ class Decisions:
         """Make the variables from the layouts that the filters allow, possibly none."""
         self.prices = prices
         self.blocks = prices.blocks
-        self.shared = tuple(i for i, w in enumerate(self.blocks.weights) if w.uses > 1)
+        weights = enumerate(self.blocks.weights)
+        self.shared = tuple(index for index, weight in weights if weight.uses > 1)
         self.states: list[tuple[Layout, ...]] = []
         for number, region in enumerate(self.blocks.regions):
             layouts = list_layouts(region.sizes, prices.mesh, region.samples)
@@ -270,8 +276,8 @@ class Decisions:
         ]
 
     def to_plan_layouts(self, states: Mapping[int, int]) -> PlanLayouts:
-        """Return the layouts and shardings of a choice of states."""
-        layouts = [self.states[v][states[v]] for v in range(len(self.states))]
+        """Return the layouts of a choice, which maps a variable to the index of its state."""
+        layouts = [layouts[states[variable]] for variable, layouts in enumerate(self.states)]
         regions = len(self.blocks.regions)
         weights = regions + len(self.blocks.operators)
         return PlanLayouts(
@@ -283,7 +289,7 @@ class Decisions:
     def list_prices(self, states: Mapping[int, int]) -> list[Price]:
         """Return the prices whose sum is the price of a plan."""
         return [
-            price(*(self.states[v][states[v]] for v in variables))
+            price(*(self.states[variable][states[variable]] for variable in variables))
             for variables, _, price in self._list_terms()
         ]
 
@@ -310,7 +316,7 @@ class Decisions:
             yield (number,), key, partial(prices.price_weight, weight)
 
     def _make_table(self, key: Any, variables: Scope, price: Callable[..., Price]) -> Table:
-        states = tuple(self.states[v] for v in variables)
+        states = tuple(self.states[variable] for variable in variables)
         if (key, states) not in self._tables:
             prices = [price(*layouts) for layouts in product(*states)]
             shape = [len(layouts) for layouts in states]

@@ -22,13 +22,15 @@ REDUCTIONS = frozenset(
 ALONG_AN_AXIS = frozenset(
     {"cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp", "rev", "sort", "top_k", "split"}
 )
+"""Primitives whose results depend on all positions of an axis, and keep the axis."""
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 class DimensionGroups:
-    """Groups of the dimensions of all values of a graph. Nodes in `skipped` (indices) tie nothing.
+    """Groups of the dimensions of all values of a graph.
 
-    A dimension of size 1 has no group. An *indivisible* group is never sharded, as some operation
+    A node *ties* dimensions, that is, joins their groups; nodes with an index in `skipped` don't. A
+    dimension of size 1 has no group. An *indivisible* group is never sharded, as some operation
     can't compute it in pieces, such as the height and width of a convolution.
     """
 
@@ -53,7 +55,7 @@ class DimensionGroups:
         return self._indivisible[self._find(group)]
 
     def tie(self, value: int, dim: int, other: int, other_dim: int) -> None:
-        """Join the groups of two dimensions, unless one has size 1."""
+        """Join the groups of a dimension of `value` and one of `other`, unless one has size 1."""
         if self.shapes[value][dim] == 1 or self.shapes[other][other_dim] == 1:
             return
         low, high = sorted(
@@ -78,7 +80,7 @@ class DimensionGroups:
         return index
 
     def _mark_repeated_groups(self) -> None:
-        """Mark each group with two dimensions of one value: its shards aren't slices."""
+        """Mark groups with several dimensions of a value, as an axis can shard only one of them."""
         for value in range(len(self.shapes)):
             for group, count in Counter(self.get(value)).items():
                 if group is not None and count > 1:
@@ -88,7 +90,7 @@ class DimensionGroups:
 def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
     """Tie equal positions of operands and result; mark all as indivisible if a shape differs."""
     target = groups.shapes[node.outputs[0]]
-    values = [v for v in (*node.inputs, *node.outputs[1:]) if groups.shapes[v]]
+    values = [value for value in (*node.inputs, *node.outputs[1:]) if groups.shapes[value]]
     for value in values:
         shape = groups.shapes[value]
         if len(shape) != len(target) or any(
@@ -101,10 +103,10 @@ def _tie_elementwise(groups: DimensionGroups, node: Node) -> None:
             groups.tie(value, dim, node.outputs[0], dim)
 
 
-def _tie_dims(groups: DimensionGroups, source: int, target: int, apart: Collection[int]) -> None:
-    """Tie dimensions of equal size, except those in `apart`. Mark all others as indivisible."""
+def _tie_dims(groups: DimensionGroups, source: int, target: int, untied: Collection[int]) -> None:
+    """Tie dimensions, but mark those in `untied` or of different sizes as indivisible."""
     for dim in range(len(groups.shapes[target])):
-        if dim in apart or groups.shapes[source][dim] != groups.shapes[target][dim]:
+        if dim in untied or groups.shapes[source][dim] != groups.shapes[target][dim]:
             groups.mark_indivisible(source, dim)
             groups.mark_indivisible(target, dim)
         else:
@@ -142,7 +144,10 @@ def _tie_reshaped(groups: DimensionGroups, node: Node) -> None:
 def pair_reshaped_dims(
     source: Sequence[int], target: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Pair the dimensions of a reshape that hold the same elements, outermost first."""
+    """Pair the smallest runs of dimensions with equal products, the outermost first.
+
+    (6, 4) and (2, 3, 4) have ([0], [0, 1]) and ([1], [2]). Dimensions of size 1 are left out.
+    """
     left = [dim for dim, size in enumerate(source) if size > 1]
     right = [dim for dim, size in enumerate(target) if size > 1]
     factors: list[tuple[list[int], list[int]]] = []
@@ -171,8 +176,9 @@ def _tie_product(groups: DimensionGroups, node: Node) -> None:
     left, right = node.inputs
     target = node.outputs[0]
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
-    for a, b in zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True):
-        groups.tie(left, a, right, b)
+    pairs = zip((*left_sum, *left_batch), (*right_sum, *right_batch), strict=True)
+    for left_dim, right_dim in pairs:
+        groups.tie(left, left_dim, right, right_dim)
     left_free, right_free = list_free_dims(groups.shapes[left], groups.shapes[right], node)
     for position, dim in enumerate((*left_batch, *left_free)):
         groups.tie(left, dim, target, position)
@@ -183,7 +189,7 @@ def _tie_product(groups: DimensionGroups, node: Node) -> None:
 def list_free_dims(
     left: Sequence[int], right: Sequence[int], node: Node
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return dimensions of both operands that a product neither sums over nor has as batch."""
+    """Return the dimensions of each operand that are neither summed over nor batch dimensions."""
     (left_sum, right_sum), (left_batch, right_batch) = node.params["dimension_numbers"]
     return (
         tuple(dim for dim in range(len(left)) if dim not in (*left_sum, *left_batch)),
@@ -194,20 +200,20 @@ def list_free_dims(
 def _tie_slices(groups: DimensionGroups, node: Node) -> None:
     """Tie the dimensions that slices, pads and concatenations don't change."""
     target = node.outputs[0]
-    apart = [node.params["dimension"]] if node.primitive == "concatenate" else []
+    untied = [node.params["dimension"]] if node.primitive == "concatenate" else []
     for source in node.inputs:
         if groups.shapes[source] and len(groups.shapes[source]) == len(groups.shapes[target]):
-            _tie_dims(groups, source, target, apart)
+            _tie_dims(groups, source, target, untied)
 
 
 def _tie_other_axes(groups: DimensionGroups, node: Node) -> None:
     """Tie all dimensions except the axis of the operation, which is indivisible."""
-    key = next(k for k in ("axis", "dimension", "dimensions", "operand") if k in node.params)
-    axes = node.params[key]
+    keys = ("axis", "dimension", "dimensions", "operand")
+    axes = next(node.params[key] for key in keys if key in node.params)
     rank = len(groups.shapes[node.inputs[0]])
-    apart = {dim % rank for dim in (axes if isinstance(axes, (tuple, list)) else (axes,))}
+    untied = {dim % rank for dim in (axes if isinstance(axes, (tuple, list)) else (axes,))}
     for target in node.outputs:
-        _tie_dims(groups, node.inputs[0], target, apart)
+        _tie_dims(groups, node.inputs[0], target, untied)
 
 
 def _tie_windows(groups: DimensionGroups, node: Node) -> None:
@@ -215,12 +221,12 @@ def _tie_windows(groups: DimensionGroups, node: Node) -> None:
     window = node.params.get("window_dimensions")
     rank = len(groups.shapes[node.inputs[0]])
     if window is None:
-        apart = set(range(1, rank - 1))  # This package's max_pool reads (B, H, W, C).
+        untied = set(range(1, rank - 1))  # This package's max_pool reads (B, H, W, C).
     else:
-        apart = {dim for dim, size in enumerate(window) if size > 1}
+        untied = {dim for dim, size in enumerate(window) if size > 1}
     for value in (*node.inputs[1:], *node.outputs):
         if len(groups.shapes[value]) == rank:
-            _tie_dims(groups, node.inputs[0], value, apart)
+            _tie_dims(groups, node.inputs[0], value, untied)
 
 
 def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
@@ -239,7 +245,8 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
             groups.mark_indivisible(target, position)
     for dim in numbers.collapsed_slice_dims:
         groups.mark_indivisible(operand, dim)
-    batch = [d for d in range(len(groups.shapes[target])) if d not in set(numbers.offset_dims)]
+    rank = len(groups.shapes[target])
+    batch = (dim for dim in range(rank) if dim not in set(numbers.offset_dims))
     for dim, position in enumerate(batch):
         groups.tie(indices, dim, target, position)
     index_dims = numbers.start_indices_batching_dims

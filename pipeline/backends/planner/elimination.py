@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Scope = tuple[int, ...]
 MAX_SLOPES = 16
-"""At most this many slopes are tried: four times the last slope until a choice fits, then
+"""`find_fastest` tries this many slopes: each four times the last until a choice fits, then
 bisection."""
 TIE = 1e-9
 """Relative difference below which two times count as equal, and memory decides."""
@@ -50,8 +50,8 @@ class Table:
 
 @dataclass(frozen=True)
 class _Origin:
-    """For each point of a sum, the indices of the points of both tables; for each point after an
-    elimination, the variable's state and the point of this state."""
+    """Two indices for each point of a table: the points of both tables that were added, or the
+    state of the variable that was eliminated and the point of this state."""
 
     first: NDArray[Any]
     second: NDArray[Any]
@@ -59,7 +59,8 @@ class _Origin:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table over the variables of `scope`, computed from `parts` unless these are empty."""
+    """A table over the variables of `scope`: the sum of two `parts`, `parts[0]` without the
+    variable `eliminated`, or a table of the caller if there are no parts."""
 
     scope: Scope
     table: Table
@@ -80,11 +81,10 @@ class Choice:
 class Eliminator:
     """Adds tables and eliminates variables. Results are cached for equal tables.
 
-    The cost of a point is time + `slope` x memory, or memory if the slope is infinite. If `points`,
-    the most points of a state, is 1, a state has its cheapest point. Otherwise points beyond that
-    number are dropped, except those with the least memory and the least time. Points that cost
-    `gap` more than the cheapest of their state are dropped too, as no best choice has them (see
-    `find_fastest`).
+    The cost of a point is time + `slope` x memory, or memory if the slope is infinite. A state has
+    at most `points` points: the cheapest if 1, else also those with the least memory and the least
+    time. Dropped are points of more memory than `most_memory`, and points that cost more than `gap`
+    above the cheapest of their state, as no best choice has them (see `find_fastest`).
     """
 
     points: int = 1
@@ -140,14 +140,14 @@ class Eliminator:
 
     def _add(self, left: Factor, right: Factor) -> Factor:
         scope = tuple(sorted({*left.scope, *right.scope}))
-        places = tuple(tuple(scope.index(v) for v in f.scope) for f in (left, right))
+        places = tuple(tuple(map(scope.index, factor.scope)) for factor in (left, right))
         key = ("add", left.table, right.table, places, len(scope))
         if key not in self._cache:
             points = right.table.time.shape[-1]
             time, memory = (
-                _spread_axes(x, places[0], len(scope))[..., :, None]
-                + _spread_axes(y, places[1], len(scope))[..., None, :]
-                for x, y in (
+                _spread_axes(left_values, places[0], len(scope))[..., :, None]
+                + _spread_axes(right_values, places[1], len(scope))[..., None, :]
+                for left_values, right_values in (
                     (left.table.time, right.table.time),
                     (left.table.memory, right.table.memory),
                 )
@@ -159,7 +159,7 @@ class Eliminator:
 
     def _eliminate(self, factor: Factor, variable: int) -> Factor:
         axis = factor.scope.index(variable)
-        scope = tuple(v for v in factor.scope if v != variable)
+        scope = tuple(other for other in factor.scope if other != variable)
         key = ("eliminate", factor.table, axis)
         if key not in self._cache:
             points = factor.table.time.shape[-1]
@@ -182,21 +182,20 @@ class Eliminator:
         return np.where(np.isfinite(time), time + self.slope * memory, np.inf)
 
     def _thin(self, time: Floats, memory: Floats) -> tuple[Floats, Floats, NDArray[Any]]:
-        """Return the points that are kept for each state: time, memory, and old indices."""
+        """Drop points of each state; return time, memory and index of the remaining points."""
         time = np.where(memory <= self.most_memory, time, np.inf)
         if self.points == 1:
             cost = self._compute_cost(time, memory)
             cheapest = cost.min(axis=-1, keepdims=True) * (1 + TIE)
             order = np.argmin(np.where(cost <= cheapest, memory, np.inf), axis=-1)[..., None]
             return np.take_along_axis(time, order, -1), np.take_along_axis(memory, order, -1), order
-        fast = np.argsort(time, axis=-1, kind="stable")
-        lean = np.argsort(np.take_along_axis(memory, fast, -1), axis=-1, kind="stable")
-        order = np.take_along_axis(fast, lean, -1)
+        # By memory, then by time. A point is dominated unless it is faster than all before it.
+        order = np.lexsort((time, memory), axis=-1)
         time = np.take_along_axis(time, order, -1)
         memory = np.take_along_axis(memory, order, -1)
-        before = np.minimum.accumulate(time, axis=-1)
+        least_time = np.minimum.accumulate(time, axis=-1)
         undominated = np.isfinite(time)
-        undominated[..., 1:] &= time[..., 1:] < before[..., :-1]
+        undominated[..., 1:] &= time[..., 1:] < least_time[..., :-1]
         cost = self._compute_cost(time, memory)
         if self.gap < np.inf:
             undominated &= cost <= cost.min(axis=-1, keepdims=True) + self.gap
@@ -213,10 +212,10 @@ class Eliminator:
 def _thin_by_levels(
     undominated: NDArray[Any], memory: Floats, cost: Floats, max_count: int
 ) -> NDArray[Any]:
-    """Return a mask of at most `max_count` points of each state.
+    """Return a mask of at most `max_count` undominated points of each state.
 
     If a state has more, the mask has the points with the least memory and with the least time, and
-    the cheapest point of each of `max_count - 2` levels of memory.
+    the cheapest point in each of `max_count - 2` equal intervals of memory, called levels.
     """
     counts = undominated.sum(axis=-1)
     if counts.max(initial=0) <= max_count:
@@ -245,7 +244,7 @@ def _thin_by_levels(
 def find_fastest(
     factors: Sequence[Factor], sizes: Sequence[int], most_memory: float, points: int
 ) -> Choice | None:
-    """Return the fastest choice whose memory is within a bound; None if none was found.
+    """Return the fastest choice of at most `most_memory`; None if there is none.
 
     First the slope, a Lagrange multiplier, is varied: the least time + slope x (memory -
     `most_memory`) is a lower bound on the time of choices that fit. For some slopes the choice
@@ -301,7 +300,7 @@ def _trace_states(total: Factor, point: int) -> dict[int, int]:
         origin = factor.table.origin
         if not factor.parts or origin is None:
             continue
-        place = (*(states[v] for v in factor.scope), index)
+        place = (*(states[variable] for variable in factor.scope), index)
         indices = int(origin.first[place]), int(origin.second[place])
         if factor.eliminated is None:
             stack += zip(factor.parts, indices, strict=True)

@@ -39,13 +39,14 @@ Groups = tuple[int, ...]
 
 
 def find_blocks(step: LossToPlan) -> StepBlocks:
+    """Trace a loss and its gradients, and return their blocks."""
     loss = TracedLoss(step)
     return _Finder(loss, RegionGroups(loss), step.sync_batch_norm).find()
 
 
 @dataclass
 class _RegionItems:
-    """Amounts of a region, by the groups that shard them."""
+    """Bytes and operations of a region by the groups that shard them; sums as in `PartialSum`."""
 
     moved: Counter[Groups] = field(default_factory=Counter)
     flops: Counter[Groups] = field(default_factory=Counter)
@@ -65,8 +66,8 @@ class _RegionItems:
             ),
             saved=_make_extents(self.saved),
             sums=tuple(
-                PartialSum(left, right, sum(n), len(n))
-                for (left, right), n in sorted(self.sums.items())
+                PartialSum(groups, summed, sum(nbytes), len(nbytes))
+                for (groups, summed), nbytes in sorted(self.sums.items())
             ),
             parameters=_make_extents(self.parameters),
         )
@@ -85,6 +86,7 @@ class _Finder:
         self.sync_batch_norm = sync_batch_norm
         self.graph = loss.graph
         self.items = [_RegionItems() for _ in regions.sizes]
+        # A weight that is computed from several parameters counts as a view of the first.
         self.uses = Counter(min(loss.made_of[weight]) for _, weight in loss.operators.values())
         self.weights = {leaf: number for number, leaf in enumerate(self.uses)}
 
@@ -150,8 +152,7 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension with its position in the parameter, which the weight may be a view of;
-        None if the parameter doesn't have it, or it is indivisible."""
+        """Return a dimension at its position in `leaf`; None if it can't shard the parameter."""
         if dim.weight is None:
             return dim
         groups = self.regions.groups
@@ -260,7 +261,7 @@ class _Finder:
 
 
 def _can_shard(dim: OperatorDim, operand: Array, result: Array) -> bool:
-    """Return whether a dimension can be sharded in its arrays' regions; else XLA copies them."""
+    """Return whether the regions of operand and result can be sharded along a dimension."""
     places = ((dim.operand, operand), (dim.result, result))
     return all(place is None or array.groups[place] is not None for place, array in places)
 

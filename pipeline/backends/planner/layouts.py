@@ -49,7 +49,7 @@ def list_meshes(devices: int) -> tuple[Mesh, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective of a device's array: `nbytes` after an all-gather, before a reduce-scatter."""
+    """A collective of a device's array: `nbytes` after an all-gather, before all other kinds."""
 
     kind: CollectiveKind
     nbytes: float
@@ -96,7 +96,7 @@ def find_transfer(
     """
     steps: list[Collective] = []
     axes = range(len(source))
-    if _is_involuntary(source, target):
+    if _is_copied_to_all(source, target):
         sharded = tuple(axis for axis in axes if source[axis] is not None)
         steps.append(Collective("all_gather", nbytes, sharded))
         source = (None,) * len(source)
@@ -127,7 +127,7 @@ def find_transfer(
     return tuple(steps)
 
 
-def _is_involuntary(source: Layout, target: Layout) -> bool:
+def _is_copied_to_all(source: Layout, target: Layout) -> bool:
     """Return whether XLA copies an array to all devices to change its layout.
 
     XLA copies ("involuntary full rematerialization") if both axes shard the same dimension in one
@@ -135,8 +135,8 @@ def _is_involuntary(source: Layout, target: Layout) -> bool:
     dimension that `model` shards.
     """
 
-    def splits(stacked: Layout, other: Layout) -> bool:
-        data, model = stacked
+    def is_stacked_against(layout: Layout, other: Layout) -> bool:
+        data, model = layout
         return data is not None and data == model and other[0] not in (data, other[1])
 
-    return splits(source, target) or splits(target, source)
+    return is_stacked_against(source, target) or is_stacked_against(target, source)

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from pipeline.backends.planner.blocks import Region, StepBlocks
-from pipeline.backends.planner.decisions import PlanLayouts
+from pipeline.backends.planner.decisions import PlanLayouts, locate_array
 from pipeline.backends.planner.layouts import Layout, Mesh, convert_region_layout
 from pipeline.core.errors import RecipeError, get_system_reason
 from pipeline.core.files.atomic_write import write_whole
@@ -69,8 +69,9 @@ class ParallelPlan:
     """A way to compute a step on several devices, and its modelled price.
 
     `specs` shard parameters. Other parameters are replicated. `constraints` shard the outputs of
-    the layers that they match, but not of layers inside these. `batch` are the axes that shard a
-    batch: the axes that shard the samples of the largest region.
+    the layers that they match, but not of layers inside these. `batch` has the axes that shard a
+    batch; a search takes those that shard the samples of the largest region. Prices are 0 in plans
+    from files.
     """
 
     mesh: Mesh
@@ -153,11 +154,12 @@ def to_axes(layout: Layout, rank: int) -> Axes:
 def _list_parameter_axes(
     blocks: StepBlocks, plan_layouts: PlanLayouts
 ) -> Iterator[tuple[str, Axes]]:
+    """Yield the path and the axes of each parameter; a weight has them for each of its uses."""
     for use, sharding in zip(blocks.operators, plan_layouts.shardings, strict=True):
         weight = blocks.weights[use.weight]
         layout = plan_layouts.shared.get(use.weight)
         if layout is None:
-            layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
+            layout = locate_array(use.operator, sharding, "weight")
         yield weight.path, to_axes(layout, len(weight.shape))
     for parameter in blocks.parameters:
         layout = convert_region_layout(plan_layouts.regions[parameter.region], parameter.groups)
@@ -188,8 +190,9 @@ def make_rules(
     """
     paths = {path: tuple(path.split("/")) for path in axes_by_path}
     seen: set[str] = set()
-    general: list[ShardingRule] = []
-    special: list[ShardingRule] = []
+    # Rules of paths below which other axes apply come first.
+    overridden: list[ShardingRule] = []
+    rules: list[ShardingRule] = []
     for path, axes in axes_by_path.items():
         if path in seen or (only_sharded and not any(axes)):
             continue
@@ -197,13 +200,13 @@ def make_rules(
             covered = [key for key, parts in paths.items() if covers(pattern, parts)]
             if all(axes_by_path[key] == axes for key in covered):
                 seen.update(covered)
-                special.append(ShardingRule(pattern, axes))
+                rules.append(ShardingRule(pattern, axes))
                 break
         else:
             seen.add(path)
-            general.append(ShardingRule(path, axes))
-    yield from sorted(general, key=lambda rule: rule.pattern.count("/"))
-    yield from special
+            overridden.append(ShardingRule(path, axes))
+    yield from sorted(overridden, key=lambda rule: rule.pattern.count("/"))
+    yield from rules
 
 
 def _list_patterns(path: str) -> Sequence[str]:
@@ -219,6 +222,7 @@ def _list_patterns(path: str) -> Sequence[str]:
 
 
 def _check_rule_form(rule: Any) -> Any:
+    """Return a rule. Raises ValueError unless it has keys and values."""
     if not isinstance(rule, dict | ShardingRule):
         raise ValueError(f"{show(rule)} must be {{pattern: ..., axes: [...]}}")
     return rule
@@ -246,8 +250,8 @@ def format_plan(plan: ParallelPlan) -> str:
         {
             "mesh": {"data": plan.mesh.data, "model": plan.mesh.model},
             "batch": list(plan.batch),
-            "specs": [_rule_to_dict(rule) for rule in plan.specs],
-            "constraints": [_rule_to_dict(rule) for rule in plan.constraints],
+            "specs": [_format_rule(rule) for rule in plan.specs],
+            "constraints": [_format_rule(rule) for rule in plan.constraints],
             "price": {
                 "step_ms": float(f"{plan.step_ms:.4g}"),
                 "memory_bytes": round(plan.memory_bytes),
@@ -257,8 +261,8 @@ def format_plan(plan: ParallelPlan) -> str:
     )
 
 
-def _rule_to_dict(rule: ShardingRule) -> dict[str, Any]:
-    axes = [None if not a else a[0] if len(a) == 1 else list(a) for a in rule.axes]
+def _format_rule(rule: ShardingRule) -> dict[str, Any]:
+    axes = [list(names) if len(names) > 1 else next(iter(names), None) for names in rule.axes]
     return {"pattern": rule.pattern, "axes": axes}
 
 
@@ -312,8 +316,8 @@ def _find_rule_problems(
     """Yield the problem of a rule that covers no parameter, or shards one into unequal pieces."""
     covered = [path for path in parameters if covers(rule.pattern, tuple(path.split("/")))]
     if not covered:
-        near = get_close_matches(rule.pattern, parameters, 1, 0.0)
-        hint = f"; {near[0]} is one" if near else ""
+        nearest = get_close_matches(rule.pattern, parameters, 1, 0.0)
+        hint = f"; {nearest[0]} is one" if nearest else ""
         yield f"{key}.pattern = {rule.pattern}: covers no parameter{hint}"
     problem = f"{key}.axes = {format_axes(rule.axes)}:"
     for path in covered:
@@ -325,9 +329,9 @@ def _find_rule_problems(
         for dim, names in enumerate(rule.axes):
             count = mesh.count_along([AXES.index(name) for name in names])
             if shape[dim] % count:
-                fitting = max(n for n in range(1, count) if shape[dim] % n == 0)
+                divisor = max(n for n in range(1, count) if shape[dim] % n == 0)
                 yield (
                     f"{problem} {count} devices don't divide dimension {dim} of {path} {shape}; "
-                    f"{fitting} would, or a size of {-(-shape[dim] // count) * count}"
+                    f"{divisor} would, or a size of {-(-shape[dim] // count) * count}"
                 )
                 return

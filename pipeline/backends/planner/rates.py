@@ -1,4 +1,4 @@
-"""Measured rates of a CPU or GPU, and of the links between devices."""
+"""Measured rates of a CPU or GPU, and of the links between devices, read from host_rates.yaml."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinkRates:
     message_us: float
     bytes_per_us: float
 
-    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
+    def collective_us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
         """Return the microseconds of a collective over `size` devices."""
         if size == 1:
             return 0.0
@@ -42,9 +42,10 @@ class LinkCurves:
     """Measured times of collectives, by kind, number of devices and bytes.
 
     Between two measurements the logarithm of the time is interpolated in the logarithm of the
-    bytes. Above the largest measured size the time is proportional to the bytes. Below the smallest
-    size and above the largest group the time is constant. One rate isn't enough: small arrays are
-    copied from cache to cache, large ones through memory, and kinds differ.
+    bytes, and likewise in the number of devices. Above the largest measured size the time is
+    proportional to the bytes. Below the smallest size and above the largest group the time is
+    constant. A single rate isn't enough: small arrays are copied from cache to cache, large arrays
+    through memory, and kinds differ.
     """
 
     nbytes: tuple[float, ...]
@@ -52,7 +53,7 @@ class LinkCurves:
     us_by_kind: Mapping[str, Mapping[int, tuple[float, ...]]]
     """Times of all `nbytes` by kind and number of devices; ascending numbers."""
 
-    def us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
+    def collective_us(self, kind: CollectiveKind, nbytes: float, size: int) -> float:
         """Return the microseconds of a collective; a reduce-scatter's are an all-reduce's."""
         if size == 1:
             return 0.0
@@ -105,13 +106,14 @@ class MeasuredRates:
         return max(flops / self.flops_per_us, nbytes / self.bytes_per_us)
 
     def collective_us(self, kind: CollectiveKind, nbytes: float, group: DeviceGroup) -> float:
-        near = group.size * group.stride <= self.per_server
-        return (self.links if near else self.far_links).us(kind, nbytes, group.size)
+        is_in_server = group.size * group.stride <= self.per_server
+        links = self.links if is_in_server else self.far_links
+        return links.collective_us(kind, nbytes, group.size)
 
 
 @cache
 def load_host_rates(links: str = "in_process", path: Path = HOST_RATES_FILE) -> MeasuredRates:
-    """Read a host's rates; `links` is the key of its links. Raises RunError for an invalid file."""
+    """Read a host's rates; `links` is in_process or gloo. Raises RunError for an invalid file."""
     try:
         tree: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         device = tree["device"]

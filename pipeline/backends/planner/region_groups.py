@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.backends.planner.blocks import OperatorDim
@@ -11,13 +12,15 @@ from pipeline.backends.planner.dimension_groups import PRODUCTS, DimensionGroups
 from pipeline.backends.planner.traced_loss import TracedLoss
 
 SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
+"""Gradients of look-ups; the primitive has a hyphen or an underscore by JAX's version."""
 
 
 class RegionGroups:
     """Regions of all values, and the groups that can be sharded, numbered in each region.
 
-    Groups that share a value are in one region. Operators and products of the backward pass don't
-    join groups; other operations join the results of the latter to the forward pass.
+    Groups that share a value are in one region. Neither operators nor the backward pass's products,
+    look-ups and scatters join groups. Through other operations, results of the backward pass are in
+    the groups of the forward pass.
     """
 
     def __init__(self, loss: TracedLoss) -> None:
@@ -29,7 +32,7 @@ class RegionGroups:
             if index not in loss.forward and node.primitive in (*PRODUCTS, *SCATTERS, "gather")
         }
         self.groups = DimensionGroups(graph, skipped)
-        self._shard_images_by_samples_alone()
+        self._mark_image_dims()
         self._region_of = self._number_regions()
         self.sizes: list[dict[int, int]] = [
             {} for _ in range(max(self._region_of.values(), default=-1) + 1)
@@ -47,8 +50,8 @@ class RegionGroups:
 
     def find_region(self, value: int) -> int | None:
         """Return the region of a value; None for scalars and values of only the backward pass."""
-        regions = (self._region_of.get(g) for g in self.groups.get(value) if g is not None)
-        return next((region for region in regions if region is not None), None)
+        groups = _drop_none(self.groups.get(value))
+        return next((self._region_of[group] for group in groups if group in self._region_of), None)
 
     def to_local(self, value: int) -> tuple[int | None, ...]:
         """Return each dimension's group, numbered in its region; None if it can't be sharded."""
@@ -64,8 +67,8 @@ class RegionGroups:
         local = self._local[region]
         return next((local[group] for group in local if group in self.sample_groups), None)
 
-    def _shard_images_by_samples_alone(self) -> None:
-        """Mark height, width and channels of convolutions' images as indivisible."""
+    def _mark_image_dims(self) -> None:
+        """Mark height, width and channels of convolutions' images as indivisible (`list_dims`)."""
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
             if node.primitive == "conv_general_dilated":
@@ -85,15 +88,14 @@ class RegionGroups:
             return group
 
         for value in range(len(self._loss.graph.values)):
-            first, *further = _drop_none(self.groups.get(value)) or [-1]
-            for group in further:
-                low, high = sorted((find_root(first), find_root(group)))
+            for group, other in pairwise(_drop_none(self.groups.get(value))):
+                low, high = sorted((find_root(group), find_root(other)))
                 joined[high] = low
         numbers: dict[int, int] = {}
         for value in self._loss.list_forward_values():
             for group in _drop_none(self.groups.get(value)):
                 numbers.setdefault(find_root(group), len(numbers))
-        roots = {group: find_root(group) for group in [*joined]}
+        roots = {group: find_root(group) for group in tuple(joined)}
         return {group: numbers[root] for group, root in roots.items() if root in numbers}
 
     def _find_sample_groups(self) -> set[int]:
@@ -107,9 +109,9 @@ class RegionGroups:
             after = self.groups.get(node.outputs[0])
             for dim in list_dims(node, loss.graph, operand, weight):
                 if dim.role == "batch" and dim.operand is not None and dim.result is not None:
-                    reached = after[dim.result]
-                    if before[dim.operand] in samples and reached is not None:
-                        samples.add(reached)
+                    result_group = after[dim.result]
+                    if before[dim.operand] in samples and result_group is not None:
+                        samples.add(result_group)
         return samples
 
 
@@ -137,7 +139,7 @@ def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Oper
     if node.primitive == "gather":
         table = graph.values[weight].shape
         result = graph.values[node.outputs[0]].shape
-        dims = [OperatorDim(size, "batch", d, None, d) for d, size in enumerate(result[:-1])]
+        dims = [OperatorDim(size, "batch", dim, None, dim) for dim, size in enumerate(result[:-1])]
         dims.append(OperatorDim(table[0], "contracted", None, 0, None))
         dims.append(OperatorDim(table[1], "output", None, 1, len(result) - 1))
     elif node.primitive == "conv_general_dilated":
@@ -152,21 +154,23 @@ def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Oper
 
 
 def _list_dot_dims(node: Node, graph: Graph, *, weight_first: bool) -> list[OperatorDim]:
+    """Return a matrix product's dimensions. Its result has batch, then left, then right ones."""
     sums, batches = node.params["dimension_numbers"]
     operand, weight = (1, 0) if weight_first else (0, 1)
     left, right = (graph.values[value].shape for value in node.inputs[:2])
     shape = (left, right)[operand]
     free = list_free_dims(left, right, node)
     common = len(batches[0])
+    pairs = zip(batches[operand], batches[weight], strict=True)
     dims = [
-        OperatorDim(shape[a], "both", a, b, position)
-        for position, (a, b) in enumerate(zip(batches[operand], batches[weight], strict=True))
+        OperatorDim(shape[dim], "both", dim, weight_dim, position)
+        for position, (dim, weight_dim) in enumerate(pairs)
     ]
     first = common + (len(free[0]) if weight_first else 0)
     for position, dim in enumerate(free[operand], first):
         dims.append(OperatorDim(shape[dim], "batch", dim, None, position))
-    for a, b in zip(sums[operand], sums[weight], strict=True):
-        dims.append(OperatorDim(shape[a], "contracted", a, b, None))
+    for dim, weight_dim in zip(sums[operand], sums[weight], strict=True):
+        dims.append(OperatorDim(shape[dim], "contracted", dim, weight_dim, None))
     first = common + (0 if weight_first else len(free[0]))
     for position, dim in enumerate(free[weight], first):
         dims.append(OperatorDim((left, right)[weight][dim], "output", None, dim, position))

@@ -15,6 +15,7 @@ from pipeline.backends.planner.decisions import (
     Decisions,
     ShardingPrices,
     is_data_parallel_sharding,
+    locate_array,
 )
 from pipeline.backends.planner.elimination import Eliminator, find_fastest
 from pipeline.backends.planner.find_blocks import find_blocks
@@ -37,11 +38,13 @@ from pipeline.training.parallel.parallel_spec import AXES
 
 POINTS = 64
 """A table's state has at most this many points of time and memory, if memory is short."""
-RUNNERS_UP = 4
-SIMPLER = 0.02
-"""Smallest gain, as a share of a step, over data parallelism. Errors of prices are larger."""
-GIB = 2**30
+MAX_RUNNERS_UP = 4
+MIN_GAIN = 0.02
+"""Data parallelism is preferred, as the simpler plan, if other plans gain at most this share of a
+step. Errors of prices are larger."""
 MAX_RULES = 12
+"""The table of plans lists at most this many rules."""
+GIB = 2**30
 MIB = 2**20
 
 
@@ -59,8 +62,9 @@ class SearchedPlans:
     one_device: ParallelPlan
     """The step on one device, also if it doesn't fit."""
     memory_bytes: float
-    """The bound of memory of a device."""
+    """Upper bound of a device's memory."""
     blocks: int
+    """Number of regions and operators."""
     seconds: float
 
 
@@ -85,7 +89,7 @@ def search_blocks(
     start_s = time.perf_counter()
     state_ratio = step.state_bytes / max(blocks.parameter_bytes, 1)
     plans: list[ParallelPlan] = []
-    leanest = math.inf
+    least_bytes = math.inf
     for mesh in list_meshes(devices):
         try:
             decisions = Decisions(ShardingPrices(blocks, mesh, rates, state_ratio))
@@ -94,15 +98,14 @@ def search_blocks(
             continue
         if plan is not None:
             plans.append(plan)
-        elif not plans:
+        elif not plans:  # The message that nothing fits has the least memory.
             choice = Eliminator(slope=math.inf).find_best(decisions.list_factors(), decisions.sizes)
-            leanest = min(leanest, math.inf if choice is None else choice.memory)
+            least_bytes = min(least_bytes, math.inf if choice is None else choice.memory)
     one_device = find_data_parallel_plan(blocks, 1, rates, state_ratio)
     assert one_device is not None
     if not plans:
-        raise RecipeError(
-            [_explain_nothing_fits(blocks, one_device, devices, state_ratio, memory_bytes, leanest)]
-        )
+        bounds = (memory_bytes, least_bytes)
+        raise RecipeError([_explain_nothing_fits(blocks, one_device, devices, state_ratio, bounds)])
     data_parallel = find_data_parallel_plan(blocks, devices, rates, state_ratio)
     fits = data_parallel is not None and data_parallel.memory_bytes <= memory_bytes
     ranked = _rank_plans(plans, data_parallel if fits else None)
@@ -110,7 +113,7 @@ def search_blocks(
         name=step.name,
         devices=devices,
         best=ranked[0],
-        runners_up=tuple(ranked[1 : 1 + RUNNERS_UP]),
+        runners_up=tuple(ranked[1 : 1 + MAX_RUNNERS_UP]),
         data_parallel=data_parallel,
         one_device=one_device,
         memory_bytes=memory_bytes,
@@ -128,7 +131,7 @@ def _rank_plans(
         if plan is not None and not any(_is_equal(plan, other) for other in distinct):
             distinct.append(plan)
     ranked = sorted(distinct, key=lambda plan: plan.step_ms)
-    if data_parallel is not None and data_parallel.step_ms <= (1 + SIMPLER) * ranked[0].step_ms:
+    if data_parallel is not None and data_parallel.step_ms <= (1 + MIN_GAIN) * ranked[0].step_ms:
         ranked = [data_parallel, *(plan for plan in ranked if not plan.is_data_parallel)]
     return ranked
 
@@ -151,7 +154,8 @@ def find_best_plan(
 def _is_equal(plan: ParallelPlan, other: ParallelPlan) -> bool:
     """Return whether two plans have equal time, memory and bytes, and differ at most in names."""
     costs, other_costs = (
-        (p.step_ms, p.memory_bytes, sum(p.collective_bytes.values())) for p in (plan, other)
+        (priced.step_ms, priced.memory_bytes, sum(priced.collective_bytes.values()))
+        for priced in (plan, other)
     )
     return all(map(partial(math.isclose, rel_tol=1e-6), costs, other_costs))
 
@@ -171,15 +175,16 @@ def _explain_nothing_fits(
     one_device: ParallelPlan,
     devices: int,
     state_ratio: float,
-    bound: float,
-    least_bytes: float,
+    bounds: tuple[float, float],
 ) -> str:
+    """Return why no plan fits; `bounds` are bytes of a device: the limit, and the least needed."""
+    limit_bytes, least_bytes = bounds
     if math.isinf(least_bytes):
         return f"parallel.devices = {devices}: the links support no mesh of these devices"
     largest = blocks.largest
     stored = blocks.parameter_bytes * (COPIES + state_ratio)
     return (
-        f"parallel.devices = {devices}: no plan fits in {bound / GIB:.2f} GiB a device; the "
+        f"parallel.devices = {devices}: no plan fits in {limit_bytes / GIB:.2f} GiB a device; the "
         f"leanest needs {least_bytes / GIB:.2f} GiB. On one device parameters, gradients and the "
         f"optimizer's state take {stored / GIB:.2f} GiB, activations "
         f"{(one_device.memory_bytes - stored) / GIB:.2f} GiB; the largest tensor is "
@@ -292,9 +297,10 @@ class _FixedShardings:
         """
         weight = self.blocks.weights[use.weight]
         samples = use.operator.samples
-        layout = tuple(None if d is None else use.operator.dims[d].weight for d in sharding)
+        layout = locate_array(use.operator, sharding, "weight")
         layer = weight.path.rpartition("/")[0]
         is_constrained = any(fnmatchcase(layer, rule.pattern) for rule in self.constraints)
+        # An axis of the batch must shard the samples or, instead, the weight.
         shards_batch = all(
             name not in self.batch or size == 1 or dim == samples or weight_dim is not None
             for name, size, dim, weight_dim in zip(
@@ -333,6 +339,7 @@ class _FixedShardings:
         )
 
     def _find_constraint(self, output: LayerOutput) -> Axes | None:
+        """Return the axes of the last constraint on a layer's output; None if there is none."""
         fitting = [
             rule.axes
             for rule in self.constraints

@@ -48,10 +48,10 @@ class LossToPlan:
 class TracedLoss:
     """The graph of a loss and its gradients. Values and nodes are indices.
 
-    `params` and `batch` have paths by value. `varying` are the values that depend on the batch or
-    random numbers, `made_of` has the parameters that a value depends on. `forward` are the nodes of
-    the forward pass. `operators` has operand and weight of each node that multiplies by a parameter
-    or looks up its rows.
+    `params` and `batch` have paths by value. `varying` has the values that depend on the batch or
+    random numbers, `made_of` the parameters that a value depends on, `forward` the nodes of the
+    forward pass, and `operators` the operand and the weight of each node that multiplies by a
+    parameter or looks up its rows.
     """
 
     def __init__(self, step: LossToPlan) -> None:
@@ -83,7 +83,7 @@ class TracedLoss:
         return math.ceil(stored.size * get_stored_bytes(stored.dtype))
 
     def find_saved_values(self) -> list[int]:
-        """Return the values of the forward pass that the backward pass or an operator reads."""
+        """Return values of batch and forward pass that an operator or the backward pass reads."""
         nodes = self.graph.nodes
         maker = {out: node for node in nodes for out in node.outputs}
         produced = {out for index in self.forward for out in nodes[index].outputs}
@@ -111,7 +111,8 @@ class TracedLoss:
     def _follow_inputs(self) -> None:
         """Find the values that depend on parameters or the batch."""
         for node in self.graph.nodes:
-            params = frozenset(chain.from_iterable(self.made_of.get(v, ()) for v in node.inputs))
+            made_of = (self.made_of.get(value, ()) for value in node.inputs)
+            params = frozenset(chain.from_iterable(made_of))
             if params:
                 self.made_of |= dict.fromkeys(node.outputs, params)
             if not self.varying.isdisjoint(node.inputs) or "random" in node.primitive:

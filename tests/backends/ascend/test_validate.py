@@ -20,8 +20,8 @@ from pipeline.backends.ascend.published.workloads import (
     PUBLISHED,
     SPECIAL,
     load_left_out,
+    load_model_spec,
     load_published_steps,
-    model_spec,
     price_row,
     trace_image_step,
 )
@@ -165,5 +165,5 @@ def test_kendall_tau_matches_counted_pairs(points):
 def test_published_rows_refer_to_existing_networks():
     for row in load_published_steps():
         if row.model not in SPECIAL:
-            assert model_spec(row.model).name
+            assert load_model_spec(row.model).name
     assert len({row.id for row in load_published_steps()}) == len(load_published_steps())

@@ -29,9 +29,9 @@ HARDWARE = chipset("ascend910").hardware
 
 def test_ring_collective_time_matches_the_formula() -> None:
     links = LinkRates(message_us=3.0, bytes_per_us=100.0)
-    assert links.us("all_gather", 800, 4) == 3 + 6
-    assert links.us("all_reduce", 800, 4) == 2 * (3 + 6)
-    assert links.us("all_reduce", 800, 1) == 0
+    assert links.collective_us("all_gather", 800, 4) == 3 + 6
+    assert links.collective_us("all_reduce", 800, 4) == 2 * (3 + 6)
+    assert links.collective_us("all_reduce", 800, 1) == 0
 
 
 def test_groups_beyond_a_server_use_the_far_links() -> None:
@@ -85,7 +85,7 @@ CURVES = LinkCurves(
 def test_collective_time_is_on_the_curve_of_measured_times(
     kind: CollectiveKind, nbytes: float, size: int, us: float
 ) -> None:
-    assert CURVES.us(kind, nbytes, size) == pytest.approx(us)
+    assert CURVES.collective_us(kind, nbytes, size) == pytest.approx(us)
 
 
 @given(
@@ -98,7 +98,8 @@ def test_host_collective_time_never_falls_with_bytes(
     nbytes: float, factor: float, size: int, kind: CollectiveKind
 ) -> None:
     links = load_host_rates().links
-    assert links.us(kind, nbytes * factor, size) >= links.us(kind, nbytes, size) * (1 - 1e-12) > 0
+    us = links.collective_us(kind, nbytes, size)
+    assert links.collective_us(kind, nbytes * factor, size) >= us * (1 - 1e-12) > 0
 
 
 def test_devices_sharing_cores_are_slowed_down() -> None:
@@ -115,13 +116,13 @@ def test_devices_sharing_cores_are_slowed_down() -> None:
 
 
 def test_host_rates_are_shipped_and_invalid_files_are_refused(tmp_path: Path) -> None:
-    assert load_host_rates("gloo").links.us("all_reduce", 0, 2) == 4000
+    assert load_host_rates("gloo").links.collective_us("all_reduce", 0, 2) == 4000
     assert load_host_rates().compute_us(1e6, 0) > 0
     wrong = tmp_path / "rates.yaml"
     wrong.write_text("device: {}")
     with pytest.raises(RunError, match="not a file of a host's rates"):
         load_host_rates("gloo", wrong)
-    short = HOST_RATES_FILE.read_text().replace("  nbytes:\n", "  nbytes:\n  - 512\n")
+    short = HOST_RATES_FILE.read_text().replace("  nbytes: [", "  nbytes: [512, ")
     wrong = tmp_path / "short.yaml"
     wrong.write_text(short)
     with pytest.raises(RunError, match="each list of times must have"):

@@ -18,7 +18,7 @@ from pipeline.backends.planner.decisions import Decisions, ShardingPrices, is_da
 from pipeline.backends.planner.find_blocks import find_blocks
 from pipeline.backends.planner.layouts import Layout, Mesh, list_meshes
 from pipeline.backends.planner.parallel_plan import ParallelPlan
-from pipeline.backends.planner.search import GIB, SIMPLER, find_best_plan, search, search_blocks
+from pipeline.backends.planner.search import GIB, MIN_GAIN, find_best_plan, search, search_blocks
 from pipeline.backends.planner.traced_loss import LossToPlan
 from pipeline.backends.rates import Rates
 from pipeline.core.errors import RecipeError
@@ -84,7 +84,7 @@ def is_near(step: LossToPlan, devices: int, rates: Rates, known: Known) -> Paral
     blocks = find_blocks(step)
     found = search_blocks(blocks, step, devices, rates).best
     good = best_of(blocks, step, devices, rates, known)
-    assert found.step_ms <= good.step_ms * (1 + SIMPLER)
+    assert found.step_ms <= good.step_ms * (1 + MIN_GAIN)
     assert good.step_ms <= NEAR * found.step_ms, (found, good)
     return found
 

@@ -1,4 +1,4 @@
-"""Read and check chips from YAML files: a file of conf/device by its name, or any by its path."""
+"""Read and check chips from YAML files: of conf/device by name, or any file by its path."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class ChipError(PipelineError):
             super().__init__(f"{source}: {self.problems[0]}")
         else:
             head = f"{source} has {len(self.problems)} problems:"
-            super().__init__(
-                "\n".join([head, *(f"  {line}" for line in limit_problems(self.problems))])
-            )
+            lines = [f"  {line}" for line in limit_problems(self.problems)]
+            super().__init__("\n".join([head, *lines]))
 
 
 def load_chip(name_or_path: str | Path) -> Any:
@@ -113,11 +112,9 @@ def _read_merged(file: Path, origins: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ChipError(file, [f"defaults = {show(names)}: must be a list"])
     tree: dict[str, Any] = {}
     for name in names if "_self_" in names else [*names, "_self_"]:
-        layer = (
-            values
-            if name == "_self_"
-            else _read_merged(_find_default(name, file), (*origins, file))
-        )
+        layer = values
+        if name != "_self_":
+            layer = _read_merged(_find_default(name, file), (*origins, file))
         tree = _merge_sections(tree, layer)
     return tree
 
@@ -146,6 +143,7 @@ def _find_default(name: Any, file: Path) -> Path:
     for folder in (file.parent, DEVICES):
         candidate = folder / f"{name}.yaml"
         is_name = isinstance(name, str) and _NAME.fullmatch(name)
+        # A file may start from the shipped file of the same name.
         if is_name and candidate.is_file() and candidate.resolve() != file.resolve():
             return candidate
     names = (shipped.stem for shipped in DEVICES.glob("*.yaml"))

@@ -46,6 +46,7 @@ class Hardware:
     l0b_kib: float
     l0c_kib: float
     l1_kib: float
+    """Buffers of one cube: for left and right operands (L0A, L0B), results (L0C), and all (L1)."""
     ub_kib: float
     """Buffer of one vector core."""
     l1_to_l0a_bytes_per_cycle: float
@@ -65,6 +66,7 @@ class Hardware:
     memory_alignment_bytes: float
 
     task_gap_us: float
+    """Time between two tasks of a stream."""
     task_floor_one_core_us: float
     """Least time of a task on one core."""
     task_floor_all_cores_us: float
@@ -72,6 +74,7 @@ class Hardware:
     ai_cpu_task_us: float
     ai_cpu_workers_count: float
     event_handover_us: float
+    """Time until a stream that waits for another stream's event goes on."""
     sink_interval_us: float
     """GetNext, loop control and stream switches between two steps of a sink, on one device."""
     sink_interval_distributed_us: float
@@ -94,6 +97,7 @@ class Hardware:
     devices_per_server_count: float
     hccs_bus_gb_per_s: float
     hccs_hop_us: float
+    """The ring of a server's devices: the rate of a link, and the time of a step around it."""
     hccs_pair_gb_per_s: float
     """The link between two devices that communicate alone."""
     hccs_pair_hop_us: float
@@ -180,9 +184,9 @@ def _refuse_implausible(figure: Figure, info: ValidationInfo) -> Figure:
     name = str(info.field_name)
     if name.endswith(("_count", "_bytes")) and value != int(value):
         raise ValueError(f"{value:g} must be a whole number")
-    most = MAX_COUNT if name.endswith("_count") else MAX_FIGURE
-    if value and not MIN_FIGURE <= value <= most:
-        raise ValueError(f"{value:g} must be from {MIN_FIGURE:g} to {most:g}")
+    limit = MAX_COUNT if name.endswith("_count") else MAX_FIGURE
+    if value and not MIN_FIGURE <= value <= limit:
+        raise ValueError(f"{value:g} must be from {MIN_FIGURE:g} to {limit:g}")
     return figure
 
 
@@ -211,6 +215,7 @@ def find_unit(name: str) -> str:
 MIN_FIGURE = 1e-6
 MAX_FIGURE = 1e9
 MAX_COUNT = 4096
+"""Bounds of plausible figures, in any unit: those of real chips are far from them."""
 FIGURES = tuple(figure.name for figure in fields(Hardware))
 MAY_BE_ZERO = ("_us", "cube_fp32_macs_per_cycle", "other_chip_spread_ratio")
 """Ends of the names of figures that may be zero."""

@@ -61,7 +61,7 @@ def find_stack(software: str) -> Stack:
     if match is None:
         raise ValueError(f"must be {name}@VERSION, such as {name}@{list(known)[-1]}")
     if match[1] not in known:
-        closest = min(known, key=lambda known: abs(_rank(known) - _rank(match[1])))
+        closest = min(known, key=lambda other: abs(_rank(other) - _rank(match[1])))
         raise ValueError(
             f"this version isn't known; the nearest is {name}@{closest}, of {', '.join(known)}"
         )

@@ -53,13 +53,13 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class CubeWork:
-    """A product of matrices, `batch` times (batch, m, k) x (batch, k, n) -> (batch, m, n).
+    """A product of matrices: (batch, m, k) x (batch, k, n) -> (batch, m, n), sizes not padded.
 
-    A convolution is its im2col view. `m`, `k`, `n` are not padded. `taps` is the area of
-    the convolution's kernel. A forward convolution has k = taps * input channels, where the
-    channels of each tap are padded separately. A kernel gradient has m = taps * input channels.
-    `batch` counts groups and attention heads. `macs` are the useful multiply-adds of the task.
-    `stride` is the product of the forward convolution's strides.
+    A convolution is its im2col view. `taps` is the area of the convolution's kernel. A forward
+    convolution has k = taps * input channels, where the channels of each tap are padded separately.
+    A kernel gradient has m = taps * input channels. `batch` counts groups and attention heads.
+    `macs` are the multiply-adds without padding. `stride` is the product of the forward
+    convolution's strides.
     """
 
     batch: int
@@ -118,7 +118,7 @@ def simplify_permutation(shape: Sequence[int], order: Sequence[int]) -> Permutat
         if shape[axis] == 1:
             continue
         last = runs[-1][-1] if runs else axis
-        if last < axis and all(shape[a] == 1 for a in range(last + 1, axis)):
+        if last < axis and all(size == 1 for size in shape[last + 1 : axis]):
             runs[-1].append(axis)
         else:
             runs.append([axis])
@@ -172,7 +172,8 @@ class TaskGraph:
     `inputs` are the buffers that a batch fills. `parameters` and `state` are buffers that live from
     step to step. `gradients` are (parameter name, bytes all-reduced, index of the task that writes
     the gradient), in the order of the tasks. `primitives` counts the equations of the traced
-    function by outcome: "task", "fused", "free" or "unsupported".
+    function by outcome: "task", "fused", "free" or "unsupported"; `unsupported` counts the last by
+    primitive.
     """
 
     buffers: tuple[Buffer, ...]

@@ -31,22 +31,22 @@ FLOAT32_PRIMITIVES = frozenset(
 def choose_autocast_dtypes(
     graph: Graph, phases: Phases, kinds: Sequence[str], inputs: Collection[int]
 ) -> tuple[str, ...]:
-    """Return the type of every value on the device under O1. `kinds` are by node.
+    """Return the type of every value on the device under O1; `kinds` are the nodes' kinds.
 
-    Vectors stay float32, as ops such as batch normalisation read them without a cast.
+    Vectors and `inputs` stay float32: ops such as batch normalisation read vectors without a cast.
     """
     float32_values = {*phases.weights, *phases.gradients, *inputs}
     dtypes = [value.dtype for value in graph.values]
     half = find_half_type(dtypes)
 
-    def widens(index: int) -> bool:
+    def is_float32_operand(index: int) -> bool:
         is_tensor = sum(size > 1 for size in graph.values[index].shape) > 1
         return dtypes[index] == "float32" and is_tensor and index not in graph.constants
 
     for node, kind, phase in zip(graph.nodes, kinds, phases.of_node, strict=True):
         if phase == "optimizer" or (kind not in ("conv", "matmul") and _is_listed(node, kind)):
             continue
-        if kind in ("conv", "matmul") or not any(map(widens, node.inputs)):
+        if kind in ("conv", "matmul") or not any(map(is_float32_operand, node.inputs)):
             for out in node.outputs:
                 is_tensor = dtypes[out] == "float32" and len(graph.values[out].shape) > 1
                 if is_tensor and out not in float32_values:
@@ -63,7 +63,7 @@ def _is_listed(node: Node, kind: str) -> bool:
 
 
 def cast_operands(graph: TaskGraph) -> TaskGraph:
-    """Return the graph with a Cast of each short operand of a float32 kernel.
+    """Return the graph with a Cast of each feature map of 16 bits that a float32 kernel reads.
 
     All kernels that read the operand share its copy.
     """

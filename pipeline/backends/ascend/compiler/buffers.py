@@ -127,13 +127,10 @@ class Buffers:
         if self.replaced_inputs.get(value, value) != value:
             return self._choose_layout(self.replaced_inputs[value])
         producer = self.dataflow.producer.get(value)
-        kind = (
-            classify_primitive(self.graph.nodes[producer].primitive)
-            if producer is not None
-            else None
-        )
-        if kind in ("conv", "matmul"):
-            return "FRACTAL_Z" if kind == "conv" else self.matrix_layout
+        if producer is not None:
+            kind = classify_primitive(self.graph.nodes[producer].primitive)
+            if kind in ("conv", "matmul"):
+                return "FRACTAL_Z" if kind == "conv" else self.matrix_layout
         # Weights of convolutions, and their moments, have the cube's layout.
         is_stored = value in self.signature.parameters or value in self.signature.state
         return "FRACTAL_Z" if is_stored and len(self.graph.values[value].shape) >= 4 else "ND"
@@ -157,7 +154,7 @@ def _assign_roles(signature: Signature, phases: Phases, outputs: set[int]) -> di
 
 
 def _find_sliced_arrays(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
-    """Return slice -> the array that a scan reads it from or stacks it in."""
+    """Return slice -> the array that a scan reads the slice from or stacks it in."""
     within: dict[int, int] = {}
     for node in graph.nodes:
         if node.primitive == "scan_stack":
@@ -216,6 +213,7 @@ class InsertedOps:
         self.half = find_half_type(buffers.dtypes)
         self.tasks: list[Task] = []
         self.unconverted: dict[int, int] = {}
+        """Plain copy of a gradient -> the buffer that it was converted from."""
         self._prepared: dict[tuple[int, Layout], int] = {}
         self._permuted: dict[tuple[int, int, Permutation], int] = {}
         self._channels_last: set[int] = set()
@@ -240,7 +238,7 @@ class InsertedOps:
         self.tasks.append(task)
 
     def flush(self) -> None:
-        """Add the conversions of gradients, which wait until all gradients are computed."""
+        """Add the conversions of gradients, after the tasks of the backward pass."""
         self.tasks += self._deferred
         self._deferred = []
 
@@ -348,7 +346,7 @@ class InsertedOps:
         return self._channels_first[value]
 
     def write_channels_last(self, value: int) -> int:
-        """Return the buffer of a map, to be written with its channels last."""
+        """Change the buffer of a map to plain with its channels last, and return it."""
         buffer = self.buffers.get(value)
         blocked = self.buffers.all[buffer].layout == "NC1HWC0"
         if blocked and value in self.buffers.axes and value not in self._channels_last:
@@ -388,10 +386,10 @@ class InsertedOps:
         In a loop, stacked gradients are converted at once, and gradients that iterations add up
         aren't converted.
         """
+        # A vector has no other layout than the plain one.
+        is_vector = self.graph.values[value].size <= max(self.graph.values[value].shape, default=1)
         is_stacked = value in self.buffers.within
-        if self.graph.values[value].size <= max(self.graph.values[value].shape, default=1):
-            return
-        if kernel.loop and not is_stacked:
+        if is_vector or (kernel.loop and not is_stacked):
             return
         source = self.buffers.index[value]
         copy = self.convert(value, source, "ND", kernel, "float32")

@@ -19,6 +19,10 @@ float16 rows of this length, with double buffering."""
 TINY_ELEMENTS = 1024
 """Largest number of elements of a move that the reading kernel computes as scalar work."""
 
+RATE_ELEMENTS = 16
+"""Random numbers stay random after an operation with an array of at most this many elements, such
+as the rate of dropout."""
+
 
 @dataclass(frozen=True)
 class Dataflow:
@@ -31,7 +35,7 @@ class Dataflow:
     consumers: dict[int, list[int]]
     """Value -> the nodes that read it."""
     kinds: tuple[str, ...]
-    """Kind of each node."""
+    """Kind of each node: as of a primitive (`classify_primitive`), or rows."""
 
 
 def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
@@ -106,13 +110,13 @@ def _keeps_size(graph: Graph, node: Node) -> bool:
 
 
 def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
-    """Return random numbers and values computed from them and from small values, such as masks."""
+    """Return random numbers, and values of them and of small arrays alone, such as masks."""
     random: set[int] = set()
     for node in graph.nodes:
         inputs = [dataflow.alias[index] for index in node.inputs]
         computed = [index for index in inputs if index not in random]
         from_random = classify_primitive(node.primitive) == "random" or len(computed) < len(inputs)
-        if from_random and all(graph.values[index].size <= 16 for index in computed):
+        if from_random and all(graph.values[index].size <= RATE_ELEMENTS for index in computed):
             random.update(node.outputs)
     return random
 
@@ -139,9 +143,9 @@ def _is_along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
     sized = [axis for axis, size in enumerate(shape) if size > 1]
     reduced = [axis for axis in sized if axis in set(axes)]
     row = math.prod(shape[axis] for axis in reduced)
-    num_left = len(sized) - len(reduced)
-    is_minor = sized[num_left:] == reduced
-    return is_minor and row <= (ROW_ELEMENTS if num_left else TINY_ELEMENTS)
+    num_outer = len(sized) - len(reduced)
+    is_minor = sized[num_outer:] == reduced
+    return is_minor and row <= (ROW_ELEMENTS if num_outer else TINY_ELEMENTS)
 
 
 def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
@@ -170,8 +174,8 @@ def find_gradients(
 ) -> dict[int, int]:
     """Return parameter -> the value of the backward pass that its update is computed from.
 
-    The search back from the update follows values of the parameter's size, not a norm over all
-    gradients. If there are none, the search follows all values.
+    The search back from the update follows values of the parameter's size, and so no norm over all
+    gradients. If it doesn't reach the backward pass, a second search follows all values.
     """
     gradients = {}
     for out, into in signature.updates.items():
@@ -205,7 +209,7 @@ def _find_last_backward_value(
         if phase == "backward":
             candidates.add(index)
             continue
-        for before in (dataflow.alias[i] for i in graph.nodes[position].inputs):
+        for before in (dataflow.alias[value] for value in graph.nodes[position].inputs):
             fits = size is None or graph.values[before].size == size
             if fits and before not in seen:
                 seen.add(before)

@@ -26,22 +26,22 @@ def fuse_kernels(graph: TaskGraph, patterns: Patterns) -> TaskGraph:
     for place, task in enumerate(graph.tasks):
         for buffer in task.reads:
             readers[buffer].append(place)
-    into: dict[int, tuple[int, FusionPattern]] = {}
+    partners: dict[int, tuple[int, FusionPattern]] = {}
     for place, task in enumerate(graph.tasks):
         if task.cube is not None:
             partner = _find_partner(graph, readers, task, patterns)
-            if partner is not None and partner[0] not in into:
-                into[partner[0]] = (place, partner[1])
-    products = {product for product, _ in into.values()}
+            if partner is not None and partner[0] not in partners:
+                partners[partner[0]] = (place, partner[1])
+    products = {product for product, _ in partners.values()}
     tasks: list[Task] = []
     places: dict[int, int] = {}
     for place, task in enumerate(graph.tasks):
         if place in products:
             continue
         places[place] = len(tasks)
-        if place in into:
+        if place in partners:
             # A fused pair runs at the vector kernel's place, after all inputs of both.
-            product, pattern = into[place]
+            product, pattern = partners[place]
             places[product] = len(tasks)
             task = _join_tasks(graph.tasks[product], task, pattern)
         tasks.append(task)
@@ -103,6 +103,7 @@ def _find_operand_makers(
 
 
 def _can_absorb(maker: Task, product: Task, pattern: FusionPattern) -> bool:
+    """Return whether a product can absorb the kernel that writes its operand."""
     return (
         maker.cost_class in pattern.producer
         and maker.cube is None
@@ -125,9 +126,8 @@ def _find_partner(
             first = graph.tasks[places[0]]
             reads_another = pattern.alone and _reads_another(graph, task, first)
             is_batched = task.cube is not None and task.cube.batch > 1
-            fits = _can_fuse(pattern, task, first) and not reads_another
-            fits = fits and pattern.batched in (None, is_batched)
-            if fits and not _needs_reshape(graph, task, first):
+            fits = _can_fuse(pattern, task, first) and pattern.batched in (None, is_batched)
+            if fits and not reads_another and not _needs_reshape(graph, task, first):
                 return places[0], pattern
     return None
 

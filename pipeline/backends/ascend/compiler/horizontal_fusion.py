@@ -19,6 +19,7 @@ SMALL_ELEMENTS = 16384
 """Values of up to this many elements, 64 KiB in float32, are computed again, not stored."""
 
 FUSABLE = ("elementwise", "rows")
+"""Kinds of nodes that share a kernel with others. A node of kind "reduce" can end such a kernel."""
 
 Form = Literal["elementwise", "rows", "reduce", "single"]
 
@@ -29,8 +30,8 @@ class Kernel:
 
     `form` is "single" for one node that isn't fused. `roots` are the values written to memory,
     `sources` the values read, in the order of first use. `elements` is the size of the largest
-    value. `loop` and `repeat` are as in `Node`. So is `call`, which only frameworks without graphs
-    keep apart.
+    value. `loop`, `repeat` and `call` are as in `Node`, but `call` is None if kernels may join
+    several calls.
     """
 
     form: Form
@@ -96,7 +97,8 @@ def _has_nested_sources(kernel: Kernel, other: Kernel, is_large: Callable[[int],
 
     Two normalisations that share a gradient aren't joined, as each reads another feature map.
     """
-    large, other_large = (set(filter(is_large, k.sources)) for k in (kernel, other))
+    large = set(filter(is_large, kernel.sources))
+    other_large = set(filter(is_large, other.sources))
     return large <= other_large or other_large <= large
 
 
@@ -191,6 +193,7 @@ class _Joins:
 
 
 def _is_fusable(kernel: Kernel) -> bool:
+    """Return whether `join_statistics` may join a kernel."""
     return kernel.form in FUSABLE and kernel.phase in ("forward", "backward")
 
 

@@ -89,6 +89,7 @@ class Kernels:
         return in_memory
 
     def _needs_memory(self, producer: int, user: int) -> bool:
+        """Return whether a node reads the result of a fusable node from memory."""
         source = self.graph.nodes[producer]
         reader = self.graph.nodes[user]
         out = source.outputs[0]
@@ -107,6 +108,7 @@ class Kernels:
             return is_large
         if not self.by_op or phases[0] != phases[1] or source.op == reader.op:
             return False
+        # Ops of a framework write large results, calls of custom code all results.
         return is_large or (source.call != reader.call and phases[0] != "optimizer")
 
     def _is_interior(self, index: int) -> bool:
@@ -142,10 +144,7 @@ class Kernels:
                     self.stored.add(out)
 
     def _store_expensive_values(self) -> None:
-        """Store large values that several kernels need: results of ops, and values cheaper to read.
-
-        If the kernels also read a source for other values, reading it costs nothing.
-        """
+        """Store large values that several kernels need and that end an op or are cheap to read."""
         users = self._find_kernel_keys()
         sources: dict[int, frozenset[int]] = {}
         for position, node in enumerate(self.graph.nodes):
@@ -180,7 +179,7 @@ class Kernels:
         return any(_identify_op(self.graph.nodes[user]) != _identify_op(node) for user in users)
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
-        """Return whether computing a value reads many more bytes than the value has."""
+        """Return whether computing a value again reads many bytes besides those of its kernels."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False
@@ -231,11 +230,10 @@ class Kernels:
         for position, node in enumerate(self.graph.nodes):
             if self.kinds[position] == "view":
                 continue
-            reached = max(
-                (levels.get(index, 0) for index in self._resolve_inputs(position)), default=0
-            )
+            input_levels = (levels.get(index, 0) for index in self._resolve_inputs(position))
+            level = max(input_levels, default=0)
             for out in node.outputs:
-                levels[out] = reached + (0 if self._is_interior(out) else 1)
+                levels[out] = level + (0 if self._is_interior(out) else 1)
         return levels
 
     def _find_kernel_keys(self) -> dict[int, frozenset[tuple[object, ...]]]:
@@ -341,6 +339,7 @@ def measure_kernel(
         reductions += kinds[position] == "rows" and is_large
     along_rows = 1
     if kernel.form == "rows":
+        # A reduction and a broadcast each, but the last isn't broadcast if no row is written.
         writes_rows = any(2 * graph.values[root].size >= kernel.elements for root in kernel.roots)
         along_rows = max(2 * reductions - (not writes_rows), 1)
     is_float32 = any(

@@ -109,7 +109,8 @@ class MapLayouts:
         if is_transpose:
             self.buffers.change(parts[0], shape=self.buffers.all[sources[0]].shape)
         by_part = kernel.phase == "backward" and node.primitive in SLICES
-        for written in [(part,) for part in parts] if by_part else [tuple(parts)]:
+        writes_by_task = [(part,) for part in parts] if by_part else [tuple(parts)]
+        for written in writes_by_task:
             elements = max(math.prod(self.buffers.all[part].shape) for part in written)
             self.inserted.add(
                 kernel,

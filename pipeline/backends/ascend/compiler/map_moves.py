@@ -16,6 +16,7 @@ from pipeline.backends.graph.graph import Graph, Node
 
 SLICES = ("slice", "split")
 MAP_MOVES = (*SLICES, "concatenate", "pad", "transpose")
+"""Primitives whose operands or results may be parts of feature maps."""
 CHANNEL_CARRIERS = ("elementwise", "rows", "window", "move", "loop_view")
 """Kinds of nodes whose results keep the channels of their operands."""
 
@@ -41,11 +42,11 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
                 axes[node.outputs[0]] = first
         elif dataflow.kinds[position] in CHANNEL_CARRIERS and node.primitive != "transpose":
             rank = len(graph.values[node.outputs[0]].shape)
-            for index, place in zip(inputs, node.inputs, strict=True):
-                if index in axes and len(graph.values[place].shape) == rank:
+            for index, view in zip(inputs, node.inputs, strict=True):
+                if index in axes and len(graph.values[view].shape) == rank:
                     axes.update(dict.fromkeys(node.outputs, axes[index]))
                     break
-    # A reshape has the value of its source, which may have fewer axes.
+    # A view of other shape has the index of its source, which may have fewer axes.
     ranks = {index: len(graph.values[index].shape) for index in axes}
     return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
@@ -59,19 +60,19 @@ def has_broken_blocks(
     """
     if node.primitive not in MAP_MOVES:
         return False
-    maps = ((place, dataflow.alias[place]) for place in node.inputs)
-    place, source = next(((p, s) for p, s in maps if s in axes), (-1, -1))
-    if source < 0:
+    view = next((index for index in node.inputs if dataflow.alias[index] in axes), None)
+    if view is None:
         return any(out in axes for out in node.outputs)
     if node.primitive == "transpose" or (backward and node.primitive in SLICES):
         return True
-    is_reshaped = len(graph.values[place].shape) != len(graph.values[source].shape)
+    source = dataflow.alias[view]
+    is_reshaped = len(graph.values[view].shape) != len(graph.values[source].shape)
     axis = axes[source]
     return is_reshaped or any(edge % CHANNEL_BLOCK for edge in _list_edges(graph, node, axis))
 
 
 def _list_edges(graph: Graph, node: Node, axis: int) -> Sequence[int]:
-    """Return the channels at which the parts of a move begin and end."""
+    """Return channels, or numbers of channels, of which all must be whole blocks of 16."""
     channels = [graph.values[index].shape[axis] for index in (*node.inputs[:1], *node.outputs)]
     if node.primitive == "slice":
         edges = [node.params["start_indices"][axis], node.params["limit_indices"][axis]]

@@ -52,12 +52,12 @@ def measure_convolution(
         role = "input_grad" if node.inputs[1] in phases.weights else "kernel_grad"
     elif math.prod(node.params["lhs_dilation"]) > 1:
         role = "input_grad"
-    work = (
-        _measure_kernel_gradient(graph, node)
-        if role == "kernel_grad"
-        else _measure_product(graph, node, role)
-    )
-    taps_by_channels = work.m if role == "kernel_grad" else work.k
+    if role == "kernel_grad":
+        work = _measure_kernel_gradient(graph, node)
+        taps_by_channels = work.m
+    else:
+        work = _measure_product(graph, node, role)
+        taps_by_channels = work.k
     depthwise = work.batch > 1 and taps_by_channels // max(1, work.taps) == 1
     kind = "depthwise" if depthwise else "conv"
     suffix = "" if role == "forward" else f"_{role}"
@@ -118,8 +118,8 @@ def measure_matmul(graph: Graph, node: Node, dtype: str) -> CubeWork:
 def count_window_positions(node: Node) -> int:
     """Return the number of positions under a pooling window.
 
-    A jitted `max_pool` pools along one axis after the other, with a slice for each position
-    forward and a pad backward.
+    A jitted `max_pool` has a square window. It pools along one axis after the other, with a slice
+    for each position forward and a pad backward.
     """
     if "window_dimensions" in node.params:
         return math.prod(node.params["window_dimensions"])
@@ -146,19 +146,19 @@ def find_absorbed_transposes(graph: Graph, *, writes_heads: bool = True) -> froz
             continue
         readers = users[node.outputs[0]]
         is_operand = bool(readers) and all(user.primitive == "dot_general" for user in readers)
+        is_operand = is_operand and node.outputs[0] not in outputs
         maker = makers.get(node.inputs[0])
-        if (is_operand and node.outputs[0] not in outputs) or (
-            maker is not None
-            and maker.primitive == "dot_general"
-            and is_free(moved := find_result_permutation(graph, maker, node))
-            and (writes_heads or moved.keeps_bytes)
-        ):
+        is_result = False
+        if maker is not None and maker.primitive == "dot_general":
+            moved = find_result_permutation(graph, maker, node)
+            is_result = is_free(moved) and (writes_heads or moved.keeps_bytes)
+        if is_operand or is_result:
             absorbed.add(position)
     return frozenset(absorbed)
 
 
 def is_free(moved: Permutation) -> bool:
-    """Return whether a product includes a permutation at no cost."""
+    """Return whether a product writes a permuted result at no cost: in place or by fractals."""
     if moved.keeps_bytes:
         return True
     if not moved.keeps_rows or moved.lengths[-1] % CHANNEL_BLOCK:
@@ -174,11 +174,13 @@ def find_result_permutation(graph: Graph, product: Node, transpose: Node) -> Per
     shape = graph.values[product.outputs[0]].shape
     order = transpose.params["permutation"]
     batch = len(left_batch)
-    columns = batch + len(left) - len(left_sum) - batch
+    first_column = len(left) - len(left_sum)
     axes = range(len(shape))
-    swapped = (*axes[:batch], *axes[columns:], *axes[batch:columns])
+    swapped = (*axes[:batch], *axes[first_column:], *axes[batch:first_column])
     place = {axis: number for number, axis in enumerate(swapped)}
-    from_swapped = simplify_permutation([shape[a] for a in swapped], [place[a] for a in order])
+    from_swapped = simplify_permutation(
+        [shape[axis] for axis in swapped], [place[axis] for axis in order]
+    )
     return _choose_easiest(simplify_permutation(shape, order), from_swapped)
 
 

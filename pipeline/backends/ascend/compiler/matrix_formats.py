@@ -6,8 +6,8 @@ features, whose element-wise work stays in blocks. CANN's element-wise ops, soft
 sums of rows support FRACTAL_NZ if both edges of a matrix are multiples of 16 (`op_select_format` of
 softmax_v2, layer_norm). Moves, and matrices with other edges, are plain: a TransData stands before
 each product that reads a plain matrix, and before each move of a product's result. All readers
-share it. Eager frameworks run each op on plain tensors, so every product converts, except results
-of other products.
+share its copy. Eager frameworks run each op on plain tensors, so every product converts, except
+results of other products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SUMS = ("reduce", "bias_grad", "bn_reduce")
 IN_BLOCKS = (*SUMS, "elementwise", "rows", "cast", "bn_update")
 """Classes of the vector unit's kernels that support FRACTAL_NZ."""
 CONVOLUTIONS = ("conv", "depthwise")
-FLOAT32_BYTES_PER_FLOAT16 = 2
 
 
 def convert_formats(graph: TaskGraph, *, op_by_op: bool) -> TaskGraph:
@@ -62,7 +61,8 @@ class _Conversion:
     def add(self, task: Task) -> int:
         """Add a task with its conversions. Return the task's place."""
         if not is_matrix_product(task):
-            if task.engine == "vector" and any(self.blocked.get(i) == i for i in task.reads):
+            reads_blocks = any(self.blocked.get(index) == index for index in task.reads)
+            if task.engine == "vector" and reads_blocks:
                 task = self._choose_format(task)
             self.tasks.append(task)
             self.writers.update(dict.fromkeys(task.writes, task))
@@ -100,7 +100,8 @@ class _Conversion:
             return replace(task, reads=tuple(reads))
         if task.cost_class in SUMS:
             return task
-        shape = next(self.buffers[i].shape for i in task.reads if self.blocked.get(i) == i)
+        in_blocks = (index for index in task.reads if self.blocked.get(index) == index)
+        shape = self.buffers[next(in_blocks)].shape
         size = math.prod(shape)
         rows = shape[-2] if len(shape) > 1 else 1
         matrices = (math.prod(shape[:-2]), rows, shape[-1])
@@ -172,9 +173,10 @@ class _Conversion:
         return buffer.layout == "ND" or self.op_by_op
 
     def _must_leave_blocks(self, index: int, batch: int) -> bool:
-        """Return whether ops other than products read a result that doesn't fill its blocks."""
+        """Return whether a product's result is converted to the plain layout for other ops."""
         buffer = self.buffers[index]
-        if buffer.role == "gradient" or not (self.op_by_op or not is_aligned(buffer.shape, batch)):
+        stays = is_aligned(buffer.shape, batch) and not self.op_by_op
+        if buffer.role == "gradient" or stays:
             return False
         readers = self.readers[index]
         return not readers or any(not is_matrix_product(reader) for reader in readers)
@@ -205,8 +207,9 @@ class _Conversion:
         return place
 
     def _convert(self, task: Task, source: int, copy: int) -> None:
-        plain = self.buffers[min(source, copy)]
-        work = VectorWork(math.prod(plain.shape), plain.dtype)
+        # The original has the lower index, as its copy was added later.
+        buffer = self.buffers[min(source, copy)]
+        work = VectorWork(math.prod(buffer.shape), buffer.dtype)
         conversion = Task(
             "TransData", task.scope, "vector", task.phase, "trans_data", (source,), (copy,),
             vector=work, repeat=task.repeat, launched=False,
@@ -267,24 +270,28 @@ def keep_norms_in_float32(graph: TaskGraph) -> TaskGraph:
 
 def _find_maps_of_norms(graph: TaskGraph) -> list[int]:
     """Return the results of convolutions that only normalisation reads."""
-    read_by_norms = {i for task in graph.tasks if task.cost_class in NORMS for i in task.reads}
-    read_by_others = {i for task in graph.tasks if task.cost_class not in NORMS for i in task.reads}
-    alone = read_by_norms - read_by_others - set(graph.outputs)
+    read_by_norms: set[int] = set()
+    read_by_others = set(graph.outputs)
+    for task in graph.tasks:
+        (read_by_norms if task.cost_class in NORMS else read_by_others).update(task.reads)
+    read_by_norms -= read_by_others
     return [
         task.writes[0]
         for task in graph.tasks
         if task.cost_class in CONVOLUTIONS
         and task.phase == "forward"
-        and task.writes[0] in alone
+        and task.writes[0] in read_by_norms
         and graph.buffers[task.writes[0]].dtype == "float16"
     ]
 
 
 def _widen(buffer: Buffer) -> Buffer:
-    return replace(buffer, dtype="float32", nbytes=FLOAT32_BYTES_PER_FLOAT16 * buffer.nbytes)
+    """Return a buffer of 16-bit elements in float32."""
+    return replace(buffer, dtype="float32", nbytes=2 * buffer.nbytes)
 
 
 def is_half_map(buffer: Buffer, work: VectorWork) -> bool:
+    """Return whether a buffer has all elements of a kernel's work, in a type of 16 bits."""
     return buffer.dtype in ("float16", "bfloat16") and math.prod(buffer.shape) == work.elements
 
 
@@ -297,6 +304,7 @@ def add_float32_copy(buffers: list[Buffer], index: int) -> int:
 
 
 def make_cast(task: Task, source: int, copy: int, work: VectorWork) -> Task:
+    """Return the Cast of a buffer to its copy, for the kernel `task` with `work`."""
     return Task(
         "Cast", task.scope, "vector", task.phase, "cast", (source,), (copy,),
         vector=VectorWork(work.elements, "float32"), repeat=task.repeat,

@@ -59,10 +59,9 @@ def find_phases(graph: Graph, parameters: Collection[int]) -> Phases:
     shared = frozenset(computed & read_by_optimizer) - gradients
     weights = set(parameters)
     for node, phase in zip(graph.nodes, of_node, strict=True):
-        is_form = (
-            classify_primitive(node.primitive) in ("view", "loop_view") or node.primitive in REFORMS
-        )
-        if phase != "optimizer" and is_form and node.inputs[0] in weights:
+        is_view = classify_primitive(node.primitive) in ("view", "loop_view")
+        keeps_weight = is_view or node.primitive in REFORMS
+        if phase != "optimizer" and keeps_weight and node.inputs[0] in weights:
             weights.update(node.outputs)
     return Phases(of_node, frozenset(weights), gradients, shared)
 
@@ -105,17 +104,17 @@ def _choose_phase(node: Node, before: set[Phase | None], read_by_marked: set[int
         return "backward"
     if before & {"backward", "optimizer"}:
         return "optimizer"
-    early = "forward" in before or any(index in read_by_marked for index in node.outputs)
-    return "forward" if early else "optimizer"
+    is_forward = "forward" in before or any(index in read_by_marked for index in node.outputs)
+    return "forward" if is_forward else "optimizer"
 
 
 def _find_accumulating_loops(graph: Graph) -> frozenset[int]:
-    """Return loops with a backward pass, whose updates the next iteration doesn't read."""
-    late: set[int] = set()
+    """Return loops with a backward pass whose results no forward pass of the loop reads."""
+    after_backward: set[int] = set()
     for node in graph.nodes:
-        if node.mark == "backward" or not late.isdisjoint(node.inputs):
-            late.update(node.outputs)
-    updated = {before for before, after in graph.carried if after in late}
+        if node.mark == "backward" or not after_backward.isdisjoint(node.inputs):
+            after_backward.update(node.outputs)
+    updated = {before for before, after in graph.carried if after in after_backward}
     backward_loops = {node.loop for node in graph.nodes if node.mark == "backward" and node.loop}
     training_loops = {
         node.loop
@@ -144,18 +143,14 @@ def choose_dtypes(
 
     A `precision` of None keeps the traced types. O2 and O3 make float32 feature maps float16, like
     MindSpore's amp_level, or bfloat16 in a step that has bfloat16. Weights, their gradients and
-    updates, vectors and the loss stay float32.
-    O0 keeps all values float32, and the lowering inserts casts for convolutions.
+    updates, vectors and the loss stay float32. O0 also keeps the traced types, and the lowering
+    inserts casts for convolutions.
     """
     traced = [value.dtype for value in graph.values]
     if precision in (None, "O0"):
         return tuple(traced)
-    float32_values = {
-        *phases.weights,
-        *phases.gradients,
-        *inputs,
-        *_find_loss_values(graph, phases),
-    }
+    float32_values = {*phases.weights, *phases.gradients, *inputs}
+    float32_values |= _find_loss_values(graph, phases)
     float32_values |= _collect_outputs(graph, phases.of_node, "optimizer")
     half = find_half_type(traced)
     return tuple(
@@ -174,7 +169,7 @@ def find_half_type(dtypes: Collection[str]) -> str:
 def _find_loss_values(graph: Graph, phases: Phases) -> set[int]:
     """Return the values after the last forward product and before the first backward product."""
     products = ("conv", "matmul")
-    before: set[int] = set()
+    before: set[int] = set()  # a forward product depends on these
     loss: set[int] = set()
     for node, phase in zip(reversed(graph.nodes), reversed(phases.of_node), strict=True):
         if phase == "forward":
@@ -183,7 +178,7 @@ def _find_loss_values(graph: Graph, phases: Phases) -> set[int]:
                 before.update(node.inputs)
             if not is_product and not any(index in before for index in node.outputs):
                 loss.update(node.outputs)
-    after: set[int] = set()
+    after: set[int] = set()  # these depend on a backward product
     for node, phase in zip(graph.nodes, phases.of_node, strict=True):
         if phase == "backward":
             is_product = classify_primitive(node.primitive) in products

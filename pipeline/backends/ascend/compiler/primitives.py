@@ -33,6 +33,7 @@ _KINDS: dict[str, Kind] = {
     for name in names
 }
 SIMPLE, HEAVY, VIRTUAL = (frozenset(_TABLE["kinds"][kind]) for kind in _ELEMENTWISE)
+"""Element-wise primitives by their work, as explained in primitives.yaml."""
 OPS: dict[str, str] = _TABLE["ops"]
 """The vendor's op types by primitive."""
 GENERATORS = ("random_", "threefry", "philox", "rng_")
@@ -99,9 +100,11 @@ class Patterns(Spec):
     fusions: Seq[FusionPattern]
 
     def select(self, core: Core, without: Collection[str]) -> Patterns:
-        """Return the patterns with the fusions that a core can do, but for some by name."""
-        fusions = (f for f in self.fusions if core in f.cores and f.name not in without)
-        return self.model_copy(update={"fusions": tuple(fusions)})
+        """Return the patterns with the fusions that a core can do, except the names `without`."""
+        fusions = tuple(
+            fusion for fusion in self.fusions if core in fusion.cores and fusion.name not in without
+        )
+        return self.model_copy(update={"fusions": fusions})
 
 
 @cache
@@ -112,7 +115,7 @@ def load_patterns() -> Patterns:
 
 @dataclass(frozen=True)
 class Features:
-    """Properties of a kernel, as in `KernelPattern`. `primitives` may repeat."""
+    """Properties of a kernel for `KernelPattern`. `primitives` has an entry for each node."""
 
     form: str
     phase: Phase
@@ -127,7 +130,7 @@ class Features:
 
 
 def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClass]:
-    """Return the vendor's op type and the cost class of a kernel."""
+    """Return a kernel's op type and cost class. If no pattern fits, the type names up to 4 ops."""
     for pattern in patterns.kernels:
         if _matches(pattern, features):
             return pattern.type, pattern.cost_class
@@ -138,14 +141,14 @@ def match_pattern(features: Features, patterns: Patterns) -> tuple[str, CostClas
 
 
 def _matches(pattern: KernelPattern, features: Features) -> bool:
-    inside = set(features.primitives)
+    primitives = set(features.primitives)
     return (
         pattern.form in (None, features.form)
         and pattern.phase in (None, features.phase)
-        and inside.issuperset(pattern.all)
-        and (not pattern.any or not inside.isdisjoint(pattern.any))
-        and inside.isdisjoint(pattern.none)
-        and (not pattern.only or inside.issubset(pattern.only))
+        and primitives.issuperset(pattern.all)
+        and (not pattern.any or not primitives.isdisjoint(pattern.any))
+        and primitives.isdisjoint(pattern.none)
+        and (not pattern.only or primitives.issubset(pattern.only))
         and (not pattern.calls or not features.calls.isdisjoint(pattern.calls))
         and (pattern.after is None or pattern.after in features.after)
         and (features.channels or not pattern.channels)

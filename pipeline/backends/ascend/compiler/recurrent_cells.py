@@ -23,6 +23,7 @@ from pipeline.backends.graph.graph import Graph, Node
 CELLS = {(2, 1): "DynamicGRUV2", (3, 2): "DynamicRNN"}
 """The vendor's op by what a cell computes for each number of its state: (sigmoids, tanhs)."""
 CELL_KINDS = ("view", "loop_view", "elementwise", "matmul", "move")
+"""Kinds of nodes in a cell. A gradient's cell also has reductions."""
 MOVES = ("copy", "trans_data", "transpose", "fill", "cast")
 """Classes of tasks that rearrange or clear values. Within a kernel they are addresses."""
 
@@ -60,11 +61,10 @@ def find_cells(graph: Graph, dataflow: Dataflow, *, by_op: bool) -> dict[int, Re
         if by_op and len(calls) > 1:
             continue
         is_gradient = all(node.mark == "backward" for node in nodes)
-        type_ = (
-            _find_forward_type(nodes, types, dataflow)
-            if is_gradient
-            else _classify_cell(graph, nodes)
-        )
+        if is_gradient:
+            type_ = _find_forward_type(nodes, types, dataflow)
+        else:
+            type_ = _classify_cell(graph, nodes)
         cell = _analyse_loop(graph, nodes, type_) if type_ else None
         if cell is None:
             continue
@@ -92,10 +92,12 @@ def _find_forward_type(
 ) -> str | None:
     """Return the op of the forward scan whose stacked values a gradient's scan reads."""
     slices = (node.inputs[0] for node in nodes if node.primitive == "scan_slice")
-    return next((types[i] for i in map(dataflow.alias.__getitem__, slices) if i in types), None)
+    arrays = map(dataflow.alias.__getitem__, slices)
+    return next((types[array] for array in arrays if array in types), None)
 
 
 def _list_carried(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:
+    """Return the arrays that a scan carries, each before and after a step, without counters."""
     starts = {node.outputs[0] for node in nodes if node.primitive == "scan_carry"}
     return [pair for pair in graph.carried if pair[0] in starts and graph.values[pair[0]].size > 1]
 
@@ -129,6 +131,7 @@ def _analyse_loop(graph: Graph, nodes: Sequence[Node], type_: str) -> RecurrentC
         return None
     produced = {out for node in nodes for out in node.outputs}
     sources = {index for node in nodes for index in node.inputs} - produced
+    # The scan itself runs as often as the nodes that compute its inputs.
     num_scans = max(
         (
             node.repeat
@@ -169,30 +172,32 @@ class _CellFusion:
         self.sums = {index.get(alias[value]) for value in cell.accumulators}
 
     def fuse(self) -> list[Task]:
-        """Return all tasks, unchanged if others run between the scan's and read its results."""
+        """Return all tasks, unchanged if other tasks between the scan's read the scan's results."""
         places = [place for place, task in enumerate(self.tasks) if task.loop == self.loop]
         if not places:
             return self.tasks
-        first, last = places[0], places[-1] + 1
-        between = [task for task in self.tasks[first:last] if task.loop != self.loop]
+        first = places[0]
+        stop = places[-1] + 1
+        between = [task for task in self.tasks[first:stop] if task.loop != self.loop]
         if any(not self.written.isdisjoint(task.reads) for task in between):
             return self.tasks
         products = [task for task in self.members if task.cube is not None]
-        loose = [task for task in products if self.recurrent.isdisjoint(task.writes)]
-        if len(loose) == len(products):
+        independent = [task for task in products if self.recurrent.isdisjoint(task.writes)]
+        if len(independent) == len(products):
             return self.tasks
-        early = [task for task in loose if not self._depends_on_scan(task)]
-        late = [task for task in loose if task not in early]
+        before_cell = [task for task in independent if not self._depends_on_scan(task)]
+        after_cell = [task for task in independent if task not in before_cell]
         fused = [
-            *chain.from_iterable(map(self._join_steps, early)),
-            self._make_cell(loose),
-            *chain.from_iterable(map(self._join_steps, late)),
+            *chain.from_iterable(map(self._join_steps, before_cell)),
+            self._make_cell(independent),
+            *chain.from_iterable(map(self._join_steps, after_cell)),
         ]
-        return [*self.tasks[:first], *between, *fused, *self.tasks[last:]]
+        return [*self.tasks[:first], *between, *fused, *self.tasks[stop:]]
 
     def _depends_on_scan(self, product: Task) -> bool:
         """Return whether a product reads what the scan computes, other than copies of inputs."""
-        makers = [t for t in self.members if not set(t.writes).isdisjoint(product.reads)]
+        reads = set(product.reads)
+        makers = [task for task in self.members if not reads.isdisjoint(task.writes)]
         return any(
             maker.cost_class not in MOVES or self._depends_on_scan(maker) for maker in makers
         )
@@ -227,7 +232,7 @@ class _CellFusion:
         return next((task for task in readers if not self.sums.isdisjoint(task.writes)), None)
 
     def _stack(self, index: int) -> int:
-        """Return the buffer with the values of all steps, the same if they share one value."""
+        """Return the buffer with the values of all steps; `index` if the steps share a value."""
         buffer = self.buffers.all[index]
         if buffer.within is not None:
             return buffer.within
@@ -243,25 +248,26 @@ class _CellFusion:
         self.buffers.change(index, within=place)
         return place
 
-    def _make_cell(self, loose: Sequence[Task]) -> Task:
-        """Return the op of all steps. It reads and writes what the scan doesn't keep to itself."""
-        apart = [*loose, *filter(None, map(self._find_adder, loose))]
-        fused = [task for task in self.members if task not in apart]
+    def _make_cell(self, independent: Sequence[Task]) -> Task:
+        """Return the op of all steps. It writes what other tasks read and what the scan stacks."""
+        others = [*independent, *filter(None, map(self._find_adder, independent))]
+        fused = [task for task in self.members if task not in others]
         parts = tuple(task for task in fused if task.cost_class not in MOVES)
-        inside = dict.fromkeys(index for task in fused for index in task.writes)
-        for index in (index for task in apart for index in task.writes):
-            inside.pop(index, None)
+        results = dict.fromkeys(index for task in fused for index in task.writes)
+        for index in (index for task in others for index in task.writes):
+            results.pop(index, None)
         reads = dict.fromkeys(index for task in parts for index in task.reads)
-        outside = (*(task for task in self.tasks if task.loop != self.loop), *apart)
-        read_outside = {index for task in outside for index in task.reads}
+        others += [task for task in self.tasks if task.loop != self.loop]
+        read_by_others = {index for task in others for index in task.reads}
         writes = [
             index
-            for index in inside
-            if index in read_outside or self.buffers.all[index].within is not None
+            for index in results
+            if index in read_by_others or self.buffers.all[index].within is not None
         ]
         products = [task.cube for task in parts if task.cube is not None]
         depth = max(work.k for work in products)
         steps = self.cell.steps
+        # The products of a step as a single product: weights of k x n of all, with the largest k.
         work = CubeWork(
             products[0].batch,
             products[0].m,
@@ -275,7 +281,7 @@ class _CellFusion:
             product,
             type=f"{self.cell.type}{'Grad' if is_gradient else ''}",
             cost_class="recurrent",
-            reads=tuple(index for index in reads if index not in inside),
+            reads=tuple(index for index in reads if index not in results),
             writes=tuple(writes) or product.writes,
             cube=work,
             repeat=product.repeat // steps,

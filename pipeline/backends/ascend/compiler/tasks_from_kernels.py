@@ -114,6 +114,7 @@ class _Lowering:
         self.signature = signature
         self.options = options
         self.phases = find_phases(graph, set(signature.parameters))
+        # Types need the kinds of nodes. So `dtypes` is set later, but before the first call here.
         self.kernels = Kernels(
             graph,
             self.phases,
@@ -192,7 +193,8 @@ class _Lowering:
 
     def _list_gradients(self) -> tuple[tuple[str, int, int], ...]:
         """Return (parameter name, bytes, last writer) of each gradient, sorted by writer."""
-        arrays = [b.index if b.within is None else b.within for b in self.buffers.all]
+        buffers = self.buffers.all
+        arrays = [buffer.index if buffer.within is None else buffer.within for buffer in buffers]
 
         def find_array(buffer: int) -> int:
             while arrays[buffer] != buffer:
@@ -230,7 +232,7 @@ class _Lowering:
             self._add_move(kernel, node, kind)
 
     def _add_vector_kernel(self, kernel: Kernel) -> None:
-        """Add element-wise work, a reduction, or both along rows."""
+        """Add a kernel of the vector unit, with the conversions and the MemSet that it needs."""
         nodes = [self.graph.nodes[position] for position in kernel.nodes]
         reads, writes = self.maps.lay_out(kernel)
         if any(root in self.kernels.random for root in kernel.roots):
@@ -242,9 +244,9 @@ class _Lowering:
             reads = self.inserted.cast_biases(kernel, reads)
         # Means over the positions of each image read plain tensors in eager frameworks; ReduceMean
         # in a graph takes blocks of channels.
-        sums = self.graph.values[kernel.roots[0]].shape
-        plain_mean = self.options.by_op and sum(size > 1 for size in sums) > 1
-        if cost_class == "bias_grad" or (cost_class == "reduce" and plain_mean):
+        result_shape = self.graph.values[kernel.roots[0]].shape
+        is_plain_mean = self.options.by_op and sum(size > 1 for size in result_shape) > 1
+        if cost_class == "bias_grad" or (cost_class == "reduce" and is_plain_mean):
             reads = self.inserted.convert_to_plain(kernel, reads)
         if cost_class in ("bias_grad", "reduce"):
             self.inserted.add_memset(kernel, writes)
@@ -266,6 +268,7 @@ class _Lowering:
         self.inserted.add(kernel, name, "ai_cpu", reads, writes, engine="ai_cpu")
 
     def _describe_kernel(self, kernel: Kernel, nodes: list[Node]) -> Features:
+        """Return the properties by which a pattern names a kernel."""
         root = self.graph.values[kernel.roots[0]]
         after = (self.classes[index] for index in kernel.sources if index in self.classes)
         kinds = {self.dataflow.kinds[position] for position in kernel.nodes}
@@ -302,7 +305,7 @@ class _Lowering:
         if kind == "conv":
             cost_class, work = measure_convolution(self.graph, node, self.phases, backward)
             layouts: tuple[Layout, Layout] = ("NC1HWC0", "FRACTAL_Z")
-            if self.keeps_float32 and all(self.dtypes[i] == "float32" for i in node.inputs):
+            if self.keeps_float32 and {self.dtypes[index] for index in node.inputs} == {"float32"}:
                 work = replace(work, dtype="float32")
         else:
             cost_class = "matmul"

@@ -104,11 +104,10 @@ def collective_us(kind: Collective, nbytes: float, group: Group, hw: Hardware) -
     * send: the array that each device sends to its neighbour.
 
     Formulas are from HCCL's guide ("Algorithm Overview", hicann/hccl `coll_algo_intro`). All-gather
-    and reduce-scatter are the halves of an all-reduce: (n - 1) hops and (n - 1) / n of the bytes in
-    a ring, log2(servers) hops between servers. For short messages the halves of doubling are used,
-    though an all-gather takes up to log2(n) / 2 hops more. All-to-all is pairwise: (n - 1) rounds
-    with 1 / n of the bytes, over HCCS within a server, else over the device's RoCE port. A send
-    takes one hop, over RoCE if any neighbours are in different servers.
+    and reduce-scatter are the halves of an `all_reduce`. For short messages the halves of doubling
+    are used, though an all-gather takes up to log2(n) / 2 hops more. All-to-all is pairwise:
+    (n - 1) rounds with 1 / n of the bytes, over HCCS within a server, else over the device's RoCE
+    port. A send takes one hop, over RoCE if any neighbours are in different servers.
 
     Raises OptionError for an unknown kind, bytes below 0, or a group that servers can't hold.
     """
@@ -175,6 +174,7 @@ def _check_collective(nbytes: float, group: Group, hw: Hardware) -> None:
 
 
 def _compute_all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[float, float]:
+    """Return the microseconds over HCCS and over RoCE, as `all_reduce` does."""
     if group.servers == 1:
         return _compute_server_us(nbytes, group.size, hw), 0.0
     in_server_us = 0.0
@@ -186,14 +186,15 @@ def _compute_all_reduce(nbytes: float, group: Group, hw: Hardware) -> tuple[floa
     carried = 2 * (group.servers - 1) / group.servers * (nbytes / group.per_server)
     between_us = hops * hw.roce_hop_us + carried / (hw.roce_gb_per_s * 1e3)
     if group.size <= hw.devices_per_server_count:
-        # By the fitted figures a few hops between servers may seem faster than a ring in a server.
-        # The time of the same devices in one server is the lower bound.
+        # A few hops between servers may be faster by the fitted figures than a ring in a server. So
+        # the time of the same devices in one server is a lower bound.
         least_us = _compute_server_us(nbytes, group.size, hw)
         between_us = max(between_us, least_us - in_server_us)
     return in_server_us, between_us
 
 
 def _compute_server_us(nbytes: float, devices: int, hw: Hardware) -> float:
+    """Return the microseconds of an all-reduce in one server: a pair, a ring or doubling."""
     if devices <= 2:
         return _compute_pair_us(nbytes, hw) if devices == 2 else 0.0
     doubling_us = hw.hccs_hop_us + nbytes / (hw.hccs_pair_gb_per_s * 1e3)
@@ -210,12 +211,12 @@ def _compute_ring_us(nbytes: float, devices: int, hw: Hardware) -> float:
 
 
 def _compute_all_to_all_us(nbytes: float, group: Group, hw: Hardware) -> float:
-    num_near = group.per_server - 1
-    num_far = group.size - group.per_server
+    num_in_server = group.per_server - 1
+    num_outside = group.size - group.per_server
     hop_us = hw.hccs_pair_hop_us if group.size == 2 else hw.hccs_hop_us
     part = nbytes / group.size
-    near_us = num_near * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
-    return near_us + num_far * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
+    in_server_us = num_in_server * (hop_us + part / (hw.hccs_pair_gb_per_s * 1e3))
+    return in_server_us + num_outside * (hw.roce_hop_us + part / (hw.roce_gb_per_s * 1e3))
 
 
 def form_buckets(gradients: Sequence[Gradient], fusion: Sequence[int] | None) -> tuple[Bucket, ...]:
@@ -274,9 +275,9 @@ class AscendRates:
     cube_share: float = 0.5
     """Share of the cubes' peak that products of a training step reach; assumed."""
     exposed_share: float = 1.0
-    """Share of gradients' collectives that the backward pass doesn't overlap: 1 for one all-reduce
-    after the pass. MindSpore's [85, 160] on ResNet-50 has 0.63: it shortens the step from 23.61 to
-    22.00 ms, and the all-reduce takes 4.40 ms."""
+    """As in `Rates`: 1 for one all-reduce after the backward pass. MindSpore's [85, 160] on
+    ResNet-50 has 0.63: it shortens the step from 23.61 to 22.00 ms, and the all-reduce takes
+    4.40 ms."""
     scatters_sums: bool = True
 
     @property

@@ -18,7 +18,7 @@ from pipeline.core.errors import RunError
 
 EFFICIENCY_FILE = Path(__file__).parent / "efficiency.yaml"
 RATE_BOUNDS = (0.05, 4.0)
-"""Smallest and largest rate of a class."""
+"""Smallest and largest plausible rate of a class."""
 CALIBRATION_FILE = Path(__file__).with_name("calibration.yaml")
 GROUPS: Mapping[str, tuple[CostClass, ...]] = MappingProxyType(
     {
@@ -51,6 +51,7 @@ class Constants:
     hbm_read: float
     """Rate of reads that miss the L2, relative to the sustained rate."""
     hbm_write: float
+    """Rate of writes, relative to the sustained rate."""
     l2_full: float
     """Most traffic since a buffer's last use with all of it in the L2, in sizes of the L2."""
     l2_none: float
@@ -60,6 +61,7 @@ class Constants:
     few_channels: float
     """Factor of the rate of a weight gradient whose input has fewer channels than a block."""
     vector_overlap: float
+    """As `cube_overlap`, for the lanes and the traffic of a vector kernel."""
     vector_rate: float
     """Lanes in use, relative to all lanes."""
     heavy_operations: float
@@ -69,6 +71,7 @@ class Constants:
     gather_row_cycles: float
     scatter_row_cycles: float
     minor_row_cycles: float
+    """Times of a row: of a gather, of a scatter, and of each operation along a minor axis."""
     pad_row_cycles: float
     """Time of a row that isn't whole blocks, and is padded for FRACTAL_NZ."""
     slice_row_cycles: float
@@ -78,10 +81,12 @@ class Constants:
     """Time to transpose one square of 16 x 16 numbers of 16 bits."""
     bias_segment_cycles: float
     bias_bytes_per_cycle: float
+    """Time to start a segment of a bias gradient, and the rate of its bytes."""
     pool_block_cycles: float
     pool_tap_cycles: float
     pool_grad_block_cycles: float
     pool_grad_tap_cycles: float
+    """Times of a pooling and its gradient: of 16 channels of an image, and of each tap of them."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def load_efficiency(path: Path = EFFICIENCY_FILE) -> Efficiency:
     try:
         document = yaml.safe_load(path.read_text())
         constants = Constants(
-            **{f.name: float(document["constants"][f.name]) for f in fields(Constants)}
+            **{field.name: float(document["constants"][field.name]) for field in fields(Constants)}
         )
         classes = {}
         for name in get_args(CostClass):

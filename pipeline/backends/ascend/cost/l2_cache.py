@@ -46,6 +46,7 @@ def measure_traffic(
         for index, size in reads:
             if index in touched_at and size:
                 since = clock_bytes - touched_at[index]
+                # Of the task's other traffic, half comes first on average.
                 distance = (since + size + 0.5 * (moved_bytes - size)) / l2_bytes
                 hit_bytes += size * min(max((none - distance) / (none - full), 0.0), 1.0)
         traffic.append(Traffic(hit_bytes, read_total - hit_bytes, write_bytes))

@@ -78,7 +78,8 @@ def _price_task(
         return TaskTime(hw.ai_cpu_task_us, 0.0, "ai_cpu", entry.provenance)
     if task.parts:
         return _price_steps(task, traffic, context, efficiency)
-    # The rate applies to a cube product's compute alone, else to all of the work.
+    # The rate applies to the compute of a product on the cube, and to all work of other classes.
+    # Products on the vector unit have no fitted rate.
     all_cores = hw.vector_cores_count
     if task.cube and task.cost_class in CUBE_CLASSES and not runs_on_vector(task, hw):
         work = _price_cube(index, task, task.cube, traffic, context, entry.rate)
@@ -109,18 +110,18 @@ def _price_steps(
     hw = context.hw
     cube_us = 0.0
     lanes_us = 0.0
-    nothing = Traffic(0.0, 0.0, 0.0)
+    no_traffic = Traffic(0.0, 0.0, 0.0)
     for part in task.parts:
         rate = efficiency.classes[part.cost_class].rate
         if part.cube and runs_on_vector(part, hw):
             lanes_us += price_vector_product(part.cube, hw).us
         elif part.cube:
-            cube_us += _price_cube(-1, part, part.cube, nothing, context, rate).us
+            cube_us += _price_cube(-1, part, part.cube, no_traffic, context, rate).us
         else:
-            lanes_us += price_vector_work(part, nothing, context).us / rate
+            lanes_us += price_vector_work(part, no_traffic, context).us / rate
     moved = price_transfer(lanes_us, traffic, context, hw.ai_cores_count)
-    all_cores_us = compute_floor_us(hw.ai_cores_count, hw)
-    wait_us = all_cores_us - compute_floor_us(0, hw)
+    all_cores_us = compute_floor_us(1.0, hw)
+    wait_us = all_cores_us - compute_floor_us(0.0, hw)
     between_us = wait_us if task.phase == "forward" else 2 * all_cores_us
     step_us = cube_us + moved.us
     us = all_cores_us + step_us + (task.steps - 1) * (step_us + between_us)
@@ -149,7 +150,7 @@ def compute_roofline_us(task: Task, traffic: Traffic, hw: Hardware) -> float:
 
 
 def compute_floor_us(share: float, hw: Hardware) -> float:
-    """Return the time of an empty kernel on a share of all cores, between one core and all."""
+    """Return the time of an empty kernel on a share of all cores; a share of 0 is one core."""
     span_us = max(hw.task_floor_all_cores_us - hw.task_floor_one_core_us, 0.0)
     return hw.task_floor_one_core_us + span_us * min(share, 1.0)
 
@@ -171,15 +172,16 @@ def _price_cube(
     A weight gradient may be faster in equal parts of the images, one after the other.
     """
     product = to_product(task, work, context.buffers, context.hw)
-    if task.cost_class == "conv_kernel_grad" and work.batch == 1:
+    is_dense_gradient = task.cost_class == "conv_kernel_grad" and work.batch == 1
+    if is_dense_gradient and work.m // work.taps < CHANNEL_BLOCK:
         # The first layer's weight gradient is slower than its padding explains.
-        has_few_channels = work.m // work.taps < CHANNEL_BLOCK
-        rate *= context.constants.few_channels if has_few_channels else 1.0
+        rate *= context.constants.few_channels
     if index in context.tiles:
         choice = to_choice(context.tiles[index], product, context.hw)
         return _price_choice(choice, traffic, context, rate)
     best = _price_choice(list_default_tilings(product, context.hw), traffic, context, rate)
     for count, choice in split_images(product, context.hw):
+        # Each part reads its images, and writes the whole gradient.
         share = Traffic(traffic.l2_bytes / count, traffic.hbm_bytes / count, traffic.write_bytes)
         part = _price_choice(choice, share, context, rate)
         if part.us * count < best.us:

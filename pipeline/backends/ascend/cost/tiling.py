@@ -68,27 +68,26 @@ def pad_product(work: CubeWork, cost_class: str, out_bytes: int = 2, images: int
     """Return a task in padded fractals. The channels of each tap are padded separately.
 
     A 1 x 1 input gradient skips the zeros that a stride puts between rows. Other input gradients
-    multiply the zeros.
-    `images` is the batch size, which a weight gradient sums over.
+    multiply the zeros. `images` is the batch size, which a weight gradient sums over.
     """
     float32 = work.dtype == "float32"
     depth = EDGE // 2 if float32 else EDGE
     m, n = map(_count_blocks, (work.m, work.n))
     k = _count_blocks(work.k, depth)
-    reuse = max(work.taps / work.stride, 1.0)
+    expansion = max(work.taps / work.stride, 1.0)
     if cost_class == "conv_kernel_grad":
         m = work.taps * _count_blocks(work.m // work.taps)
-        return Product(work.batch, m, k, n, reuse, 4, max(images, 1), float32)
+        return Product(work.batch, m, k, n, expansion, 4, max(images, 1), float32)
     if cost_class in ("conv", "conv_input_grad"):
         k = work.taps * _count_blocks(work.k // work.taps, depth)
     if cost_class == "conv_input_grad":
         # A strided 1 x 1 convolution reads only some of the rows.
         share = work.macs / (work.batch * work.m * work.k * work.n)
-        strided = work.taps == 1 and share < 1
-        rows = max(math.ceil(work.m * share), 1) if strided else work.m
+        is_strided = work.taps == 1 and share < 1
+        rows = max(math.ceil(work.m * share), 1) if is_strided else work.m
         m = _count_blocks(rows)
-        reuse = max(rows * work.taps * work.stride / work.m, 1.0)
-    return Product(work.batch, m, k, n, reuse, out_bytes, float32=float32)
+        expansion = max(rows * work.taps * work.stride / work.m, 1.0)
+    return Product(work.batch, m, k, n, expansion, out_bytes, float32=float32)
 
 
 def _count_blocks(length: int, edge: int = EDGE) -> int:
@@ -222,6 +221,7 @@ def compute_stage_cycles(
     )
     l1_bytes = hw.l1_kib * 1024 / BUFFERS_COUNT
     panel_bytes = np.minimum(m, block_m) * k * FRACTAL_BYTES / product.expansion
+    # An operand that half the L1 holds is read once, else in each pass over the other operand.
     reads_a = np.where(panel_bytes <= l1_bytes, 1, passes_n)
     reads_b = np.where(b_bytes <= l1_bytes, 1, passes_m)
     l2_bytes = a_bytes / product.expansion * reads_a + b_bytes * reads_b
@@ -247,18 +247,20 @@ def list_blocks(hw: Hardware) -> tuple[tuple[int, int], ...]:
     The area is bounded by the L0C, rows by the L0A and columns by the L0B.
     """
     area = max(int(hw.l0c_kib * 1024 / BUFFERS_COUNT / ACCUMULATOR_BYTES), 1)
-    most_m, most_n = (
+    max_m, max_n = (
         max(int(kib * 1024 / BUFFERS_COUNT / FRACTAL_BYTES), 1) for kib in (hw.l0a_kib, hw.l0b_kib)
     )
-    columns = [2**power for power in range(int(np.log2(min(area, most_n))) + 1)]
-    return tuple((min(area // n, most_m), n) for n in columns)
+    columns = [2**power for power in range(int(np.log2(min(area, max_n))) + 1)]
+    return tuple((min(area // n, max_m), n) for n in columns)
 
 
 def _list_default_rows(product: Product, hw: Hardware) -> NDArray[np.float64]:
+    """Return the default tilings: shape (tilings, 6), the fields of `Tiling`."""
     cores = int(hw.ai_cores_count)
     cores_batch = min(cores, product.batch)
     cores = cores // cores_batch
-    block = max((b for b in list_blocks(hw) if b[1] <= DEFAULT_BLOCK_COLUMNS), key=lambda b: b[1])
+    blocks = (block for block in list_blocks(hw) if block[1] <= DEFAULT_BLOCK_COLUMNS)
+    block = max(blocks, key=lambda block: block[1])
     rows = [
         (cores_batch, m, k, min(cores // k // m, product.n), *block)
         for k in _list_depth_parts(cores, min(cores, product.k, max(product.images, 1)))
@@ -270,7 +272,7 @@ def _list_default_rows(product: Product, hw: Hardware) -> NDArray[np.float64]:
 def _list_depth_parts(cores: int, images: int) -> list[int]:
     """Return numbers of parts of the depth: the number of images, then its halves.
 
-    Halves are tried while too many cores are idle: with 18 images 14 of 32 cores are.
+    Halves are tried while too many cores are idle, such as 14 of 32 cores with 18 images.
     """
     parts = [images]
     while parts[-1] > 1 and parts[-1] * (cores // parts[-1]) < BUSY_CORES * cores:
@@ -287,7 +289,8 @@ def _list_splits(cores: int, blocks: tuple[tuple[int, int], ...]) -> NDArray[np.
         for k in range(1, cores // m + 1)
         for n in range(1, cores // m // k + 1)
     ]
-    return np.array([(1, *s, *b) for s in splits for b in blocks], dtype=np.float64)
+    rows = [(1, *split, *block) for split in splits for block in blocks]
+    return np.array(rows, dtype=np.float64)
 
 
 def list_tilings(product: Product, hw: Hardware) -> NDArray[np.float64]:

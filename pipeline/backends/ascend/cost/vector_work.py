@@ -138,6 +138,7 @@ def _compute_lanes_us(task: Task, context: CostContext) -> float:
 
 
 def _count_cores(traffic: Traffic, context: CostContext) -> float:
+    """Return the cores that a stream uses, by its bytes (`Constants.core_bytes`)."""
     cores = math.ceil(max(traffic.read_bytes, traffic.write_bytes) / context.constants.core_bytes)
     return min(context.hw.vector_cores_count, max(cores, 1))
 
@@ -345,12 +346,12 @@ def _guess_permutation(source: Buffer, output: Buffer) -> Permutation:
 
     The permutation is the first that fits the shapes and moves elements.
     """
-    orders = permutations(range(len(source.shape)))
-    fitting = [order for order in orders if tuple(source.shape[a] for a in order) == output.shape]
-    if not fitting:
-        return simplify_permutation(source.shape, range(len(source.shape)))
-    moving = (simplify_permutation(source.shape, order) for order in fitting[:2])
-    return max(moving, key=lambda moved: len(moved.order))
+    shape = source.shape
+    orders = permutations(range(len(shape)))
+    fitting = [order for order in orders if tuple(shape[axis] for axis in order) == output.shape]
+    # The first order may be the identity, which moves nothing.
+    moves = [simplify_permutation(shape, order) for order in fitting[:2] or [range(len(shape))]]
+    return max(moves, key=lambda moved: len(moved.order))
 
 
 def _price_sort(task: Task, traffic: Traffic, context: CostContext) -> VectorTime:

@@ -115,11 +115,11 @@ class MemoryPlan:
         Raises AssertionError.
         """
         for pool in POOLS:
-            inside = [placed for placed in self.placements if placed.pool == pool]
-            blocks = tuple(Block(p.nbytes, p.birth, p.death) for p in inside)
-            pair = find_overlap(blocks, tuple(p.offset_bytes for p in inside))
+            in_pool = [placed for placed in self.placements if placed.pool == pool]
+            blocks = tuple(Block(placed.nbytes, placed.birth, placed.death) for placed in in_pool)
+            pair = find_overlap(blocks, tuple(placed.offset_bytes for placed in in_pool))
             if pair is not None:
-                first, second = (inside[index] for index in pair)
+                first, second = (in_pool[index] for index in pair)
                 raise AssertionError(f"{pool}: {first} and {second} are live together and overlap")
 
 
@@ -152,11 +152,13 @@ def plan_memory(
     def align(nbytes: int) -> int:
         return -(-nbytes // alignment) * alignment
 
-    spans = {i: span for i, span in find_lifetimes(graph).items() if graph.buffers[i].nbytes}
+    lifetimes = find_lifetimes(graph).items()
+    spans = {index: span for index, span in lifetimes if graph.buffers[index].nbytes}
     sizes = {index: align(graph.buffers[index].nbytes) for index in spans}
     chunks: list[_Chunk] = []
     owner = find_owners(graph)
-    reduced = [i for i in _find_gradients(graph, owner) if i in spans] if devices > 1 else []
+    reduced = _find_gradients(graph, owner) if devices > 1 else []
+    reduced = [index for index in reduced if index in spans]
     if reduced:
         nbytes = sum(sizes[index] for index in reduced) + 2 * alignment
         birth = min(spans[index][0] for index in reduced)
@@ -167,8 +169,10 @@ def plan_memory(
         gradients = {index: sizes[index] for index in reduced}
         chunks.append(_Chunk(gradients, block, alignment, pool, "communication"))
     # The forward pass writes these buffers and the backward pass reads them.
-    saved = {owner[i] for task in graph.tasks if task.phase == "forward" for i in task.writes}
-    saved &= {owner[i] for task in graph.tasks if task.phase == "backward" for i in task.reads}
+    forward = (task.writes for task in graph.tasks if task.phase == "forward")
+    backward = (task.reads for task in graph.tasks if task.phase == "backward")
+    saved = {owner[index] for indices in forward for index in indices}
+    saved &= {owner[index] for indices in backward for index in indices}
     last_reads = {
         owner[index]: number
         for number, task in enumerate(graph.tasks)
@@ -191,26 +195,24 @@ def plan_memory(
 
 
 def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPlan:
+    """Place the chunks of each pool, and return the plan."""
     placements: list[Placement] = []
     uses: dict[Pool, PoolUse] = {}
     limits = _compute_pool_limits(hw)
     live = np.zeros(num_tasks, np.int64)
     for pool in POOLS:
-        inside = [chunk for chunk in chunks if chunk.pool == pool]
-        blocks = tuple(chunk.block for chunk in inside)
+        in_pool = [chunk for chunk in chunks if chunk.pool == pool]
+        blocks = tuple(chunk.block for chunk in in_pool)
         pool_bytes = sum_live_bytes(blocks, num_tasks)
         lower_bound = int(pool_bytes.max())
         packing = pack_blocks(blocks, lower_bound)
         uses[pool] = PoolUse(pool, packing.extent_bytes, lower_bound, limits[pool])
         live += pool_bytes
-        for chunk, offset in zip(inside, packing.offsets, strict=True):
+        for chunk, offset in zip(in_pool, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
+            lifetime = (chunk.block.birth, chunk.block.death)
             for index, nbytes in chunk.buffers.items():
-                birth = chunk.block.birth
-                death = chunk.block.death
-                placements.append(
-                    Placement(index, pool, chunk.component, start, nbytes, birth, death)
-                )
+                placements.append(Placement(index, pool, chunk.component, start, nbytes, *lifetime))
                 start += nbytes
     peak = int(live.argmax())
     components = dict.fromkeys(COMPONENTS, 0)
@@ -229,13 +231,14 @@ def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPl
 def _find_gradients(graph: TaskGraph, owner: Sequence[int]) -> list[int]:
     """Return the buffers of the gradients, each once, in the order of their tasks.
 
-    A task that writes gradients has outputs with the role gradient, or all its outputs count.
+    Of a task that writes a gradient, the outputs with this role count, or all if none has it.
     """
-    writes = [graph.tasks[writer].writes for _, _, writer in graph.gradients]
-    outputs = (
-        [i for i in indices if graph.buffers[i].role == "gradient"] or indices for indices in writes
-    )
-    return list(dict.fromkeys(owner[i] for indices in outputs for i in indices))
+    buffers: dict[int, None] = {}
+    for _, _, writer in graph.gradients:
+        writes = graph.tasks[writer].writes
+        gradients = [index for index in writes if graph.buffers[index].role == "gradient"]
+        buffers |= dict.fromkeys(owner[index] for index in gradients or writes)
+    return list(buffers)
 
 
 def _count_part_bytes(buffer: Buffer, num_shards: int) -> int:
@@ -299,7 +302,8 @@ def explain_out_of_memory(
 
 def find_largest_tensors(plan: MemoryPlan, count: int = 10) -> list[Placement]:
     """Return the largest buffers that are live at the peak, by size, then index."""
-    live = [p for p in plan.placements if p.birth <= plan.peak_task < p.death]
+    peak = plan.peak_task
+    live = [placed for placed in plan.placements if placed.birth <= peak < placed.death]
     return sorted(live, key=lambda placed: (-placed.nbytes, placed.buffer))[:count]
 
 
@@ -345,22 +349,24 @@ def _find_batched(graph: TaskGraph) -> set[int]:
     batched = {owner[index] for index in graph.inputs}
     for task in graph.tasks:
         in_network = task.phase in ("forward", "backward")
-        if task.phase == "data" or (in_network and any(owner[i] in batched for i in task.reads)):
+        depends = in_network and any(owner[index] in batched for index in task.reads)
+        if task.phase == "data" or depends:
             batched.update(owner[index] for index in task.writes)
     return batched
 
 
 def _find_first_excess(plan: MemoryPlan, pool: PoolUse) -> Placement:
-    """Return the largest buffer of the first task whose live bytes exceed the limit.
+    """Return the largest buffer that is born in the first task whose live bytes exceed the limit.
 
     If the pool exceeds its limit only by gaps, return the largest buffer that ends above the limit.
     """
-    inside = [placed for placed in plan.placements if placed.pool == pool.pool]
-    blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in inside]
+    in_pool = [placed for placed in plan.placements if placed.pool == pool.pool]
+    blocks = [Block(placed.nbytes, placed.birth, placed.death) for placed in in_pool]
     over = (sum_live_bytes(blocks, len(plan.live_bytes)) > pool.limit_bytes).nonzero()[0]
-    new_buffers = [placed for placed in inside if over.size and placed.birth == over[0]]
-    beyond = [p for p in inside if p.offset_bytes + p.nbytes > pool.limit_bytes]
-    return max(new_buffers or beyond or inside, key=lambda placed: (placed.nbytes, -placed.buffer))
+    born = [placed for placed in in_pool if over.size and placed.birth == over[0]]
+    limit = pool.limit_bytes
+    above_limit = [placed for placed in in_pool if placed.offset_bytes + placed.nbytes > limit]
+    return max(born or above_limit or in_pool, key=lambda placed: (placed.nbytes, -placed.buffer))
 
 
 def _name_writer(graph: TaskGraph, placed: Placement) -> str:

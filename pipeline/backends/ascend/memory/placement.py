@@ -14,7 +14,9 @@ from pipeline.backends.ascend.chip.tasks import TaskGraph
 
 Fit = Literal["best", "lowest"]
 FITS: tuple[Fit, ...] = ("best", "lowest")
+"""The gap that a block takes: the tightest or the lowest that it fits in."""
 ORDERS = ("size", "area")
+"""Blocks are placed by descending bytes, or by descending bytes x lifetime."""
 CLOSE = 0.005
 """Other heuristics are tried only to save more than this share of memory."""
 Lifetime = tuple[int, int]
@@ -32,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Packing:
-    """An offset in bytes for every block, and the extent of all blocks in bytes."""
+    """An offset in bytes for every block, and the end of the highest block."""
 
     offsets: tuple[int, ...]
     extent_bytes: int
@@ -56,7 +58,8 @@ def pack_blocks(blocks: tuple[Block, ...], bound_bytes: int) -> Packing:
     the most bytes that are live at once, other orders and the lowest gap are tried too. The best
     packing is returned.
     """
-    table = np.array([(b.nbytes, b.birth, b.death) for b in blocks], np.int64).reshape(-1, 3)
+    rows = [(block.nbytes, block.birth, block.death) for block in blocks]
+    table = np.array(rows, np.int64).reshape(-1, 3)
     best: Packing | None = None
     nbytes, birth, death = table.T
     for order, fit in product(ORDERS, FITS):
@@ -116,10 +119,13 @@ def find_overlap(blocks: tuple[Block, ...], offsets: tuple[int, ...]) -> tuple[i
     Steps through births and deaths with the live blocks sorted by address. As long as no blocks
     overlap, a new block can only overlap its neighbours.
     """
-    born = [(b.birth, 1, i) for i, b in enumerate(blocks) if b.death > b.birth and b.nbytes]
-    died = [(b.death, 0, i) for i, b in enumerate(blocks) if b.death > b.birth and b.nbytes]
+    events: list[tuple[int, bool, int]] = []
+    for index, block in enumerate(blocks):
+        if block.death > block.birth and block.nbytes:
+            events += [(block.birth, True, index), (block.death, False, index)]
     live: list[tuple[int, int, int]] = []
-    for _, is_birth, index in sorted(born + died):
+    # In a task deaths come first, as False < True: a block may take the place of one that died.
+    for _, is_birth, index in sorted(events):
         span = (offsets[index], offsets[index] + blocks[index].nbytes, index)
         place = bisect_left(live, span)
         if not is_birth:
@@ -169,12 +175,12 @@ def find_owners(graph: TaskGraph) -> list[int]:
 
     Raises ValueError if buffers are parts of each other.
     """
-    above = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
+    parents = [graph.aliases.get(buffer.index, buffer.within) for buffer in graph.buffers]
     owner_of = []
-    for index in range(len(above)):
+    for index in range(len(parents)):
         owner = index
-        for _ in range(len(above) + 1):
-            parent = above[owner]
+        for _ in range(len(parents) + 1):
+            parent = parents[owner]
             if parent is None or parent == owner:
                 break
             owner = parent

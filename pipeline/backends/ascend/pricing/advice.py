@@ -52,8 +52,8 @@ def advise(
 def _price_change(kind: str, pricing: Pricing, config: ExecutionConfig) -> float | None:
     """Return the microseconds of a changed step; None if the device can't run it."""
     try:
-        grows = kind in ("batch", "precision")
-        if grows and pricing.plan_memory(config).verdict == "out of memory":
+        changes_memory = kind in ("batch", "precision")
+        if changes_memory and pricing.plan_memory(config).verdict == "out of memory":
             return None
         return pricing.make_timeline(config).step_us
     except OptionError:
@@ -78,7 +78,7 @@ def _list_candidates(
 
 
 def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
-    """Return the changes that keep the batch size."""
+    """Yield the changes that keep the batch size."""
     if config.precision in ("O0", "O1", None):
         what = "float16 but for batch normalisation and the loss"
         yield "precision", what, "device.precision=O2", {"precision": "O2"}
@@ -101,15 +101,16 @@ def _list_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Varian
             yield "workers", what, f"device.host_workers={workers}", {"host_workers": workers}
     if not config.auto_tune:
         what = "tiles searched by AutoTune"
-        # All tilings are as good as a bank's, which advice must not change.
+        # The best of all tilings is as good as the bank's, and advice must not write to a bank.
         changes = {"auto_tune": "exhaustive", "tune_bank": None}
         yield "auto_tune", what, "device.auto_tune=exhaustive", changes
 
 
 def _list_bucket_variants(pricing: Pricing, config: ExecutionConfig) -> Iterator[Variant]:
     graph, _ = pricing.tasks(config)
-    in_order = sorted(graph.gradients, key=itemgetter(2))[::-1]
-    for points in list_split_points([nbytes for _, nbytes, _ in in_order]):
+    # The backward pass computes the gradients of the last parameters first.
+    by_parameter = sorted(graph.gradients, key=itemgetter(2))[::-1]
+    for points in list_split_points([nbytes for _, nbytes, _ in by_parameter]):
         if points != config.fusion:
             what = f"gradients in {len(points) + 1} all-reduces"
             override = f"device.all_reduce_fusion={list(points)}".replace(" ", "")

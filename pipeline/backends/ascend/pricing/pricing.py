@@ -86,8 +86,8 @@ def price(
     returns the trained leaves of a state (default: the float leaves that the loss reads and the
     step changes). `hardware` names a chip in conf/device, or is the path of a chip's YAML file.
     `software` is MindSpore's graph mode by default, and may have a version (`pytorch_eager@1.8`).
-    Eager stacks run `op_by_op`.
-    `keep_batchnorm_fp32` keeps batch normalisation in float32 under O2, MindSpore's default.
+    Eager stacks run `op_by_op`. `keep_batchnorm_fp32` keeps batch normalisation in float32 under
+    O2, as MindSpore does by default.
 
     Raises RunError for a step that can't be priced, ChipError for a bad chip, OptionError for other
     arguments out of range, and the errors that `step` raises when it is traced.
@@ -160,8 +160,8 @@ def _load_chipset(name_or_path: str, written_ns: int | None) -> PricedChip:
 class Pricing:
     """A traced step on a chip, priced under any options.
 
-    `exchange_bytes` are the sizes of the all-reduces besides the gradients'.
-    Results are cached with the traced step for its next price on the same chip.
+    `exchange_bytes` are the sizes of the all-reduces besides the gradients'. Results are cached
+    with the traced step for its next price on the same chip.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Pricing:
         return priced[key]
 
     def get_tuning(self, config: ExecutionConfig) -> TuneResult | None:
-        """Return the AutoTune result, None if the options don't request it."""
+        """Return AutoTune's result; None if the options have neither a search nor a bank."""
         self.tasks(config)
         return self._tuned.get(self._make_key(config))
 
@@ -279,13 +279,13 @@ class Pricing:
         return (config.precision, by_op, config.strict, without, tuning, norms)
 
     def make_step_options(self, config: ExecutionConfig) -> StepOptions:
-        """Return the scheduler's options."""
+        """Return the options of `schedule`, from those of a price and from the traced step."""
         hardware = self.chip.hardware
         pixels = self.traced.batch_pixels
         rate = None
         if config.host_workers is not None and pixels is not None:
             rate = compute_images_per_s(config.host_workers, pixels, config.devices, hardware)
-        torch = config.stack.name == "pytorch_eager"
+        is_torch = config.stack.name == "pytorch_eager"
         return StepOptions(
             mode=config.mode,
             sink_size=config.sink_size,
@@ -296,8 +296,8 @@ class Pricing:
             batch_bytes=self.traced.batch_bytes,
             host_images_per_s=rate,
             data_sink=config.data_sink,
-            prefetches=torch,
-            op_launch_us=hardware.pytorch_op_launch_us if torch else hardware.op_launch_us,
+            prefetches=is_torch,
+            op_launch_us=hardware.pytorch_op_launch_us if is_torch else hardware.op_launch_us,
         )
 
     def make_timeline(self, config: ExecutionConfig) -> Timeline:
@@ -337,7 +337,7 @@ class Pricing:
 
 
 def _change_mode(config: ExecutionConfig, mode: Mode) -> ExecutionConfig:
-    """Return the options of another launch mode: MindSpore's, of the same version in a graph."""
+    """Return the options in another launch mode: on the same stack if both launch graphs."""
     is_graph = mode != "op_by_op" and not config.stack.is_eager
     return replace(config, mode=mode, software=config.software if is_graph else None)
 

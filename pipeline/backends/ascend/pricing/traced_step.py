@@ -53,7 +53,7 @@ class TracedStep:
         self._results: dict[Any, Results] = {}
 
     def get_results(self, chip: Hashable, calibration: Calibration) -> Results:
-        """Return the cached results of a step on a chip; for the last few chips only."""
+        """Return the results of the step on a chip: cached for the last few chips, else empty."""
         key = (chip, id(calibration))
         results = self._results.pop(key, None) or Results(calibration)
         self._results[key] = results
@@ -202,7 +202,7 @@ def _find_trained(
     updates: Mapping[int, int],
     parameters: Callable[[Any], Any] | None,
 ) -> set[int]:
-    """Return the leaves from `parameters`, else all that the loss reads and the step changes."""
+    """Return the leaves from `parameters`, else those that the loss reads and the step changes."""
     if parameters is not None:
         numbered = jax.tree.unflatten(jax.tree.structure(state), list(state_names))
         picked = set(jax.tree.leaves(parameters(numbered)))

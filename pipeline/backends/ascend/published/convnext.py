@@ -8,7 +8,9 @@ from jax import Array
 
 KERNEL = (7, 7)
 EXPANSION = 4
+"""Channels between the two products of a block, relative to its channels."""
 LAYER_SCALE = 1e-6
+"""Initial factor of a block before the input is added."""
 DROPPED_DEPTH = 0.1
 """Share of samples that skip the last block in training (Liu et al. 2022, table 5)."""
 
@@ -32,9 +34,9 @@ class ConvNeXtBlock(nn.Module):
         scale = self.param("scale", nn.initializers.constant(LAYER_SCALE), (channels,))
         y = scale * y
         if train and self.dropped:
-            kept = 1 - self.dropped
-            mask = jax.random.bernoulli(self.make_rng("dropout"), kept, (x.shape[0], 1, 1, 1))
-            y = y * (mask / kept).astype(y.dtype)
+            keep_rate = 1 - self.dropped
+            mask = jax.random.bernoulli(self.make_rng("dropout"), keep_rate, (x.shape[0], 1, 1, 1))
+            y = y * (mask / keep_rate).astype(y.dtype)
         return x + y
 
 

@@ -9,7 +9,9 @@ from flax import linen as nn
 from jax import Array
 
 WINDOW = 7
+"""Edge of a window, in tokens."""
 PATCH = 4
+"""Edge of the patch of a token, in pixels."""
 HEAD_FEATURES = 32
 HIDDEN_RATIO = 4
 DEPTHS = (2, 2, 6, 2)
@@ -17,6 +19,7 @@ DEPTHS = (2, 2, 6, 2)
 FEATURES = 96
 """Features of a token in the first stage of Swin-T; each stage has twice as many as the last."""
 MASKED = -100.0
+"""Added to the score of two tokens that aren't neighbours in the image, as in the authors' code."""
 
 
 class Swin(nn.Module):

@@ -100,14 +100,15 @@ class Published:
 
 @cache
 def load_published_steps(file: Path = PUBLISHED) -> tuple[Published, ...]:
-    """Return the rows of the table, in its order."""
+    """Return the rows of a table, in its order. Raises ValueError for an invalid row."""
     with file.open(newline="", encoding="utf-8") as lines:
         return tuple(_parse_row(row) for row in csv.DictReader(lines))
 
 
 def _parse_row(row: Mapping[str, str]) -> Published:
-    defaulted = ("suspicion", "keep_batchnorm_fp32")
-    columns: Any = {f.name: row[f.name] for f in fields(Published) if f.name not in defaulted}
+    optional = ("suspicion", "keep_batchnorm_fp32")
+    names = [field.name for field in fields(Published) if field.name not in optional]
+    columns: Any = {name: row[name] for name in names}
     try:
         return Published(
             **columns,
@@ -124,7 +125,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Published networks without a file in conf/model: another network's file, and changed settings."""
 
 
-def model_spec(name: str) -> ModelSpec:
+def load_model_spec(name: str) -> ModelSpec:
     """Return a network by the name of its file in conf/model. Raises RunError if unknown."""
     name, changes = VARIANTS.get(name, (name, {}))
     files = {file.stem: file for file in sorted((CONF / "model").glob("*.yaml"))}
@@ -137,9 +138,9 @@ def model_spec(name: str) -> ModelSpec:
 
 @cache
 def trace_image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
-    """Return a step on images (batch, pixels, pixels, 3), for LeNet of 1 channel, with momentum."""
+    """Return a step with momentum on square images, of 1 channel for LeNet, else of 3."""
     channels = 1 if model.startswith("lenet") else 3
-    return trace_network(model_spec(model), batch, (pixels, pixels, channels), classes)
+    return trace_network(load_model_spec(model), batch, (pixels, pixels, channels), classes)
 
 
 def trace_network(
@@ -164,7 +165,7 @@ def trace_module(
     classes: int,
     optimizer: OptimizerSpec | None = None,
 ) -> TracedStep:
-    """Return a step of any network on a batch of a shape. `loss` returns a loss for each sample."""
+    """Return a step, with momentum by default. `loss` returns a loss for each sample of a batch."""
     if optimizer is None:
         optimizer = Momentum(
             lr=0.1, weight_decay=1e-4, decay_rules=(), momentum=0.9, nesterov=False
@@ -191,7 +192,7 @@ def _trace_wide_deep(row: Published) -> TracedStep:
     """Return a step of Wide & Deep. A sample has fields with an index and a value each."""
     adam = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     shape = (row.pixels, 1, 2)
-    return trace_network(model_spec(row.model), row.batch, shape, row.classes, adam)
+    return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, adam)
 
 
 def _trace_text_detector(row: Published) -> TracedStep:
@@ -256,17 +257,16 @@ def configure_row(row: Published) -> ExecutionConfig:
     """
     name = "mindspore_graph"
     if row.mode == "op_by_op":
-        torch = row.framework.startswith("PyTorch")
-        name = "pytorch_eager" if torch else "mindspore_eager"
-    found = VERSION.search(row.framework)
-    version = found[1].replace("x", "0") if found else ""
+        name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
+    match = VERSION.search(row.framework)
+    version = match[1].replace("x", "0") if match else ""
     software = f"{name}@{version}" if version in load_stacks()[name] else name
     return ExecutionConfig(
         row.precision,
         row.mode,
-        1000,  # Steps of a sink.
-        row.devices,
-        row.fusion,
+        sink_size=1000,
+        devices=row.devices,
+        fusion=row.fusion,
         software=software,
         keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
     )

@@ -15,6 +15,7 @@ from pipeline.backends.ascend.cost.task_time import CUBE_CLASSES, DEPTHWISE_CLAS
 from pipeline.core.files.safe_yaml import parse_written_yaml
 
 WIDTH = 100
+"""Columns of the text."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def explain_task(
         if task.cost_class in classes:
             multiplier = calibration.multipliers[group]
             source += f"; times {multiplier:.3g}, fitted to published steps ({group})"
+    without_source = "given without a source"
     fitted = "fitted to kernels of public traces (efficiency.yaml)"
     return ExplainedTask(
         type=task.type,
@@ -162,9 +164,7 @@ def explain_task(
         bound=time.bound,
         formula=formula.text,
         figures=tuple(
-            SourcedNumber(
-                name, getattr(hardware, name), sources.get(name, "given without a source")
-            )
+            SourcedNumber(name, getattr(hardware, name), sources.get(name, without_source))
             for name in formula.figures
         ),
         constants=tuple(
@@ -184,7 +184,7 @@ def list_interval_sources(
     hardware: Hardware,
     sources: Mapping[str, str],
 ) -> tuple[SourcedNumber, ...]:
-    """Return the spreads that make the interval of a step."""
+    """Return the spreads that make a step's interval; `class_spread` is that of the classes."""
     name = "other_chip_spread_ratio"
     ratio = hardware.other_chip_spread_ratio
     other_chip = SourcedNumber("spread from chip to chip", ratio, sources.get(name, ""))

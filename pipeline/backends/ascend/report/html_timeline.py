@@ -37,7 +37,7 @@ def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     """Return the page as HTML text."""
     exposed = [(kind, timeline.exposed_us[kind]) for kind in KINDS if timeline.exposed_us[kind] > 0]
     shares = {
-        COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_format_ms(us)}"
+        COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_format_time(us)}"
         for kind, us in exposed
     }
     bar = Lane("", stack_blocks((COLOURS[kind], us, shares[COLOURS[kind]]) for kind, us in exposed))
@@ -56,11 +56,11 @@ def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     )
     iteration = timeline.iteration
     figures = {
-        "Step": _format_ms(timeline.step_us),
-        "Interval": _format_ms(iteration.interval_us),
-        "FP + BP": _format_ms(iteration.fp_bp_us),
-        "Tail": _format_ms(iteration.tail_us),
-        "Critical path": _format_ms(timeline.critical_path_us),
+        "Step": _format_time(timeline.step_us),
+        "Interval": _format_time(iteration.interval_us),
+        "FP + BP": _format_time(iteration.fp_bp_us),
+        "Tail": _format_time(iteration.tail_us),
+        "Critical path": _format_time(timeline.critical_path_us),
         "Limited by": timeline.bound,
     }
     devices = "1 device" if timeline.devices == 1 else f"{timeline.devices:,} devices"
@@ -73,7 +73,7 @@ def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
     return render_page(page)
 
 
-def _format_ms(us: float) -> str:
+def _format_time(us: float) -> str:
     if us < 10:
         return f"{us:.1f} us"
     return f"{us / 1e3:.3g} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
@@ -81,18 +81,19 @@ def _format_ms(us: float) -> str:
 
 def _draw_lanes(timeline: Timeline, graph: TaskGraph) -> Drawing:
     """Draw the iteration and each stream in milliseconds."""
-    used = sorted(
+    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
+    busy_lanes = sorted(
         {(span.stream, span.lane) for span in timeline.spans},
-        key=lambda lane: ([stream for stream, _ in STREAMS].index(lane[0]), lane[1]),
+        key=lambda lane: (rank[lane[0]], lane[1]),
     )
     step = timeline.iteration
     parts = (
-        ("pale-sand", step.interval_us / 1e3, f"Interval {_format_ms(step.interval_us)}"),
-        ("pale-blue", step.fp_bp_us / 1e3, f"FP + BP {_format_ms(step.fp_bp_us)}"),
-        ("pale-red", step.tail_us / 1e3, f"Tail {_format_ms(step.tail_us)}"),
+        ("pale-sand", step.interval_us / 1e3, f"Interval {_format_time(step.interval_us)}"),
+        ("pale-blue", step.fp_bp_us / 1e3, f"FP + BP {_format_time(step.fp_bp_us)}"),
+        ("pale-red", step.tail_us / 1e3, f"Tail {_format_time(step.tail_us)}"),
     )
     lanes = [Lane("Iteration", stack_blocks(parts))]
-    for stream, number in used:
+    for stream, number in busy_lanes:
         spans = [span for span in timeline.spans if (span.stream, span.lane) == (stream, number)]
         label = dict(STREAMS)[stream] + (f" {number + 1}" if number else "")
         lanes.append(Lane(label, list(_draw_blocks(spans, timeline, graph))))
@@ -104,13 +105,13 @@ def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) ->
     for span, count in _merge_thin(spans, timeline.step_us / (WIDE - LABEL_WIDTH)):
         scope = graph.tasks[span.task].scope if span.task is not None and count == 1 else ""
         label = f"{span.name} {scope}".strip() if count == 1 else f"{count} x {LABELS[span.kind]}"
-        words = f"{span.name} {_format_ms(span.duration_us)}" if count == 1 else ""
+        words = f"{span.name} {_format_time(span.duration_us)}" if count == 1 else ""
         tip = f"{label}, {span.duration_us:.1f} us"
         yield LaneBar(span.start_us / 1e3, span.end_us / 1e3, COLOURS[span.kind], tip, words)
 
 
 def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Yield spans and their counts. Neighbours of one kind that are too thin to see are merged."""
+    """Yield spans and their counts, neighbours of a kind merged up to 2 pixels together."""
     merged: Span | None = None
     count = 0
     for span in spans:
@@ -141,6 +142,6 @@ def _make_layer_row(layer: Layer, timeline: Timeline) -> dict[str, str]:
     return {
         "Layer": layer.name,
         "Tasks": str(layer.tasks),
-        **{name: _format_ms(us) if us else "" for name, us in times.items()},
+        **{name: _format_time(us) if us else "" for name, us in times.items()},
         "Of the step": f"{layer.us / timeline.step_us:.1%}",
     }

@@ -104,11 +104,8 @@ class PricedStep:
     def interval_ms(self) -> tuple[float, float]:
         """The 80 % interval of `step_ms`: one true time in ten is below it, one in ten above it."""
         spread = compute_class_spread(self.graph, self.times, self.timeline, self.calibration)
-        low, high = compute_interval(
-            self.timeline.step_us,
-            math.hypot(spread, self.hardware.other_chip_spread_ratio),
-            self.calibration,
-        )
+        spread = math.hypot(spread, self.hardware.other_chip_spread_ratio)
+        low, high = compute_interval(self.timeline.step_us, spread, self.calibration)
         return low / 1e3, high / 1e3
 
     @property
@@ -257,9 +254,8 @@ def compute_interval(
     published steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
     interval covers 80 % of the published steps of families that the fit left out.
     """
-    factor = math.exp(
-        NORMAL_90 * math.hypot(spread, calibration.log_sd) * calibration.interval_scale
-    )
+    log_sd = math.hypot(spread, calibration.log_sd)
+    factor = math.exp(NORMAL_90 * log_sd * calibration.interval_scale)
     return step_us / factor, step_us * factor
 
 
@@ -278,7 +274,7 @@ def compute_class_spread(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Device time in us of one module's tasks, with all iterations of loops."""
+    """Device time in us of one module in a timeline by phase, with all iterations of loops."""
 
     name: str
     tasks: int

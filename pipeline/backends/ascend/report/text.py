@@ -123,8 +123,7 @@ def _list_slowest_types(report: Report, count: int = 2) -> str:
     """Return the op types that take most of the limiting resource's time, each with its share."""
     type_us: dict[str, float] = {}
     for task in report.tasks:
-        # A task that takes the least time of any task (`floor`) counts for its engine, as in the
-        # timeline.
+        # A task with the time of an empty kernel (`floor`) counts as bound by its engine.
         engine = task.bound if task.bound in LIMITS else task.engine
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:

@@ -80,8 +80,8 @@ def compute_images_per_s(workers: int, pixels: int, devices: int, hw: Hardware) 
         if value < 1:
             raise OptionError(f"{name} = {value}: must be at least 1")
     in_server = min(devices, int(hw.devices_per_server_count))
-    share = min(workers * hw.host_worker_images_per_s, hw.host_images_per_s / in_server)
-    return share * REFERENCE_PIXELS / pixels
+    images_per_s = min(workers * hw.host_worker_images_per_s, hw.host_images_per_s / in_server)
+    return images_per_s * REFERENCE_PIXELS / pixels
 
 
 def estimate_loader_times(options: StepOptions, hw: Hardware) -> LoaderTimes:
@@ -169,8 +169,8 @@ def compute_boundary(
     host_us = hw.host_step_us
     if options.mode != "op_by_op":
         host_us = (host_us + hw.graph_launch_us) / options.steps_per_launch
-    distributed = options.devices > 1
-    interval_us = hw.sink_interval_distributed_us if distributed else hw.sink_interval_us
+    is_distributed = options.devices > 1
+    interval_us = hw.sink_interval_distributed_us if is_distributed else hw.sink_interval_us
     copy_us = 0.0 if options.copies_ahead else loader.pcie_us
     interval_us = max(interval_us, copy_us)
     due_us = loader.period_us if options.copies_ahead else loader.host_us
@@ -202,6 +202,7 @@ def schedule(
         launches = compute_launch_times(graph, plan, op_us, hw)
         first_run = run_step(graph, times, plan, hw, options, launches)
         device_us = hw.graph_launch_us + graph_run.end_us
+        # The host runs ahead by the time that a first step takes beyond the longer of both times.
         ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
         run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
         is_host_slower = launches.end_us > device_us
@@ -281,6 +282,7 @@ def _form_run_spans(
     run: Run,
     begin_us: float,
 ) -> Iterator[Span]:
+    """Yield the spans of tasks and all-reduces; `begin_us` is when the run begins in the step."""
     for index, task in enumerate(graph.tasks):
         yield Span(
             task.type,

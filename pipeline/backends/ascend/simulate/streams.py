@@ -99,7 +99,7 @@ def assign_streams(graph: TaskGraph, options: StepOptions, hw: Hardware) -> Stre
     for number, writers in enumerate(sources):
         issued[writers[-1]] += (number,)
     return StreamAssignment(
-        # Updates in the order in which their gradients are all-reduced, passes in program order.
+        # Passes are in program order, updates in the order in which gradients are all-reduced.
         order=tuple(
             index
             for round_ in rounds
@@ -173,8 +173,8 @@ def _find_needs(
         for index in round_.updates:
             need = max((needs[before] for before in producers[index]), default=-1)
             need = max(need, *(bucket_of.get(before, -1) for before in producers[index]), -1)
-            unknown = need < 0 and tasks[index].cost_class == "optimizer"
-            needs[index] = last if unknown else need
+            is_unknown = need < 0 and tasks[index].cost_class == "optimizer"
+            needs[index] = last if is_unknown else need
     return tuple(needs)
 
 
@@ -333,23 +333,22 @@ class _Device:
         if start_us > self.compute_free:
             self.idle[cause] += start_us - self.compute_free
             self.compute_free = start_us
-        one_us = self.times[index].us + self.hw.task_gap_us
+        iteration_us = self.times[index].us + self.hw.task_gap_us
         self.starts[index] = self.compute_free + self.hw.task_gap_us
-        self.busy[index] = one_us * self.tasks[index].repeat
-        late_us = self.sum_iterations_us(index, one_us) - self.busy[index]
-        self.idle["host"] += late_us
-        self.compute_free += self.busy[index] + late_us
+        self.busy[index] = iteration_us * self.tasks[index].repeat
+        wait_us = self.sum_iterations_us(index, iteration_us) - self.busy[index]
+        self.idle["host"] += wait_us
+        self.compute_free += self.busy[index] + wait_us
         self.ends[index] = self.compute_free
 
     def run_ai_cpu(self, index: int) -> None:
         """Run a task on an AI CPU stream."""
         start_us, _ = self.find_start(index)
-        free, lane = heapq.heappop(self.ai_cpu_free)
-        end = max(start_us, free) + self.sum_iterations_us(index, self.times[index].us)
-        heapq.heappush(self.ai_cpu_free, (end, lane))
+        free_us, lane = heapq.heappop(self.ai_cpu_free)
+        self.starts[index] = max(start_us, free_us)
+        self.ends[index] = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
+        heapq.heappush(self.ai_cpu_free, (self.ends[index], lane))
         self.ai_cpu_lanes[index] = lane
-        self.starts[index] = max(start_us, free)
-        self.ends[index] = end
 
     def run_collective(self, index: int) -> None:
         """Run a collective that is a task of the graph on the links."""
@@ -358,10 +357,10 @@ class _Device:
         self.hccl_free = self.starts[index] + self.sum_iterations_us(index, self.times[index].us)
         self.ends[index] = self.hccl_free
 
-    def sum_iterations_us(self, index: int, one_us: float) -> float:
+    def sum_iterations_us(self, index: int, iteration_us: float) -> float:
         """Return the time of all iterations of a scan's task. The host launches each iteration."""
         op_us = self.launches.op_us if self.launches else 0.0
-        return one_us + (self.tasks[index].repeat - 1) * max(one_us, op_us)
+        return iteration_us + (self.tasks[index].repeat - 1) * max(iteration_us, op_us)
 
     def find_start(self, index: int) -> tuple[float, Cause]:
         """Return the earliest start of a task, and the cause of the wait until then."""
@@ -370,57 +369,52 @@ class _Device:
         for producer in self.plan.waits[index]:
             # The step's interval includes the handover from GetNext.
             fetches = self.tasks[producer].phase == "data"
-            ready = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
-            if ready > start_us:
-                start_us = ready
+            ready_us = self.ends[producer] + (0.0 if fetches else self.hw.event_handover_us)
+            if ready_us > start_us:
+                start_us = ready_us
                 cause = CAUSES.get(self.plan.streams[producer], "host")
         need = self.plan.needs[index]
         if need >= 0:
             self.reduce_until(need)
-            ready = self.buckets[need][1] + self.hw.event_handover_us
-            if ready > start_us:
-                return ready, "communication"
+            ready_us = self.buckets[need][1] + self.hw.event_handover_us
+            if ready_us > start_us:
+                return ready_us, "communication"
         return start_us, cause
 
     def reduce_until(self, last: int) -> None:
         """Run the all-reduces up to number `last` that haven't run yet."""
         for number in range(len(self.buckets), last + 1):
-            ready = max(self.ends[index] for index in self.plan.sources[number])
+            ready_us = max(self.ends[index] for index in self.plan.sources[number])
             if self.launches:
-                ready = max(ready, self.launches.buckets_us[number])
+                ready_us = max(ready_us, self.launches.buckets_us[number])
             if not self.overlap:
-                ready = max(ready, self.compute_free)
-            start = max(ready + self.hw.collective_launch_us, self.hccl_free)
-            self.hccl_free = self.find_all_reduce_end(start, self.plan.costs_us[number])
-            self.buckets.append((start, self.hccl_free))
+                ready_us = max(ready_us, self.compute_free)
+            start_us = max(ready_us + self.hw.collective_launch_us, self.hccl_free)
+            self.hccl_free = self.find_all_reduce_end(start_us, self.plan.costs_us[number])
+            self.buckets.append((start_us, self.hccl_free))
 
-    def find_all_reduce_end(self, start: float, alone_us: float) -> float:
+    def find_all_reduce_end(self, start_us: float, alone_us: float) -> float:
         """Return the end of an all-reduce, which is slower while the AI Cores compute."""
         slowdown = max(1.0, self.hw.overlapped_collective_slowdown_ratio)
-        shared = self.compute_free - start
-        if shared <= 0:
-            return start + alone_us
-        if alone_us * slowdown <= shared:
-            return start + alone_us * slowdown
-        return self.compute_free + alone_us - shared / slowdown
+        overlap_us = self.compute_free - start_us
+        if overlap_us <= 0:
+            return start_us + alone_us
+        if alone_us * slowdown <= overlap_us:
+            return start_us + alone_us * slowdown
+        return self.compute_free + alone_us - overlap_us / slowdown
 
     def finish(self) -> Run:
         """Run the remaining all-reduces and return the step's times."""
         self.reduce_until(len(self.plan.costs_us) - 1)
-        end = max(self.compute_free, self.hccl_free)
-        self.idle["communication"] += end - self.compute_free
-        last = max((self.ends[index] for index in self.ai_cpu_lanes), default=0.0)
-        self.idle["ai_cpu"] += max(0.0, last - end)
-        least = self.hw.graph_launch_us if self.launches else 0.0
-        self.idle["host"] += max(0.0, least - max(end, last))
+        cores_us = self.compute_free
+        links_us = max(cores_us, self.hccl_free)
+        ai_cpu_us = max([links_us, *(self.ends[index] for index in self.ai_cpu_lanes)])
+        end_us = max(ai_cpu_us, self.hw.graph_launch_us if self.launches else 0.0)
+        self.idle["communication"] += links_us - cores_us
+        self.idle["ai_cpu"] += ai_cpu_us - links_us
+        self.idle["host"] += end_us - ai_cpu_us
         return Run(
-            self.starts,
-            self.ends,
-            self.ai_cpu_lanes,
-            self.buckets,
-            self.busy,
-            self.idle,
-            max(end, last, least),
+            self.starts, self.ends, self.ai_cpu_lanes, self.buckets, self.busy, self.idle, end_us
         )
 
 
@@ -438,8 +432,8 @@ def find_critical_path_us(
         return bucket_ends[number]
 
     for index in plan.order:
-        start = max((ends[producer] for producer in plan.producers[index]), default=0.0)
+        start_us = max((ends[producer] for producer in plan.producers[index]), default=0.0)
         if plan.needs[index] >= 0:
-            start = max(start, find_bucket_end(plan.needs[index]))
-        ends[index] = start + times[index].us * graph.tasks[index].repeat
+            start_us = max(start_us, find_bucket_end(plan.needs[index]))
+        ends[index] = start_us + times[index].us * graph.tasks[index].repeat
     return max((*ends, *map(find_bucket_end, range(len(plan.costs_us)))), default=0.0)

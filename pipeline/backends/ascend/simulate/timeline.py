@@ -80,11 +80,10 @@ class IterationTrace:
 class Timeline:
     """One steady step, from the end of the previous step to the end of this step.
 
-    A sink is a number of steps that one launch runs on the device. `spans` are sorted by start
-    within a stream, and include a step's share of a sink's launch.
+    `spans` are sorted by start within a stream, and include a step's share of a sink's launch.
     `device_us` is the step's work on the device without waits for the host, `host_us` the host's
     time for launches and callbacks. `exposed_us` is the time by kind and sums to `step_us`.
-    `launch_us` is the host's time before a sink of `steps_per_launch` steps.
+    `launch_us` is the host's time before the `steps_per_launch` steps that a launch runs.
     """
 
     mode: Mode

@@ -214,7 +214,7 @@ def _tune_product(
     def search() -> _Outcome:
         default = objective.choose_default_tiling()
         if not searches:
-            default_us = objective.times_us(to_row(default))
+            default_us = objective.compute_times_us(to_row(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
         mode = settings.mode or REPEAT_MODE
         result = search_tiles(objective, default, mode, settings.seed, key)
@@ -241,11 +241,10 @@ def make_bank_key(task: Task, product: Product, hw: Hardware) -> str:
     """Return a bank's key: the fused operators, the shape in fractals, a digest of the core."""
     figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
     chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
-    p = product
-    shape = f"{p.batch}x{p.m}x{p.k}x{p.n}"
+    shape = f"{product.batch}x{product.m}x{product.k}x{product.n} /{product.expansion:g}"
     operators = f"{task.cost_class} [{', '.join((task.type, *task.fused))}]"
-    types = f"out{p.out_bytes}{' float32' * p.float32}"
-    return f"{operators} {shape} /{p.expansion:g} {types} images{p.images} core{chip}"
+    types = f"out{product.out_bytes}{' float32' * product.float32}"
+    return f"{operators} {shape} {types} images{product.images} core{chip}"
 
 
 def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 DECISIONS_COUNT = 5
 """How many cores share the batch, m, k and n, one decision each; then which block is used."""
 INPUTS_COUNT = 2 * DECISIONS_COUNT + 7
+"""The decision (one-hot), the choices, 4 limits, and 3 numbers of an option (`make_inputs`)."""
 HIDDEN_COUNT = 16
 LEARNING_RATE = 0.1
 

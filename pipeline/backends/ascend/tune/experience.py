@@ -18,22 +18,22 @@ def rate_tilings(
 ) -> NDArray[np.float64]:
     """Return the expected cost of each tiling relative to an ideal one, from rows (tilings, 6).
 
-    `limits` are the batch, m, k and n of the product, in fractals.
-    As many cores as are worth it should be busy, with equal parts, and parts should be multiples of
-    their blocks. Each row of a block is loaded again for its columns and the reverse, so square
-    blocks load least. The depth should be split only if there is nothing else to share.
+    `limits` are the batch, m, k and n of the product, in fractals. As many cores as are worth it
+    should be busy, with equal parts, and parts should be multiples of their blocks. Each row of a
+    block is loaded again for its columns and the reverse, so square blocks load least. The depth
+    should be split only if there is nothing else to share.
     """
     sizes = np.array(limits, dtype=np.float64)
     cores = rows[:, :4]
     parts = np.ceil(sizes / cores)
-    uneven = (parts * cores).prod(axis=1) / sizes.prod()
+    part_padding = (parts * cores).prod(axis=1) / sizes.prod()
     sides = parts[:, [1, 3]]
     blocks = np.minimum(rows[:, 4:], sides)
-    ragged = (np.ceil(sides / blocks) * blocks / sides).prod(axis=1)
+    block_padding = (np.ceil(sides / blocks) * blocks / sides).prod(axis=1)
     loads = 1 + (1 / blocks).sum(axis=1)
-    useful = np.clip(sizes.prod() / CORE_FRACTALS, 1, cores_count)
-    used = cores.prod(axis=1)
-    mismatch = np.maximum(used / useful, useful / used)
-    can_share = sizes[[0, 1, 3]].prod() >= useful
+    useful_cores = np.clip(sizes.prod() / CORE_FRACTALS, 1, cores_count)
+    used_cores = cores.prod(axis=1)
+    mismatch = np.maximum(used_cores / useful_cores, useful_cores / used_cores)
+    can_share = sizes[[0, 1, 3]].prod() >= useful_cores
     depth = np.where(can_share & (rows[:, 2] > 1), DEPTH_FACTOR, 1.0)
-    return np.asarray(uneven * ragged * loads * mismatch * depth)
+    return np.asarray(part_padding * block_padding * loads * mismatch * depth)

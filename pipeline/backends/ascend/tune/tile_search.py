@@ -38,6 +38,7 @@ POPULATION_COUNT = 24
 GENERATIONS_COUNT = 12
 ELITE_COUNT = 6
 MUTATION_CHANCE = 0.3
+"""Chance that a gene of a child changes."""
 ROUNDS_COUNT = 10
 WALKS_PER_ROUND = 20
 EXPLORATION = 1.0
@@ -47,7 +48,7 @@ TEMPERATURE = 0.05
 PRUNED_FACTOR = 4.0
 """Experience rules out tilings that it rates above this multiple of the best."""
 CHILD_TRIES = 8
-"""Children that are bred in place of one, until experience doesn't rule it out."""
+"""A place of a generation stays empty after this many children that experience rules out."""
 
 Genes = tuple[int, int, int, int, int]
 """Cores of the batch, m, k, n, and the index of the block."""
@@ -70,7 +71,7 @@ class Objective:
         """The most cores that can share the batch, m, k and n."""
         return self.product.batch, self.product.m, self.product.k, self.product.n
 
-    def times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    def compute_times_us(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the microseconds of each row of tilings."""
         cycles = sum_cycles(compute_stage_cycles(self.product, self.hw, rows), self.overlap)
         span_us = max(self.hw.task_floor_all_cores_us - self.hw.task_floor_one_core_us, 0.0)
@@ -96,7 +97,7 @@ def search_tiles(
     """
     if mode == "exhaustive":
         rows = np.concatenate([to_row(default), list_tilings(objective.product, objective.hw)])
-        times_us = objective.times_us(rows)
+        times_us = objective.compute_times_us(rows)
         best = int(np.argmin(times_us))
         return Search(to_tiling(rows[best]), len(rows), (Round(float(times_us[best])),))
     generator = np.random.default_rng([seed, zlib.crc32(key.encode())])
@@ -120,7 +121,7 @@ class _Ledger:
         self.blocks = list_blocks(objective.hw)
         self.times_us: dict[Genes, float] = {}
         self.best_row = to_row(default)[0]
-        self.default_us = float(objective.times_us(to_row(default))[0])
+        self.default_us = float(objective.compute_times_us(to_row(default))[0])
         self.best_us = self.default_us
         self.rounds: list[Round] = []
 
@@ -130,7 +131,7 @@ class _Ledger:
         if not new_genes:
             return
         rows = self.to_rows(new_genes)
-        times_us = self.objective.times_us(rows)
+        times_us = self.objective.compute_times_us(rows)
         self.times_us.update(zip(new_genes, times_us.tolist(), strict=True))
         best = int(np.argmin(times_us))
         if times_us[best] < self.best_us:
@@ -139,10 +140,11 @@ class _Ledger:
 
     def to_rows(self, genes: Sequence[Genes]) -> NDArray[np.float64]:
         """Return genes as rows of tilings."""
-        return np.array([(*g[:4], *self.blocks[g[4]]) for g in genes], dtype=np.float64)
+        rows = [(*cores, *self.blocks[block]) for *cores, block in genes]
+        return np.array(rows, dtype=np.float64)
 
     def rate(self, genes: Sequence[Genes]) -> NDArray[np.float64]:
-        """Return the rating of each by experience; less is better."""
+        """Return the costs of genes by experience, as in `rate_tilings`."""
         return rate_tilings(
             self.objective.limits, self.objective.hw.ai_cores_count, self.to_rows(genes)
         )
@@ -215,11 +217,15 @@ def _make_useful_child(
 def _make_child(
     elite: Sequence[Genes], objective: Objective, generator: np.random.Generator, blocks: int
 ) -> Genes:
-    mother, father = (elite[int(generator.integers(len(elite)))] for _ in range(2))
-    genes = [a if generator.random() < 0.5 else b for a, b in zip(mother, father, strict=True)]
-    for at in range(4):
+    """Return genes of two parents, with cores multiplied and the block replaced by chance."""
+    parents = (elite[int(generator.integers(len(elite)))] for _ in range(2))
+    genes = [
+        mother if generator.random() < 0.5 else father
+        for mother, father in zip(*parents, strict=True)
+    ]
+    for place in range(4):
         if generator.random() < MUTATION_CHANCE:
-            genes[at] = round(genes[at] * float(generator.choice((0.5, 0.75, 1.5, 2.0))))
+            genes[place] = round(genes[place] * float(generator.choice((0.5, 0.75, 1.5, 2.0))))
     if generator.random() < MUTATION_CHANCE:
         genes[4] = int(generator.integers(blocks))
     return _clip_genes(genes, objective)
@@ -278,7 +284,8 @@ def _walk_tree(root: _Node, network: DecisionNetwork, ledger: _Ledger) -> None:
     for node, options, inputs in reversed(decisions):
         visited = [place for place, option in enumerate(options) if option in node.children]
         children = [node.children[options[place]] for place in visited]
-        node.is_closed = len(children) == len(options) and all(c.is_closed for c in children)
+        is_complete = len(children) == len(options)
+        node.is_closed = is_complete and all(child.is_closed for child in children)
         weights = np.exp([(child.best - node.best) / TEMPERATURE for child in children])
         network.learn(inputs[visited], weights / weights.sum())
 
@@ -296,16 +303,15 @@ def choose_by_network(network: DecisionNetwork, objective: Objective, blocks: in
 
 
 def _list_options(choices: Sequence[int], objective: Objective, blocks: int) -> list[int]:
-    """Return powers of two of the remaining cores, and all of them; at the last depth, blocks."""
+    """Return numbers of cores for the batch, m or k, all remaining cores for n, or the blocks."""
     depth = len(choices)
     if depth == DECISIONS_COUNT - 1:
         return list(range(blocks))
     remaining = int(objective.hw.ai_cores_count) // math.prod(choices)
-    most = min(remaining, objective.limits[depth])
+    max_cores = max(min(remaining, objective.limits[depth]), 1)
     if depth == DECISIONS_COUNT - 2:
-        return [max(most, 1)]
-    powers = {2**power for power in range(most.bit_length()) if 2**power <= most}
-    return sorted(powers | {max(most, 1)})
+        return [max_cores]
+    return sorted({max_cores, *(2**power for power in range(max_cores.bit_length()))})
 
 
 def _choose_option(node: _Node, options: Sequence[int], chances: NDArray[np.float64]) -> int:

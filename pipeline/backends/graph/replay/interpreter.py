@@ -61,6 +61,7 @@ def is_finite(value: ReplayValue) -> bool:
 
 
 def slice_iteration(value: ReplayValue, iteration: int) -> ReplayValue:
+    """Return a scan's operand in an iteration, without the origin if the slice is finite."""
     part = replace(value, array=value.array[iteration])
     return replace(part, origin=None) if is_float(part.array) and is_finite(part) else part
 
@@ -98,6 +99,7 @@ class Interpreter:
     """Names by variable of the jaxprs."""
     _equations: int = 0
     _iterations: list[int] = field(default_factory=list)
+    """Current iteration of each scan around the equation, the outermost first."""
 
     def run(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
@@ -190,29 +192,24 @@ class Interpreter:
         primitive = eqn.primitive.name
         if not is_float(array):
             return self._find_origin_of_bits(primitive, scope, operands, array)
-        size = find_largest_magnitude(array)
-        if np.isfinite(size):
-            self._record_extreme(size, array, primitive, scope, operands)
+        magnitude = find_largest_magnitude(array)
+        if np.isfinite(magnitude):
+            self._record_extreme(magnitude, array, primitive, scope, operands)
             return None
-        infinite_constants = [
-            value for value in operands if value.constant and not is_finite(value)
-        ]
+        constants = [value for value in operands if value.constant and not is_finite(value)]
         # The padding of a maximum is minus infinity.
-        may_pad = bool(infinite_constants) and primitive in MOVES
+        may_pad = bool(constants) and primitive in MOVES
         intended = may_pad and not (np.isnan(array) | np.isposinf(array)).any()
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not intended:
             # An infinite constant is a cause if its origin is known.
-            causes += [
-                replace(value.origin, intended=False)
-                for value in infinite_constants
-                if value.origin
-            ]
+            origins = (value.origin for value in constants if value.origin)
+            causes += [replace(origin, intended=False) for origin in origins]
         origin = Origin(
             self._equations,
             primitive,
             scope,
-            bool(np.isnan(size)),
+            bool(np.isnan(magnitude)),
             tuple(dict.fromkeys(causes)),
             iteration=self._iterations[0] if self._iterations else 0,
             intended=intended,
@@ -246,9 +243,9 @@ class Interpreter:
         return Origin(self._equations, primitive, scope, has_nan, causes) if causes else None
 
     def _record_extreme(
-        self, size: float, array: Any, primitive: str, scope: str, operands: list[ReplayValue]
+        self, magnitude: float, array: Any, primitive: str, scope: str, operands: list[ReplayValue]
     ) -> None:
-        share = size / float(jnp.finfo(array.dtype).max)
+        share = magnitude / float(jnp.finfo(array.dtype).max)
         if share > self.extreme.share and not all(operand.constant for operand in operands):
             source = ReplayValue(array, None, find_layer(scope), primitive).source
-            self.extreme = Extreme(share, size, str(array.dtype), source)
+            self.extreme = Extreme(share, magnitude, str(array.dtype), source)

@@ -37,14 +37,14 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The equation that produced a non-finite value, or an input, with number -1.
+    """The equation that produced a non-finite value, or an input that has one.
 
-    `causes` are the origins of its operands. If there are none, or the equation turns infinities
+    `causes` are the origins of the operands. If there are none, or the equation turns infinities
     into NaN, `result`, `array` and `operands` are recorded too.
     """
 
     number: int
-    """The position in the order of execution."""
+    """The position in the order of execution; -1 for an input."""
     primitive: str
     scope: str
     has_nan: bool
@@ -53,7 +53,7 @@ class Origin:
     operands: tuple[Operand, ...] = ()
     array: Any = None
     iteration: int = 0
-    """Iteration of the outermost loop around the equation."""
+    """Iteration of the outermost scan around the equation; 0 if there is none."""
     named: NamedTensor | None = None
     line: str = ""
     """The line of custom code that made the equation, if its result is recorded."""
@@ -82,8 +82,8 @@ class Cause:
 def find_cause(outcome: Origin) -> Cause:
     """Return the first cause of a non-finite value, among all values that it depends on.
 
-    Infinite constants are mostly intended (padding, masks). One is the cause only if there is no
-    other cause, nor an equation that turns infinities into NaN.
+    Infinite constants are mostly intended (padding, masks). An intended constant is the cause only
+    if there is no other cause, nor an equation that turns infinities into NaN.
     """
     first_readers = {outcome: outcome}
     unvisited = [outcome]

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Statistics of a tensor's finite values, None without any, and counts of `nan` and `inf`."""
+    """Statistics of a tensor's finite values, None if it has none, and counts of NaN and Inf."""
 
     dtype: str
     shape: tuple[int, ...]

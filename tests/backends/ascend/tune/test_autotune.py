@@ -81,8 +81,8 @@ def test_search_is_between_default_and_exhaustive_optimum(
     found = search_tiles(objective, default, mode, seed, "key")
     best = search_tiles(objective, default, "exhaustive", seed, "key")
     assert to_row(found.tiling)[0, :4].prod() <= HW.ai_cores_count
-    default_us = objective.times_us(to_row(default))[0]
-    found_us = objective.times_us(to_row(found.tiling))[0]
+    default_us = objective.compute_times_us(to_row(default))[0]
+    found_us = objective.compute_times_us(to_row(found.tiling))[0]
     assert found_us <= default_us
     if batch == 1:
         assert best.rounds[-1].best_us <= found_us * (1 + 1e-9)
@@ -159,7 +159,7 @@ def test_search_without_improvement_stores_the_default(
     """A-01: the last branch of the figure: tuned, and not better than the default."""
 
     def find_nothing(objective: Objective, default: Tiling, *_: Any) -> Search:
-        us = float(objective.times_us(to_row(default))[0])
+        us = float(objective.compute_times_us(to_row(default))[0])
         return Search(default, 1, (Round(us),))
 
     monkeypatch.setattr(autotune, "search_tiles", find_nothing)
