@@ -124,7 +124,7 @@ class InceptionV3(LayeredModelSpec):
         return _make_scaled_conv(self.width, features, kernel, stride, pad)
 
     def _convs(self, *convs: tuple[int, Size]) -> Stack:
-        return tuple(layer for size, kernel in convs for layer in self._conv(size, kernel))
+        return tuple(layer for features, kernel in convs for layer in self._conv(features, kernel))
 
     def _stem(self) -> Stack:
         return (

@@ -224,6 +224,7 @@ def _make_rep_block(scope: str, features: int, stride: int, keeps_shape: bool) -
 
 
 _FEATURES = (32, 64, 128, 256, 728, 1024, 1536, 2048)
+"""The different features of Xception's convolutions."""
 
 
 @component("model")
@@ -272,6 +273,6 @@ def _make_relu_separable(channels: int, features: int) -> Stack:
 
 
 def _make_halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
-    """Return a block of layers `first`, a separable convolution to `features`, and a pool."""
+    """Return a residual block: `first` (to `channels`), a separable convolution, and a pool."""
     body = (*first, *_make_relu_separable(channels, features), HALVE)
     return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))

@@ -53,7 +53,7 @@ class TorchModule(_Imported):
     input_dtype: Literal["float32", "int64"] = "float32"
     """Type of the samples for the module."""
     batch: PositiveInt | None = None
-    """Batch size, if the module computes only one; null: it computes any."""
+    """The only batch size that the module computes; null: it computes any."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
