@@ -90,8 +90,8 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
     """Decorator: register the computation of a layer and its subclasses.
 
     The computation is a flax module with the fields `layer` and `context`, which is called with x
-    in the scope `context.name`. Its class has `is_block` if it is a block. For a layer without
-    parameters, the computation may be a function of (layer, x, context).
+    in the scope `context.name`. `is_block = True` on its class lets `recomputes` recompute it. For
+    a layer without parameters, the computation may be a function of (layer, x, context).
     """
 
     def register(computation: Computation) -> Computation:
@@ -192,7 +192,7 @@ def require_images(x: Array, context: LayerContext) -> None:
 
 
 def require_number(features: int | str, context: LayerContext) -> int:
-    """Return the number of features. Raises ValueError for `$classes` outside of model `layers`."""
+    """Return `features`. Raises ValueError for `$classes`, which only model `layers` replaces."""
     if isinstance(features, str):
         raise ValueError(
             f"{context}: features {features} is a number only in the model `layers`; "

@@ -31,7 +31,7 @@ Convolution = standard.Conv | standard.Conv3d | standard.ConvTranspose | tokens.
 
 
 class _Convolution(nn.Module):
-    """Base of convolutions: their kernel and their bias."""
+    """Fields of the flax module of a convolution."""
 
     layer: Convolution
     context: LayerContext
@@ -45,7 +45,7 @@ class _Conv(_Convolution):
     def __call__(self, x: Array) -> Array:
         layer = self.layer
         require_images(x, self.context)
-        size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
+        size, strides, dilation = map(pair, (layer.kernel, layer.stride, layer.dilation))
         pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
         kernel = _make_kernel(self, x, size)
         if self.context.layout == "chwn":
@@ -65,14 +65,14 @@ class _Conv1d(_Convolution):
         require_tokens(x, self.context)
         mask = require_mask(x.shape[:2], self.context)
         if mask is not None:
-            # Padding of a batch counts as padding at the ends.
+            # Tokens that only pad the batch are zero, like the padding at both ends.
             x = jnp.where(mask[..., None], x, jnp.zeros((), x.dtype))
         layer = self.layer
         size = (layer.kernel,)
         dilation = (layer.dilation,)
         strides = (layer.stride,)
         pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
-        # Images of height 1.
+        # The tokens are images of height 1.
         y = conv2d(
             x[:, None],
             _make_kernel(self, x, size)[None],
@@ -97,7 +97,7 @@ class _Conv3d(_Convolution):
                 f"{self.context}: shape {x.shape} reaches the layer; must be volumes (batch, "
                 "depth, height, width, channels): put reshape before it"
             )
-        size, strides, dilation = (triple(x) for x in (layer.kernel, layer.stride, layer.dilation))
+        size, strides, dilation = map(triple, (layer.kernel, layer.stride, layer.dilation))
         pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
         y = jax.lax.conv_general_dilated(
             x,

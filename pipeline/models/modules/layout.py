@@ -60,7 +60,7 @@ def channel_axis(x: Array, layout: Layout) -> int:
 
 
 def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
-    """Return the shape of x, of images in any layout as (batch, height, width, channels)."""
+    """Return the shape of x; that of images in any layout as (batch, height, width, channels)."""
     channels, *sizes, batch = x.shape
     return (batch, *sizes, channels) if channel_axis(x, layout) == 0 else x.shape
 
@@ -74,7 +74,7 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
 
 
 def reach(kernel: Sizes, dilation: Sizes) -> Sizes:
-    """Return the size from a kernel's first to its last row, column and so on."""
+    """Return how many positions a dilated kernel covers on each axis."""
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
     return cast(Sizes, tuple(spans))
 
@@ -84,7 +84,7 @@ def compute_pads(
 ) -> tuple[Pair, ...]:
     """Return the pads (before, after) of each axis of images or volumes of these sizes.
 
-    `window` is the size that the kernel covers, dilation included.
+    `window` is the `reach` of the kernel.
     """
     if padding == "symmetric":
         return tuple(((size - 1) // 2,) * 2 for size in window)

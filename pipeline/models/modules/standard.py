@@ -1,4 +1,7 @@
-"""The computations of the standard layers, and `Network`, a list of layers as a flax module."""
+"""The computations of the standard layers, and `Network`, a list of layers as a flax module.
+
+Imports of modules as themselves register the computations of other layers.
+"""
 
 from __future__ import annotations
 
