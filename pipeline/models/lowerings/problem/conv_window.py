@@ -22,7 +22,10 @@ class Slide:
 
 @dataclass(frozen=True)
 class Axis:
-    """Sizes, stride, dilation and pads along the height or the width of the images."""
+    """Sizes, stride, dilation and pads along the height or the width of the images.
+
+    The gradients read the dilated cotangent, which has stride - 1 zeros between its values.
+    """
 
     size: int
     kernel: int
@@ -129,7 +132,10 @@ def make_window(
     dilation: Pair,
     groups: int,
 ) -> ConvWindow:
-    """Make a window; `padding` is "SAME", "VALID" or (before, after) of height and width."""
+    """Return the window of a kernel over images of `sizes`.
+
+    `padding` is "SAME", "VALID" or (before, after) of height and width.
+    """
     if isinstance(padding, str):
         windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
         padding = lax.padtype_to_pads(sizes, windows, strides, padding)

@@ -36,9 +36,9 @@ def file_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Lowering:
-    """A formula by name, the engine that multiplies, and the images of a chunk (None: all).
+    """A formula's name, the engine that multiplies, and the images of a chunk (None: all).
 
-    The family `default` works on any platform.
+    The family `default` is no formula of this package: XLA computes the layer, on any platform.
     """
 
     family: str
@@ -52,7 +52,7 @@ class Lowering:
 
     @staticmethod
     def parse(text: str) -> Lowering:
-        """Parse the text of a lowering. Raises ValueError for other texts."""
+        """Invert `str`. Raises ValueError for other texts."""
         family, engine, *chunk = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
         if engine not in engines or len(chunk) > 1:

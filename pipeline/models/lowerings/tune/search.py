@@ -19,6 +19,7 @@ Strategy = Literal["exhaustive", "ga"]
 POPULATION = 6
 GENERATIONS = 3
 ELITE = 2
+"""Candidates of a generation of the genetic search, its generations, and the parents of each."""
 HOPELESS = 2.0
 """A candidate isn't timed again if its first time is this multiple of the best time."""
 
@@ -73,6 +74,7 @@ def _breed_generations(
     count = min(POPULATION, len(candidates))
     yield [candidates[i] for i in generator.choice(len(candidates), count, replace=False)]
 
+    # A generator, since the choice of a child depends on the times of the children before it.
     def breed_children(elite: Sequence[Lowering]) -> Iterator[Lowering]:
         for _ in range(count):
             untimed = [lowering for lowering in candidates if lowering not in times_us]
