@@ -67,6 +67,7 @@ class _Mark:
     """Marks the start of a collection's items on the stack."""
 
 
+# Opcodes that push their argument or a constant, store or load the top, and pop a tuple's items.
 _LITERALS = {
     *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"),

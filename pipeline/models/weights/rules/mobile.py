@@ -9,7 +9,10 @@ from pipeline.models.weights.rules.syntax import LayerRules
 
 
 def _number_blocks(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
-    """Yield the blocks of all stages: the number in the file, and the scope in the network."""
+    """Yield the number in the file, from `first` on, and the scope of each block.
+
+    `blocks` are counts by stage, `stage` is the number of the first stage in scopes.
+    """
     for number, count in enumerate(blocks, start=stage):
         for block in range(count):
             yield first, f"stage{number}_block{block}"
