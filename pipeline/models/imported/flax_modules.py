@@ -75,7 +75,7 @@ def _adapt_nnx(reference: str, make: Callable[..., Any], has_dtype: bool) -> Pur
 
 @dataclass(frozen=True)
 class LinenNetwork:
-    """A linen module."""
+    """A linen module as pure functions."""
 
     module: nn.Module
     has_dtype: bool
@@ -86,7 +86,7 @@ class LinenNetwork:
         return type(self.module).__name__
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Initialise the variables. Raises ValueError for other collections."""
+        """Initialise the variables. Raises ValueError unless all are parameters or statistics."""
 
         def call(module: Any, images: Array) -> Any:
             return call_with(module, (images,), train=False)
