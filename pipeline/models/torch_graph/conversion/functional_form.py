@@ -52,6 +52,7 @@ _SIZES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
     operator.truediv: "truediv", operator.mod: "mod", operator.neg: "neg",
 }  # fmt: skip
+"""Names after `sym.` of Python's operators on sizes."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
 """Functional names that differ from the in-place name without its underscore."""
 
@@ -194,7 +195,7 @@ class ProgramReader:
         return value
 
     def _read_call(self, node: Any) -> bool:
-        """Read a call; return False if it changes memory that other values share."""
+        """Read a call. Return False if it changes memory that other values share."""
         target = node.target
         if target is operator.getitem:
             self._read_item(node)
