@@ -23,7 +23,7 @@ dense kernel, OI in PyTorch."""
 HWIO = (2, 3, 1, 0)
 IO = (1, 0)
 KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
-"""PyTorch's numbers of the axes of a kernel, in its order."""
+"""PyTorch's numbers of the axes of a kernel that is stored in an order."""
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,7 @@ class _Run:
             if x.ndim > 1 and x.shape[0] == self.values[INPUT].shape[0]:
                 result = _observe_node(self.graph, node, x, result, context.layout)
         if isinstance(result, NormResult):
+            # Arguments 3 and 4 of a batch norm are the running mean and variance.
             for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
                 if isinstance(argument, ArrayOf):
                     self.arrays[argument.name] = to_tensor(array)

@@ -196,7 +196,7 @@ def _read_array(name: str, row: Any) -> ArraySpec:
     sizes = _read_shape(shape)
     if any(size is None for size in sizes) or len(sizes) != len(KERNEL_AXES.get(order, sizes)):
         raise ValueError(f"array {show_name(name)}: shape {shape} of order {order}")
-    if _read_dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
+    if _read_dtype(dtype) != "float32" and role != "constant":
         raise ValueError(f"array {show_name(name)}: dtype {show_name(str(dtype))} of a {role}")
     return ArraySpec(name, path, role, order, tuple(size or 0 for size in sizes), dtype)
 

@@ -138,11 +138,9 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
         reader.attribute("group", 1),
         window.dilations,
     )
-    return (
-        y
-        if is_symmetric_crop
-        else _add_pads(reader, y, tuple((-before, -after) for before, after in pads))
-    )
+    if is_symmetric_crop:
+        return y
+    return _add_pads(reader, y, tuple((-before, -after) for before, after in pads))
 
 
 def _add_dense(
@@ -172,9 +170,8 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
     alpha = reader.attribute("alpha", 1.0)
     if bias is not None and reader.attribute("beta", 1.0) != 1:
         bias = graph.call("mul.Tensor", bias, graph.constant(reader.attribute("beta", 1.0)))
-    fused_bias = (
-        bias if bias is not None and graph.shape(bias) == (features,) and alpha == 1 else None
-    )
+    is_fused = bias is not None and graph.shape(bias) == (features,) and alpha == 1
+    fused_bias = bias if is_fused else None
     if reader.attribute("transB", 0):
         y = graph.call("linear.default", x, weight, fused_bias)
     else:
@@ -265,10 +262,9 @@ def read_pool(reader: OnnxNodeReader) -> Results:
         kernel, strides, dilations = (
             (1, *sizes) for sizes in (window.kernel, window.strides, window.dilations)
         )
-        flat = OnnxWindow(kernel, strides, dilations, ((0, 0), *window.pads))
-        return graph.call(
-            "squeeze.dim", _add_pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
-        )
+        row_window = OnnxWindow(kernel, strides, dilations, ((0, 0), *window.pads))
+        y = _add_pool(reader, graph.call("unsqueeze.default", x, 2), row_window)
+        return graph.call("squeeze.dim", y, 2)
     if len(window.kernel) not in (2, 3) or x.ndim != len(window.kernel) + 2:
         raise ValueError(
             f"a window of {window.kernel} on {x.ndim} axes; must have 1 to 3 spatial axes"

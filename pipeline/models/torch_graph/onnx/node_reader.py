@@ -49,7 +49,10 @@ class OnnxNodeReader:
         return value
 
     def integers(self, name: str, place: int) -> tuple[int, ...] | None:
-        """Return whole numbers of an attribute, or of an input in later opsets; None without."""
+        """Return whole numbers of an attribute, or of an input in later opsets; None without both.
+
+        Raises ValueError for other values.
+        """
         if name in self.node.attributes:
             value = self.attribute(name)
             numbers = value if isinstance(value, tuple) else (value,)
@@ -64,7 +67,10 @@ class OnnxNodeReader:
         return self.graph.integers(self.value(place))
 
     def number(self, name: str, place: int, default: float | None) -> float | None:
-        """Return a number of an attribute, or of an input in later opsets."""
+        """Return a number of an attribute, or of an input in later opsets, else the default.
+
+        Raises ValueError if the input isn't one constant number.
+        """
         if name in self.node.attributes:
             return float(self.attribute(name, 0.0))
         value = self.optional(place)

@@ -55,6 +55,7 @@ _DTYPES: Mapping[int, np.dtype] = {
     16: BFLOAT16,
 }
 """Types of tensors by ONNX's number."""
+# By the same numbers.
 DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
 
 Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | tuple[str, ...] | np.ndarray

@@ -9,7 +9,7 @@ from pipeline.models.torch_graph.onnx.graph_builder import OnnxValue
 from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operators
 
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-"""Places of PyTorch's gates in ONNX's: input, output, forget, cell, or update, reset, new."""
+"""Places of PyTorch's gates in ONNX's order: input, output, forget, cell, or update, reset, new."""
 _ACTIVATIONS: Mapping[tuple[str, ...], str] = {
     ("LSTM", "sigmoid", "tanh", "tanh"): "lstm.input",
     ("GRU", "sigmoid", "tanh"): "gru.input",
