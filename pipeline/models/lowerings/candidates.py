@@ -39,10 +39,7 @@ FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
 
 
 def list_candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
-    """List the lowerings of a problem that these engines can compute.
-
-    The first is the first formula of the role, by XLA on all images at once.
-    """
+    """List a problem's lowerings by these engines; the role's first formula, by XLA, is first."""
     lowerings = (
         Lowering(name, engine, images)
         for name, formula in FORMULAS[problem.kind][problem.role].items()

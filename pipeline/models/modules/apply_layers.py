@@ -34,8 +34,10 @@ class LayerContext:
     path: tuple[str, ...]
     initializers: InitSpec
     dtype: str
+    """Type of the activations."""
     train: bool
     policy: LoweringPolicy = DEFAULTS
+    """Chooses how convolutions, dense layers and max pooling are computed."""
     layout: Layout = "nhwc"
     """Order of axes of the images that the layer reads and returns."""
     rules: tuple[TypeRule, ...] = ()
@@ -48,9 +50,10 @@ class LayerContext:
     """Position of the only token of the input, int32 (), after tokens whose keys and values are
     cached; None: the input has all tokens."""
     cached_tokens: int = 0
-    """Number of tokens that fit into a cache."""
+    """Number of tokens whose keys and values fit into a cache."""
     fixed_statistics: tuple[str, ...] = ()
-    """Patterns, as in `train.freeze`, of batch norm that isn't trained."""
+    """Patterns, as in `train.freeze`. Batch norm whose scale and bias they cover normalises by its
+    running statistics in training too, and doesn't update them."""
     recomputes: bool = False
     """Whether the backward pass recomputes the inner layers of blocks."""
 

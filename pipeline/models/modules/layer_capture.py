@@ -144,10 +144,7 @@ def grad_observing_layers(
 
 
 class _Taps:
-    """The captured layers of one trace by path, with tracers of their inputs and outputs.
-
-    It is the observer of that trace. Without slots, `tap` collects the layers but changes nothing.
-    """
+    """Observer of one trace: its captured layers by path. Without slots it changes no outputs."""
 
     def __init__(self, slots: Mapping[str, Array] | None, all_modules: bool = False) -> None:
         self._slots = slots
@@ -181,10 +178,7 @@ class _Taps:
     def tap(
         self, path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout
     ) -> Array:
-        """Collect a layer, and return its outputs with their slot.
-
-        Raises ValueError for a path that was collected before.
-        """
+        """Collect a layer, and return outputs with their slot. Raises ValueError if it repeats."""
         if path in self.inputs:
             raise ValueError(
                 f"{path}: is applied twice in a step; must be applied once, as only one input of "

@@ -167,10 +167,7 @@ _Group = tuple[list[int], list[int]]
 
 
 def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_Group] | None:
-    """Return the smallest groups of adjacent axes with as many old as new values, in order.
-
-    Old axes of size 1 are in no group. None if an old axis is empty.
-    """
+    """Return the smallest groups, in order; old axes of size 1 are in none. None for empty axes."""
     if 0 in old:
         return None
     groups: list[_Group] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
 from jax import lax
 
@@ -132,17 +133,10 @@ def make_window(
     dilation: Pair,
     groups: int,
 ) -> ConvWindow:
-    """Return the window of a kernel over images of `sizes`.
-
-    `padding` is "SAME", "VALID" or (before, after) of height and width.
-    """
+    """Return a window; `padding` is "SAME", "VALID" or (before, after) of height and width."""
     if isinstance(padding, str):
         windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
         padding = lax.padtype_to_pads(sizes, windows, strides, padding)
-    rows, columns = (
-        Axis(size, k, stride, spread, (before, after))
-        for size, k, stride, spread, (before, after) in zip(
-            sizes, kernel, strides, dilation, padding, strict=True
-        )
-    )
+    pads = [(before, after) for before, after in padding]
+    rows, columns = starmap(Axis, zip(sizes, kernel, strides, dilation, pads, strict=True))
     return ConvWindow(rows, columns, groups)

@@ -47,7 +47,6 @@ class ConvolutionProblem:
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the two arrays that the role reads, in the order of its formulas."""
         w = self.window
         images = (self.batch, *w.sizes, self.channels)
         kernel = (*w.kernel, self.channels // w.groups, self.features)
@@ -108,7 +107,6 @@ class DenseProblem:
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the two matrices that the role reads, in the order of its formulas."""
         kernel = (self.channels, self.features)
         cotangent = (self.batch, self.features)
         return _list_operand_shapes(self.role, (self.batch, self.channels), kernel, cotangent)

@@ -100,9 +100,8 @@ def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, 
     for spec in graph.arrays:
         values = graph.values if spec.role == "constant" else weights
         array = jnp.asarray(values[spec.name])
-        arrays[spec.name] = TorchTensor(
-            array, KERNEL_AXES.get(spec.order, tuple(range(array.ndim)))
-        )
+        order = KERNEL_AXES.get(spec.order, tuple(range(array.ndim)))
+        arrays[spec.name] = TorchTensor(array, order)
     return arrays
 
 

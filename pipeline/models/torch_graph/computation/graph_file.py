@@ -81,16 +81,11 @@ def read_graph(path: Path) -> TorchGraph:
     """Read a graph and its arrays. Raises ValueError, with the file, if they aren't valid."""
     try:
         document = read_json(path)
+        return graph_of_document(document, read_weights(weights_beside(path)))
     except OSError as error:
         raise ValueError(f"{path}: can't be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: isn't a graph: {error}") from error
-    try:
-        values = read_weights(weights_beside(path))
     except DataError as error:
         raise ValueError(f"{path}: has no readable weights beside it: {error}") from error
-    try:
-        return graph_of_document(document, values)
     except ValueError as error:
         raise ValueError(f"{path}: isn't a graph: {error}") from error
 

@@ -52,7 +52,7 @@ _SIZES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
     operator.truediv: "truediv", operator.mod: "mod", operator.neg: "neg",
 }  # fmt: skip
-"""Names after `sym.` of Python's operators on sizes."""
+"""Python's operators on sizes, by their names after `sym.`."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
 """Functional names that differ from the in-place name without its underscore."""
 
@@ -153,9 +153,8 @@ class ProgramReader:
                 )
         form = prune_form(tuple(self.nodes), output, self.updates)
         used = Draft(form, {}).uses
-        return Draft(
-            form, {name: tensor for name, tensor in self.constants.items() if name in used}
-        )
+        constants = {name: tensor for name, tensor in self.constants.items() if name in used}
+        return Draft(form, constants)
 
     def _read_placeholder(self, node: Any) -> None:
         signature = self.program.graph_signature
@@ -312,11 +311,9 @@ class ProgramReader:
         module, kind = _find_module(node)
         positional = tuple(self._read_argument(value, node) for value in args)
         results = _make_specs(node.meta.get("val"))
-        self.nodes.append(
-            GraphNode(
-                node.name, op, positional, keyword_args, results, module, kind, _find_line(node)
-            )
-        )
+        line = _find_line(node)
+        arguments = (positional, keyword_args)
+        self.nodes.append(GraphNode(node.name, op, *arguments, results, module, kind, line))
         self.current[node.name] = ValueOf(node.name)
 
     def _read_argument(self, value: Any, node: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,10 +111,6 @@ def read_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Chain:
 
 
 def _register_reader(*names: str) -> Callable[[ReadChain], ReadChain]:
-    return _register_readers(names)
-
-
-def _register_readers(names: Iterable[str]) -> Callable[[ReadChain], ReadChain]:
     def register(read: ReadChain) -> ReadChain:
         _READERS.update(dict.fromkeys(names, read))
         return read
@@ -137,7 +133,7 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 }
 
 
-@_register_readers(_ACTIVATIONS)
+@_register_reader(*_ACTIVATIONS)
 def _read_activation(reader: NodeReader) -> Chain:
     return _make_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
 
@@ -260,9 +256,8 @@ def _read_group_norm(reader: NodeReader) -> Chain:
 def _read_max_pool(reader: NodeReader) -> Chain:
     if as_pair(reader.argument(4, 1)) != (1, 1):
         raise reader.refuse("it must not be dilated")
-    return _make_layer(
-        reader, standard.MaxPool(**_read_window(reader, ceil_mode=reader.argument(5, False)))
-    )
+    window = _read_window(reader, ceil_mode=reader.argument(5, False))
+    return _make_layer(reader, standard.MaxPool(**window))
 
 
 @_register_reader("avg_pool2d")
@@ -283,9 +278,8 @@ def _read_adaptive_avg_pool(reader: NodeReader) -> Chain:
         return _pool_globally(reader)
     if height % rows or width % columns:
         raise reader.refuse(f"{height}x{width} must be a multiple of {rows}x{columns}")
-    return _make_layer(
-        reader, standard.AvgPool(kernel=_simplify((height // rows, width // columns)))
-    )
+    kernel = _simplify((height // rows, width // columns))
+    return _make_layer(reader, standard.AvgPool(kernel=kernel))
 
 
 @_register_reader("mean")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,10 +49,7 @@ class OnnxNodeReader:
         return value
 
     def integers(self, name: str, place: int) -> tuple[int, ...] | None:
-        """Return whole numbers of an attribute, or of an input in later opsets; None without both.
-
-        Raises ValueError for other values.
-        """
+        """Return whole numbers of an attribute, else of an input (later opsets), else None."""
         if name in self.node.attributes:
             value = self.attribute(name)
             numbers = value if isinstance(value, tuple) else (value,)
@@ -67,10 +64,7 @@ class OnnxNodeReader:
         return self.graph.integers(self.value(place))
 
     def number(self, name: str, place: int, default: float | None) -> float | None:
-        """Return a number of an attribute, or of an input in later opsets, else the default.
-
-        Raises ValueError if the input isn't one constant number.
-        """
+        """Return a number of an attribute, else of an input (later opsets), else the default."""
         if name in self.node.attributes:
             return float(self.attribute(name, 0.0))
         value = self.optional(place)
@@ -111,11 +105,6 @@ Function = TypeVar("Function", bound=ReadNode)
 
 def onnx_operator(*names: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function, which reads nodes of these operators."""
-    return onnx_operators(names)
-
-
-def onnx_operators(names: Iterable[str]) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function for all operators of a table."""
 
     def register(function: Function) -> Function:
         for name in names:

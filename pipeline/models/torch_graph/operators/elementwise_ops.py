@@ -175,9 +175,8 @@ aten("masked_fill.Scalar", "masked_fill.Tensor")(
 @aten("fill.Scalar", "fill.Tensor")
 def fill(x: TorchTensor, value: Any) -> TorchTensor:
     """Return the value in the shape of x."""
-    return x.with_array(
-        jnp.full_like(x.array, value.array if isinstance(value, TorchTensor) else value)
-    )
+    number = value.array if isinstance(value, TorchTensor) else value
+    return x.with_array(jnp.full_like(x.array, number))
 
 
 @aten("copy.default")

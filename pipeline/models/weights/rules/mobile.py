@@ -9,10 +9,7 @@ from pipeline.models.weights.rules.syntax import LayerRules
 
 
 def _number_blocks(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
-    """Yield the number in the file, from `first` on, and the scope of each block.
-
-    `blocks` are counts by stage, `stage` is the number of the first stage in scopes.
-    """
+    """Yield each block's number in the file, from `first` on, and its scope, from `stage` on."""
     for number, count in enumerate(blocks, start=stage):
         for block in range(count):
             yield first, f"stage{number}_block{block}"
