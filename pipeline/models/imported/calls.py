@@ -74,8 +74,10 @@ def _inspect_signature(target: Callable[..., Any]) -> inspect.Signature:
 def call_with(
     function: Callable[..., Any], values: Sequence[Any], *, train: bool, key: Array | None = None
 ) -> Any:
-    """Call a function with values in order, and with `train` and `key` if it has parameters named
-    as in `TRAINS` or `KEYS`. Raises TypeError if it accepts fewer values, or needs more."""
+    """Call a function with values in order, and with the flag and key that it has parameters for.
+
+    Raises TypeError if the function accepts fewer values, or needs more.
+    """
     positional, keywords = _match_parameters(function, values, train, key)
     return function(*positional, **keywords)
 

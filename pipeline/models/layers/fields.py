@@ -62,6 +62,6 @@ Padding = Annotated[
     | Annotated[tuple[Edges, Edges], Strict(False)],
     Expected("same, valid, symmetric, a whole number or [[top, bottom], [left, right]]"),
 ]
-"""same: ceil(size / stride) positions; valid: no padding; a number: so many on each side;
-symmetric: (window - 1) // 2 on each side, unlike `same` if a window, or a size with a stride, is
-even."""
+"""same: ceil(size / stride) positions; valid: no padding; a number: that many zeros on each side;
+symmetric: (window - 1) // 2 on each side, which differs from `same` for even windows, and for
+strides at even sizes."""

@@ -61,7 +61,8 @@ class ClassToken(LayerSpec):
 class PositionEmbedding(LayerSpec):
     """Add a learned vector to each token, by its position.
 
-    With `shorter`, tokens fewer than those that the network was built for use the first vectors.
+    There are as many vectors as tokens when the network is initialised. With `shorter` there may be
+    fewer tokens later, for which the first vectors are used.
     """
 
     name: Literal["position_embedding"] = "position_embedding"

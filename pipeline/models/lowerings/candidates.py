@@ -60,10 +60,9 @@ def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
         return True
     is_depthwise = isinstance(problem, ConvolutionProblem) and problem.is_depthwise
     # oneDNN's weight gradient stays depthwise only with one image at a time.
-    has_fitting_size = images * problem.sample_bytes in CHUNK_BYTES or (
-        images == 1 and is_depthwise
-    )
-    return images < problem.batch and has_fitting_size
+    stays_depthwise = images == 1 and is_depthwise
+    fits_caches = images * problem.sample_bytes in CHUNK_BYTES
+    return images < problem.batch and (stays_depthwise or fits_caches)
 
 
 def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]) -> bool:

@@ -82,10 +82,7 @@ def reach(kernel: Sizes, dilation: Sizes) -> Sizes:
 def compute_pads(
     sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis of images or volumes of these sizes.
-
-    `window` is the `reach` of the kernel.
-    """
+    """Return the pads (before, after) of each axis; `window` is the `reach` of the kernel."""
     if padding == "symmetric":
         return tuple(((size - 1) // 2,) * 2 for size in window)
     if isinstance(padding, str):

@@ -101,8 +101,9 @@ class ViT(Transformer):
 class Bert(Transformer):
     """The encoder of BERT (Devlin et al. 2019) with its pooler, as a classifier of texts.
 
-    A sample is an image of shape (tokens, 1, 1) whose values are token ids. There are no segment
-    embeddings. Padding is read too, unless there is a mask (`dataset.padding_mask`).
+    A sample is an image of shape (tokens, 1, 1) whose values are token ids. All tokens are in one
+    segment, without an embedding. Padding is read too, unless there is a mask
+    (`dataset.padding_mask`).
     """
 
     name: Literal["bert"] = "bert"

@@ -33,7 +33,7 @@ def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent
         kernel = rearrange_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
         by_channel, pads = crop(by_channel, window.weight_grad_pads)
         if lowering.engine == "onednn":
-            # The steps of the cotangent are the kernel's dilation, and the other way round.
+            # The cotangent is the kernel here, so strides and dilation change places.
             slide = Slide(window.dilation, pads, window.strides, window.groups)
             return onednn.convolve(by_channel, kernel, slide, jnp.float32)
         return lax.conv_general_dilated(

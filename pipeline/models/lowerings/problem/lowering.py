@@ -38,7 +38,7 @@ def file_name(name: str) -> str:
 class Lowering:
     """A formula's name, the engine that multiplies, and the images of a chunk (None: all).
 
-    The family `default` is no formula of this package: XLA computes the layer, on any platform.
+    The family `default` isn't a formula: each layer has its default, for any platform.
     """
 
     family: str

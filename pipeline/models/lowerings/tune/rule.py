@@ -99,7 +99,8 @@ def choose_by_rule(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """Choose by a rule that summarises the tuner's results on AVX-512 for residual networks.
 
     A large problem with enough channels is computed by Winograd's tiles or oneDNN's convolution,
-    the gradients of a kernel of one pixel as one matrix product. Most others have the default.
+    the gradients of a kernel of one pixel as one matrix product. Grouped convolutions and dense
+    layers have separate rules. Other problems have the default.
     """
     uses_onednn = "onednn" in engines and is_worth_a_call(problem)
     if isinstance(problem, DenseProblem):

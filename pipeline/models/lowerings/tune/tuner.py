@@ -160,7 +160,7 @@ class LoweringChoice:
 
     lowerings: Lowerings = DEFAULTS
     results: tuple[TunedProblem, ...] = ()
-    by_rule: int = 0
+    num_by_rule: int = 0
     """Number of problems that are in no bank and weren't tuned."""
     layout: Layout = "nhwc"
     """Layout of the images between the layers."""

@@ -312,8 +312,9 @@ class ProgramReader:
         positional = tuple(self._read_argument(value, node) for value in args)
         results = _make_specs(node.meta.get("val"))
         line = _find_line(node)
-        arguments = (positional, keyword_args)
-        self.nodes.append(GraphNode(node.name, op, *arguments, results, module, kind, line))
+        self.nodes.append(
+            GraphNode(node.name, op, positional, keyword_args, results, module, kind, line)
+        )
         self.current[node.name] = ValueOf(node.name)
 
     def _read_argument(self, value: Any, node: Any) -> Any:

@@ -55,8 +55,8 @@ _DTYPES: Mapping[int, np.dtype] = {
     16: BFLOAT16,
 }
 """Types of tensors by ONNX's number."""
-# By the same numbers.
 DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
+"""Names of the types by the same numbers."""
 
 Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | tuple[str, ...] | np.ndarray
 

@@ -252,7 +252,7 @@ def _weigh_bicubic(size: int, target: int, align_corners: bool) -> np.ndarray:
 
 
 def _widen(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
-    """Widen a kernel on [-reach, reach] if images become smaller."""
+    """Return the weights by a kernel on [-reach, reach], widened if images become smaller."""
 
     def weigh(size: int, target: int, align_corners: bool) -> np.ndarray:
         step = (size - 1) / max(target - 1, 1) if align_corners else size / target

@@ -134,7 +134,7 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
     if value.function == REBUILD_PARAMETER and value.arguments:
         value = value.arguments[0]
     match value:
-        # Then come requires_grad, hooks, and since torch 2 flags such as of a conjugate.
+        # Then come requires_grad, hooks, and in newer files metadata, such as of a conjugate.
         case Call(function, (storage, int(offset), tuple(shape), tuple(strides), _, _, *flags)) if (
             function == REBUILD_TENSOR and len(shape) == len(strides) and not any(flags)
         ):
