@@ -60,7 +60,7 @@ def bottleneck(inner: int, features: int, stride: int, groups: int) -> Stack:
     )
 
 
-def projection(channels: int, features: int, stride: int) -> Stack:
+def make_shortcut(channels: int, features: int, stride: int) -> Stack:
     """Return the shortcut of a block: a 1x1 convolution if the shape changes, else the identity."""
     changes = stride != 1 or channels != features
     return conv_norm(features, 1, stride) if changes else ()

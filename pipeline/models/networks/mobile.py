@@ -179,7 +179,8 @@ class MobileNetV3(StridedModelSpec):
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), HardSwish()]
         for index, row in enumerate(rows):
             keeps_shape = row.stride == 1 and channels == self._scale(row.features)
-            layers.append(residual_if(keeps_shape, f"block{index}", self._block(channels, row)))
+            body = self._make_block(channels, row)
+            layers.append(residual_if(keeps_shape, f"block{index}", body))
             channels = self._scale(row.features)
         return (
             *layers,
@@ -192,7 +193,7 @@ class MobileNetV3(StridedModelSpec):
             Dense(features=classes),
         )
 
-    def _block(self, channels: int, row: _Row) -> Stack:
+    def _make_block(self, channels: int, row: _Row) -> Stack:
         hidden = self._scale(row.hidden)
         depthwise = Depthwise(hidden, row.kernel, row.stride)
         gate: Stack = ()
