@@ -25,7 +25,7 @@ from pipeline.models.modules.apply_layers import (
     require_tokens,
 )
 from pipeline.models.modules.dense import add_bias
-from pipeline.models.modules.layout import channel_axis, compute_pads, reach, shape_nhwc
+from pipeline.models.modules.layout import channel_axis, compute_pads, compute_reach, shape_nhwc
 
 Convolution = standard.Conv | standard.Conv3d | standard.ConvTranspose | tokens.Conv1d
 
@@ -46,7 +46,7 @@ class _Conv(_Convolution):
         layer = self.layer
         require_images(x, self.context)
         size, strides, dilation = map(pair, (layer.kernel, layer.stride, layer.dilation))
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         kernel = _make_kernel(self, x, size)
         if self.context.layout == "chwn":
             convolve = conv2d_chwn
@@ -71,7 +71,7 @@ class _Conv1d(_Convolution):
         size = (layer.kernel,)
         dilation = (layer.dilation,)
         strides = (layer.stride,)
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         # The tokens are images of height 1.
         y = conv2d(
             x[:, None],
@@ -98,7 +98,7 @@ class _Conv3d(_Convolution):
                 "depth, height, width, channels): put reshape before it"
             )
         size, strides, dilation = map(triple, (layer.kernel, layer.stride, layer.dilation))
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         y = jax.lax.conv_general_dilated(
             x,
             _make_kernel(self, x, size),

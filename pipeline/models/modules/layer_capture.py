@@ -28,7 +28,7 @@ from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.modules.layout import compute_pads, reach, shape_nhwc
+from pipeline.models.modules.layout import compute_pads, compute_reach, shape_nhwc
 
 
 @register_dataclass
@@ -203,7 +203,7 @@ def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]
     _, height, width, _ = shape_nhwc(inputs, layout)
     sizes = (height, width)
     kernel, strides, dilation = map(pair, (layer.kernel, layer.stride, layer.dilation))
-    pads = compute_pads(sizes, reach(kernel, dilation), strides, layer.padding)
+    pads = compute_pads(sizes, compute_reach(kernel, dilation), strides, layer.padding)
     return make_window(sizes, kernel, strides, pads, dilation, groups=1), layout
 
 

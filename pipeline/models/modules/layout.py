@@ -73,7 +73,7 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
     return None
 
 
-def reach(kernel: Sizes, dilation: Sizes) -> Sizes:
+def compute_reach(kernel: Sizes, dilation: Sizes) -> Sizes:
     """Return how many positions a dilated kernel covers on each axis."""
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
     return cast(Sizes, tuple(spans))
@@ -82,7 +82,7 @@ def reach(kernel: Sizes, dilation: Sizes) -> Sizes:
 def compute_pads(
     sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis; `window` is the `reach` of the kernel."""
+    """Return the pads (before, after) of each axis; `window` is the `compute_reach` of the kernel."""
     if padding == "symmetric":
         return tuple(((size - 1) // 2,) * 2 for size in window)
     if isinstance(padding, str):
