@@ -14,7 +14,7 @@ from pipeline.models.layers.fields import Padding, pair, triple
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
-from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.problem.conv_window import Pair, compute_reach
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     computes,
@@ -25,7 +25,7 @@ from pipeline.models.modules.apply_layers import (
     require_tokens,
 )
 from pipeline.models.modules.dense import add_bias
-from pipeline.models.modules.layout import channel_axis, compute_pads, compute_reach, shape_nhwc
+from pipeline.models.modules.layout import channel_axis, compute_pads, shape_nhwc
 
 Convolution = standard.Conv | standard.Conv3d | standard.ConvTranspose | tokens.Conv1d
 

@@ -8,7 +8,7 @@ width are axes 1 and 2 in both. Parameters are the same, so checkpoints are inte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jax import Array, lax
 
@@ -17,8 +17,6 @@ from pipeline.models.layers.fields import Padding
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
-
-Sizes = TypeVar("Sizes", bound=tuple[int, ...])
 
 _CHWN_LAYERS = (
     standard.Activation,
@@ -73,16 +71,10 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
     return None
 
 
-def compute_reach(kernel: Sizes, dilation: Sizes) -> Sizes:
-    """Return how many positions a dilated kernel covers on each axis."""
-    spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
-    return cast(Sizes, tuple(spans))
-
-
 def compute_pads(
     sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis; `window` is the `compute_reach` of the kernel."""
+    """Return the pads (before, after) of each axis; `window` is as of `compute_reach`."""
     if padding == "symmetric":
         return tuple(((size - 1) // 2,) * 2 for size in window)
     if isinstance(padding, str):

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import starmap
+from typing import TypeVar, cast
 
 from jax import lax
 
 Pair = tuple[int, int]
+Sizes = TypeVar("Sizes", bound=tuple[int, ...])
+
+
+def compute_reach(kernel: Sizes, dilation: Sizes) -> Sizes:
+    """Return how many positions a dilated kernel covers on each axis."""
+    spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
+    return cast(Sizes, tuple(spans))
 
 
 @dataclass(frozen=True)
@@ -135,8 +143,7 @@ def make_window(
 ) -> ConvWindow:
     """Return a window; `padding` is "SAME", "VALID" or (before, after) of height and width."""
     if isinstance(padding, str):
-        windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-        padding = lax.padtype_to_pads(sizes, windows, strides, padding)
+        padding = lax.padtype_to_pads(sizes, compute_reach(kernel, dilation), strides, padding)
     pads = [(before, after) for before, after in padding]
     rows, columns = starmap(Axis, zip(sizes, kernel, strides, dilation, pads, strict=True))
     return ConvWindow(rows, columns, groups)

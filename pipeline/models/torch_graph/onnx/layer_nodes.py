@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.models.lowerings.problem.conv_window import compute_reach
 from pipeline.models.torch_graph.graph import ArrayOf
 from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue
 from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
@@ -26,10 +27,9 @@ class OnnxWindow:
     pads: Pads
 
     @property
-    def span(self) -> tuple[int, ...]:
+    def reach(self) -> tuple[int, ...]:
         """Size of a window with its dilation, by axis."""
-        sizes = zip(self.kernel, self.dilations, strict=True)
-        return tuple((size - 1) * step + 1 for size, step in sizes)
+        return compute_reach(self.kernel, self.dilations)
 
     @property
     def is_symmetric(self) -> bool:
@@ -62,8 +62,8 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
         return window
     pads = [(0, 0)] * len(kernel)
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = zip(reader.fixed_sizes(first_axis=2), window.strides, window.span, strict=True)
-        totals = [max((-(-n // step) - 1) * step + span - n, 0) for n, step, span in sizes]
+        sizes = zip(reader.fixed_sizes(first_axis=2), window.strides, window.reach, strict=True)
+        totals = [max((-(-n // step) - 1) * step + reach - n, 0) for n, step, reach in sizes]
         pads = [_split_pads(total, mode) for total in totals]
     elif mode != "VALID":
         raise ValueError(f"unknown auto_pad {mode!r}")
@@ -120,8 +120,8 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
     target = reader.attribute("output_shape")
     if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
         sizes = reader.fixed_sizes(first_axis=2)
-        axes = zip(sizes, window.strides, window.span, output_padding, strict=True)
-        full = [(n - 1) * step + span + extra for n, step, span, extra in axes]
+        axes = zip(sizes, window.strides, window.reach, output_padding, strict=True)
+        full = [(n - 1) * step + reach + extra for n, step, reach, extra in axes]
         same = [n * step for n, step in zip(sizes, window.strides, strict=True)]
         target = same if target is None else target[-2:]
         totals = [size - goal for size, goal in zip(full, target, strict=True)]
