@@ -319,7 +319,7 @@ class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
     With `split` each branch reads an equal share of the channels instead of all channels. With
-    `shapes` each reads the next values of a sample, the inputs that the map op `join` joined.
+    `shapes` each branch reads the next values of a sample, an input that the map op `join` joined.
     """
 
     name: Literal["branches"] = "branches"

@@ -124,8 +124,8 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
     """Let `interceptor` compute each layer of a list that is applied or traced in the body.
 
-    It is called with (layer, computation, x, context) and returns the layer's result. If bodies are
-    nested, the outer interceptor is called first, and its computation calls the inner one.
+    If bodies are nested, the outer interceptor is called first, and the computation that it gets
+    calls the inner interceptor.
     """
     outer = _interceptor.get()
 

@@ -42,7 +42,7 @@ class SearchResult:
 def search(
     candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int
 ) -> SearchResult:
-    """Time candidates, none twice. Every strategy begins with the first one, the default."""
+    """Time candidates, each at most once. The first candidate, the default, is always timed."""
     times_us: dict[Lowering, float] = {}
     rounds = []
 

@@ -262,8 +262,8 @@ def _read_max_pool(reader: NodeReader) -> Chain:
 
 @_register_reader("avg_pool2d")
 def _read_avg_pool(reader: NodeReader) -> Chain:
-    counted = reader.argument(5, True) and as_pair(reader.argument(3, 0)) != (0, 0)
-    if counted or reader.argument(6) is not None or reader.argument(4, False):
+    counts_padding = reader.argument(5, True) and as_pair(reader.argument(3, 0)) != (0, 0)
+    if counts_padding or reader.argument(6) is not None or reader.argument(4, False):
         raise reader.refuse("it must divide by the number of pixels without padding")
     return _make_layer(reader, standard.AvgPool(**_read_window(reader, ceil_mode=False)))
 

@@ -121,10 +121,11 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
     if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
         sizes = reader.fixed_sizes(first_axis=2)
         axes = zip(sizes, window.strides, window.reach, output_padding, strict=True)
-        full = [(n - 1) * step + reach + extra for n, step, reach, extra in axes]
-        same = [n * step for n, step in zip(sizes, window.strides, strict=True)]
-        target = same if target is None else target[-2:]
-        totals = [size - goal for size, goal in zip(full, target, strict=True)]
+        unpadded = [(n - 1) * step + reach + extra for n, step, reach, extra in axes]
+        if target is None:
+            target = [n * step for n, step in zip(sizes, window.strides, strict=True)]
+        # Some files list batch and channels too.
+        totals = [size - goal for size, goal in zip(unpadded, target[-2:], strict=True)]
         pads = tuple(_split_pads(total, mode) for total in totals)
     is_symmetric_crop = all(before == after >= 0 for before, after in pads)
     y = reader.graph.call(

@@ -19,6 +19,7 @@ _ACTIVATIONS: Mapping[tuple[str, ...], str] = {
 """Operators by layer and activations of a direction."""
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+# Places of optional inputs.
 _SEQUENCE_LENGTHS = 4
 _STATES = 5
 _PEEPHOLES = 7

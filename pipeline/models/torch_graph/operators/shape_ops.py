@@ -76,9 +76,10 @@ def move_axes(x: TorchTensor, source: int | Sizes, destination: int | Sizes) -> 
     """Move axes to other positions."""
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
-    places = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
-    fixed = iter(number for number in range(x.ndim) if number not in places.values())
-    return permute_axes(x, [places[at] if at in places else next(fixed) for at in range(x.ndim)])
+    moved = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
+    # The other axes stay in their order.
+    others = iter(number for number in range(x.ndim) if number not in moved.values())
+    return permute_axes(x, [moved[to] if to in moved else next(others) for to in range(x.ndim)])
 
 
 @aten("unsqueeze.default")
