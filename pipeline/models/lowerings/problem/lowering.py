@@ -29,7 +29,7 @@ FILE_NAMES: Mapping[str, str] = {
 CODE_NAMES = {name: code for code, name in FILE_NAMES.items()}
 
 
-def file_name(name: str) -> str:
+def to_file_name(name: str) -> str:
     """Return the name that files have for a role or a formula."""
     return FILE_NAMES.get(name, name)
 
@@ -48,7 +48,7 @@ class Lowering:
     def __str__(self) -> str:
         """Return `family/engine` or `family/engine/images`, with the names in files."""
         chunk = f"/{self.images}" if self.images else ""
-        return f"{file_name(self.family)}/{self.engine}{chunk}"
+        return f"{to_file_name(self.family)}/{self.engine}{chunk}"
 
     @staticmethod
     def parse(text: str) -> Lowering:

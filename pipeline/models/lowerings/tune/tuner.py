@@ -32,7 +32,7 @@ from pipeline.models.lowerings.problem.lowering import (
     Lowering,
     Lowerings,
     Problem,
-    file_name,
+    to_file_name,
 )
 from pipeline.models.lowerings.tune.machine import find_engines, list_scopes
 from pipeline.models.lowerings.tune.rule import choose_by_rule, is_worth_a_call
@@ -415,10 +415,10 @@ def check_lowering_entry(entry: Entry) -> Entry:
 
 
 def _make_operator(result: TunedProblem) -> Mapping[str, Any]:
-    op = (result.problem.kind, file_name(result.problem.role))
+    op = (result.problem.kind, to_file_name(result.problem.role))
     lowering = result.after.lowering
     return {
         **make_operator_record(op, str(result.problem), result.before_us, result.us, result.status),
-        "lowering": {**asdict(lowering), "family": file_name(lowering.family)},
+        "lowering": {**asdict(lowering), "family": to_file_name(lowering.family)},
         "ticks_best": format_rounds(result.rounds),
     }

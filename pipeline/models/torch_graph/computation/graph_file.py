@@ -48,7 +48,7 @@ from pipeline.models.torch_graph.graph import (
     TorchGraph,
     TypeOf,
     ValueOf,
-    references_of,
+    find_references,
 )
 from pipeline.models.torch_graph.operator_table import FLOAT_TYPES, TYPES
 from pipeline.models.torch_graph.operators.known_operators import require_computable
@@ -231,7 +231,7 @@ def _read_form(document: Any, arrays: frozenset[str], key: str) -> Form:
         node = _read_node(row)
         if node.name in num_results:
             raise ValueError(f"{key}: two nodes are called {show_name(node.name)}")
-        for reference in references_of(node):
+        for reference in find_references(node):
             _require_defined(reference, num_results, arrays, node.name)
         num_results[node.name] = len(node.results)
         nodes.append(node)

@@ -15,7 +15,7 @@ from jax import Array
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.torch_graph.computation.apply_graph import apply_form, input_of
+from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
 from pipeline.models.torch_graph.graph import GraphNode, Role, TorchGraph
 from pipeline.models.torch_graph.operator_table import OperatorContext
 
@@ -90,7 +90,7 @@ class TorchNetwork(nn.Module):
         x = images if self.rules else images.astype(self.dtype)
         key = make_key if train else None
         context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
-        inputs = input_of(graph.input, x, self.layout)
+        inputs = make_input(graph.input, x, self.layout)
         logits, changed = apply_form(graph, graph.form(train), inputs, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)

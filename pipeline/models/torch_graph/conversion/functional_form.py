@@ -25,7 +25,7 @@ from pipeline.models.torch_graph.graph import (
     TypeOf,
     ValueOf,
     describe_place,
-    references_of,
+    find_references,
 )
 
 # fmt: off
@@ -70,7 +70,7 @@ class Draft:
         """Operators that read each array, with its index among the arguments; -1 inside of one."""
         uses: dict[str, set[tuple[str, int]]] = defaultdict(set)
         for node in self.form.nodes:
-            for reference in references_of(node):
+            for reference in find_references(node):
                 if isinstance(reference, ArrayOf):
                     indices = [n for n, argument in enumerate(node.args) if argument == reference]
                     uses[reference.name] |= {(node.op, index) for index in indices or [-1]}
@@ -438,7 +438,7 @@ def prune_form(
         name = pending.pop()
         if name != INPUT and name not in used:
             used.add(name)
-            pending += [v.node for v in references_of(by_name[name]) if isinstance(v, ValueOf)]
+            pending += [v.node for v in find_references(by_name[name]) if isinstance(v, ValueOf)]
     return Form(tuple(n for n in nodes if n.name in used), output, tuple(updates.items()))
 
 

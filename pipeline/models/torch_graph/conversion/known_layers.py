@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.torch_graph.graph import ArrayOf, GraphNode, TorchGraph
-from pipeline.models.torch_graph.operators.convolution_ops import as_pair, conv_pads
+from pipeline.models.torch_graph.operators.convolution_ops import as_pair, make_pads
 
 Arrays = dict[str, np.ndarray]
 
@@ -172,7 +172,7 @@ def _read_conv(reader: NodeReader) -> Chain:
     dilation = as_pair(reader.argument(5, 1))
     groups = reader.argument(6, 1)
     rows, columns, _, features = kernel.shape
-    pads = conv_pads(reader.argument(4, 0), (rows, columns), dilation)
+    pads = make_pads(reader.argument(4, 0), (rows, columns), dilation)
     if reader.flow.pooled:
         if (rows, columns, groups, pads) != (1, 1, 1, ((0, 0), (0, 0))):
             raise reader.refuse("a convolution of one pixel must be 1x1")

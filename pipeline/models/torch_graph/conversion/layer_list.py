@@ -24,7 +24,7 @@ from pipeline.models.torch_graph.conversion.known_layers import (
     UnknownLayerError,
     read_node,
 )
-from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, references_of
+from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, find_references
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class _GraphReader:
 
     def _list_sources(self, node: GraphNode) -> list[str]:
         """Return the values that a node reads; a value that it reads twice is listed twice."""
-        values = [value for value in references_of(node) if isinstance(value, ValueOf)]
+        values = [value for value in find_references(node) if isinstance(value, ValueOf)]
         if any(value.item is not None for value in values):
             raise self._refuse(node.name, "it must read whole values")
         return [value.node for value in values if value.node == INPUT or value.node in self.nodes]

@@ -22,7 +22,7 @@ from jax import Array
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.torch_graph.graph import INPUT, ArrayOf, GraphNode, TensorSpec, ValueOf
 from pipeline.models.torch_graph.operator_table import OperatorContext
-from pipeline.models.torch_graph.operators.known_operators import operator_of
+from pipeline.models.torch_graph.operators.known_operators import find_operator
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 MAX_ELEMENTS = 2**31
@@ -241,7 +241,7 @@ class TorchGraphBuilder:
             return argument
 
         args, kwargs = jax.tree.map(read, (node.args, dict(node.kwargs)))
-        return operator_of(node)(context, *args, **kwargs)
+        return find_operator(node)(context, *args, **kwargs)
 
     def _fold(self, node: GraphNode, is_fixed: bool) -> tuple[OnnxValue, ...]:
         """Compute a node of constants."""
