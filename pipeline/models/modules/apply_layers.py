@@ -224,7 +224,7 @@ def require_tokens(x: Array, context: LayerContext) -> None:
 
 
 def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
-    """Return the mask of padding, if any. Raises ValueError unless its shape is (batch, tokens)."""
+    """Return the mask of padding; None without padding. Raises ValueError for another shape."""
     mask = context.token_mask
     if mask is not None and mask.shape != shape:
         raise ValueError(

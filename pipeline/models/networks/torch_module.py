@@ -63,7 +63,10 @@ class TorchModule(_Imported):
         return self
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """Return the network. A module is made and exported when images first reach it."""
+        """Return the network, which makes and exports a module for its first images.
+
+        Raises ValueError without a module or a graph.
+        """
         from pipeline.models.torch_graph.computation.sources import GraphFile, ImportedModule
         from pipeline.models.torch_graph.computation.torch_network import GraphSource, TorchNetwork
 

@@ -72,9 +72,8 @@ def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: 
 def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Sum shifted cotangents, each times a weight."""
     spread = _dilate(cotangent, window.strides)
-    return forward_shifted_sum(
-        window.transpose, lowering, spread, rotate_and_swap(kernel, window.groups)
-    )
+    rotated = rotate_and_swap(kernel, window.groups)
+    return forward_shifted_sum(window.transpose, lowering, spread, rotated)
 
 
 def _dilate(cotangent: Array, strides: Pair) -> Array:
@@ -97,12 +96,8 @@ def _compute_phase(
     if 0 in part.shape:
         shape = (cotangent.shape[0], height, width, kernel.shape[2] * window.groups)
         return jnp.zeros(shape, cotangent.dtype)
-    rows, columns = (
-        (taps - 1, size - positions)
-        for taps, size, positions in zip(
-            part.shape[:2], (height, width), window.output_size, strict=True
-        )
-    )
+    sizes = zip(part.shape[:2], (height, width), window.output_size, strict=True)
+    rows, columns = ((taps - 1, size - positions) for taps, size, positions in sizes)
     flipped = rotate_and_swap(part, window.groups)
     over_phase = Slide(pads=(rows, columns), groups=window.groups)
     return convolve(lowering.engine, cotangent, flipped, over_phase)

@@ -86,7 +86,8 @@ def find_layout(
 ) -> TimedLayout | None:
     """Look a network up in the banks, or time it by `clock` in each layout if the mode tunes.
 
-    Raises RunError for a file that isn't a bank.
+    None for a network in no bank if the mode is `bank`. Raises RunError for a file that isn't a
+    bank.
     """
     banks = Banks(folder / "layouts.json", BUILT_IN_LAYOUTS, check_layout_entry)
     entry = banks.read().get(key)

@@ -278,9 +278,9 @@ class ProgramReader:
             return True
         if in_place and self._find_root(node.args[0]) in self.buffers:
             return False
-        return all(operand.name in self.tensors for operand in node.all_input_nodes) and (
-            _is_fixed(node.meta.get("val")) or (in_place and not node.users)
-        )
+        reads_constants = all(operand.name in self.tensors for operand in node.all_input_nodes)
+        is_unread = in_place and not node.users
+        return reads_constants and (_is_fixed(node.meta.get("val")) or is_unread)
 
     def _evaluate(self, node: Any) -> None:
         torch = self.torch

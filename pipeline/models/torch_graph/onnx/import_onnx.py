@@ -98,14 +98,14 @@ def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Network:
-    """The network of a file, imported for samples of a size."""
+    """The network of a file, imported for samples of a size. Its parts raise ValueError."""
 
     model: OnnxModel
     settings: ImportSettings
 
     @cached_property
     def producers(self) -> Mapping[str, OnnxNode]:
-        """The node that computes each tensor. Raises ValueError if a later node is read."""
+        """The node that computes each tensor."""
         producers: dict[str, OnnxNode] = {}
         defined = {"", *self.model.initializers, *(value.name for value in self.model.inputs)}
         for node in self.model.nodes:
@@ -304,9 +304,8 @@ def _drop_copies(model: OnnxModel) -> OnnxModel:
 
 def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
     """Return whether a shape has these sizes; None fits any."""
-    return len(sizes) == len(shape) and all(
-        size in (None, actual) for size, actual in zip(sizes, shape, strict=True)
-    )
+    pairs = zip(sizes, shape, strict=False)
+    return len(sizes) == len(shape) and all(size in (None, actual) for size, actual in pairs)
 
 
 def _format_sizes(sizes: Iterable[int | None]) -> str:

@@ -117,7 +117,7 @@ def read_onnx(path: Path) -> OnnxModel:
 
 
 class _Message:
-    """The fields of a message by number."""
+    """The fields of a message by number; methods raise ValueError if they are damaged."""
 
     def __init__(self, content: memoryview | int) -> None:
         if isinstance(content, int):

@@ -109,9 +109,8 @@ def variance(
         correction = 1 if unbiased else 0
 
     def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
-        return compute_in_float32(
-            lambda a: jnp.var(a, axis=axis, keepdims=keepdims, ddof=correction), array
-        )
+        compute_variance = partial(jnp.var, axis=axis, keepdims=keepdims, ddof=correction)
+        return compute_in_float32(compute_variance, array)
 
     return reduce(x, dim, keepdim, compute)
 

@@ -109,14 +109,14 @@ def _read_opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 class _Machine:
-    """The stack and the memo of a pickle."""
+    """The stack and the memo of a pickle; methods raise the errors that `read_pickle` handles."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
     def execute(self, name: str, argument: Any) -> None:
-        """Execute one opcode. Raises ValueError for opcodes that torch doesn't write."""
+        """Execute one opcode."""
         stack = self.stack
         if name in _LITERALS:
             stack.append(argument)
