@@ -28,7 +28,7 @@ from pipeline.data.transform import count_choices, select_variants
 from pipeline.models.layers.path_patterns import LayerPath, require_covered
 from pipeline.models.layers.precision import PathListing
 from pipeline.models.layers.tokens import Lookup
-from pipeline.models.modules.jit_layers import list_layers
+from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.standard import Network
 from pipeline.training.component_specs import METRICS, list_losses
 from pipeline.training.losses import compute_losses, make_label_mask
@@ -201,7 +201,7 @@ def check_jit_layers(draft: StepDraft) -> None:
         return
     paths: dict[LayerPath, None] = {}
     with blaming_key("train.jit_layers"):
-        with list_layers(paths):
+        with record_module_paths(paths):
             jax.eval_shape(lambda words: init_variables(draft.step_config, words), draft.seed)
         require_covered(patterns, list(paths), "layers")
 

@@ -23,7 +23,7 @@ from pipeline.models.layers.path_patterns import (
     require_covered,
 )
 from pipeline.models.layers.standard import name_scopes
-from pipeline.models.modules.jit_layers import list_layers
+from pipeline.models.modules.jit_layers import record_module_paths
 from pipeline.models.modules.standard import Network
 from pipeline.stages.build_checks import blaming_key
 from pipeline.training.freezing import optimize_by_phase
@@ -189,7 +189,7 @@ def _group_scopes(
         order = [(name, isinstance(layer, _NORMS)) for name, layer in pairs]
     else:
         paths: dict[LayerPath, None] = {}
-        with list_layers(paths):
+        with record_module_paths(paths):
             jax.eval_shape(lambda words: init_variables(step_config, words), seed)
         # Traced in the order of calls.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]

@@ -241,7 +241,7 @@ def _format_line(choice: LoweringChoice) -> str:
     tuned = len(choice.results) - banked
     clauses = [f"{len(lowerings)} computations: {banked} from the bank"]
     clauses += [f"{tuned} tuned"] if tuned else []
-    clauses += [f"{choice.by_rule} by rule"] if choice.by_rule else []
+    clauses += [f"{choice.num_by_rule} by rule"] if choice.num_by_rule else []
     line = ", ".join(clauses) + f"; {onednn} by oneDNN"
     before_ms = sum(result.before_us for result in choice.results) / 1000
     after_ms = sum(result.after.us for result in choice.results) / 1000

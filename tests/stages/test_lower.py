@@ -27,7 +27,7 @@ from pipeline.models.lowerings.problem.conv_window import make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import Lowering, Lowerings, Problem
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
-from pipeline.models.lowerings.tune.tuner import LoweringChoice, Timed, TunedProblem, Tuning
+from pipeline.models.lowerings.tune.tuner import LoweringChoice, TimedLowering, TunedProblem, Tuning
 from pipeline.models.modules.standard import Network
 from pipeline.stages import lower as lower_stage
 from pipeline.stages.build import Built, build
@@ -376,9 +376,16 @@ def tuned() -> LoweringChoice:
     )
     how = Lowering("im2col")
     found = (
-        TunedProblem(one, 3000.0, Timed(how, 1000.0), Timed(how, 1000.0), "bank_hit"),
         TunedProblem(
-            other, 2000.0, Timed(how, 1500.0), Timed(how, 1500.0), "bank_append", (1500.0,)
+            one, 3000.0, TimedLowering(how, 1000.0), TimedLowering(how, 1000.0), "bank_hit"
+        ),
+        TunedProblem(
+            other,
+            2000.0,
+            TimedLowering(how, 1500.0),
+            TimedLowering(how, 1500.0),
+            "bank_append",
+            (1500.0,),
         ),
     )
     return LoweringChoice(Lowerings(((str(one), how), (str(other), how))), found)

@@ -35,7 +35,11 @@ from pipeline.models.torch_graph.conversion.export_module import export_module, 
 from pipeline.models.torch_graph.conversion.known_layers import UnknownLayerError
 from pipeline.models.torch_graph.conversion.layer_list import list_layers, set_class_features
 from pipeline.models.torch_graph.graph import TorchGraph
-from pipeline.models.torch_graph.onnx.import_onnx import ImportSettings, import_onnx, onnx_image
+from pipeline.models.torch_graph.onnx.import_onnx import (
+    ImportSettings,
+    find_sample_shape,
+    import_onnx,
+)
 from pipeline.models.torch_graph.onnx.onnx_file import SUFFIX as ONNX
 from pipeline.models.torch_graph.onnx.onnx_file import read_onnx
 from pipeline.models.weights.files.weight_files import write_weights
@@ -106,7 +110,7 @@ def _convert_onnx(
     if options.keys() - {"output"}:
         raise ValueError("an ONNX file takes no --argument but output=NAME")
     # Samples without height and width have one position.
-    channels, height, width = (*shape, 1, 1)[:3] if shape else onnx_image(read_onnx(file))
+    channels, height, width = (*shape, 1, 1)[:3] if shape else find_sample_shape(read_onnx(file))
     settings = ImportSettings((height, width, channels), options.get("output"))
     graph = import_onnx(file, settings)
     inputs = np.random.default_rng(0).normal(size=(2, channels, height, width)).astype(np.float32)

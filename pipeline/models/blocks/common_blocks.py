@@ -24,6 +24,7 @@ from pipeline.models.layers.standard import (
 Stack = tuple[LayerSpec, ...]
 
 HALVE = MaxPool(kernel=3, stride=2, padding="same")
+"""Halves height and width."""
 
 EXPANSION = {"basic": 1, "bottleneck": 4}
 """Features of a residual block's output, as a multiple of its width (He et al. 2016)."""
@@ -59,7 +60,7 @@ def bottleneck(inner: int, features: int, stride: int, groups: int) -> Stack:
     )
 
 
-def projection(channels: int, features: int, stride: int) -> Stack:
+def make_shortcut(channels: int, features: int, stride: int) -> Stack:
     """Return the shortcut of a block: a 1x1 convolution if the shape changes, else the identity."""
     changes = stride != 1 or channels != features
     return conv_norm(features, 1, stride) if changes else ()
@@ -85,8 +86,8 @@ def inverted_bottleneck(
 ) -> Stack:
     """Return the body of an inverted residual (Sandler et al. 2018, fig. 3).
 
-    It has a 1x1 convolution from `channels` to the hidden features, unless they are equal, the
-    depthwise convolution, `gate`, and a linear 1x1 to `features`.
+    Its convolutions are a 1x1 from `channels` to `depthwise.hidden`, left out if these are equal,
+    the depthwise, and a 1x1 to `features`. `act` follows the first two, then comes `gate`.
     """
     hidden = depthwise.hidden
     expand = (*conv_norm(hidden, 1, epsilon=epsilon), act) if hidden != channels else ()
@@ -107,7 +108,7 @@ def squeeze_excite(
 
 
 def residual_if(keeps_shape: bool, scope: str, body: Stack) -> LayerSpec:
-    """Return a residual block of the body if its shape is the input's, else only the body."""
+    """Return body(x) + x as a residual block if `keeps_shape`, else the body in a scope."""
     return Residual(scope=scope, body=body) if keeps_shape else Sequence(scope=scope, body=body)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LayeredModelSpec(ModelSpec):
-    """Base of the networks that are a list of layers, which other backends can read."""
+    """Base of the networks that are a list of layers; backends other than XLA read the list."""
 
     stage_fields: ClassVar[tuple[str, ...]] = ()
     """Names of fields that are lists with one entry per stage."""
@@ -68,9 +68,8 @@ class StridedModelSpec(LayeredModelSpec):
         kinds = (Conv,) if self.padding == "symmetric_convs" else (Conv, Pool)
 
         def pad_symmetrically(layer: LayerSpec) -> LayerSpec:
-            if isinstance(layer, kinds) and layer.padding == "same":
-                return layer.model_copy(update={"padding": "symmetric"})
-            return layer
+            is_padded = isinstance(layer, kinds) and layer.padding == "same"
+            return layer.model_copy(update={"padding": "symmetric"}) if is_padded else layer
 
         return map_layers(pad_symmetrically, layers)
 

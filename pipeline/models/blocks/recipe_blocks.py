@@ -1,6 +1,6 @@
 """Blocks: templates of layers, which a recipe defines once and uses in its layers.
 
-A block is a list with placeholders, its parameters, which begin with a dollar:
+A block is a list of layers with parameters, placeholders that begin with a dollar:
 `{name: conv, features: $features}`. In a list of layers,
 `{use: block, repeat: 2, with: {features: 64}}` stands for the layers of the block.
 """
@@ -17,9 +17,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
 from pipeline.core.registry import Spec
-from pipeline.models.layers.fields import Count
+from pipeline.models.layers.fields import CLASSES, Count
 from pipeline.models.layers.model_spec import Layers
-from pipeline.models.layers.standard import CLASSES, Sequence
+from pipeline.models.layers.standard import Sequence
 
 Blocks = Mapping[str, Any]
 Location = tuple[int | str, ...]
@@ -48,7 +48,7 @@ def expand_uses(
     parents: tuple[str, ...] = (),
     uses: Counter[str] | None = None,
 ) -> Any:
-    """Replace every use of a block in `node`, at location `location`, by a sequence of its layers.
+    """Return `node`, which lies at `location` in the recipe, with a `Sequence` for every block use.
 
     The layers of a block are validated here, so that a problem is reported at the block's location.
     `parents` names the blocks that are being expanded, and `uses` counts the uses of every block so
@@ -56,8 +56,10 @@ def expand_uses(
     """
     uses = Counter() if uses is None else uses
     if isinstance(node, Mapping):
-        items = node.items()
-        return {k: expand_uses(value, blocks, (*location, k), parents, uses) for k, value in items}
+        return {
+            key: expand_uses(value, blocks, (*location, key), parents, uses)
+            for key, value in node.items()
+        }
     if not isinstance(node, list):
         return node
     scope_counts: Counter[str] = Counter()
@@ -139,7 +141,7 @@ def _find_parameters(node: Any) -> Iterator[str]:
 
 
 def _fill_parameters(node: Any, values: Mapping[str, Any]) -> Any:
-    """Replace the parameters of a block by their values."""
+    """Return a block's layers with values for the parameters; others, as `$classes`, stay."""
     if isinstance(node, str) and node.startswith("$"):
         return values.get(node[1:], node)
     if isinstance(node, Mapping):

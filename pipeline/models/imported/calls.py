@@ -1,4 +1,4 @@
-"""Calls of custom code by the names of its parameters, and its errors with their lines."""
+"""Call custom code with the values that it has parameters for, and locate its errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pipeline.core.errors import PipelineError, first_line
 TRAINS = ("train", "training", "is_training")
 KEYS = ("key", "rng")
 CLASS_COUNTS = ("classes", "num_classes")
+"""Names of parameters for the flag of training, for a random key and for the number of classes."""
 
 
 def make_with(
@@ -73,7 +74,7 @@ def _inspect_signature(target: Callable[..., Any]) -> inspect.Signature:
 def call_with(
     function: Callable[..., Any], values: Sequence[Any], *, train: bool, key: Array | None = None
 ) -> Any:
-    """Call a function with positional values, and by name with flags of training and `key`.
+    """Call a function with values in order, and with the flag and key that it has parameters for.
 
     Raises TypeError if the function accepts fewer values, or needs more.
     """
@@ -114,6 +115,7 @@ def _match_parameters(
             positional += remaining
             remaining = []
         elif parameter.name in named and has_position and not keywords and remaining:
+            # A flag or key before a value, as in apply(train, images), must have its position.
             positional.append(named[parameter.name])
         elif parameter.name in named and parameter.kind != parameter.VAR_KEYWORD:
             keywords[parameter.name] = named[parameter.name]

@@ -75,7 +75,7 @@ def _adapt_nnx(reference: str, make: Callable[..., Any], has_dtype: bool) -> Pur
 
 @dataclass(frozen=True)
 class LinenNetwork:
-    """A linen module."""
+    """A linen module as pure functions."""
 
     module: nn.Module
     has_dtype: bool
@@ -86,7 +86,7 @@ class LinenNetwork:
         return type(self.module).__name__
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Initialise the variables. Raises ValueError for other collections."""
+        """Initialise the variables. Raises ValueError unless all are parameters or statistics."""
 
         def call(module: Any, images: Array) -> Any:
             return call_with(module, (images,), train=False)
@@ -103,8 +103,6 @@ class LinenNetwork:
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits, and the statistics after this call."""
-
         def call(module: Any, images: Array) -> Any:
             return call_with(module, (images,), train=train)
 
@@ -126,14 +124,12 @@ class NnxNetwork:
     root: str = ""
 
     def init(self, key: Array, images: Array, seed: int) -> Variables:
-        """Initialise the variables."""
         _, params, statistics, _, _ = _split_module(self.make(rngs=nnx.Rngs(key)))
         return {PARAMS: _to_nested_dicts(params), STATISTICS: _to_nested_dicts(statistics)}
 
     def apply(
         self, variables: Variables, images: Array, key: Array | None, *, train: bool
     ) -> tuple[Any, Variables]:
-        """Compute the logits, and the statistics after this call."""
         shapes = nnx.eval_shape(lambda: self.make(rngs=nnx.Rngs(0)))
         _, params, statistics, draws, _ = _split_module(shapes)
         key = jax.random.key(0) if key is None else key
@@ -178,6 +174,4 @@ def _start_streams(state: Any, key: Array) -> Any:
         return jax.random.fold_in(key, number) if is_key else jnp.zeros(shape.shape, shape.dtype)
 
     leaves, structure = jax.tree.flatten(state)
-    return jax.tree.unflatten(
-        structure, [start(number, leaf) for number, leaf in enumerate(leaves)]
-    )
+    return jax.tree.unflatten(structure, [start(*item) for item in enumerate(leaves)])

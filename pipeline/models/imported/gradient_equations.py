@@ -172,8 +172,9 @@ def _derive_gradient(forward: core.JaxprEqn, operand: int) -> tuple[Key, Gradien
     position = next(n for n, atom in enumerate(equation.invars) if atom is cotangent)
     other = equation.invars[1 - position]
     output = jaxpr.outvars[0]
+    # The gradient by images reads the rotated kernel, all others the other operand itself.
     is_rotated = forward.primitive.name == CONVOLUTION and operand == 0
-    if is_rotated != all(other is not value for value in values):
+    if is_rotated == any(other is value for value in values):
         return None
     permutation = None
     if output is not equation.outvars[0]:

@@ -1,4 +1,4 @@
-"""Adapters of JAX functions that initialise and apply parameters to pure networks."""
+"""Adapters to pure networks for functions of JAX that initialise and apply parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from pipeline.models.imported.imported_network import PARAMS, STATISTICS, PureNe
 def adapt_functions(
     reference: str, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
 ) -> PureNetwork:
-    """Adapt a pair of functions, or one that a function returns. Raises ValueError without one."""
+    """Adapt a pair (init, apply), an object with both, or a function that returns either.
+
+    Raises ValueError for other objects.
+    """
     pair = _as_pair(target)
     has_dtype = False
     if pair is None:
@@ -56,7 +59,7 @@ def adapt_functions(
 
 
 def _as_pair(value: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """Return init and apply of a pair or of an object; None if the value has neither form."""
+    """Return init and apply; None if the value isn't a pair or an object with them."""
     if hasattr(value, "init") and hasattr(value, "apply") and not isinstance(value, type):
         return value.init, value.apply
     is_pair = isinstance(value, tuple) and len(value) == 2 and all(map(callable, value))

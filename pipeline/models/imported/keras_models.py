@@ -127,6 +127,7 @@ class KerasNetwork:
 
         Random generators start from the key. Raises ValueError for a model that adds losses.
         """
+        # The models of all seeds compute the same: they differ in initial weights.
         model = self._find_model(next(iter(self._models), 0), images.shape[1:])
         params = flatten_dict(dict(variables[PARAMS]))
         statistics = flatten_dict(dict(variables[STATISTICS]))
@@ -151,7 +152,7 @@ class KerasNetwork:
         return logits, unflatten_dict(after) if train else variables[STATISTICS]
 
     def _find_model(self, seed: int, image: Shape) -> Any:
-        """Return the built model of a seed."""
+        """Return the model of a seed, made and built at the first call."""
         if seed not in self._models:
             # Weights must be arrays, although a program is being traced.
             with jax.ensure_compile_time_eval():

@@ -87,7 +87,6 @@ class FlaxModule(ImportedModelSpec):
     def adapt(
         self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
-        """Return the module as pure functions. Raises ValueError if it isn't a module."""
         from pipeline.models.imported.flax_modules import adapt_module
 
         return adapt_module(self.reference, target, arguments, classes, dtype)
@@ -112,7 +111,6 @@ class JaxFunction(ImportedModelSpec):
     def adapt(
         self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
-        """Return the functions as a network. Raises ValueError if they aren't functions."""
         from pipeline.models.imported.jax_functions import adapt_functions
 
         return adapt_functions(self.reference, target, arguments, classes, dtype)
@@ -133,7 +131,6 @@ class KerasModel(ImportedModelSpec):
     def adapt(
         self, target: Any, arguments: Mapping[str, Any], classes: int, dtype: str
     ) -> PureNetwork:
-        """Return the model as pure functions. Raises ValueError for another backend or object."""
         from pipeline.models.imported.keras_models import adapt_model
 
         return adapt_model(self.reference, target, arguments, classes, dtype)

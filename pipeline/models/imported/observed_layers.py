@@ -122,7 +122,7 @@ class _Evaluation:
     def _observe_convolution(
         self, equation: Any, kernel: _Kernel, images: Array, result: Array
     ) -> Array:
-        """Return the result of a convolution, observed if it is one of images by the kernel."""
+        """Return the result of a convolution, observed if images are convolved with the kernel."""
         params = equation.params
         numbers = params["dimension_numbers"]
         output_axis, input_axis, *sizes_axes = (kernel.axes[axis] for axis in numbers.rhs_spec)

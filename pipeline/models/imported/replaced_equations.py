@@ -1,4 +1,4 @@
-"""Computes equations of a jaxpr by the package's lowerings; explains why others stay XLA's."""
+"""Compute equations of a jaxpr by the package's lowerings; explain why XLA computes others."""
 
 from __future__ import annotations
 

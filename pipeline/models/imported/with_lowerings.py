@@ -98,9 +98,9 @@ def with_lowerings(
 ) -> Function:
     """Return a function with the same results, except last digits, computed as the policy chooses.
 
-    `root` has the scopes around the network, joined by slashes. Of these, equations keep the
-    outermost. Tied values of max pooling share its gradient. The result is differentiable only in
-    reverse mode.
+    `root` has the scopes around the network, joined by slashes. Equations keep only the outermost
+    of these scopes. Tied values of max pooling share its gradient. Forward-mode differentiation of
+    the result isn't supported.
 
     If `differentiated`, the function computes gradients, as a training step does. They are replaced
     too, and the policy chooses only the roles that the function computes. `layout` is the order of

@@ -18,7 +18,7 @@ Features = Annotated[
 
 
 def replace_classes(value: Any, classes: int) -> Any:
-    """Replace `$classes` in nested values by the number of classes."""
+    """Return nested values with the number of classes for `$classes`; tuples become lists."""
     if isinstance(value, Mapping):
         return {key: replace_classes(item, classes) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -30,7 +30,6 @@ Size = Annotated[
     PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], Strict(False)],
     Expected("a whole number above 0, or [height, width]"),
 ]
-
 
 VolumeSize = Annotated[
     PositiveInt | Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Strict(False)],
@@ -63,5 +62,6 @@ Padding = Annotated[
     | Annotated[tuple[Edges, Edges], Strict(False)],
     Expected("same, valid, symmetric, a whole number or [[top, bottom], [left, right]]"),
 ]
-"""same: ceil(size / stride) positions; valid: no padding; symmetric: (window - 1) // 2 on a side.
-The last differs from `same` for even windows, and for strides at even sizes."""
+"""same: ceil(size / stride) positions; valid: no padding; a number: that many zeros on each side;
+symmetric: (window - 1) // 2 on each side, which differs from `same` for even windows, and for
+strides at even sizes."""

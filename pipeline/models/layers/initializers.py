@@ -18,7 +18,7 @@ Distribution = Literal["normal", "uniform"]
 
 @component("initializer")
 class TruncatedNormal(InitializerSpec):
-    """Normal of deviation `sigma`, truncated at two sigma, which makes the deviation smaller."""
+    """Normal of deviation `sigma`, truncated at two sigma, so that its deviation is 0.88 sigma."""
 
     name: Literal["truncated_normal"] = "truncated_normal"
     sigma: PositiveFloat = 0.01

@@ -38,10 +38,10 @@ class LayerSpec(Spec):
     """The layer's name in parameter paths; null numbers it by kind (`conv_0`, `conv_1`, ...)."""
 
     def compute(self, x: Any, context: Any) -> Any:
-        """Compute a custom layer, for which no function is registered.
+        """Return the output of a custom layer for input x.
 
-        This is called while the network is traced, inside a flax module, so it may call modules
-        named `context.name`. `context` is a `LayerContext`, with path, dtype and `train`.
+        It is called while the network is traced, inside a flax module, so it may apply a flax
+        module with `name=context.name`. `context` is a `LayerContext`: path, dtype and `train`.
         """
         raise TypeError(
             f"{context}: layer {self.name} has no computation; its class must have a method "
@@ -79,8 +79,8 @@ class ModelSpec(Spec):
     """Base of every network: the component of kind "model" that a recipe names."""
 
     table_input: ClassVar[Literal["features", "fields"]] = "features"
-    """Input of the network for a table. features: numbers and one-hot categories; fields: number
-    and value of each column's feature."""
+    """Input of the network for a table. features: numbers and one-hot categories; fields: for each
+    column, the index of its feature and the feature's value."""
     two_outputs_are_classes: ClassVar[bool] = False
     """Whether two outputs are always the logits of two classes, never two numbers or labels."""
     name: str

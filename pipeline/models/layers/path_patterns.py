@@ -12,6 +12,7 @@ LayerPath = tuple[str, ...]
 """Scopes of a layer, outermost first. A parameter's path ends with its name."""
 
 MAX_SCOPES = 40
+"""An error lists at most this many scopes."""
 EXCEPT = "!"
 """Prefix of a pattern that excludes the paths that it covers."""
 
@@ -38,10 +39,9 @@ def is_frozen(patterns: Sequence[str], path: LayerPath) -> bool:
 def require_covered(
     patterns: Sequence[str], paths: Sequence[LayerPath], noun: str, prefix: str = ""
 ) -> None:
-    """Raise ValueError for a pattern, without `!`, that covers no path.
+    """Raise ValueError for the first pattern that covers no path; patterns have no `!`.
 
-    The message begins with `prefix`, such as `init.rules: `, and lists the outermost scopes
-    and the number of paths in each.
+    The message begins with `prefix`, such as `init.rules: `, and counts paths by outermost scope.
     """
     for pattern in patterns:
         if any(covers(pattern, path) for path in paths):

@@ -101,12 +101,12 @@ class Precision:
         return tuple(dict.fromkeys((self.dtype, *(rule.dtype for rule in self.rules))))
 
     def with_batch_norm(self, *, in_float32: bool) -> Precision:
-        """Return a level with batch norm in float32, or in the type of the network."""
-        kinds = frozenset({"batch_norm"})
-        others = [rule for rule in self.rules if isinstance(rule, KindRule)]
-        rules = [replace(rule, kinds=rule.kinds - kinds) for rule in others]
+        """Return a level, whose rules are by kind, with batch norm in float32 or in `dtype`."""
+        batch_norm = frozenset({"batch_norm"})
+        kind_rules = [rule for rule in self.rules if isinstance(rule, KindRule)]
+        rules = [replace(rule, kinds=rule.kinds - batch_norm) for rule in kind_rules]
         if in_float32 and self.dtype != "float32":
-            rules.append(KindRule(kinds, "float32"))
+            rules.append(KindRule(batch_norm, "float32"))
         return Precision(self.dtype, tuple(rules))
 
 

@@ -29,7 +29,7 @@ from pipeline.models.layers.model_spec import Initializer, Layers, LayerSpec
 
 
 def require_even_groups(layer: Any) -> Any:
-    """Return a convolution. Raises ValueError if its groups would differ in their features."""
+    """Return the layer, a convolution. Raises ValueError if groups don't divide its features."""
     if layer.features != CLASSES and layer.features % layer.groups:
         raise ValueError(
             f"features {layer.features} is not a multiple of groups {layer.groups}; "
@@ -76,9 +76,9 @@ class Conv3d(LayerSpec):
 
 @component("layer")
 class ConvTranspose(LayerSpec):
-    """The transpose of a convolution, which adds each pixel times the kernel to a result's window.
+    """The transpose of a convolution, which adds each pixel times the kernel to an output window.
 
-    With `same` the result has size * stride positions, with `valid` all positions of windows.
+    With `same` the output has size * stride positions, with `valid` all positions of windows.
     """
 
     name: Literal["conv_transpose"] = "conv_transpose"
@@ -107,7 +107,7 @@ class Dense(LayerSpec):
 
 @component("layer")
 class BatchNorm(LayerSpec):
-    """Normalise each channel over the batch; a step keeps `momentum` of running statistics."""
+    """Normalise each channel over the batch; `momentum` is the weight of old running statistics."""
 
     name: Literal["batch_norm"] = "batch_norm"
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
@@ -319,7 +319,7 @@ class Branches(LayerSpec):
     """Concatenate the channels of several branches of x; an empty branch is the identity.
 
     With `split` each branch reads an equal share of the channels instead of all channels. With
-    `shapes` each reads the next values of a sample, the inputs that the map op `join` joined.
+    `shapes` each branch reads the next values of a sample, an input that the map op `join` joined.
     """
 
     name: Literal["branches"] = "branches"

@@ -45,7 +45,7 @@ class TiedEmbedding(Lookup):
 
 @component("layer")
 class Tokens(LayerSpec):
-    """Turn positions to tokens: (batch, height, width, channels) -> (batch, tokens, channels)."""
+    """Turn pixels into tokens: (batch, height, width, channels) -> (batch, tokens, channels)."""
 
     name: Literal["tokens"] = "tokens"
 
@@ -61,7 +61,8 @@ class ClassToken(LayerSpec):
 class PositionEmbedding(LayerSpec):
     """Add a learned vector to each token, by its position.
 
-    With `shorter` there may be fewer tokens than vectors. Then the first vectors are used.
+    There are as many vectors as tokens when the network is initialised. With `shorter` there may be
+    fewer tokens later, for which the first vectors are used.
     """
 
     name: Literal["position_embedding"] = "position_embedding"
@@ -110,8 +111,8 @@ class Recurrent(LayerSpec):
 
     features: Features
     bidirectional: bool = False
-    """Whether a second layer reads the tokens from the last to the first. The results of both are
-    joined, so there are twice as many features."""
+    """Whether a second layer reads the tokens from the last to the first. The features of both are
+    concatenated, so there are twice as many."""
     output: Literal["tokens", "last"] = "tokens"
     """tokens: the state after each token, (batch, tokens, features); last: the state after all
     tokens, (batch, features)."""
@@ -127,7 +128,7 @@ class Lstm(Recurrent):
 
 @component("layer")
 class Gru(Recurrent):
-    """Gated recurrent unit (Cho et al. 2014), with the reset gate after the product."""
+    """Gated recurrent unit (Cho et al. 2014); the reset gate multiplies state @ weights + bias."""
 
     name: Literal["gru"] = "gru"
 

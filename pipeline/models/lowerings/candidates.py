@@ -39,7 +39,7 @@ FORMULAS: Mapping[str, Mapping[Role, Mapping[str, Formula]]] = {
 
 
 def list_candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lowering, ...]:
-    """List the lowerings of a problem that these engines can compute, the plain one first."""
+    """List a problem's lowerings by these engines; the role's first formula, by XLA, is first."""
     lowerings = (
         Lowering(name, engine, images)
         for name, formula in FORMULAS[problem.kind][problem.role].items()
@@ -56,10 +56,13 @@ def list_candidates(problem: Problem, engines: frozenset[Engine]) -> tuple[Lower
 def _is_worth_trying(problem: Problem, lowering: Lowering) -> bool:
     """Whether chunks, if any, are smaller than the batch and in `CHUNK_BYTES`."""
     images = lowering.images
-    is_depthwise = isinstance(problem, ConvolutionProblem) and problem.is_depthwise
-    if images is None or (images == 1 < problem.batch and is_depthwise):
+    if images is None:
         return True
-    return images < problem.batch and images * problem.sample_bytes in CHUNK_BYTES
+    is_depthwise = isinstance(problem, ConvolutionProblem) and problem.is_depthwise
+    # oneDNN's weight gradient stays depthwise only with one image at a time.
+    stays_depthwise = images == 1 and is_depthwise
+    fits_caches = images * problem.sample_bytes in CHUNK_BYTES
+    return images < problem.batch and (stays_depthwise or fits_caches)
 
 
 def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]) -> bool:
@@ -71,8 +74,7 @@ def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]
         return False
     if lowering.images is None:
         return True
-    divides = lowering.images <= problem.batch and problem.batch % lowering.images == 0
-    return formula.chunked and divides
+    return formula.chunked and problem.batch % lowering.images == 0
 
 
 def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> Array:
@@ -122,6 +124,6 @@ class LayerPlan(Generic[P]):
 
 
 def plan_layer(policy: LoweringPolicy, make_problem: Callable[[Role], P]) -> LayerPlan[P]:
-    """Let a policy choose the lowering of each role's problem."""
+    """Return the lowerings that a policy chooses for the problems of all roles."""
     problems = map(make_problem, ROLES)
     return LayerPlan(*(ChosenLowering(problem, policy.choose(problem)) for problem in problems))

@@ -39,9 +39,9 @@ def conv2d(
     """Convolve images (batch, height, width, channels) with a kernel of the same dtype.
 
     The kernel is HWIO: (height, width, channels // groups, features). The result has shape
-    (batch, height, width, features). `padding` is "SAME", "VALID" or the zeros (before, after) the
-    height and the width; `dilation` spreads the kernel. `policy` chooses how the convolution and
-    its gradients are computed. It is differentiable only in reverse mode.
+    (batch, height, width, features). `padding` is "SAME", "VALID" or the numbers of zeros ((top,
+    bottom), (left, right)); `dilation` spreads the kernel. `policy` chooses how the convolution and
+    its gradients are computed. Forward-mode differentiation isn't supported.
     """
     _, height, width, _ = images.shape
     rows, columns, _, _ = kernel.shape
@@ -56,7 +56,7 @@ _Operands = tuple[Array, Array]
 
 
 def convolve(plan: Plan, images: Array, kernel: Array) -> Array:
-    """Convolve as the plan has it, by default by XLA."""
+    """Convolve by the plan's forward lowering, whose default is XLA's convolution."""
     if plan.forward.is_default:
         window = plan.forward.problem.window
         return conv2d_forward.convolution(window, XLA_CONVOLUTION, images, kernel)
@@ -85,8 +85,8 @@ _conv2d.defvjp(
 
 def _compute_gradients(plan: Plan, operands: _Operands, cotangent: Array) -> _Operands:
     images, kernel = operands
-    # Without a separate call, XLA would fuse the computation of the images, up to a stage of
-    # residual blocks, into their transpose, and repeat it for every strided element.
+    # Without a separate call, XLA would fuse the operations that compute the images, up to a stage
+    # of residual blocks, into their transpose, and repeat them for every strided element.
     with set_xla_metadata(inlineable="false"):
         kernel_grad = jax.jit(_compute_weight_grad, static_argnums=0)(plan, images, cotangent)
     return _compute_input_grad(plan, kernel, cotangent), kernel_grad

@@ -38,9 +38,9 @@ def conv2d_chwn(
     """Convolve images (channels, height, width, batch) with a kernel of the same dtype.
 
     The kernel is HWIO: (height, width, channels, features). The result has shape (features, height,
-    width, batch). `padding` is "SAME", "VALID" or the zeros (before, after) the height and the
-    width; `dilation` spreads the kernel. Computations are in float32; the result and the gradients
-    are rounded to their operand's dtype. It is differentiable only in reverse mode.
+    width, batch). `padding` is "SAME", "VALID" or the numbers of zeros ((top, bottom), (left,
+    right)); `dilation` spreads the kernel. Computations are in float32; the result and the
+    gradients are rounded to their operand's dtype. Forward-mode differentiation isn't supported.
     """
     _, height, width, _ = images.shape
     rows, columns, _, _ = kernel.shape
@@ -55,7 +55,7 @@ Residuals = tuple[Array, Array, Array | None]
 
 
 def _forward(window: ConvWindow, images: Array, kernel: Array) -> tuple[Array, Residuals]:
-    # With one channel a product sums too few terms: a sum of shifted images takes a third.
+    # With one channel a product sums too few terms: a sum of shifted images takes a third as long.
     if kernel.shape[2] == 1:
         with _forbid_inlining():
             return _sum_shifted(window, images, kernel), (images, kernel, None)
@@ -198,4 +198,4 @@ def _add_overlaps(window: ConvWindow, products: Array) -> Array:
         config = ((0, 0, 0), (before, after, axis.stride - 1), (0, 0, 0))
         return lax.pad(products[row], zero, config)
 
-    return sum(map(place, range(1, axis.kernel)), place(0))
+    return functools.reduce(jnp.add, map(place, range(axis.kernel)))

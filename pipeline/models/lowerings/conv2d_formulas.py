@@ -18,6 +18,7 @@ from pipeline.models.lowerings.problem.lowering import WIDENED, Engine, Formula,
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 
 MAX_PATCH_CHANNELS = 32
+"""Patches of images with more channels are too large."""
 MAX_SUM_CHANNELS = 4
 MAX_SUM_TERMS = 150
 """Limits of a sum of shifted images; more terms take long to compile."""
@@ -30,9 +31,8 @@ def _is_ungrouped(problem: ConvolutionProblem) -> bool:
 
 
 def _has_small_patches(problem: ConvolutionProblem) -> bool:
-    """Whether the kernel has several pixels and few channels; other patches are too large."""
-    is_wide = problem.window.kernel != (1, 1)
-    return _is_ungrouped(problem) and is_wide and problem.channels <= MAX_PATCH_CHANNELS
+    has_few_channels = problem.channels <= MAX_PATCH_CHANNELS
+    return _is_ungrouped(problem) and problem.window.kernel != (1, 1) and has_few_channels
 
 
 def _is_pointwise(problem: ConvolutionProblem) -> bool:
@@ -47,21 +47,22 @@ def _has_few_terms(problem: ConvolutionProblem) -> bool:
     return channels <= MAX_SUM_CHANNELS and height * width * channels <= MAX_SUM_TERMS
 
 
-def _is_strided(problem: ConvolutionProblem) -> bool:
+def _has_phases(problem: ConvolutionProblem) -> bool:
+    """Whether a stride splits the images into phases; dilation and negative pads aren't handled."""
     window = problem.window
     is_uncropped = min(*window.pads[0], *window.pads[1]) >= 0
     return window.dilation == (1, 1) and window.strides != (1, 1) and is_uncropped
 
 
-def _is_three_by_three(problem: ConvolutionProblem) -> bool:
+def _fits_winograd(problem: ConvolutionProblem) -> bool:
     window = problem.window
-    is_dense = window.strides == window.dilation == (1, 1) and window.groups == 1
-    return is_dense and window.kernel == (3, 3)
+    is_plain = window.strides == window.dilation == (1, 1) and window.groups == 1
+    return is_plain and window.kernel == (3, 3)
 
 
-def _is_exact_in_tiles(problem: ConvolutionProblem) -> bool:
-    """Whether the sums before the products are exact enough; bfloat16 loses digits."""
-    return _is_three_by_three(problem) and problem.dtype in ("float32", *WIDENED)
+def _fits_exact_winograd(problem: ConvolutionProblem) -> bool:
+    """Whether Winograd's sums before the products are exact enough; bfloat16 loses digits."""
+    return _fits_winograd(problem) and problem.dtype in ("float32", *WIDENED)
 
 
 def _define(
@@ -70,6 +71,8 @@ def _define(
     engines: tuple[Engine, ...] = ("xla", "onednn"),
     chunked: bool = False,
 ) -> Formula:
+    """Return a formula that passes only the problem's window to `compute`."""
+
     def compute_problem(
         problem: ConvolutionProblem, lowering: Lowering, first: Array, second: Array
     ) -> Array:
@@ -78,10 +81,10 @@ def _define(
     return Formula(compute_problem, fits, engines, chunked)
 
 
-def _make_winograd(formula: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
-    tiles = (2, 4)
+def _make_winograd(compute: Callable[..., Array], fits: Fits) -> dict[str, Formula]:
+    """Return the formulas of both sizes of tiles by name; `compute` begins with the size."""
     return {
-        f"winograd{tile}": _define(partial(formula, tile), fits, chunked=True) for tile in tiles
+        f"winograd{tile}": _define(partial(compute, tile), fits, chunked=True) for tile in (2, 4)
     }
 
 
@@ -91,14 +94,14 @@ CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
         "im2col": _define(conv2d_forward.im2col, _has_small_patches, chunked=True),
         "pointwise": _define(conv2d_forward.pointwise, _is_pointwise),
         "shifted_sum": _define(conv2d_forward.shifted_sum, _has_few_terms, engines=("xla",)),
-        **_make_winograd(winograd.forward, _is_exact_in_tiles),
+        **_make_winograd(winograd.forward, _fits_exact_winograd),
     },
     "input_grad": {
         "convolution": _define(conv2d_input_grad.convolution),
-        "phases": _define(conv2d_input_grad.phases, _is_strided),
+        "phases": _define(conv2d_input_grad.phases, _has_phases),
         "pointwise": _define(conv2d_input_grad.pointwise, _is_pointwise),
         "shifted_sum": _define(conv2d_input_grad.shifted_sum, _has_few_terms, engines=("xla",)),
-        **_make_winograd(winograd.input_grad, _is_exact_in_tiles),
+        **_make_winograd(winograd.input_grad, _fits_exact_winograd),
     },
     "weight_grad": {
         "convolution": _define(conv2d_weight_grad.convolution, chunked=True),
@@ -109,7 +112,7 @@ CONVOLUTIONS: Mapping[Role, Mapping[str, Formula]] = {
             lambda problem: not _is_ungrouped(problem),
             chunked=True,
         ),
-        **_make_winograd(winograd.weight_grad, _is_three_by_three),
+        **_make_winograd(winograd.weight_grad, _fits_winograd),
     },
 }
 """Formulas by role and name. The first of a role, by XLA on all images at once, always works."""

@@ -1,8 +1,8 @@
 """The transpose of a two-dimensional convolution: the fastest lowering for each computation.
 
 The result is the input gradient of a convolution, and the gradients are that convolution and its
-weight gradient. So its problems are a convolution's, with the result for images. For the
-weight gradient that jax derives, XLA:CPU has a scalar loop, 1 GFLOP/s in a training loop (jax issue
+weight gradient. So its problems are a convolution's, whose images are the result. For the weight
+gradient that jax derives, XLA:CPU has a scalar loop, 1 GFLOP/s in a training loop (jax issue
 12868). On other platforms the gradients are jax's.
 """
 
@@ -39,13 +39,13 @@ def conv2d_transpose(
 
     The kernel is (height, width, channels // groups, features), of the same dtype, and not rotated,
     as for `jax.lax.conv_transpose`. The result has size * stride positions with "SAME", and all
-    that the kernel reaches with "VALID". `policy` chooses how it and its gradients are computed. It
-    is differentiable only in reverse mode.
+    that the kernel reaches with "VALID". `policy` chooses how the result and the gradients are
+    computed. Forward-mode differentiation isn't supported.
     """
     rows, columns, _, _ = kernel.shape
     height, width = (
-        size * stride + (max(reach - stride, 0) if padding == "VALID" else 0)
-        for size, stride, reach in zip(x.shape[1:3], strides, (rows, columns), strict=True)
+        size * stride + (max(taps - stride, 0) if padding == "VALID" else 0)
+        for size, stride, taps in zip(x.shape[1:3], strides, (rows, columns), strict=True)
     )
     window = make_window((height, width), (rows, columns), strides, padding, (1, 1), groups)
     return transpose_window(window, x, kernel, policy)
@@ -57,7 +57,7 @@ def transpose_window(
     """Transpose the convolution that slides by `window` over images of the result's size.
 
     The kernel is HWIO, of the same dtype as x (batch, height, width, channels), and not rotated:
-    (height, width, channels // groups, features). It is differentiable only in reverse mode.
+    (height, width, channels // groups, features). Forward-mode differentiation isn't supported.
     """
 
     def make_problem(role: Role) -> ConvolutionProblem:

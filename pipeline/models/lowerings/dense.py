@@ -24,9 +24,9 @@ microseconds (batch, inputs, features): 64, 512, 10: 96 -> 10; 128, 512, 32: 113
 def dense_product(policy: LoweringPolicy = DEFAULTS) -> Callable[..., Array]:
     """Return a `lax.dot_general` for flax's layers, computed as `policy` chooses.
 
-    Inputs are (..., channels), the kernel is (channels, features). The product is differentiable
-    only in reverse mode if the policy chooses a lowering for it or for a gradient, or if the inputs
-    are a matrix and the features few.
+    Inputs are (..., channels), the kernel is (channels, features). Forward-mode differentiation
+    isn't supported if the policy chooses a lowering for the product or for a gradient, or if the
+    inputs are a matrix with at most `FEW_FEATURES` features.
     """
 
     def product(inputs: Array, kernel: Array, dimensions: Any, **precision: Any) -> Array:

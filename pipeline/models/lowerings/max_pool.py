@@ -25,7 +25,7 @@ def pool_max(
 
     `pads` are (before, after) height and width, and never the maximum. Tied values share the
     gradient, which preserves its sum. `policy` chooses how the maxima and their gradient are
-    computed. With a chosen lowering they are differentiable only in reverse mode.
+    computed. With a chosen lowering, forward-mode differentiation isn't supported.
     """
     roles: tuple[Role, Role] = ("forward", "input_grad")
     choices = []
@@ -34,6 +34,7 @@ def pool_max(
         choices.append(ChosenLowering(problem, policy.choose(problem)))
     if all(choice.is_default for choice in choices):
         return max_pool(images, window, strides, pads)
+    # Beside a chosen lowering, the default needs a formula: `axes` is the same computation.
     forward, gradient = (
         ChosenLowering(choice.problem, Lowering("axes")) if choice.is_default else choice
         for choice in choices
@@ -43,12 +44,12 @@ def pool_max(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def max_pool(images: Array, window: Pair, strides: Pair, pads: tuple[Pair, Pair]) -> Array:
-    """Pool by default: one axis after the other, with the gradient that jax derives.
+    """Compute the default of `pool_max`: `pool_axes`, with the gradient that jax derives.
 
     With its gradient this takes 3 ms for 2x2/2 of 64x32x32x64 and 16 ms for 3x3/2 of 8x112x112x64
     on two cores. The gradient of `lax.reduce_window` takes 25 and 66 ms.
 
-    This is jitted so that a trace has its name, which the emulated device looks for.
+    It is jitted so that a trace has the name `max_pool`, which the emulated device looks for.
     """
     return max_pools.pool_axes(images, window, strides, pads)
 

@@ -1,4 +1,4 @@
-"""Activations by name. Activations that round are computed in float32."""
+"""Activations by name, which round a 16-bit result only once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def activate(name: str, x: Array) -> Array:
 
     In bfloat16 and float16 the activation and its derivative are computed in float32 and rounded
     once. On a CPU, rounding each operation would take longer than the operation. The derivative is
-    stored for the gradient. In these types only reverse mode is differentiable.
+    stored for the backward pass, so in these types forward mode isn't supported.
     """
     if name in EXACT or x.dtype.itemsize >= 4:
         return ACTIVATIONS[name](x)

@@ -65,13 +65,16 @@ class _Adversarial(nn.Module):
         return jnp.asarray(scores)
 
     def _draw_noise(self, x: Array) -> Array:
-        """Draw the generator's inputs, (batch, latent): by the step's key in training, and else by
-        a hash of each sample, so that the results of a sample don't depend on its batch."""
+        """Draw the generator's inputs (batch, latent), in training by the step's key.
+
+        Evaluation hashes each sample, so that the results of a sample don't depend on its batch.
+        """
         shape = (x.shape[0], self.layer.latent)
         if self.context.train:
             return jax.random.normal(self.make_rng("dropout"), shape).astype(x.dtype)
         pixels = x.astype(jnp.float32).reshape(x.shape[0], -1)
         words = jax.lax.bitcast_convert_type(pixels, jnp.uint32)
+        # The first steps of lowbias32 (Wellons 2018), then Knuth's factor 2654435761 by position.
         words = (words ^ (words >> 16)) * np.uint32(2146121005)
         words ^= words >> 15
         factors = np.arange(1, 2 * words.shape[1], 2, dtype=np.uint32) * np.uint32(2654435761)

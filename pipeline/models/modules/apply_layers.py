@@ -34,8 +34,10 @@ class LayerContext:
     path: tuple[str, ...]
     initializers: InitSpec
     dtype: str
+    """Type of the activations."""
     train: bool
     policy: LoweringPolicy = DEFAULTS
+    """Chooses how convolutions, dense layers and max pooling are computed."""
     layout: Layout = "nhwc"
     """Order of axes of the images that the layer reads and returns."""
     rules: tuple[TypeRule, ...] = ()
@@ -48,9 +50,10 @@ class LayerContext:
     """Position of the only token of the input, int32 (), after tokens whose keys and values are
     cached; None: the input has all tokens."""
     cached_tokens: int = 0
-    """Number of tokens that fit into a cache."""
+    """Number of tokens whose keys and values fit into a cache."""
     fixed_statistics: tuple[str, ...] = ()
-    """Patterns, as in `train.freeze`, of batch norm that isn't trained."""
+    """Patterns, as in `train.freeze`. Batch norm whose scale and bias they cover normalises by its
+    running statistics in training too, and doesn't update them."""
     recomputes: bool = False
     """Whether the backward pass recomputes the inner layers of blocks."""
 
@@ -90,8 +93,8 @@ def computes(description: type[LayerSpec]) -> Callable[[Computation], Computatio
     """Decorator: register the computation of a layer and its subclasses.
 
     The computation is a flax module with the fields `layer` and `context`, which is called with x
-    in the scope `context.name`. Its class has `is_block` if it is a block. For a layer without
-    parameters, the computation may be a function of (layer, x, context).
+    in the scope `context.name`. `is_block = True` on its class lets `recomputes` recompute it. For
+    a layer without parameters, the computation may be a function of (layer, x, context).
     """
 
     def register(computation: Computation) -> Computation:
@@ -121,8 +124,8 @@ _interceptor: ContextVar[LayerInterceptor | None] = ContextVar("_interceptor", d
 def intercept_layers(interceptor: LayerInterceptor) -> Iterator[None]:
     """Let `interceptor` compute each layer of a list that is applied or traced in the body.
 
-    It is called with (layer, computation, x, context) and returns the layer's result. If bodies are
-    nested, the outer interceptor is called first, and its computation calls the inner one.
+    If bodies are nested, the outer interceptor is called first, and the computation that it gets
+    calls the inner interceptor.
     """
     outer = _interceptor.get()
 
@@ -192,7 +195,7 @@ def require_images(x: Array, context: LayerContext) -> None:
 
 
 def require_number(features: int | str, context: LayerContext) -> int:
-    """Return the number of features. Raises ValueError for `$classes` outside of model `layers`."""
+    """Return `features`. Raises ValueError for `$classes`, which only model `layers` replaces."""
     if isinstance(features, str):
         raise ValueError(
             f"{context}: features {features} is a number only in the model `layers`; "
@@ -221,7 +224,7 @@ def require_tokens(x: Array, context: LayerContext) -> None:
 
 
 def require_mask(shape: tuple[int, ...], context: LayerContext) -> Array | None:
-    """Return the mask of padding, if any. Raises ValueError unless its shape is (batch, tokens)."""
+    """Return the mask of padding; None without padding. Raises ValueError for another shape."""
     mask = context.token_mask
     if mask is not None and mask.shape != shape:
         raise ValueError(

@@ -17,8 +17,8 @@ class BatchNormModule(nn.Module):
     """Normalise each channel over the batch and its positions (Ioffe and Szegedy 2015).
 
     Training normalises by the mean and the biased variance of the n values of a channel in the
-    batch, evaluation by the running statistics. These follow the batch's mean and its unbiased
-    variance, n / (n - 1) times the biased variance. In flax they follow the biased variance.
+    batch, evaluation by the running statistics. The running variance follows the unbiased variance,
+    n / (n - 1) times the biased variance; in flax it follows the biased variance.
 
     Parameters `scale` and `bias` and the statistics `mean` and `var` are float32 (channels,).
     """
@@ -50,7 +50,7 @@ class BatchNormModule(nn.Module):
         settings = NormSettings(axes, self.epsilon, self.dtype, self.batch_axis, devices)
         if not self.train:
             return normalise(settings, x, running_mean.value, running_var.value, scale, bias)
-        # The gradient of `normalise_by_batch` includes the one through the statistics.
+        # The gradient of `normalise_by_batch` includes the gradient through the statistics.
         mean, var = compute_statistics(lax.stop_gradient(x), settings)
         if not self.is_initializing():
             count = devices * prod(x.shape[axis] for axis in axes)
@@ -65,14 +65,15 @@ class BatchNormModule(nn.Module):
 
 @dataclass(frozen=True)
 class NormSettings:
-    """Axes that a channel's statistics are computed over, epsilon, type of the result, and the mesh
-    axis and number of devices that share the batch."""
+    """Settings of a normalisation; epsilon, dtype and batch_axis are those of BatchNormModule."""
 
     axes: tuple[int, ...]
+    """Axes that a channel's statistics are computed over."""
     epsilon: float
     dtype: str
     batch_axis: str | None
     devices: int
+    """Number of devices that share the batch."""
 
     def mean(self, x: Array) -> Array:
         """Return the mean of x over the axes and the devices."""
@@ -140,9 +141,9 @@ def _backward(settings: NormSettings, operands: Arrays, cotangent: Array) -> Arr
     x, mean, var, scale = operands
     dy = cotangent.astype(jnp.float32)
     inverse = lax.rsqrt(var + settings.epsilon)
-    dy_of_bias, dy_of_scale, x_of_scale = separate_reads((cotangent, cotangent, x))
-    bias_grad = dy_of_bias.astype(jnp.float32).sum(settings.axes)
-    products = dy_of_scale.astype(jnp.float32) * x_of_scale
+    dy_for_bias, dy_for_scale, x_for_scale = separate_reads((cotangent, cotangent, x))
+    bias_grad = dy_for_bias.astype(jnp.float32).sum(settings.axes)
+    products = dy_for_scale.astype(jnp.float32) * x_for_scale
     scale_grad = (products.sum(settings.axes) - mean * bias_grad) * inverse
     count = settings.devices * (x.size // mean.size)
     dy_factor = scale * inverse

@@ -14,7 +14,7 @@ from pipeline.models.layers.fields import Padding, pair, triple
 from pipeline.models.lowerings.conv2d import conv2d
 from pipeline.models.lowerings.conv2d_chwn import conv2d_chwn
 from pipeline.models.lowerings.conv2d_transpose import conv2d_transpose
-from pipeline.models.lowerings.problem.conv_window import Pair
+from pipeline.models.lowerings.problem.conv_window import Pair, compute_reach
 from pipeline.models.modules.apply_layers import (
     LayerContext,
     computes,
@@ -25,13 +25,13 @@ from pipeline.models.modules.apply_layers import (
     require_tokens,
 )
 from pipeline.models.modules.dense import add_bias
-from pipeline.models.modules.layout import channel_axis, compute_pads, reach, shape_nhwc
+from pipeline.models.modules.layout import channel_axis, compute_pads, shape_nhwc
 
 Convolution = standard.Conv | standard.Conv3d | standard.ConvTranspose | tokens.Conv1d
 
 
 class _Convolution(nn.Module):
-    """Base of convolutions: their kernel and their bias."""
+    """Fields of the flax module of a convolution."""
 
     layer: Convolution
     context: LayerContext
@@ -45,8 +45,8 @@ class _Conv(_Convolution):
     def __call__(self, x: Array) -> Array:
         layer = self.layer
         require_images(x, self.context)
-        size, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        size, strides, dilation = map(pair, (layer.kernel, layer.stride, layer.dilation))
+        pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         kernel = _make_kernel(self, x, size)
         if self.context.layout == "chwn":
             convolve = conv2d_chwn
@@ -65,14 +65,14 @@ class _Conv1d(_Convolution):
         require_tokens(x, self.context)
         mask = require_mask(x.shape[:2], self.context)
         if mask is not None:
-            # Padding of a batch counts as padding at the ends.
+            # Tokens that only pad the batch are zero, like the padding at both ends.
             x = jnp.where(mask[..., None], x, jnp.zeros((), x.dtype))
         layer = self.layer
         size = (layer.kernel,)
         dilation = (layer.dilation,)
         strides = (layer.stride,)
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
-        # Images of height 1.
+        pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
+        # The tokens are images of height 1.
         y = conv2d(
             x[:, None],
             _make_kernel(self, x, size)[None],
@@ -97,8 +97,8 @@ class _Conv3d(_Convolution):
                 f"{self.context}: shape {x.shape} reaches the layer; must be volumes (batch, "
                 "depth, height, width, channels): put reshape before it"
             )
-        size, strides, dilation = (triple(x) for x in (layer.kernel, layer.stride, layer.dilation))
-        pads = find_pads(x, reach(size, dilation), strides, layer.padding, self.context)
+        size, strides, dilation = map(triple, (layer.kernel, layer.stride, layer.dilation))
+        pads = find_pads(x, compute_reach(size, dilation), strides, layer.padding, self.context)
         y = jax.lax.conv_general_dilated(
             x,
             _make_kernel(self, x, size),

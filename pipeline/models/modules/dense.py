@@ -34,7 +34,7 @@ def add_bias(x: Array, bias: Array, axis: int = -1, *, rounds_bias: bool = True)
 
     The gradient of the bias is summed in float32. In bfloat16 every addition would be rounded, and
     slow: XLA:CPU takes 6 ms for 4160 rows of 768 on 2 cores, and 0.2 ms in float32. If the types
-    differ, only reverse mode is differentiable.
+    differ, forward mode isn't supported.
     """
     axis %= x.ndim
     if x.dtype == bias.dtype:

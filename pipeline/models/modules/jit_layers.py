@@ -26,7 +26,7 @@ _is_compiling: ContextVar[bool] = ContextVar("_is_compiling", default=False)
 
 
 def compile_layers(patterns: Sequence[str]) -> Interceptor:
-    """Make an interceptor that compiles the calls of the modules that a pattern covers.
+    """Return an interceptor that compiles the calls of the modules that a pattern covers.
 
     A module and its backward pass are compiled once for each shape and type of its arrays and each
     value of its other arguments. The module's Python code runs only during compilation. XLA fuses
@@ -46,23 +46,25 @@ def compile_layers(patterns: Sequence[str]) -> Interceptor:
             return call(*args, **kwargs)
         _reuse_functions(module)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        arrays = [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
-        statics = tuple(leaf for leaf, array in zip(leaves, is_array, strict=True) if not array)
-        return _compile_call(tree, is_array, statics)(module, arrays)
+        arrays = [leaf for leaf in leaves if _is_array(leaf)]
+        statics = tuple(leaf for leaf in leaves if not _is_array(leaf))
+        return _compile_call(tree, tuple(map(_is_array, leaves)), statics)(module, arrays)
 
     return intercept
 
 
 @cache
 def _compile_call(
-    tree: PyTreeDef, is_array: tuple[bool, ...], statics: tuple[Any, ...]
+    tree: PyTreeDef, are_arrays: tuple[bool, ...], statics: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    """Return a compiled function (module, arrays) -> result, cached for all steps."""
+    """Return a compiled function (module, arrays) -> result, cached for all steps.
+
+    The leaves of `tree`, the module's arguments, come in order from the arrays and `statics`.
+    """
 
     def call(module: nn.Module, arrays: list[Any]) -> Any:
         sources = {True: iter(arrays), False: iter(statics)}
-        leaves = [next(sources[array]) for array in is_array]
+        leaves = [next(sources[is_array]) for is_array in are_arrays]
         args, kwargs = jax.tree.unflatten(tree, leaves)
         token = _is_compiling.set(True)
         try:
@@ -73,7 +75,7 @@ def _compile_call(
     return nn.jit(call)
 
 
-def list_layers(paths: dict[LayerPath, None]) -> AbstractContextManager[None]:
+def record_module_paths(paths: dict[LayerPath, None]) -> AbstractContextManager[None]:
     """Add the path of each module that is called in the body to `paths`."""
 
     def add_path(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -88,11 +90,17 @@ def _has_arrays(module: nn.Module) -> bool:
     values = [getattr(module, field.name, None) for field in dataclasses.fields(module)]
     values += [vars(value) for value in values if dataclasses.is_dataclass(value)]
     leaves = jax.tree.leaves([value for value in values if not isinstance(value, nn.Module)])
-    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+    return any(map(_is_array, leaves))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray)
 
 
 _functions: dict[Hashable, Any] = {}
+"""The first function of each key, see `_make_key`."""
 MAX_DEPTH = 8
+"""Values bound at a deeper level are compared as they are, since functions may bind themselves."""
 
 
 def _reuse_functions(module: nn.Module) -> None:

@@ -1,12 +1,12 @@
 """Capture the inputs of layers, and the gradients at their outputs.
 
 Second-order optimizers need both for dense and convolutional layers. Gradients of single samples
-need both for every layer with parameters. An observer passes a layer's output through an identity,
-`tap`. It has a second, unused argument of the same shape, the slot, which gets the same gradient.
-Without an observer the network's program is unchanged.
+need both for every layer with parameters. An observer passes a layer's output through `tap`, an
+identity with a second, unused argument of the same shape, the slot. The gradient of the slot is the
+gradient at the output. Without an observer the network's program is unchanged.
 
-Flax passes every call of a module to the observer. It captures `nn.Dense` and the layer `conv` with
-one group, or all modules with parameters. Networks of other kinds call `observe_layer`.
+Flax calls the observer for every call of a module. The observer captures `nn.Dense` and the layer
+`conv` with one group, or all modules with parameters. Other networks call `observe_layer`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jax.tree_util import register_dataclass
 from pipeline.core.errors import RecipeError
 from pipeline.models.layers import standard
 from pipeline.models.layers.fields import pair
-from pipeline.models.lowerings.problem.conv_window import ConvWindow, make_window
+from pipeline.models.lowerings.problem.conv_window import ConvWindow, compute_reach, make_window
 from pipeline.models.lowerings.problem.image_layout import Layout
-from pipeline.models.modules.layout import compute_pads, reach, shape_nhwc
+from pipeline.models.modules.layout import compute_pads, shape_nhwc
 
 
 @register_dataclass
@@ -39,7 +39,7 @@ class LayerCapture:
     Both are (batch, features) or (batch, tokens, features) for a dense layer, and images in
     `layout` for a convolution. `window` is the geometry of the convolution; None for other layers.
     `number` counts the captured layers in the order in which the network applies them. `module` is
-    the layer without its parameters, if all modules are captured.
+    the flax module, not bound to parameters; None unless all modules are captured.
     """
 
     inputs: Array
@@ -51,6 +51,7 @@ class LayerCapture:
 
 
 Loss = Callable[..., tuple[Array, Any]]
+"""(parameters, slots) -> (loss, auxiliary output)."""
 Observations = Mapping[str, LayerCapture]
 """Captures by the path of the layer's scope, such as `stage_0/conv_1`."""
 
@@ -77,7 +78,7 @@ def observe_layer(
 
 @contextmanager
 def with_observer(observer: _Taps | None) -> Iterator[None]:
-    """Let an observer capture the layers of networks that are traced inside; None: nothing."""
+    """Let an observer capture the layers of networks that the body traces; None: capture none."""
     token = _observer.set(observer)
     try:
         with nullcontext() if observer is None else nn.intercept_methods(observer):
@@ -143,7 +144,7 @@ def grad_observing_layers(
 
 
 class _Taps:
-    """Inputs and outputs of the captured layers of one trace, by path; arrays are its tracers."""
+    """Observer of one trace: its captured layers by path. Without slots it changes no outputs."""
 
     def __init__(self, slots: Mapping[str, Array] | None, all_modules: bool = False) -> None:
         self._slots = slots
@@ -177,7 +178,7 @@ class _Taps:
     def tap(
         self, path: str, inputs: Array, outputs: Array, window: ConvWindow | None, layout: Layout
     ) -> Array:
-        """Collect a layer, and return its outputs with their slot. Raises ValueError."""
+        """Collect a layer, and return outputs with their slot. Raises ValueError if it repeats."""
         if path in self.inputs:
             raise ValueError(
                 f"{path}: is applied twice in a step; must be applied once, as only one input of "
@@ -201,8 +202,8 @@ def _read_window(module: Any, inputs: Array) -> tuple[ConvWindow | None, Layout]
     layout = module.context.layout
     _, height, width, _ = shape_nhwc(inputs, layout)
     sizes = (height, width)
-    kernel, strides, dilation = (pair(x) for x in (layer.kernel, layer.stride, layer.dilation))
-    pads = compute_pads(sizes, reach(kernel, dilation), strides, layer.padding)
+    kernel, strides, dilation = map(pair, (layer.kernel, layer.stride, layer.dilation))
+    pads = compute_pads(sizes, compute_reach(kernel, dilation), strides, layer.padding)
     return make_window(sizes, kernel, strides, pads, dilation, groups=1), layout
 
 

@@ -8,7 +8,7 @@ width are axes 1 and 2 in both. Parameters are the same, so checkpoints are inte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jax import Array, lax
 
@@ -17,8 +17,6 @@ from pipeline.models.layers.fields import Padding
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout
-
-Sizes = TypeVar("Sizes", bound=tuple[int, ...])
 
 _CHWN_LAYERS = (
     standard.Activation,
@@ -60,7 +58,7 @@ def channel_axis(x: Array, layout: Layout) -> int:
 
 
 def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
-    """Return the shape of x, of images in any layout as (batch, height, width, channels)."""
+    """Return the shape of x; that of images in any layout as (batch, height, width, channels)."""
     channels, *sizes, batch = x.shape
     return (batch, *sizes, channels) if channel_axis(x, layout) == 0 else x.shape
 
@@ -73,19 +71,10 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
     return None
 
 
-def reach(kernel: Sizes, dilation: Sizes) -> Sizes:
-    """Return the size from a kernel's first to its last row, column and so on."""
-    spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
-    return cast(Sizes, tuple(spans))
-
-
 def compute_pads(
     sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis of images or volumes of these sizes.
-
-    `window` is the size that the kernel covers, dilation included.
-    """
+    """Return the pads (before, after) of each axis; `window` is as of `compute_reach`."""
     if padding == "symmetric":
         return tuple(((size - 1) // 2,) * 2 for size in window)
     if isinstance(padding, str):

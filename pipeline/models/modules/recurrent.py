@@ -36,8 +36,8 @@ class _Recurrent(nn.Module):
     def update_state(self, state: State, inputs: Array, products: Array) -> State:
         """Return the next state; each kind of cell overrides this.
 
-        `inputs` and `products` are the products of the token and of the last state with their
-        weights, biases included, (batch, gates * features).
+        `inputs` is token @ kernel + bias, `products` is state[0] @ recurrent_kernel +
+        recurrent_bias; both are (batch, gates * features).
         """
         raise NotImplementedError
 
@@ -45,15 +45,16 @@ class _Recurrent(nn.Module):
     def __call__(self, x: Array) -> Array:
         require_tokens(x, self.context)
         mask = require_mask(x.shape[:2], self.context)
-        results = [self._read_tokens(x, mask, "")]
-        if self.layer.bidirectional:
-            results.append(self._read_tokens(x, mask, "reverse_"))
-        return jnp.concatenate(results, -1) if len(results) > 1 else results[0]
+        result = self._read_tokens(x, mask)
+        if not self.layer.bidirectional:
+            return result
+        return jnp.concatenate([result, self._read_tokens(x, mask, reverse=True)], -1)
 
-    def _read_tokens(self, x: Array, mask: Array | None, prefix: str) -> Array:
-        """Return the results (batch, tokens, features), or the last one (batch, features)."""
+    def _read_tokens(self, x: Array, mask: Array | None, *, reverse: bool = False) -> Array:
+        """Return the results (batch, tokens, features), or the last result (batch, features)."""
         features = require_number(self.layer.features, self.context)
         width = self.gates * features
+        prefix = "reverse_" if reverse else ""
         init = Uniform(scale=features**-0.5).build()
 
         def make_weight(name: str, *shape: int) -> Array:
@@ -71,22 +72,22 @@ class _Recurrent(nn.Module):
             bias = make_weight("recurrent_bias", width)
 
         def read_token(state: State, token: tuple[Array, Array | None]) -> tuple[State, Any]:
-            inputs, is_token = token
+            token_inputs, is_token = token
             products = state[0] @ recurrent
-            after = self.update_state(
-                state, inputs, products if bias is None else add_bias(products, bias)
-            )
+            if bias is not None:
+                products = add_bias(products, bias)
+            next_state = self.update_state(state, token_inputs, products)
             if is_token is not None:
                 is_updated = is_token[:, None]
-                pairs = zip(after, state, strict=True)
-                after = tuple(jnp.where(is_updated, new, old) for new, old in pairs)
-            return after, None if self.layer.output == "last" else after[0]
+                pairs = zip(next_state, state, strict=True)
+                next_state = tuple(jnp.where(is_updated, new, old) for new, old in pairs)
+            return next_state, None if self.layer.output == "last" else next_state[0]
 
         last, results = jax.lax.scan(
             read_token,
             (jnp.zeros((x.shape[0], features), dtype),) * self.states,
             (inputs.swapaxes(0, 1), None if mask is None else mask.T),
-            reverse=bool(prefix),
+            reverse=reverse,
         )
         return last[0] if results is None else results.swapaxes(0, 1)
 

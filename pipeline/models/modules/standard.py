@@ -22,7 +22,7 @@ from pipeline.models.lowerings.max_pool import pool_max
 from pipeline.models.lowerings.problem.conv_window import Pair
 from pipeline.models.lowerings.problem.image_layout import Layout, swap_layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.modules import adversarial as adversarial
+from pipeline.models.modules import adversarial as adversarial  # registers layers, as the next do
 from pipeline.models.modules import composite as composite
 from pipeline.models.modules import convolution as convolution
 from pipeline.models.modules import recurrent as recurrent
@@ -46,33 +46,26 @@ class Network(nn.Module):
     """A list of layers, from images to logits.
 
     Parameters and batch statistics are float32, in the collections `params` and `batch_stats`;
-    dropout draws from the stream `dropout`.
+    dropout draws from the stream `dropout`. Fields without a description are settings of all
+    layers, as in `LayerContext`.
     """
 
     lowers_itself: ClassVar[bool] = True
     layers: tuple[LayerSpec, ...]
     initializers: InitSpec
     dtype: str
-    """Type of the activations."""
     policy: LoweringPolicy = DEFAULTS
-    """Chooses how convolutions, dense layers and max pooling are computed."""
     layout: Layout = "nhwc"
     """Order of axes of images. It changes no parameters, and only the last digits of results. CHWN
     has only one formula of a convolution, so `policy` doesn't choose it."""
     rules: tuple[TypeRule, ...] = ()
-    """Rules for layers that compute in another type."""
     padding_mask: bool = False
     """Whether the last channel of the input of a network of tokens is a mask, 1 for a token and 0
     for padding, which attention ignores."""
     batch_axis: str | None = None
-    """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     fixed_statistics: tuple[str, ...] = ()
-    """Patterns, as in `train.freeze`. Batch norm whose scale and bias they cover normalises by its
-    running statistics in training too, and doesn't update them."""
     cached_tokens: int = 0
-    """Number of tokens whose keys and values are cached if tokens are read one by one."""
     recomputes: bool = False
-    """Whether the backward pass recomputes the inner layers of blocks."""
 
     def can_be_batch_last(self, image: tuple[int, ...]) -> bool:
         """Return whether every layer can be computed in CHWN."""

@@ -117,14 +117,14 @@ class _SelfAttention(nn.Module):
                 f"{self.context}: heads {self.layer.heads} does not divide the {features} "
                 f"features of shape {x.shape}"
             )
-        heads = (batch, count, self.layer.heads, features // self.layer.heads)
+        shape = (batch, count, self.layer.heads, features // self.layer.heads)
         query, key, value = (
-            self._make_dense(features, name)(x).reshape(heads) for name in ("query", "key", "value")
+            self._make_dense(features, name)(x).reshape(shape) for name in ("query", "key", "value")
         )
         if self.context.position is not None:
             key = self._update_cache("keys", key)
             value = self._update_cache("values", value)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / shape[-1] ** 0.5
         scores = scores.astype(jnp.float32)
         if self.context.position is not None:
             if not self.layer.causal:
@@ -144,7 +144,7 @@ class _SelfAttention(nn.Module):
     def _update_cache(self, name: str, x: Array) -> Array:
         """Write a token's keys or values (batch, 1, heads, features); return the whole cache.
 
-        The cache is (batch, cached tokens, heads, features). Entries after the token are unset.
+        The cache is (batch, cached tokens, heads, features). Entries after the token are unused.
         """
         shape = (x.shape[0], self.context.cached_tokens, *x.shape[2:])
         cached = self.variable("cache", name, jnp.zeros, shape, x.dtype)

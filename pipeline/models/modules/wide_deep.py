@@ -34,7 +34,7 @@ class WideDeepNetwork(nn.Module):
     def __call__(self, samples: Array, train: bool) -> Array:
         """Return logits (batch, 2), float32, or (batch, 1) for a prediction of a number or label.
 
-        Samples are (batch, fields, 1, 2): the number of each field's feature and its value. The
+        Samples are (batch, fields, 1, 2): for each field the index of its feature, and a value. The
         first of two logits is 0, so softmax is the logistic function of the second. Numbers outside
         of the vocabulary lead to NaN. Raises ValueError for samples of another shape, and for
         more than two classes.

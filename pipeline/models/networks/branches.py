@@ -57,17 +57,17 @@ class GoogLeNet(StridedModelSpec):
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         stem = (*self._conv(64, 7, 2), HALVE, *self._conv(64, 1), *self._conv(192, 3), HALVE)
         head = (GlobalAvgPool(), Dropout(rate=self.dropout), Dense(features=classes))
-        first, second, third = (self._stage(stage) for stage in "345")
+        first, second, third = (self._make_stage(stage) for stage in "345")
         return (*stem, *first, HALVE, *second, MaxPool(kernel=2), *third, *head)
 
-    def _stage(self, stage: str) -> list[LayerSpec]:
+    def _make_stage(self, stage: str) -> list[LayerSpec]:
         return [
-            Branches(scope=f"inception{name}", branches=self._branches(features))
+            Branches(scope=f"inception{name}", branches=self._make_branches(features))
             for name, features in _INCEPTION_FEATURES.items()
             if name.startswith(stage)
         ]
 
-    def _branches(self, features: tuple[int, ...]) -> tuple[Stack, ...]:
+    def _make_branches(self, features: tuple[int, ...]) -> tuple[Stack, ...]:
         pointwise, first_hidden, first, second_hidden, second, pooled = features
         pool = MaxPool(kernel=3, stride=1, padding="same")
         return (
@@ -108,13 +108,14 @@ class InceptionV3(LayeredModelSpec):
     dropout: Annotated[float, Field(ge=0, lt=1)]
 
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
+        inners = (128, 160, 160, 192)
         return (
-            *self._stem(),
-            *(self._square_module(f"square{i}", n) for i, n in enumerate((32, 64, 64))),
-            self._first_reduction(),
-            *(self._factored_module(f"factored{i}", n) for i, n in enumerate((128, 160, 160, 192))),
-            self._second_reduction(),
-            *(self._expanded_module(f"expanded{i}") for i in range(2)),
+            *self._make_stem(),
+            *(self._make_square_module(f"square{i}", n) for i, n in enumerate((32, 64, 64))),
+            self._make_first_reduction(),
+            *(self._make_factored_module(f"factored{i}", n) for i, n in enumerate(inners)),
+            self._make_second_reduction(),
+            *(self._make_expanded_module(f"expanded{i}") for i in range(2)),
             GlobalAvgPool(),
             Dropout(rate=self.dropout),
             Dense(features=classes),
@@ -124,9 +125,9 @@ class InceptionV3(LayeredModelSpec):
         return _make_scaled_conv(self.width, features, kernel, stride, pad)
 
     def _convs(self, *convs: tuple[int, Size]) -> Stack:
-        return tuple(layer for size, kernel in convs for layer in self._conv(size, kernel))
+        return tuple(layer for features, kernel in convs for layer in self._conv(features, kernel))
 
-    def _stem(self) -> Stack:
+    def _make_stem(self) -> Stack:
         return (
             *self._conv(32, 3, 2, pad="valid"),
             *self._conv(32, 3, pad="valid"),
@@ -137,7 +138,7 @@ class InceptionV3(LayeredModelSpec):
             _VALID_POOL,
         )
 
-    def _square_module(self, scope: str, pooled: int) -> Branches:
+    def _make_square_module(self, scope: str, pooled: int) -> Branches:
         branches = (
             self._conv(64, 1),
             self._convs((48, 1), (64, 5)),
@@ -146,12 +147,12 @@ class InceptionV3(LayeredModelSpec):
         )
         return Branches(scope=scope, branches=branches)
 
-    def _first_reduction(self) -> Branches:
+    def _make_first_reduction(self) -> Branches:
         double_conv = (*self._convs((64, 1), (96, 3)), *self._conv(96, 3, 2, pad="valid"))
         branches = (self._conv(384, 3, 2, pad="valid"), double_conv, (_VALID_POOL,))
         return Branches(scope="reduction0", branches=branches)
 
-    def _factored_module(self, scope: str, inner: int) -> Branches:
+    def _make_factored_module(self, scope: str, inner: int) -> Branches:
         row = (inner, _ROW_KERNEL)
         column = (inner, _COLUMN_KERNEL)
         branches = (
@@ -162,14 +163,14 @@ class InceptionV3(LayeredModelSpec):
         )
         return Branches(scope=scope, branches=branches)
 
-    def _second_reduction(self) -> Branches:
+    def _make_second_reduction(self) -> Branches:
         square_branch = (*self._conv(192, 1), *self._conv(320, 3, 2, pad="valid"))
         factored = self._convs((192, 1), (192, _ROW_KERNEL), (192, _COLUMN_KERNEL))
         factored_branch = (*factored, *self._conv(192, 3, 2, pad="valid"))
         branches = (square_branch, factored_branch, (_VALID_POOL,))
         return Branches(scope="reduction1", branches=branches)
 
-    def _expanded_module(self, scope: str) -> Branches:
+    def _make_expanded_module(self, scope: str) -> Branches:
         pair = Branches(branches=(self._conv(384, (1, 3)), self._conv(384, (3, 1))))
         branches = (
             self._conv(320, 1),
@@ -201,11 +202,11 @@ class DenseNet(StridedModelSpec):
             if number > 1:
                 channels //= 2
                 layers += (*_make_norm_relu_conv(channels, 1), AvgPool(kernel=2))
-            layers += [self._layer(f"block{number}_layer{index}") for index in range(count)]
+            layers += [self._make_layer(f"block{number}_layer{index}") for index in range(count)]
             channels += count * self.growth
         return (*layers, BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
 
-    def _layer(self, scope: str) -> Branches:
+    def _make_layer(self, scope: str) -> Branches:
         body = (*_make_norm_relu_conv(4 * self.growth, 1), *_make_norm_relu_conv(self.growth, 3))
         return Branches(scope=scope, branches=((), body))
 
@@ -242,11 +243,11 @@ class DualPathNetwork(StridedModelSpec):
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*imagenet_stem(self.stem, epsilon=1e-3)]
         for stage, count in enumerate(self.blocks):
-            layers += [self._block(stage, index) for index in range(count)]
+            layers += [self._make_block(stage, index) for index in range(count)]
         end = (BatchNorm(epsilon=1e-3), Relu(), GlobalAvgPool(), Dense(features=classes))
         return (*layers, *end)
 
-    def _block(self, stage: int, index: int) -> DualPath:
+    def _make_block(self, stage: int, index: int) -> DualPath:
         width = self.width << stage
         inner = self.inner << stage
         growth = self.growths[stage]
@@ -277,18 +278,18 @@ class UNet(LayeredModelSpec):
     """Whether 3x3 convolutions have batch norm instead of a bias; not in the paper."""
 
     def layers_for(self, classes: int) -> Stack:
-        return (*self._depth(0), Conv(features=classes, kernel=1, bias=True))
+        return (*self._make_depth(0), Conv(features=classes, kernel=1, bias=True))
 
-    def _depth(self, depth: int) -> Stack:
+    def _make_depth(self, depth: int) -> Stack:
         """Return the layers of this depth and the depths below, which keep the image's size."""
-        convs = self._convs(self.widths[depth])
+        convs = self._make_convs(self.widths[depth])
         if depth == len(self.widths) - 1:
             return convs
         up = ConvTranspose(features=self.widths[depth], kernel=2, stride=2, bias=True)
-        below = (MaxPool(kernel=2), *self._depth(depth + 1), up)
+        below = (MaxPool(kernel=2), *self._make_depth(depth + 1), up)
         return (*convs, Branches(scope=f"below{depth}", branches=((), below)), *convs)
 
-    def _convs(self, features: int) -> Stack:
+    def _make_convs(self, features: int) -> Stack:
         conv: Stack = (Conv(features=features, kernel=3, bias=True),)
         if self.batch_norm:
             conv = conv_norm(features, 3)

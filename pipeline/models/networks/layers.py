@@ -10,8 +10,8 @@ from pipeline.core.registry import Seq, component
 from pipeline.models.blocks.common_blocks import map_layers
 from pipeline.models.blocks.layered_model import LayeredModelSpec
 from pipeline.models.blocks.recipe_blocks import BlockUse, expand_uses
+from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import Layers, LayerSpec
-from pipeline.models.layers.standard import CLASSES
 
 
 def _allow_uses(schema: dict[str, Any]) -> None:

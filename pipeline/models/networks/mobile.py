@@ -47,7 +47,7 @@ _ROWS_V1 = (
     (1024, 2),
     (1024, 1),
 )
-"""Features of the 1x1 convolutions, and strides of the depthwise convolutions before (table 1)."""
+"""Features of each 1x1 convolution, and stride of the depthwise convolution before it (table 1)."""
 
 
 @component("model")
@@ -101,10 +101,10 @@ class MobileNetV2(StridedModelSpec):
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         channels = round_features(32 * self.width)
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), Relu6()]
-        for row, (expansion, width, blocks, first) in enumerate(_ROWS_V2):
-            features = round_features(width * self.width)
+        for row, (expansion, base_features, blocks, first_stride) in enumerate(_ROWS_V2):
+            features = round_features(base_features * self.width)
             for index in range(blocks):
-                stride = first if index == 0 else 1
+                stride = first_stride if index == 0 else 1
                 depthwise = Depthwise(expansion * channels, 3, stride)
                 body = inverted_bottleneck(channels, depthwise, features, Relu6())
                 keeps_shape = stride == 1 and channels == features
@@ -116,7 +116,7 @@ class MobileNetV2(StridedModelSpec):
 
 
 class _Row(NamedTuple):
-    """A block, a row of table 1 or 2. `squeeze`: has a gate; `hard`: hard swish instead of ReLU."""
+    """A block, a row of table 1 or 2. `squeeze`: squeeze_excite; `hard`: hard swish, not ReLU."""
 
     kernel: int
     hidden: int
@@ -179,7 +179,8 @@ class MobileNetV3(StridedModelSpec):
         layers: list[LayerSpec] = [*conv_norm(channels, 3, 2), HardSwish()]
         for index, row in enumerate(rows):
             keeps_shape = row.stride == 1 and channels == self._scale(row.features)
-            layers.append(residual_if(keeps_shape, f"block{index}", self._block(channels, row)))
+            body = self._make_block(channels, row)
+            layers.append(residual_if(keeps_shape, f"block{index}", body))
             channels = self._scale(row.features)
         return (
             *layers,
@@ -192,11 +193,12 @@ class MobileNetV3(StridedModelSpec):
             Dense(features=classes),
         )
 
-    def _block(self, channels: int, row: _Row) -> Stack:
+    def _make_block(self, channels: int, row: _Row) -> Stack:
         hidden = self._scale(row.hidden)
         depthwise = Depthwise(hidden, row.kernel, row.stride)
-        squeeze = (squeeze_excite(hidden, round_features(hidden / 4), gate=HardSigmoid()),)
-        gate = squeeze if row.squeeze else ()
+        gate: Stack = ()
+        if row.squeeze:
+            gate = (squeeze_excite(hidden, round_features(hidden / 4), gate=HardSigmoid()),)
         act = HardSwish() if row.hard else Relu()
         return inverted_bottleneck(channels, depthwise, self._scale(row.features), act, gate)
 
@@ -225,6 +227,7 @@ _EFFICIENT_STAGES = (
 )
 
 _EPSILON = 1e-3
+"""Epsilon of batch norm in the reference implementation (tensorflow/tpu)."""
 
 
 @component("model")
@@ -288,6 +291,7 @@ class ShuffleNetV2(StridedModelSpec):
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu(), HALVE]
         for block in plan_blocks(self.units, self.widths, self.stem):
+            # The paper counts stages from 2.
             scope = f"stage{block.stage + 1}_unit{block.index}"
             unit = _make_unit(scope, block.channels, block.width, block.stride)
             layers += (unit, ChannelShuffle(groups=2))
@@ -339,8 +343,9 @@ class SqueezeNet(LayeredModelSpec):
         layers: list[LayerSpec] = [stem, Relu(), pool]
         channels = self.stem_features
         for number, squeeze in enumerate(self.squeezes, start=1):
-            keeps_shape = self.bypass and channels == 8 * squeeze
-            layers.append(residual_if(keeps_shape, f"fire{number + 1}", _make_fire(squeeze)))
+            has_bypass = self.bypass and channels == 8 * squeeze
+            # The paper counts fire modules from 2.
+            layers.append(residual_if(has_bypass, f"fire{number + 1}", _make_fire(squeeze)))
             layers += [pool] if number in self.pool_after else []
             channels = 8 * squeeze
         last = Conv(features=classes, kernel=1, bias=True)

@@ -28,7 +28,10 @@ class OnnxNetwork(ModelSpec):
     """Name of the tensor of logits; null: the file's output, or what its last softmax reads."""
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """Return the network; the file is read when images first reach it."""
+        """Return the network, which reads the file for its first images.
+
+        Raises ValueError without a file.
+        """
         from pipeline.models.torch_graph.computation.sources import OnnxFile
         from pipeline.models.torch_graph.computation.torch_network import TorchNetwork
 

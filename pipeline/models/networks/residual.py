@@ -14,7 +14,7 @@ from pipeline.models.blocks.common_blocks import (
     bottleneck,
     conv_norm,
     imagenet_stem,
-    projection,
+    make_shortcut,
     squeeze_excite,
 )
 from pipeline.models.blocks.layered_model import StageBlock, StridedModelSpec, plan_blocks
@@ -78,10 +78,10 @@ class ResNet(StridedModelSpec):
         for block in plan_blocks(
             self.blocks, self.widths, width, expansion=expansion, halve_first=False
         ):
-            layers += (self._block(block), Relu())
+            layers += (self._make_block(block), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
-    def _block(self, block: StageBlock) -> Residual:
+    def _make_block(self, block: StageBlock) -> Residual:
         features = block.width * EXPANSION[self.block]
         if self.block == "basic":
             convs = (*conv_norm(block.width, 3, block.stride), Relu(), *conv_norm(features, 3))
@@ -90,7 +90,7 @@ class ResNet(StridedModelSpec):
             convs = bottleneck(hidden, features, block.stride, self.groups)
         last = BatchNorm(scale_init=0.0 if self.zero_init_last else 1.0)
         gate = (squeeze_excite(features, features // self.squeeze),) if self.squeeze else ()
-        shortcut = projection(block.channels, features, block.stride)
+        shortcut = make_shortcut(block.channels, features, block.stride)
         return Residual(scope=block.scope, body=(*convs[:-1], last, *gate), shortcut=shortcut)
 
 
@@ -123,23 +123,23 @@ class ResNetV2(StridedModelSpec):
             self.blocks, self.widths, self.stem_width, expansion=expansion, halve_first=False
         )
         end = (BatchNorm(), Relu(), GlobalAvgPool(), Dense(features=classes))
-        return (*self._stem(), *map(self._block, blocks), *end)
+        return (*self._make_stem(), *map(self._make_block, blocks), *end)
 
-    def _stem(self) -> Stack:
+    def _make_stem(self) -> Stack:
         if self.stem == "cifar":
             return (Conv(features=self.stem_width, kernel=3),)
         return Conv(features=self.stem_width, kernel=7, stride=2), HALVE
 
-    def _block(self, block: StageBlock) -> LayerSpec:
+    def _make_block(self, block: StageBlock) -> LayerSpec:
         features = block.width * EXPANSION[self.block]
         activate = (BatchNorm(), Relu())
-        body = self._convs(block.width, features, block.stride)
+        body = self._make_convs(block.width, features, block.stride)
         if block.stride == 1 and block.channels == features:
             return Residual(scope=block.scope, body=(*activate, *body))
         shortcut = (Conv(features=features, kernel=1, stride=block.stride),)
         return Sequence(scope=block.scope, body=(*activate, Residual(body=body, shortcut=shortcut)))
 
-    def _convs(self, width: int, features: int, stride: int) -> Stack:
+    def _make_convs(self, width: int, features: int, stride: int) -> Stack:
         activate = (BatchNorm(), Relu())
         activate_and_drop = (*activate, Dropout(rate=self.dropout)) if self.dropout else activate
         if self.block == "basic":
@@ -181,12 +181,12 @@ class RegNetX(StridedModelSpec):
     def same_layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         layers: list[LayerSpec] = [*conv_norm(self.stem, 3, 2), Relu()]
         for block in plan_blocks(self.blocks, self.widths, self.stem):
-            layers += (self._block(block), Relu())
+            layers += (self._make_block(block), Relu())
         return (*layers, GlobalAvgPool(), Dense(features=classes))
 
-    def _block(self, block: StageBlock) -> Residual:
+    def _make_block(self, block: StageBlock) -> Residual:
         body = bottleneck(block.width, block.width, block.stride, block.width // self.group_width)
-        shortcut = projection(block.channels, block.width, block.stride)
+        shortcut = make_shortcut(block.channels, block.width, block.stride)
         return Residual(scope=block.scope, body=body, shortcut=shortcut)
 
 
@@ -224,6 +224,7 @@ def _make_rep_block(scope: str, features: int, stride: int, keeps_shape: bool) -
 
 
 _FEATURES = (32, 64, 128, 256, 728, 1024, 1536, 2048)
+"""The different features of Xception's convolutions."""
 
 
 @component("model")
@@ -272,6 +273,6 @@ def _make_relu_separable(channels: int, features: int) -> Stack:
 
 
 def _make_halving(scope: str, first: Stack, channels: int, features: int) -> Residual:
-    """Return a block of layers `first`, a separable convolution to `features`, and a pool."""
+    """Return a residual block: `first` (to `channels`), a separable convolution, and a pool."""
     body = (*first, *_make_relu_separable(channels, features), HALVE)
     return Residual(scope=scope, body=body, shortcut=conv_norm(features, 1, 2))

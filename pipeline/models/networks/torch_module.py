@@ -53,7 +53,7 @@ class TorchModule(_Imported):
     input_dtype: Literal["float32", "int64"] = "float32"
     """Type of the samples for the module."""
     batch: PositiveInt | None = None
-    """Batch size, if the module computes only one; null: it computes any."""
+    """The only batch size that the module computes; null: it computes any."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -63,7 +63,10 @@ class TorchModule(_Imported):
         return self
 
     def build(self, classes: int, dtype: str) -> nn.Module:
-        """Return the network. A module is made and exported when images first reach it."""
+        """Return the network, which makes and exports a module for its first images.
+
+        Raises ValueError without a module or a graph.
+        """
         from pipeline.models.torch_graph.computation.sources import GraphFile, ImportedModule
         from pipeline.models.torch_graph.computation.torch_network import GraphSource, TorchNetwork
 

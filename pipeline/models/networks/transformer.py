@@ -53,12 +53,12 @@ class Transformer(LayeredModelSpec):
     def _repeat_block(self, block: Stack) -> Stack:
         return tuple(Sequence(scope=f"block{index}", body=block) for index in range(self.blocks))
 
-    def _attend(self, attention_dropout: float, causal: bool = False) -> Stack:
+    def _make_attention(self, attention_dropout: float, causal: bool = False) -> Stack:
         """Return self-attention over all tokens, and dropout."""
         attention = SelfAttention(heads=self.heads, dropout=attention_dropout, causal=causal)
         return attention, Dropout(rate=self.dropout)
 
-    def _feed_forward(self, after_gelu: Stack = ()) -> Stack:
+    def _make_feed_forward(self, after_gelu: Stack = ()) -> Stack:
         """Return the two dense layers of each token, and dropout."""
         expand = (Dense(features=self.hidden), Gelu(), *after_gelu)
         return *expand, Dense(features=self.features), Dropout(rate=self.dropout)
@@ -79,8 +79,8 @@ class ViT(Transformer):
         norm = LayerNorm(epsilon=1e-6)
         drop = Dropout(rate=self.dropout)
         block = (
-            Residual(body=(norm, *self._attend(0.0))),
-            Residual(body=(norm, *self._feed_forward((drop,)))),
+            Residual(body=(norm, *self._make_attention(0.0))),
+            Residual(body=(norm, *self._make_feed_forward((drop,)))),
         )
         size = self.patch
         patches = Conv(features=self.features, kernel=size, stride=size, padding="valid", bias=True)
@@ -101,8 +101,9 @@ class ViT(Transformer):
 class Bert(Transformer):
     """The encoder of BERT (Devlin et al. 2019) with its pooler, as a classifier of texts.
 
-    A sample is an image of shape (tokens, 1, 1) whose values are token ids. There is one segment,
-    without a vector. Padding is read too, unless there is a mask (`dataset.padding_mask`).
+    A sample is an image of shape (tokens, 1, 1) whose values are token ids. All tokens are in one
+    segment, without an embedding. Padding is read too, unless there is a mask
+    (`dataset.padding_mask`).
     """
 
     name: Literal["bert"] = "bert"
@@ -113,9 +114,9 @@ class Bert(Transformer):
         norm = LayerNorm(epsilon=1e-12)
         drop = Dropout(rate=self.dropout)
         block = (
-            Residual(body=self._attend(self.dropout)),
+            Residual(body=self._make_attention(self.dropout)),
             norm,
-            Residual(body=self._feed_forward()),
+            Residual(body=self._make_feed_forward()),
             norm,
         )
         return (
@@ -146,8 +147,8 @@ class Gpt(Transformer):
     def layers_for(self, classes: int) -> tuple[LayerSpec, ...]:
         norm = LayerNorm(epsilon=1e-5)
         block = (
-            Residual(body=(norm, *self._attend(self.dropout, causal=True))),
-            Residual(body=(norm, *self._feed_forward())),
+            Residual(body=(norm, *self._make_attention(self.dropout, causal=True))),
+            Residual(body=(norm, *self._make_feed_forward())),
         )
         body = (
             PositionEmbedding(shorter=True),

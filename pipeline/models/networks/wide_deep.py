@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class WideDeep(ModelSpec):
     """A linear model of sparse features beside dense layers on their embeddings, for two classes.
 
-    A sample is an image of shape (fields, 1, 2): the number of each field's feature and its value.
+    A sample is an image of shape (fields, 1, 2): for each field the index and value of its feature.
     The embeddings of Criteo's 39 fields, their vocabulary and the layers are the zoo's.
     """
 
@@ -35,7 +35,7 @@ class WideDeep(ModelSpec):
     """Initialiser of the weights and the vectors of the features."""
 
     def fit_to_table(self, features: int | None) -> WideDeep:
-        """Return the model with the table's vocabulary. Raises ValueError if its own is smaller."""
+        """Return the model for a table. Raises ValueError if the model's vocabulary is smaller."""
         if features is None:
             return self
         if self.vocabulary is not None and self.vocabulary < features:

@@ -23,7 +23,7 @@ dense kernel, OI in PyTorch."""
 HWIO = (2, 3, 1, 0)
 IO = (1, 0)
 KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
-"""PyTorch's numbers of the axes of a kernel, in its order."""
+"""PyTorch's numbers of the axes of a kernel that is stored in an order."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,12 @@ def describe_place(module: str, line: str) -> str:
     return f"{place} ({line})" if line else place
 
 
-def references(argument: Any) -> Iterator[ValueOf | ArrayOf]:
-    """Yield the references in an argument, including those in tuples."""
+def find_references(argument: Any) -> Iterator[ValueOf | ArrayOf]:
+    """Yield the references in an argument or a `GraphNode`, including those in tuples."""
+    if isinstance(argument, GraphNode):
+        argument = (argument.args, argument.kwargs)
     if isinstance(argument, ValueOf | ArrayOf):
         yield argument
     elif isinstance(argument, tuple):
         for item in argument:
-            yield from references(item)
-
-
-def references_of(node: GraphNode) -> Iterator[ValueOf | ArrayOf]:
-    """Yield the references in a node's arguments."""
-    for argument in (*node.args, *(value for _, value in node.kwargs)):
-        yield from references(argument)
+            yield from find_references(item)

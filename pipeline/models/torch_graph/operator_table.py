@@ -1,9 +1,9 @@
 """The table of operators: the function that computes each operator of a graph by JAX.
 
 A function has the parameters of ATen's schema, in its order: `TorchTensor`s, and sizes and numbers
-of Python. It returns a `TorchTensor`, or a tuple of them. Its first parameter may be `context`, an
-`OperatorContext`. If an operator has many arguments, the function's last parameter is a frozen
-dataclass of the arguments after the tensors.
+of Python. It returns a `TorchTensor`, or a tuple of them, and raises ValueError for arguments that
+it can't compute. Its first parameter may be `context`, an `OperatorContext`. If an operator has
+many arguments, the function's last parameter is a frozen dataclass of those after the tensors.
 """
 
 from __future__ import annotations

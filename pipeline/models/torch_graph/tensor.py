@@ -108,7 +108,7 @@ def drop_axes(x: TorchTensor, removed: Sequence[int], array: Array) -> TorchTens
 def align(operands: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     """Return operands that broadcast against each other, and their common order.
 
-    The largest operand with the most axes has the order. Other tensors are transposed.
+    It is the order of the largest among the tensors with the most axes. Others are transposed.
     """
     tensors = [operand for operand in operands if isinstance(operand, TorchTensor)]
     if not tensors:
@@ -167,7 +167,7 @@ _Group = tuple[list[int], list[int]]
 
 
 def _group_axes(old: tuple[int, ...], new: tuple[int, ...]) -> list[_Group] | None:
-    """Return the smallest groups in order, without old axes of size 1; None for an empty axis."""
+    """Return the smallest groups, in order; old axes of size 1 are in none. None for empty axes."""
     if 0 in old:
         return None
     groups: list[_Group] = []

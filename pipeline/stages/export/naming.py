@@ -154,7 +154,7 @@ class FileLayers:
         names = (name.partition("/")[2] for name in network.shapes)
         self._network_layers = {name.rpartition("/")[0] for name in names}
         self._leaves = CONVENTIONS[framework].leaves
-        self._rules = find_layer_rules(network.model, framework, blocks=network.has_blocks)
+        self._rules = find_layer_rules(network.model, framework, has_blocks=network.has_blocks)
         self._shapes: dict[str, Shapes] = {}
         for name, array in arrays.items():
             layer, leaf = self._split_name(name)

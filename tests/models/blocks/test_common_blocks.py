@@ -8,7 +8,7 @@ from pipeline.models.blocks.common_blocks import (
     Depthwise,
     conv_norm,
     inverted_bottleneck,
-    projection,
+    make_shortcut,
     residual_if,
     round_features,
     squeeze_excite,
@@ -72,6 +72,6 @@ def test_inverted_bottleneck_expands_only_to_more_features() -> None:
 
 
 def test_projection_is_empty_if_the_shape_is_unchanged() -> None:
-    assert projection(8, 8, 1) == ()
-    assert [layer.name for layer in projection(8, 8, 2)] == ["conv", "batch_norm"]
-    assert projection(8, 16, 1)[0] == Conv(features=16, kernel=1)
+    assert make_shortcut(8, 8, 1) == ()
+    assert [layer.name for layer in make_shortcut(8, 8, 2)] == ["conv", "batch_norm"]
+    assert make_shortcut(8, 16, 1)[0] == Conv(features=16, kernel=1)

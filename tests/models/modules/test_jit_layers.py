@@ -14,7 +14,7 @@ import pytest
 from flax import linen as nn
 
 from pipeline.models.layers.path_patterns import LayerPath
-from pipeline.models.modules.jit_layers import compile_layers, list_layers
+from pipeline.models.modules.jit_layers import compile_layers, record_module_paths
 
 calls: Counter[str] = Counter()
 """How often Python ran through the layers."""
@@ -121,7 +121,7 @@ class NetWithMask(nn.Module):
 
 def test_layer_with_array_fields_is_not_compiled() -> None:
     net, paths = NetWithMask(), dict[LayerPath, None]()
-    with list_layers(paths):
+    with record_module_paths(paths):
         variables = jax.eval_shape(net.init, jax.random.key(0), X)
     assert list(paths) == [("out",)]
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), variables)

@@ -45,8 +45,7 @@ def weigh_windows(size: int, count: int) -> np.ndarray:
 
 
 def index_windows(size: int, count: int) -> np.ndarray:
-    """Return the positions of each window, int64 (count, longest). Short windows repeat the last
-    position, which doesn't change a maximum."""
+    """Return the positions of each window, int64 (count, longest); a short one repeats its last."""
     windows = _find_windows(size, count)
     steps = np.arange(max(end - start for start, end in windows))
     return np.stack([np.minimum(start + steps, end - 1) for start, end in windows])

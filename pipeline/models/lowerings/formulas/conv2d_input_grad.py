@@ -29,7 +29,7 @@ def convolution(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent
 
 
 def slide(window: ConvWindow, flipped: Array, cotangent: Array) -> Array:
-    """Convolve with the positive pads, and crop the result by the negative pads."""
+    """Slide a flipped kernel over the dilated cotangent; negative pads crop the result."""
     pads = window.input_grad_pads
     rows, columns = ((max(before, 0), max(after, 0)) for before, after in pads)
     gradient = lax.conv_general_dilated(
@@ -72,9 +72,8 @@ def pointwise(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: 
 def shifted_sum(window: ConvWindow, lowering: Lowering, kernel: Array, cotangent: Array) -> Array:
     """Sum shifted cotangents, each times a weight."""
     spread = _dilate(cotangent, window.strides)
-    return forward_shifted_sum(
-        window.transpose, lowering, spread, rotate_and_swap(kernel, window.groups)
-    )
+    rotated = rotate_and_swap(kernel, window.groups)
+    return forward_shifted_sum(window.transpose, lowering, spread, rotated)
 
 
 def _dilate(cotangent: Array, strides: Pair) -> Array:
@@ -93,16 +92,12 @@ def _compute_phase(
     part = kernel[row::down, column::across]
     # Rows and columns of one phase of the padded images, rounded up.
     axes = (window.rows, window.columns)
-    heights, widths = (-(-(axis.size + sum(axis.pads)) // axis.stride) for axis in axes)
+    height, width = (-(-(axis.size + sum(axis.pads)) // axis.stride) for axis in axes)
     if 0 in part.shape:
-        shape = (cotangent.shape[0], heights, widths, kernel.shape[2] * window.groups)
+        shape = (cotangent.shape[0], height, width, kernel.shape[2] * window.groups)
         return jnp.zeros(shape, cotangent.dtype)
-    rows, columns = (
-        (taps - 1, size - positions)
-        for taps, size, positions in zip(
-            part.shape[:2], (heights, widths), window.output_size, strict=True
-        )
-    )
+    sizes = zip(part.shape[:2], (height, width), window.output_size, strict=True)
+    rows, columns = ((taps - 1, size - positions) for taps, size, positions in sizes)
     flipped = rotate_and_swap(part, window.groups)
     over_phase = Slide(pads=(rows, columns), groups=window.groups)
     return convolve(lowering.engine, cotangent, flipped, over_phase)

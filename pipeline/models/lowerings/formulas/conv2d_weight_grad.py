@@ -33,8 +33,9 @@ def convolution(window: ConvWindow, lowering: Lowering, images: Array, cotangent
         kernel = rearrange_bits(lambda bits: bits.transpose(1, 2, 0, 3), cotangent)
         by_channel, pads = crop(by_channel, window.weight_grad_pads)
         if lowering.engine == "onednn":
-            across = Slide(window.dilation, pads, window.strides, window.groups)
-            return onednn.convolve(by_channel, kernel, across, jnp.float32)
+            # The cotangent is the kernel here, so strides and dilation change places.
+            slide = Slide(window.dilation, pads, window.strides, window.groups)
+            return onednn.convolve(by_channel, kernel, slide, jnp.float32)
         return lax.conv_general_dilated(
             by_channel,
             kernel,
@@ -94,10 +95,11 @@ def grouped_as_dense(
     group_channels = max(images.shape[-1], cotangent.shape[-1]) // groups
     max_groups = max(1, BLOCK_CHANNELS // group_channels)
     count = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= max_groups)
+    num_blocks = groups // count
 
     def compute(images: Array, cotangent: Array) -> Array:
-        blocks, right = (_split_channels(array, groups // count) for array in (images, cotangent))
-        right = right.reshape(groups // count, -1, right.shape[-1])
+        blocks, right = (_split_channels(array, num_blocks) for array in (images, cotangent))
+        right = right.reshape(num_blocks, -1, right.shape[-1])
         return jnp.stack(
             [
                 multiply_by_rows(lowering.engine, pixels.reshape(*right.shape[:2], -1), right)
@@ -107,7 +109,7 @@ def grouped_as_dense(
 
     products = sum_chunks(compute, lowering.images, images, cotangent)
     channels, features = (array.shape[-1] // groups for array in (images, cotangent))
-    grid = products.reshape(-1, groups // count, count, channels, count, features)
+    grid = products.reshape(-1, num_blocks, count, channels, count, features)
     diagonal = jnp.moveaxis(jnp.diagonal(grid, axis1=2, axis2=4), -1, 2)
     diagonal = diagonal.transpose(0, 3, 1, 2, 4)
     return diagonal.reshape(*window.kernel, channels, groups * features).astype(images.dtype)

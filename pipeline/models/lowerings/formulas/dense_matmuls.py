@@ -18,12 +18,12 @@ SUM_AXES: Mapping[Role, tuple[int, int]] = {
     "input_grad": (1, 1),
     "weight_grad": (0, 0),
 }
-"""Axes of the left and the right matrix that are summed over, by role. These are inputs and kernel,
-cotangent and kernel, or inputs and cotangent."""
+"""Axes of the left and the right matrix that are summed over, by role. The matrices are inputs and
+kernel, cotangent and kernel, or inputs and cotangent."""
 
 
 def product(problem: DenseProblem, lowering: Lowering, first: Array, second: Array) -> Array:
-    """Multiply left by right."""
+    """Multiply the left by the right matrix of the role, see `SUM_AXES`."""
     left, right = _order_operands(problem, first, second)
     return _multiply(lowering, left, right, *SUM_AXES[problem.role])
 
@@ -38,10 +38,10 @@ def transposed_product(
     """
     left, right = _order_operands(problem, first, second)
     summed_left, summed_right = SUM_AXES[problem.role]
-    product = _multiply(lowering, right, left, summed_right, summed_left)
+    transposed = _multiply(lowering, right, left, summed_right, summed_left)
     # Without a separate call, XLA would move the transpose back into the product.
     with set_xla_metadata(inlineable="false"):
-        return jax.jit(jnp.transpose)(product)
+        return jax.jit(jnp.transpose)(transposed)
 
 
 def _order_operands(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:

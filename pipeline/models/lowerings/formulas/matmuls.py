@@ -92,7 +92,7 @@ def crop(images: Array, pads: tuple[Pair, Pair]) -> tuple[Array, tuple[Pair, Pai
 def sum_chunks(
     compute: Callable[[Array, Array], Array], size: int | None, images: Array, other: Array
 ) -> Array:
-    """Sum `compute` over chunks of both arrays. Chunks of `size` images fit in the cache.
+    """Return the sum of `compute` over chunks of `size` images, which fit in the cache.
 
     The arrays have the same dtype and number of images, which `size` divides. None: one chunk.
     """
@@ -131,7 +131,7 @@ def map_chunks(compute: Callable[[Images], Array], size: int | None, images: Ima
 
 
 def slice_taps(window: ConvWindow, images: Array) -> Iterator[Array]:
-    """Yield the pixels (B, H', W', C) under each kernel position, row by row."""
+    """Yield the pixels (B, H', W', C) under each kernel position; H' x W' is the result's size."""
     config = ((0, 0, 0), *((*pad, 0) for pad in window.pads), (0, 0, 0))
     bits = as_bits(pad_zeros(images, config))
     batch, _, _, channels = bits.shape

@@ -5,7 +5,7 @@ directory `xla/service/cpu` has the custom calls, and `onednn_config.proto` thei
 oneDNN's convolution is 1.2 to 2.5 times as fast in float32 on AVX-512. With bfloat16 it is some 3
 times as fast, if the processor multiplies bfloat16.
 
-A call that oneDNN refuses ends the process, so `probe` tries both in a child process. A program
+A call that oneDNN refuses ends the process, so a child process tries both by `probe`. A program
 with such calls can't be written into XLA's persistent cache.
 """
 

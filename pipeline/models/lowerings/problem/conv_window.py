@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from typing import TypeVar, cast
 
 from jax import lax
 
 Pair = tuple[int, int]
+Sizes = TypeVar("Sizes", bound=tuple[int, ...])
+
+
+def compute_reach(kernel: Sizes, dilation: Sizes) -> Sizes:
+    """Return how many positions a dilated kernel covers on each axis."""
+    spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
+    return cast(Sizes, tuple(spans))
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,10 @@ class Slide:
 
 @dataclass(frozen=True)
 class Axis:
-    """Sizes, stride, dilation and pads along the height or the width of the images."""
+    """Sizes, stride, dilation and pads along the height or the width of the images.
+
+    The gradients read the dilated cotangent, which has stride - 1 zeros between its values.
+    """
 
     size: int
     kernel: int
@@ -129,14 +141,9 @@ def make_window(
     dilation: Pair,
     groups: int,
 ) -> ConvWindow:
-    """Make a window; `padding` is "SAME", "VALID" or (before, after) of height and width."""
+    """Return a window; `padding` is "SAME", "VALID" or (before, after) of height and width."""
     if isinstance(padding, str):
-        windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-        padding = lax.padtype_to_pads(sizes, windows, strides, padding)
-    rows, columns = (
-        Axis(size, k, stride, spread, (before, after))
-        for size, k, stride, spread, (before, after) in zip(
-            sizes, kernel, strides, dilation, padding, strict=True
-        )
-    )
+        padding = lax.padtype_to_pads(sizes, compute_reach(kernel, dilation), strides, padding)
+    pads = [(before, after) for before, after in padding]
+    rows, columns = starmap(Axis, zip(sizes, kernel, strides, dilation, pads, strict=True))
     return ConvWindow(rows, columns, groups)

@@ -29,16 +29,16 @@ FILE_NAMES: Mapping[str, str] = {
 CODE_NAMES = {name: code for code, name in FILE_NAMES.items()}
 
 
-def file_name(name: str) -> str:
+def to_file_name(name: str) -> str:
     """Return the name that files have for a role or a formula."""
     return FILE_NAMES.get(name, name)
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A formula by name, the engine that multiplies, and the images of a chunk (None: all).
+    """A formula's name, the engine that multiplies, and the images of a chunk (None: all).
 
-    The family `default` works on any platform.
+    The family `default` isn't a formula: each layer has its default, for any platform.
     """
 
     family: str
@@ -48,11 +48,11 @@ class Lowering:
     def __str__(self) -> str:
         """Return `family/engine` or `family/engine/images`, with the names in files."""
         chunk = f"/{self.images}" if self.images else ""
-        return f"{file_name(self.family)}/{self.engine}{chunk}"
+        return f"{to_file_name(self.family)}/{self.engine}{chunk}"
 
     @staticmethod
     def parse(text: str) -> Lowering:
-        """Parse the text of a lowering. Raises ValueError for other texts."""
+        """Invert `str`. Raises ValueError for other texts."""
         family, engine, *chunk = text.split("/")
         engines: tuple[Engine, ...] = get_args(Engine)
         if engine not in engines or len(chunk) > 1:

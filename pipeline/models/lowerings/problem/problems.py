@@ -10,13 +10,13 @@ from jax import Array
 
 from pipeline.core.host.item_sizes import get_item_bytes
 from pipeline.models.lowerings.problem.conv_window import ConvWindow, Pair, make_window
-from pipeline.models.lowerings.problem.lowering import WIDENED, Role, file_name
+from pipeline.models.lowerings.problem.lowering import WIDENED, Role, to_file_name
 
 Kind = Literal["conv2d", "dense", "max_pool"]
 Shape = tuple[int, ...]
 
 
-def itemsize(dtype: str) -> int:
+def get_compute_bytes(dtype: str) -> int:
     """Return the bytes of a value in the computation: 4 for the types of `WIDENED`."""
     return get_item_bytes(WIDENED.get(dtype, dtype))
 
@@ -47,7 +47,6 @@ class ConvolutionProblem:
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the two arrays that the role reads, in the order of its formulas."""
         w = self.window
         images = (self.batch, *w.sizes, self.channels)
         kernel = (*w.kernel, self.channels // w.groups, self.features)
@@ -69,7 +68,7 @@ class ConvolutionProblem:
     @property
     def itemsize(self) -> int:
         """Bytes of a value in the computation."""
-        return itemsize(self.dtype)
+        return get_compute_bytes(self.dtype)
 
     @property
     def sample_bytes(self) -> int:
@@ -79,7 +78,7 @@ class ConvolutionProblem:
     def __str__(self) -> str:
         w = self.window
         return (
-            f"{self.kind} {file_name(self.role)} "
+            f"{self.kind} {to_file_name(self.role)} "
             f"{self.batch}x{w.sizes[0]}x{w.sizes[1]}x{self.channels} "
             f"kernel {w.kernel[0]}x{w.kernel[1]}x{self.features} "
             f"stride {w.strides[0]}x{w.strides[1]} pads {_format_pads(w.pads)} "
@@ -108,7 +107,6 @@ class DenseProblem:
 
     @property
     def operand_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the two matrices that the role reads, in the order of its formulas."""
         kernel = (self.channels, self.features)
         cotangent = (self.batch, self.features)
         return _list_operand_shapes(self.role, (self.batch, self.channels), kernel, cotangent)
@@ -121,11 +119,11 @@ class DenseProblem:
     @property
     def sample_bytes(self) -> int:
         """Bytes of one row."""
-        return self.channels * itemsize(self.dtype)
+        return self.channels * get_compute_bytes(self.dtype)
 
     def __str__(self) -> str:
         shape = f"{self.batch}x{self.channels} kernel {self.channels}x{self.features}"
-        return f"{self.kind} {file_name(self.role)} {shape} {self.dtype}"
+        return f"{self.kind} {to_file_name(self.role)} {shape} {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -160,12 +158,12 @@ class PoolingProblem:
     @property
     def sample_bytes(self) -> int:
         """Bytes of one image."""
-        return prod(self.shape[1:]) * itemsize(self.dtype)
+        return prod(self.shape[1:]) * get_compute_bytes(self.dtype)
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape))
         return (
-            f"{self.kind} {file_name(self.role)} {shape} window {self.window[0]}x{self.window[1]} "
-            f"stride {self.strides[0]}x{self.strides[1]} pads {_format_pads(self.pads)} "
-            f"{self.dtype}"
+            f"{self.kind} {to_file_name(self.role)} {shape} "
+            f"window {self.window[0]}x{self.window[1]} stride {self.strides[0]}x{self.strides[1]} "
+            f"pads {_format_pads(self.pads)} {self.dtype}"
         )

@@ -98,8 +98,9 @@ def is_worth_a_call(problem: Problem) -> bool:
 def choose_by_rule(problem: Problem, engines: frozenset[Engine]) -> Lowering:
     """Choose by a rule that summarises the tuner's results on AVX-512 for residual networks.
 
-    A large problem with enough channels is computed by Winograd's tiles or oneDNN's convolution.
-    The gradients of a kernel of one pixel are one matrix product. Other problems have the default.
+    A large problem with enough channels is computed by Winograd's tiles or oneDNN's convolution,
+    the gradients of a kernel of one pixel as one matrix product. Grouped convolutions and dense
+    layers have separate rules. Other problems have the default.
     """
     uses_onednn = "onednn" in engines and is_worth_a_call(problem)
     if isinstance(problem, DenseProblem):
@@ -138,7 +139,7 @@ def _choose_dense(problem: DenseProblem, uses_onednn: bool) -> Lowering:
 
 
 def _choose_grouped(problem: ConvolutionProblem, uses_onednn: bool) -> Lowering:
-    """Choose oneDNN's convolution, else sums of shifted images for a depthwise convolution.
+    """Choose oneDNN's convolution, else for a depthwise convolution a formula of this package.
 
     In oneDNN's weight gradient the images of a chunk are the channels of each group. So only with
     one image at a time a depthwise convolution stays depthwise.

@@ -19,6 +19,7 @@ Strategy = Literal["exhaustive", "ga"]
 POPULATION = 6
 GENERATIONS = 3
 ELITE = 2
+"""Candidates of a generation of the genetic search, its generations, and the parents of each."""
 HOPELESS = 2.0
 """A candidate isn't timed again if its first time is this multiple of the best time."""
 
@@ -41,7 +42,7 @@ class SearchResult:
 def search(
     candidates: Sequence[Lowering], clock: Clock, strategy: Strategy, seed: int
 ) -> SearchResult:
-    """Time candidates, none twice. Every strategy begins with the first one, the default."""
+    """Time candidates, each at most once. The first candidate, the default, is always timed."""
     times_us: dict[Lowering, float] = {}
     rounds = []
 
@@ -73,6 +74,7 @@ def _breed_generations(
     count = min(POPULATION, len(candidates))
     yield [candidates[i] for i in generator.choice(len(candidates), count, replace=False)]
 
+    # A generator, since the choice of a child depends on the times of the children before it.
     def breed_children(elite: Sequence[Lowering]) -> Iterator[Lowering]:
         for _ in range(count):
             untimed = [lowering for lowering in candidates if lowering not in times_us]

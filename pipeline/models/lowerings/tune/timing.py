@@ -55,7 +55,7 @@ class Timer:
         lowered = jit_repeated(function).lower(self._operands, np.int32(1))
         with disable_compile_cache():
             run = lowered.compile()
-        self._time_loop(run, 1)
+        self._time_loop(run, 1)  # warms up
         overhead_s = self._time_loop(run, 0)
         once_s = self._time_loop(run, 1)
         call_s = once_s - overhead_s
@@ -67,8 +67,8 @@ class Timer:
             count *= CALLS_FACTOR
             round_s = self._time_loop(run, count) - overhead_s
         overhead_s = min(overhead_s, *(self._time_loop(run, 0) for _ in range(self._rounds)))
-        rounds_s = min(self._time_loop(run, count) for _ in range(self._rounds)) - overhead_s
-        return 1e6 * max(rounds_s / count, SHORTEST_S)
+        round_s = min(self._time_loop(run, count) for _ in range(self._rounds)) - overhead_s
+        return 1e6 * max(round_s / count, SHORTEST_S)
 
     def _time_loop(self, run: Any, count: int) -> float:
         started_at = time.perf_counter()

@@ -32,7 +32,7 @@ from pipeline.models.lowerings.problem.lowering import (
     Lowering,
     Lowerings,
     Problem,
-    file_name,
+    to_file_name,
 )
 from pipeline.models.lowerings.tune.machine import find_engines, list_scopes
 from pipeline.models.lowerings.tune.rule import choose_by_rule, is_worth_a_call
@@ -48,6 +48,7 @@ WORTH_US = 1000.0
 time per step. A program that calls it is compiled again in every process."""
 
 ProgressClock = Callable[[str], AbstractContextManager[object]]
+"""(name of a piece of work) -> the context to do it in, which shows its progress."""
 
 BUILT_IN_LAYOUTS = Path(__file__).parent / "built_in_layouts.json"
 """Bank of the layouts of the shipped recipes, on the devices in its keys."""
@@ -85,7 +86,8 @@ def find_layout(
 ) -> TimedLayout | None:
     """Look a network up in the banks, or time it by `clock` in each layout if the mode tunes.
 
-    Raises RunError for a file that isn't a bank.
+    None for a network in no bank if the mode is `bank`. Raises RunError for a file that isn't a
+    bank.
     """
     banks = Banks(folder / "layouts.json", BUILT_IN_LAYOUTS, check_layout_entry)
     entry = banks.read().get(key)
@@ -129,7 +131,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedLowering:
     """A lowering and its time in microseconds."""
 
     lowering: Lowering
@@ -138,12 +140,12 @@ class Timed:
 
 @dataclass(frozen=True)
 class TunedProblem:
-    """Times of a problem: the default (before), the best (after), the best by XLA (plain)."""
+    """Times of a problem: of the default (before), the best (after), the best by XLA (plain)."""
 
     problem: Problem
     before_us: float
-    after: Timed
-    plain: Timed
+    after: TimedLowering
+    plain: TimedLowering
     status: Status
     rounds: tuple[Round, ...] = ()
 
@@ -159,7 +161,7 @@ class LoweringChoice:
 
     lowerings: Lowerings = DEFAULTS
     results: tuple[TunedProblem, ...] = ()
-    by_rule: int = 0
+    num_by_rule: int = 0
     """Number of problems that are in no bank and weren't tuned."""
     layout: Layout = "nhwc"
     """Layout of the images between the layers."""
@@ -179,22 +181,18 @@ class LoweringChoice:
 
     def to_document(self) -> dict[str, Any]:
         """Return the layout and the lowering of each problem as JSON."""
-        computations = {
-            problem: str(lowering_text) for problem, lowering_text in self.lowerings.chosen
-        }
+        computations = {problem: str(lowering) for problem, lowering in self.lowerings.chosen}
         return {"layout": self.layout, "computations": computations}
 
     @staticmethod
     def from_document(document: Any) -> LoweringChoice:
         """Return the choice that JSON describes. Raises ValueError, KeyError or TypeError."""
         layout: Layout = document["layout"]
-        if layout not in get_args(Layout):
-            raise ValueError(f"layout {layout}; must be one of {', '.join(get_args(Layout))}")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout {layout}; must be one of {', '.join(LAYOUTS)}")
         computations = document["computations"].items()
-        lowerings = Lowerings(
-            tuple((p, Lowering.parse(lowering_text)) for p, lowering_text in computations)
-        )
-        return LoweringChoice(lowerings, layout=layout)
+        chosen = tuple((problem, Lowering.parse(text)) for problem, text in computations)
+        return LoweringChoice(Lowerings(chosen), layout=layout)
 
     def to_result(self) -> Mapping[str, Any]:
         """Return AutoTune's result file: times in microseconds, the bank's status as booleans.
@@ -262,19 +260,18 @@ def choose_lowerings(
 def _find_entries(
     bank: Mapping[str, Entry], problems: Sequence[Problem], scopes: Sequence[str], mode: Mode
 ) -> dict[Problem, Entry | None]:
-    """Return the entry of each problem, or without tuning a lesser instruction set's entry.
+    """Return the entry of each problem, or without tuning a slower instruction set's entry.
 
     An entry without a time is returned only if no entry has a time. On a processor whose AMX can't
     be used, entries of AVX-512 are 5 to 10 % faster in ResNet-18 than the rule's choices.
     """
     scopes = scopes if mode == "bank" else scopes[:1]
-
-    found: dict[Problem, Entry | None] = {}
+    entries: dict[Problem, Entry | None] = {}
     for problem in problems:
         keys = (f"{problem} on {scope}" for scope in scopes)
-        entries = (bank[key] for key in keys if key in bank)
-        found[problem] = min(entries, key=_is_untimed, default=None)
-    return found
+        candidates = (bank[key] for key in keys if key in bank)
+        entries[problem] = min(candidates, key=_is_untimed, default=None)
+    return entries
 
 
 def _find_engines(
@@ -291,9 +288,7 @@ def _check_fixed(
     """Return the choice before the run was resumed. Raises RunError if it can't be computed."""
     by_text = {str(problem): problem for problem in problems}
     requested = [
-        (by_text[text], lowering_text)
-        for text, lowering_text in lowerings.chosen
-        if text in by_text
+        (by_text[text], lowering) for text, lowering in lowerings.chosen if text in by_text
     ]
     wants_onednn = any(lowering.engine == "onednn" for _, lowering in requested)
     engines = _find_engines(problems, device, folder) if wants_onednn else {}
@@ -314,7 +309,7 @@ def _tune_problem(
     tuning: Tuning,
     watch: ProgressClock,
 ) -> TunedProblem | None:
-    """Return the result of the bank, else of a search, or the faster one if a search is repeated.
+    """Return the result of the bank, else of a search; the faster result if a search is repeated.
 
     None if the mode is `bank`, and the bank has no result for this machine.
     """
@@ -343,8 +338,8 @@ def _search(
     return TunedProblem(
         problem,
         before_us=result.times_us[lowerings[0]],
-        after=Timed(best, result.times_us[best]),
-        plain=Timed(plain, result.times_us[plain]),
+        after=TimedLowering(best, result.times_us[best]),
+        plain=TimedLowering(plain, result.times_us[plain]),
         status="bank_append",
         rounds=result.rounds,
     )
@@ -378,8 +373,8 @@ def _read_entry(
     """Return the result of a bank; None without a time, and if this machine can't compute it."""
     if entry is None or _is_untimed(entry):
         return None
-    after = Timed(_parse_best(entry), entry["after"]["us"])
-    plain = Timed(Lowering.parse(entry["plain"]["lowering"]), entry["plain"]["us"])
+    after = TimedLowering(_parse_best(entry), entry["after"]["us"])
+    plain = TimedLowering(Lowering.parse(entry["plain"]["lowering"]), entry["plain"]["us"])
     if not all(can_compute(problem, timed.lowering, engines) for timed in (after, plain)):
         return None
     return TunedProblem(problem, entry["before_us"], after, plain, "bank_hit")
@@ -421,10 +416,10 @@ def check_lowering_entry(entry: Entry) -> Entry:
 
 
 def _make_operator(result: TunedProblem) -> Mapping[str, Any]:
-    op = (result.problem.kind, file_name(result.problem.role))
+    op = (result.problem.kind, to_file_name(result.problem.role))
     lowering = result.after.lowering
     return {
         **make_operator_record(op, str(result.problem), result.before_us, result.us, result.status),
-        "lowering": {**asdict(lowering), "family": file_name(lowering.family)},
+        "lowering": {**asdict(lowering), "family": to_file_name(lowering.family)},
         "ticks_best": format_rounds(result.rounds),
     }

@@ -33,8 +33,8 @@ from pipeline.models.torch_graph.operator_table import (
     OperatorContext,
     is_float,
 )
-from pipeline.models.torch_graph.operators.convolution_ops import Convolution, as_pair, conv_pads
-from pipeline.models.torch_graph.operators.known_operators import operator_of
+from pipeline.models.torch_graph.operators.convolution_ops import Convolution, as_pair, make_pads
+from pipeline.models.torch_graph.operators.known_operators import find_operator
 from pipeline.models.torch_graph.operators.reduction_ops import NormResult
 from pipeline.models.torch_graph.tensor import IMAGE_ORDERS, NHWC, TorchTensor, to_tensor
 
@@ -66,7 +66,7 @@ def apply_form(
     return output.plain(), run.changed
 
 
-def input_of(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchTensor:
+def make_input(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> TorchTensor:
     """Return images (batch, height, width, channels) as a graph's input.
 
     An input of four axes has the order of the layout; any other is reshaped. Raises ValueError if
@@ -100,9 +100,8 @@ def _make_tensors(graph: TorchGraph, weights: Mapping[str, Array]) -> dict[str, 
     for spec in graph.arrays:
         values = graph.values if spec.role == "constant" else weights
         array = jnp.asarray(values[spec.name])
-        arrays[spec.name] = TorchTensor(
-            array, KERNEL_AXES.get(spec.order, tuple(range(array.ndim)))
-        )
+        order = KERNEL_AXES.get(spec.order, tuple(range(array.ndim)))
+        arrays[spec.name] = TorchTensor(array, order)
     return arrays
 
 
@@ -120,7 +119,7 @@ class _Run:
 
     def compute(self, number: int, node: GraphNode) -> None:
         """Compute node `number`. Raises ValueError with its module and line."""
-        operator = operator_of(node)
+        operator = find_operator(node)
         scope = node.module.replace(".", "/")
         try:
             with jax.named_scope(scope) if scope else nullcontext():
@@ -161,6 +160,7 @@ class _Run:
             if x.ndim > 1 and x.shape[0] == self.values[INPUT].shape[0]:
                 result = _observe_node(self.graph, node, x, result, context.layout)
         if isinstance(result, NormResult):
+            # Arguments 3 and 4 of a batch norm are the running mean and variance.
             for argument, array in zip(node.args[3:5], (result.mean, result.var), strict=True):
                 if isinstance(argument, ArrayOf):
                     self.arrays[argument.name] = to_tensor(array)
@@ -198,7 +198,7 @@ def _observe_node(
         (images.shape[1], images.shape[2]),
         (height, width),
         as_pair(settings.stride),
-        conv_pads(settings.padding, (height, width), dilation),
+        make_pads(settings.padding, (height, width), dilation),
         dilation,
         groups=1,
     )

@@ -48,7 +48,7 @@ from pipeline.models.torch_graph.graph import (
     TorchGraph,
     TypeOf,
     ValueOf,
-    references_of,
+    find_references,
 )
 from pipeline.models.torch_graph.operator_table import FLOAT_TYPES, TYPES
 from pipeline.models.torch_graph.operators.known_operators import require_computable
@@ -81,16 +81,11 @@ def read_graph(path: Path) -> TorchGraph:
     """Read a graph and its arrays. Raises ValueError, with the file, if they aren't valid."""
     try:
         document = read_json(path)
+        return graph_of_document(document, read_weights(weights_beside(path)))
     except OSError as error:
         raise ValueError(f"{path}: can't be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: isn't a graph: {error}") from error
-    try:
-        values = read_weights(weights_beside(path))
     except DataError as error:
         raise ValueError(f"{path}: has no readable weights beside it: {error}") from error
-    try:
-        return graph_of_document(document, values)
     except ValueError as error:
         raise ValueError(f"{path}: isn't a graph: {error}") from error
 
@@ -196,7 +191,7 @@ def _read_array(name: str, row: Any) -> ArraySpec:
     sizes = _read_shape(shape)
     if any(size is None for size in sizes) or len(sizes) != len(KERNEL_AXES.get(order, sizes)):
         raise ValueError(f"array {show_name(name)}: shape {shape} of order {order}")
-    if _read_dtype(dtype) != dtype or (role != "constant" and dtype != "float32"):
+    if _read_dtype(dtype) != "float32" and role != "constant":
         raise ValueError(f"array {show_name(name)}: dtype {show_name(str(dtype))} of a {role}")
     return ArraySpec(name, path, role, order, tuple(size or 0 for size in sizes), dtype)
 
@@ -236,7 +231,7 @@ def _read_form(document: Any, arrays: frozenset[str], key: str) -> Form:
         node = _read_node(row)
         if node.name in num_results:
             raise ValueError(f"{key}: two nodes are called {show_name(node.name)}")
-        for reference in references_of(node):
+        for reference in find_references(node):
             _require_defined(reference, num_results, arrays, node.name)
         num_results[node.name] = len(node.results)
         nodes.append(node)

@@ -66,7 +66,7 @@ def _file_version(path: Path) -> tuple[int, int] | None:
     return (stat.st_mtime_ns, stat.st_size) if stat else None
 
 
-# Cached, since a run builds its network several times.
+# Cached, since a run builds its network several times. A changed file has another `version`.
 @lru_cache(maxsize=2)
 def _read(path: Path, version: tuple[int, int] | None) -> TorchGraph:
     from pipeline.models.torch_graph.computation.graph_file import read_graph

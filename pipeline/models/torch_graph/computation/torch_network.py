@@ -15,7 +15,7 @@ from jax import Array
 from pipeline.models.layers.precision import TypeRule
 from pipeline.models.lowerings.problem.image_layout import Layout
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, LoweringPolicy
-from pipeline.models.torch_graph.computation.apply_graph import apply_form, input_of
+from pipeline.models.torch_graph.computation.apply_graph import apply_form, make_input
 from pipeline.models.torch_graph.graph import GraphNode, Role, TorchGraph
 from pipeline.models.torch_graph.operator_table import OperatorContext
 
@@ -90,7 +90,7 @@ class TorchNetwork(nn.Module):
         x = images if self.rules else images.astype(self.dtype)
         key = make_key if train else None
         context = OperatorContext(self.dtype, self.policy, self.layout, key, self.rules)
-        inputs = input_of(graph.input, x, self.layout)
+        inputs = make_input(graph.input, x, self.layout)
         logits, changed = apply_form(graph, graph.form(train), inputs, weights, context)
         if train and not self.is_initializing() and self.is_mutable_collection("batch_stats"):
             self._write_buffers(graph, changed)
@@ -139,18 +139,19 @@ def can_be_batch_last(graph: TorchGraph) -> bool:
     nodes = [node for node in nodes if node.op.startswith("aten.")]
     if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
         return False
-    drawn_axes = {_num_axes(node) for node in nodes if _name(node) in DRAWS}
-    has_reshaped_images = any(_name(node) in RESHAPES and _num_axes(node) == 4 for node in nodes)
+    drawn_axes = {_num_axes(node) for node in nodes if _parse_name(node) in DRAWS}
+    reshapes = [node for node in nodes if _parse_name(node) in RESHAPES]
+    has_reshaped_images = any(_num_axes(node) == 4 for node in reshapes)
     return drawn_axes <= ({2} if has_reshaped_images else {2, 4})
 
 
 def _computes_batch_last(node: GraphNode) -> bool:
     if node.op in CONVOLUTIONS:
         return dict(node.kwargs).get("groups", (*node.args[GROUPS:], 1)[0]) == 1
-    return _name(node) in BATCH_LAST
+    return _parse_name(node) in BATCH_LAST
 
 
-def _name(node: GraphNode) -> str:
+def _parse_name(node: GraphNode) -> str:
     return node.op.split(".")[1]
 
 
@@ -165,7 +166,7 @@ def _is_in(path: str, scope: str) -> bool:
 def _make_initializer(
     graph: TorchGraph, scope: str, names: Mapping[str, str]
 ) -> Callable[..., Any]:
-    """Return an initializer of a scope that returns the arrays, float32.
+    """Return an initializer of a scope, whose arrays are float32; `names` are PyTorch's by path.
 
     A callback passes the arrays when the program runs. Constants would be part of the program,
     which would compile a second longer for every 16 million values.

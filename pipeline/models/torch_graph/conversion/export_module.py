@@ -249,7 +249,7 @@ def _choose_role(torch: Any, name: str, tensor: Any, changes: bool) -> Role:
 
 
 def choose_order(uses: Uses, axes: int) -> Order:
-    """Return the order in which an array is stored: a kernel's if it has no other use."""
+    """Return the order in which an array is stored: a kernel's if all uses are as this kernel."""
     orders = {
         _KERNEL_ORDERS.get(op.rpartition(".")[0], "torch") if place == 1 else "torch"
         for op, place in uses

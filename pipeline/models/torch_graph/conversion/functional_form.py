@@ -25,7 +25,7 @@ from pipeline.models.torch_graph.graph import (
     TypeOf,
     ValueOf,
     describe_place,
-    references_of,
+    find_references,
 )
 
 # fmt: off
@@ -52,6 +52,7 @@ _SIZES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv",
     operator.truediv: "truediv", operator.mod: "mod", operator.neg: "neg",
 }  # fmt: skip
+"""Python's operators on sizes, by their names after `sym.`."""
 _FUNCTIONAL = {"bernoulli.float": "bernoulli.p", "normal.default": "normal_functional.default"}
 """Functional names that differ from the in-place name without its underscore."""
 
@@ -69,7 +70,7 @@ class Draft:
         """Operators that read each array, with its index among the arguments; -1 inside of one."""
         uses: dict[str, set[tuple[str, int]]] = defaultdict(set)
         for node in self.form.nodes:
-            for reference in references_of(node):
+            for reference in find_references(node):
                 if isinstance(reference, ArrayOf):
                     indices = [n for n, argument in enumerate(node.args) if argument == reference]
                     uses[reference.name] |= {(node.op, index) for index in indices or [-1]}
@@ -152,9 +153,8 @@ class ProgramReader:
                 )
         form = prune_form(tuple(self.nodes), output, self.updates)
         used = Draft(form, {}).uses
-        return Draft(
-            form, {name: tensor for name, tensor in self.constants.items() if name in used}
-        )
+        constants = {name: tensor for name, tensor in self.constants.items() if name in used}
+        return Draft(form, constants)
 
     def _read_placeholder(self, node: Any) -> None:
         signature = self.program.graph_signature
@@ -194,7 +194,7 @@ class ProgramReader:
         return value
 
     def _read_call(self, node: Any) -> bool:
-        """Read a call; return False if it changes memory that other values share."""
+        """Read a call. Return False if it changes memory that other values share."""
         target = node.target
         if target is operator.getitem:
             self._read_item(node)
@@ -278,9 +278,9 @@ class ProgramReader:
             return True
         if in_place and self._find_root(node.args[0]) in self.buffers:
             return False
-        return all(operand.name in self.tensors for operand in node.all_input_nodes) and (
-            _is_fixed(node.meta.get("val")) or (in_place and not node.users)
-        )
+        reads_constants = all(operand.name in self.tensors for operand in node.all_input_nodes)
+        is_unread = in_place and not node.users
+        return reads_constants and (_is_fixed(node.meta.get("val")) or is_unread)
 
     def _evaluate(self, node: Any) -> None:
         torch = self.torch
@@ -311,10 +311,9 @@ class ProgramReader:
         module, kind = _find_module(node)
         positional = tuple(self._read_argument(value, node) for value in args)
         results = _make_specs(node.meta.get("val"))
+        line = _find_line(node)
         self.nodes.append(
-            GraphNode(
-                node.name, op, positional, keyword_args, results, module, kind, _find_line(node)
-            )
+            GraphNode(node.name, op, positional, keyword_args, results, module, kind, line)
         )
         self.current[node.name] = ValueOf(node.name)
 
@@ -439,7 +438,7 @@ def prune_form(
         name = pending.pop()
         if name != INPUT and name not in used:
             used.add(name)
-            pending += [v.node for v in references_of(by_name[name]) if isinstance(v, ValueOf)]
+            pending += [v.node for v in find_references(by_name[name]) if isinstance(v, ValueOf)]
     return Form(tuple(n for n in nodes if n.name in used), output, tuple(updates.items()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.models.layers import standard
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.torch_graph.graph import ArrayOf, GraphNode, TorchGraph
-from pipeline.models.torch_graph.operators.convolution_ops import as_pair, conv_pads
+from pipeline.models.torch_graph.operators.convolution_ops import as_pair, make_pads
 
 Arrays = dict[str, np.ndarray]
 
@@ -95,13 +95,13 @@ class NodeReader:
         return replace(self.flow, shape=tuple(size or 0 for size in shape))
 
 
-Layers = tuple[tuple[NamedLayer, ...], Flow]
-"""Layers that compute a node, and the flow after them."""
-ReadLayers = Callable[[NodeReader], Layers]
-_READERS: dict[str, ReadLayers] = {}
+Chain = tuple[tuple[NamedLayer, ...], Flow]
+"""Layers one after the other, and the flow after the last."""
+ReadChain = Callable[[NodeReader], Chain]
+_READERS: dict[str, ReadChain] = {}
 
 
-def read_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Layers:
+def read_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Chain:
     """Return the layers of a node with one input. Raises UnknownLayerError if none computes it."""
     reader = NodeReader(graph, node, flow)
     name = node.op.removeprefix("aten.").partition(".")[0]
@@ -110,19 +110,15 @@ def read_node(graph: TorchGraph, node: GraphNode, flow: Flow) -> Layers:
     return _READERS[name](reader)
 
 
-def _register_reader(*names: str) -> Callable[[ReadLayers], ReadLayers]:
-    return _register_readers(names)
-
-
-def _register_readers(names: Iterable[str]) -> Callable[[ReadLayers], ReadLayers]:
-    def register(read: ReadLayers) -> ReadLayers:
+def _register_reader(*names: str) -> Callable[[ReadChain], ReadChain]:
+    def register(read: ReadChain) -> ReadChain:
         _READERS.update(dict.fromkeys(names, read))
         return read
 
     return register
 
 
-def _make_layer(reader: NodeReader, layer: LayerSpec, arrays: Arrays | None = None) -> Layers:
+def _make_layer(reader: NodeReader, layer: LayerSpec, arrays: Arrays | None = None) -> Chain:
     return (NamedLayer(layer, arrays or {}),), reader.output()
 
 
@@ -137,46 +133,46 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 }
 
 
-@_register_readers(_ACTIVATIONS)
-def _read_activation(reader: NodeReader) -> Layers:
+@_register_reader(*_ACTIVATIONS)
+def _read_activation(reader: NodeReader) -> Chain:
     return _make_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
 
 
 @_register_reader("hardtanh")
-def _read_hardtanh(reader: NodeReader) -> Layers:
+def _read_hardtanh(reader: NodeReader) -> Chain:
     if (reader.argument(1, -1.0), reader.argument(2, 1.0)) != (0, 6):
         raise reader.refuse("its bounds must be 0 and 6")
     return _make_layer(reader, standard.Relu6())
 
 
 @_register_reader("gelu")
-def _read_gelu(reader: NodeReader) -> Layers:
+def _read_gelu(reader: NodeReader) -> Chain:
     if reader.option("approximate", "none") != "tanh":
         raise reader.refuse("gelu must have approximate='tanh'")
     return _make_layer(reader, standard.Gelu())
 
 
 @_register_reader("dropout")
-def _read_dropout(reader: NodeReader) -> Layers:
+def _read_dropout(reader: NodeReader) -> Chain:
     if not reader.argument(2) or reader.argument(1) == 0:
         return (), reader.output()
     return _make_layer(reader, standard.Dropout(rate=reader.argument(1)))
 
 
 @_register_reader("contiguous", "clone", "alias")
-def _read_identity(reader: NodeReader) -> Layers:
+def _read_identity(reader: NodeReader) -> Chain:
     return (), reader.output()
 
 
 @_register_reader("conv2d")
-def _read_conv(reader: NodeReader) -> Layers:
+def _read_conv(reader: NodeReader) -> Chain:
     kernel, arrays = _read_kernel(reader)
     has_bias = "params/bias" in arrays
     stride = as_pair(reader.argument(3, 1))
     dilation = as_pair(reader.argument(5, 1))
     groups = reader.argument(6, 1)
     rows, columns, _, features = kernel.shape
-    pads = conv_pads(reader.argument(4, 0), (rows, columns), dilation)
+    pads = make_pads(reader.argument(4, 0), (rows, columns), dilation)
     if reader.flow.pooled:
         if (rows, columns, groups, pads) != (1, 1, 1, ((0, 0), (0, 0))):
             raise reader.refuse("a convolution of one pixel must be 1x1")
@@ -206,7 +202,7 @@ def _read_kernel(reader: NodeReader) -> tuple[np.ndarray, Arrays]:
 
 
 @_register_reader("linear")
-def _read_linear(reader: NodeReader) -> Layers:
+def _read_linear(reader: NodeReader) -> Chain:
     kernel, arrays = _read_kernel(reader)
     if reader.flow.is_image:
         raise reader.refuse("its input must not be images")
@@ -216,7 +212,7 @@ def _read_linear(reader: NodeReader) -> Layers:
 
 
 @_register_reader("batch_norm")
-def _read_batch_norm(reader: NodeReader) -> Layers:
+def _read_batch_norm(reader: NodeReader) -> Chain:
     weight, bias, mean, var = (reader.array(index) for index in (1, 2, 3, 4))
     if weight is None or bias is None or mean is None or var is None:
         raise reader.refuse("it must have a weight and running statistics")
@@ -235,7 +231,7 @@ def _read_batch_norm(reader: NodeReader) -> Layers:
 
 
 @_register_reader("layer_norm")
-def _read_layer_norm(reader: NodeReader) -> Layers:
+def _read_layer_norm(reader: NodeReader) -> Chain:
     weight = reader.array(2)
     bias = reader.array(3)
     if len(reader.argument(1)) != 1 or weight is None or bias is None:
@@ -247,7 +243,7 @@ def _read_layer_norm(reader: NodeReader) -> Layers:
 
 
 @_register_reader("group_norm")
-def _read_group_norm(reader: NodeReader) -> Layers:
+def _read_group_norm(reader: NodeReader) -> Chain:
     weight = reader.array(2)
     bias = reader.array(3)
     if weight is None or bias is None:
@@ -257,24 +253,23 @@ def _read_group_norm(reader: NodeReader) -> Layers:
 
 
 @_register_reader("max_pool2d")
-def _read_max_pool(reader: NodeReader) -> Layers:
+def _read_max_pool(reader: NodeReader) -> Chain:
     if as_pair(reader.argument(4, 1)) != (1, 1):
         raise reader.refuse("it must not be dilated")
-    return _make_layer(
-        reader, standard.MaxPool(**_read_window(reader, ceil_mode=reader.argument(5, False)))
-    )
+    window = _read_window(reader, ceil_mode=reader.argument(5, False))
+    return _make_layer(reader, standard.MaxPool(**window))
 
 
 @_register_reader("avg_pool2d")
-def _read_avg_pool(reader: NodeReader) -> Layers:
-    counted = reader.argument(5, True) and as_pair(reader.argument(3, 0)) != (0, 0)
-    if counted or reader.argument(6) is not None or reader.argument(4, False):
+def _read_avg_pool(reader: NodeReader) -> Chain:
+    counts_padding = reader.argument(5, True) and as_pair(reader.argument(3, 0)) != (0, 0)
+    if counts_padding or reader.argument(6) is not None or reader.argument(4, False):
         raise reader.refuse("it must divide by the number of pixels without padding")
     return _make_layer(reader, standard.AvgPool(**_read_window(reader, ceil_mode=False)))
 
 
 @_register_reader("adaptive_avg_pool2d")
-def _read_adaptive_avg_pool(reader: NodeReader) -> Layers:
+def _read_adaptive_avg_pool(reader: NodeReader) -> Chain:
     _, height, width = reader.flow.shape
     rows, columns = as_pair(reader.argument(1))
     if (rows, columns) == (height, width):
@@ -283,26 +278,25 @@ def _read_adaptive_avg_pool(reader: NodeReader) -> Layers:
         return _pool_globally(reader)
     if height % rows or width % columns:
         raise reader.refuse(f"{height}x{width} must be a multiple of {rows}x{columns}")
-    return _make_layer(
-        reader, standard.AvgPool(kernel=_simplify((height // rows, width // columns)))
-    )
+    kernel = _simplify((height // rows, width // columns))
+    return _make_layer(reader, standard.AvgPool(kernel=kernel))
 
 
 @_register_reader("mean")
-def _read_mean(reader: NodeReader) -> Layers:
+def _read_mean(reader: NodeReader) -> Chain:
     if not reader.flow.is_image or sorted(dim % 4 for dim in reader.argument(1, ())) != [2, 3]:
         raise reader.refuse("it must be over the pixels of images")
     layers, flow = _pool_globally(reader)
     return layers, replace(flow, pooled=reader.argument(2, False))
 
 
-def _pool_globally(reader: NodeReader) -> Layers:
-    flow = replace(reader.output(), pooled=True)
-    return ((NamedLayer(standard.GlobalAvgPool()),) if not reader.flow.pooled else ()), flow
+def _pool_globally(reader: NodeReader) -> Chain:
+    layers = () if reader.flow.pooled else (NamedLayer(standard.GlobalAvgPool()),)
+    return layers, replace(reader.output(), pooled=True)
 
 
 @_register_reader("flatten", "view", "reshape")
-def _read_flatten(reader: NodeReader) -> Layers:
+def _read_flatten(reader: NodeReader) -> Chain:
     flow = reader.flow
     output = reader.output()
     if output.shape != (int(np.prod(flow.shape)),):
@@ -324,6 +318,7 @@ def _read_window(reader: NodeReader, *, ceil_mode: bool) -> dict[str, Any]:
     edges = []
     for axis in (0, 1):
         reach = (reader.output().shape[1 + axis] - 1) * stride[axis] + kernel[axis]
+        # With ceil_mode the last window may reach beyond the padding.
         missing = reach - reader.flow.shape[1 + axis] - pads[axis] if ceil_mode else 0
         edges.append((pads[axis], max(pads[axis], missing)))
     return {

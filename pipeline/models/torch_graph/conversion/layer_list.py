@@ -17,14 +17,14 @@ from pipeline.models.layers.fields import CLASSES
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.torch_graph.conversion.known_layers import (
+    Chain,
     Flow,
-    Layers,
     NamedLayer,
     NodeReader,
     UnknownLayerError,
     read_node,
 )
-from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, references_of
+from pipeline.models.torch_graph.graph import INPUT, GraphNode, TorchGraph, ValueOf, find_references
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def set_class_features(layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     for index in reversed(range(len(layers))):
         layer = layers[index]
         if isinstance(layer, standard.Conv | standard.Dense):
-            opened = layer.model_copy(update={"features": CLASSES})
-            return (*layers[:index], opened, *layers[index + 1 :])
+            last = layer.model_copy(update={"features": CLASSES})
+            return (*layers[:index], last, *layers[index + 1 :])
         if isinstance(layer, standard.Residual | standard.Branches | standard.Gate):
             break
     raise UnknownLayerError("the classes must come from a convolution or a dense layer")
@@ -101,8 +101,8 @@ class _GraphReader:
                 users[source].append(name)
         return users
 
-    def read_chain(self, start: str, end: str, flow: Flow, allowed: frozenset[str]) -> Layers:
-        """Return the layers from one value to another, of the nodes `allowed`."""
+    def read_chain(self, start: str, end: str, flow: Flow, allowed: frozenset[str]) -> Chain:
+        """Return the layers from the value `start` to `end`; only nodes of `allowed` are read."""
         layers: list[NamedLayer] = []
         while start != end:
             users = [user for user in self.users[start] if user in allowed]
@@ -118,7 +118,7 @@ class _GraphReader:
 
     def _list_sources(self, node: GraphNode) -> list[str]:
         """Return the values that a node reads; a value that it reads twice is listed twice."""
-        values = [value for value in references_of(node) if isinstance(value, ValueOf)]
+        values = [value for value in find_references(node) if isinstance(value, ValueOf)]
         if any(value.item is not None for value in values):
             raise self._refuse(node.name, "it must read whole values")
         return [value.node for value in values if value.node == INPUT or value.node in self.nodes]
@@ -137,7 +137,7 @@ class _GraphReader:
             open_ends = (open_ends - {first}) | set(next_users)
         return open_ends.pop()
 
-    def _read_join(self, start: str, join: str, flow: Flow, allowed: frozenset[str]) -> Layers:
+    def _read_join(self, start: str, join: str, flow: Flow, allowed: frozenset[str]) -> Chain:
         node = self.nodes[join]
         ends = self._list_sources(node)
         if len(ends) < 2 or len(node.kwargs) > 0:
@@ -159,7 +159,7 @@ class _GraphReader:
             return (NamedLayer(gate, {}, {"": body}),), replace(output, pooled=flow.pooled)
         raise self._refuse(join, "its chains must be a residual block, a gate or branches")
 
-    def _read_branches(self, node: GraphNode, bodies: Sequence[Layers], output: Flow) -> Layers:
+    def _read_branches(self, node: GraphNode, bodies: Sequence[Chain], output: Flow) -> Chain:
         dim = node.args[1] if len(node.args) > 1 else 0
         if dim not in (1, -len(output.shape)) or any(flow.flattened for _, flow in bodies):
             raise self._refuse(node.name, "it must join channels")

@@ -1,8 +1,8 @@
-"""Builder of a graph's nodes from ONNX, which follows all shapes and computes constants at once.
+"""Builder of a graph's nodes from ONNX, which computes all shapes and folds constants.
 
-Shapes in an ONNX file may depend on the batch in any way, and the file needn't have them. So every
-value is followed at two batch sizes. A size that differs between them is linear in the batch, and
-nodes of the graph compute it from the input.
+Shapes in an ONNX file may depend on the batch in any way, and the file needn't have them. So the
+shape of every value is computed at two batch sizes. A size that differs between them must be linear
+in the batch, and nodes of the graph compute it from the input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax import Array
 from pipeline.models.lowerings.problem.lowering import DEFAULTS
 from pipeline.models.torch_graph.graph import INPUT, ArrayOf, GraphNode, TensorSpec, ValueOf
 from pipeline.models.torch_graph.operator_table import OperatorContext
-from pipeline.models.torch_graph.operators.known_operators import operator_of
+from pipeline.models.torch_graph.operators.known_operators import find_operator
 from pipeline.models.torch_graph.tensor import TorchTensor, to_tensor
 
 MAX_ELEMENTS = 2**31
@@ -96,7 +96,7 @@ class TorchGraphBuilder:
     """The nodes of a graph and its arrays, in the order they are added."""
 
     batches: tuple[int, int]
-    """The batch sizes at which shapes are followed; equal if only one can be computed."""
+    """The batch sizes at which shapes are computed; equal if the network has only one."""
     weights: dict[str, np.ndarray]
     """Parameters and statistics by their names here, in PyTorch's order of axes."""
     declared_batch: int | None
@@ -111,6 +111,7 @@ class TorchGraphBuilder:
     _stored: dict[int, tuple[np.ndarray, ArrayOf]] = field(default_factory=dict)
     """Constants that nodes read, by the identity of their arrays."""
     _folded: int = 0
+    """Number of values of all constants that were computed."""
 
     def input(self, spec: TensorSpec) -> OnnxValue:
         """Return the network's input."""
@@ -167,7 +168,7 @@ class TorchGraphBuilder:
         return self.call("expand.default", value, (BATCH, *sizes[1:]))
 
     def size(self, first: int, second: int) -> Length:
-        """Return the size that has these values at the two batch sizes."""
+        """Return the size that has these values at the two batches. Raises ValueError for none."""
         if first == second:
             return first
         low, high = self.batches
@@ -240,7 +241,7 @@ class TorchGraphBuilder:
             return argument
 
         args, kwargs = jax.tree.map(read, (node.args, dict(node.kwargs)))
-        return operator_of(node)(context, *args, **kwargs)
+        return find_operator(node)(context, *args, **kwargs)
 
     def _fold(self, node: GraphNode, is_fixed: bool) -> tuple[OnnxValue, ...]:
         """Compute a node of constants."""
@@ -260,7 +261,7 @@ class TorchGraphBuilder:
         return tuple(OnnxValue(None, arrays) for arrays in zip(folded[0], folded[-1], strict=True))
 
     def _refer(self, argument: Argument) -> Any:
-        """Return an argument as the graph has it."""
+        """Return an argument as a node of the graph stores it."""
         match argument:
             case OnnxValue(reference=None) if argument.is_number():
                 return argument.arrays[0].item()

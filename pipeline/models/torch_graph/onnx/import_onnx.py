@@ -41,7 +41,7 @@ from pipeline.models.torch_graph.operator_table import ARGUMENT_ERRORS
 from pipeline.models.torch_graph.operators.known_operators import require_computable
 
 BATCHES = (2, 3)
-"""Batch sizes at which shapes are followed."""
+"""Batch sizes at which shapes are computed."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def import_model(model: OnnxModel, settings: ImportSettings) -> TorchGraph:
     return graph
 
 
-def onnx_image(model: OnnxModel) -> tuple[int, ...]:
-    """Return channels, height and width of the samples, which a file may have with its input.
+def find_sample_shape(model: OnnxModel) -> tuple[int, ...]:
+    """Return channels, height and width of the samples, by the shape of the file's input.
 
     Raises ValueError if the file leaves a size open.
     """
@@ -86,8 +86,8 @@ def onnx_image(model: OnnxModel) -> tuple[int, ...]:
     sizes = network.input.shape[1:]
     if not all(sizes) or len(sizes) not in (1, 3):
         raise ValueError(
-            f"{model.file}: reads samples of shape {_show(sizes)}; channels, height and width must "
-            "be given"
+            f"{model.file}: reads samples of shape {_format_sizes(sizes)}; channels, height and "
+            "width must be given"
         )
     shape = tuple(size or 0 for size in sizes)
     is_channels_last = len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3)
@@ -98,14 +98,14 @@ def onnx_image(model: OnnxModel) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Network:
-    """A network that is imported."""
+    """The network of a file, imported for samples of a size. Its parts raise ValueError."""
 
     model: OnnxModel
     settings: ImportSettings
 
     @cached_property
     def producers(self) -> Mapping[str, OnnxNode]:
-        """The node that computes each tensor. Raises ValueError if a later node is read."""
+        """The node that computes each tensor."""
         producers: dict[str, OnnxNode] = {}
         defined = {"", *self.model.initializers, *(value.name for value in self.model.inputs)}
         for node in self.model.nodes:
@@ -128,9 +128,9 @@ class _Network:
     def output(self) -> str:
         """Name of the tensor of logits."""
         outputs = self.model.outputs
-        # scikit-learn's classifiers have the class before its probabilities.
-        likely = [value for value in outputs if not value.dtype.startswith("int")] or outputs
-        name = self.settings.output or likely[0].name
+        # scikit-learn's classifiers have the class, an integer, before its probabilities.
+        candidates = [value for value in outputs if not value.dtype.startswith("int")] or outputs
+        name = self.settings.output or candidates[0].name
         if name not in self.producers:
             names = ", ".join(show_name(value.name) for value in outputs)
             raise ValueError(
@@ -142,6 +142,7 @@ class _Network:
     def _find_softmax_input(self, name: str) -> str:
         """Return the tensor that a last softmax reads, or the tensor itself without one."""
         node = self.producers.get(name)
+        # These operators read one tensor.
         while node is not None and node.op in ("Identity", "Cast", "ai.onnx.ml.ZipMap"):
             node = self.producers.get("".join(node.inputs))
         return "".join(node.inputs) if node is not None and node.op == "Softmax" else name
@@ -196,7 +197,7 @@ class _Network:
         if len(sizes) == 3:
             if not self.is_channels_last and not _fits(sizes, (channels, height, width)):
                 raise ValueError(
-                    f"{self.model.file}: reads samples of shape {_show(sizes)}, and images "
+                    f"{self.model.file}: reads samples of shape {_format_sizes(sizes)}, and images "
                     f"{height}x{width}x{channels} (height, width, channels) came; resize them"
                 )
             return TensorSpec((batch, channels, height, width), dtype)
@@ -206,13 +207,13 @@ class _Network:
             sizes = tuple(total // fixed if size is None else size for size in sizes)
         if not all(sizes) or math.prod(size or 0 for size in sizes) != total:
             raise ValueError(
-                f"{self.model.file}: reads samples of shape {_show(self.input.shape[1:])}, and "
-                f"{total:,} values came"
+                f"{self.model.file}: reads samples of shape {_format_sizes(self.input.shape[1:])}, "
+                f"and {total:,} values came"
             )
         return TensorSpec((batch, *sizes), dtype)
 
     def build(self, batches: tuple[int, int]) -> TorchGraph:
-        """Build the graph, whose shapes are followed at two batch sizes."""
+        """Build the graph, with shapes computed at two batch sizes."""
         spec = self.spec(None if batches[0] != batches[1] else batches[0])
         weights = NetworkWeights(self.nodes, self.model.initializers, self.input.name)
         names = weights.names
@@ -281,8 +282,8 @@ class _Network:
 def _drop_copies(model: OnnxModel) -> OnnxModel:
     """Return the model without nodes that only copy an initializer.
 
-    PyTorch stores equal arrays once, and copies them by `Identity`. A copy of a vector is a weight
-    of its own; a larger array is tied.
+    PyTorch stores equal arrays once, and copies them by `Identity`. A copy of a vector is a
+    separate weight; copies of a larger array are tied.
     """
     initializers = dict(model.initializers)
     tied: dict[str, str] = {}
@@ -303,12 +304,11 @@ def _drop_copies(model: OnnxModel) -> OnnxModel:
 
 def _fits(sizes: Sequence[int | None], shape: Sequence[int]) -> bool:
     """Return whether a shape has these sizes; None fits any."""
-    return len(sizes) == len(shape) and all(
-        size in (None, actual) for size, actual in zip(sizes, shape, strict=True)
-    )
+    pairs = zip(sizes, shape, strict=False)
+    return len(sizes) == len(shape) and all(size in (None, actual) for size, actual in pairs)
 
 
-def _show(sizes: Iterable[int | None]) -> str:
+def _format_sizes(sizes: Iterable[int | None]) -> str:
     return "x".join("?" if size is None else str(size) for size in sizes)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.models.lowerings.problem.conv_window import compute_reach
 from pipeline.models.torch_graph.graph import ArrayOf
 from pipeline.models.torch_graph.onnx.graph_builder import TRAINING, OnnxValue
 from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
@@ -26,10 +27,9 @@ class OnnxWindow:
     pads: Pads
 
     @property
-    def span(self) -> tuple[int, ...]:
+    def reach(self) -> tuple[int, ...]:
         """Size of a window with its dilation, by axis."""
-        sizes = zip(self.kernel, self.dilations, strict=True)
-        return tuple((size - 1) * step + 1 for size, step in sizes)
+        return compute_reach(self.kernel, self.dilations)
 
     @property
     def is_symmetric(self) -> bool:
@@ -62,8 +62,8 @@ def _read_padded_window(reader: OnnxNodeReader, kernel: Sequence[int]) -> OnnxWi
         return window
     pads = [(0, 0)] * len(kernel)
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        sizes = zip(reader.fixed_sizes(first_axis=2), window.strides, window.span, strict=True)
-        totals = [max((-(-n // step) - 1) * step + span - n, 0) for n, step, span in sizes]
+        sizes = zip(reader.fixed_sizes(first_axis=2), window.strides, window.reach, strict=True)
+        totals = [max((-(-n // step) - 1) * step + reach - n, 0) for n, step, reach in sizes]
         pads = [_split_pads(total, mode) for total in totals]
     elif mode != "VALID":
         raise ValueError(f"unknown auto_pad {mode!r}")
@@ -120,11 +120,12 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
     target = reader.attribute("output_shape")
     if mode in ("SAME_UPPER", "SAME_LOWER") or target is not None:
         sizes = reader.fixed_sizes(first_axis=2)
-        axes = zip(sizes, window.strides, window.span, output_padding, strict=True)
-        full = [(n - 1) * step + span + extra for n, step, span, extra in axes]
-        same = [n * step for n, step in zip(sizes, window.strides, strict=True)]
-        target = same if target is None else target[-2:]
-        totals = [size - goal for size, goal in zip(full, target, strict=True)]
+        axes = zip(sizes, window.strides, window.reach, output_padding, strict=True)
+        unpadded = [(n - 1) * step + reach + extra for n, step, reach, extra in axes]
+        if target is None:
+            target = [n * step for n, step in zip(sizes, window.strides, strict=True)]
+        # Some files list batch and channels too.
+        totals = [size - goal for size, goal in zip(unpadded, target[-2:], strict=True)]
         pads = tuple(_split_pads(total, mode) for total in totals)
     is_symmetric_crop = all(before == after >= 0 for before, after in pads)
     y = reader.graph.call(
@@ -138,11 +139,9 @@ def read_conv_transpose(reader: OnnxNodeReader) -> Results:
         reader.attribute("group", 1),
         window.dilations,
     )
-    return (
-        y
-        if is_symmetric_crop
-        else _add_pads(reader, y, tuple((-before, -after) for before, after in pads))
-    )
+    if is_symmetric_crop:
+        return y
+    return _add_pads(reader, y, tuple((-before, -after) for before, after in pads))
 
 
 def _add_dense(
@@ -172,9 +171,8 @@ def read_gemm(reader: OnnxNodeReader) -> Results:
     alpha = reader.attribute("alpha", 1.0)
     if bias is not None and reader.attribute("beta", 1.0) != 1:
         bias = graph.call("mul.Tensor", bias, graph.constant(reader.attribute("beta", 1.0)))
-    fused_bias = (
-        bias if bias is not None and graph.shape(bias) == (features,) and alpha == 1 else None
-    )
+    is_fused = bias is not None and graph.shape(bias) == (features,) and alpha == 1
+    fused_bias = bias if is_fused else None
     if reader.attribute("transB", 0):
         y = graph.call("linear.default", x, weight, fused_bias)
     else:
@@ -265,10 +263,9 @@ def read_pool(reader: OnnxNodeReader) -> Results:
         kernel, strides, dilations = (
             (1, *sizes) for sizes in (window.kernel, window.strides, window.dilations)
         )
-        flat = OnnxWindow(kernel, strides, dilations, ((0, 0), *window.pads))
-        return graph.call(
-            "squeeze.dim", _add_pool(reader, graph.call("unsqueeze.default", x, 2), flat), 2
-        )
+        row_window = OnnxWindow(kernel, strides, dilations, ((0, 0), *window.pads))
+        y = _add_pool(reader, graph.call("unsqueeze.default", x, 2), row_window)
+        return graph.call("squeeze.dim", y, 2)
     if len(window.kernel) not in (2, 3) or x.ndim != len(window.kernel) + 2:
         raise ValueError(
             f"a window of {window.kernel} on {x.ndim} axes; must have 1 to 3 spatial axes"

@@ -1,9 +1,8 @@
 """Which initializers of an ONNX network are weights, and their names here.
 
 An ONNX file doesn't mark what is trained. Here a parameter is a float initializer of more than one
-value that a layer reads as a weight, or from which such a weight is computed; `Sub`, `Div` and
-`Where`, by which inputs are normalised and masked, and `ScatterND`, by which masks are made, keep
-constants.
+value that a layer reads as a weight, or from which such a weight is computed. What `Sub`, `Div`,
+`Where` and `ScatterND` read is constant, since they normalise inputs, mask values and make masks.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class NetworkWeights:
         return trained
 
     def _is_plain_norm(self, node: OnnxNode) -> bool:
-        """Return whether a norm has scale 1 and bias 0, which exporters write for one without."""
+        """Return whether a norm has scale 1 and bias 0, which exporters write if it has neither."""
         if node.op != "InstanceNormalization" or len(node.inputs) < 3:
             return False
         scale, bias = (self.initializers.get(name) for name in node.inputs[1:3])

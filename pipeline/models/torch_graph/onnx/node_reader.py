@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +16,10 @@ Results = OnnxValue | tuple[OnnxValue, ...]
 
 @dataclass(frozen=True)
 class OnnxNodeReader:
-    """A node, the values of its inputs, and the graph that is built."""
+    """A node, the values of its inputs, and the graph that is built.
+
+    Methods raise ValueError for an input or attribute that is missing or of the wrong kind.
+    """
 
     node: OnnxNode
     inputs: Sequence[OnnxValue | None]
@@ -26,7 +29,7 @@ class OnnxNodeReader:
     """Weights that this node alone reads, so that they may be stored in another order."""
 
     def value(self, place: int = 0) -> OnnxValue:
-        """Return an input. Raises ValueError if the node has too few."""
+        """Return an input."""
         value = self.optional(place)
         if value is None:
             raise ValueError(f"input {place} is missing")
@@ -37,11 +40,11 @@ class OnnxNodeReader:
         return self.inputs[place] if place < len(self.inputs) else None
 
     def values(self) -> tuple[OnnxValue, ...]:
-        """Return all inputs. Raises ValueError if the node leaves one out."""
+        """Return all inputs."""
         return tuple(map(self.value, range(len(self.inputs))))
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute. Raises ValueError if it is of another type than the default."""
+        """Return an attribute, which must have the type of the default."""
         value = self.node.attributes.get(name, default)
         kinds: Any = {int: int, float: (int, float), str: str, tuple: tuple}.get(type(default))
         if kinds is not None and not isinstance(value, kinds):
@@ -49,7 +52,7 @@ class OnnxNodeReader:
         return value
 
     def integers(self, name: str, place: int) -> tuple[int, ...] | None:
-        """Return whole numbers of an attribute, or of an input in later opsets; None without."""
+        """Return whole numbers of an attribute, else of an input (later opsets), else None."""
         if name in self.node.attributes:
             value = self.attribute(name)
             numbers = value if isinstance(value, tuple) else (value,)
@@ -64,7 +67,7 @@ class OnnxNodeReader:
         return self.graph.integers(self.value(place))
 
     def number(self, name: str, place: int, default: float | None) -> float | None:
-        """Return a number of an attribute, or of an input in later opsets."""
+        """Return a number of an attribute, else of an input (later opsets), else the default."""
         if name in self.node.attributes:
             return float(self.attribute(name, 0.0))
         value = self.optional(place)
@@ -75,7 +78,7 @@ class OnnxNodeReader:
         return float(np.reshape(value.arrays[0], ()))
 
     def axis(self, default: int) -> int:
-        """Return the attribute `axis` as a number from 0 on. Raises ValueError for no axis."""
+        """Return the attribute `axis` as a number from 0 on."""
         return require_axis(self.attribute("axis", default), self.value().ndim)
 
     def shape(self, place: int = 0) -> tuple[Length, ...]:
@@ -98,6 +101,7 @@ def require_axis(axis: int, ndim: int) -> int:
 
 
 ReadNode = Callable[[OnnxNodeReader], Results]
+"""Adds a node to the graph and returns its outputs. Raises ValueError if none can compute it."""
 ONNX_OPERATORS: dict[str, ReadNode] = {}
 """Every operator of ONNX that is read, by name."""
 Function = TypeVar("Function", bound=ReadNode)
@@ -105,11 +109,6 @@ Function = TypeVar("Function", bound=ReadNode)
 
 def onnx_operator(*names: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function, which reads nodes of these operators."""
-    return onnx_operators(names)
-
-
-def onnx_operators(names: Iterable[str]) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function for all operators of a table."""
 
     def register(function: Function) -> Function:
         for name in names:

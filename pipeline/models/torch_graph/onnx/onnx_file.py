@@ -56,6 +56,7 @@ _DTYPES: Mapping[int, np.dtype] = {
 }
 """Types of tensors by ONNX's number."""
 DTYPE_NAMES = {number: dtype.name for number, dtype in _DTYPES.items()}
+"""Names of the types by the same numbers."""
 
 Attribute = float | int | str | tuple[float, ...] | tuple[int, ...] | tuple[str, ...] | np.ndarray
 
@@ -116,7 +117,7 @@ def read_onnx(path: Path) -> OnnxModel:
 
 
 class _Message:
-    """The fields of a message by number."""
+    """The fields of a message by number; methods raise ValueError if they are damaged."""
 
     def __init__(self, content: memoryview | int) -> None:
         if isinstance(content, int):

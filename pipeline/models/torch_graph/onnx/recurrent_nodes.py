@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from pipeline.models.torch_graph.graph import TypeOf
 from pipeline.models.torch_graph.onnx.graph_builder import OnnxValue
-from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operators
+from pipeline.models.torch_graph.onnx.node_reader import OnnxNodeReader, Results, onnx_operator
 
 _GATES: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-"""Places of PyTorch's gates in ONNX's: input, output, forget, cell, or update, reset, new."""
+"""Places of PyTorch's gates in ONNX's order: input, output, forget, cell, or update, reset, new."""
 _ACTIVATIONS: Mapping[tuple[str, ...], str] = {
     ("LSTM", "sigmoid", "tanh", "tanh"): "lstm.input",
     ("GRU", "sigmoid", "tanh"): "gru.input",
@@ -19,12 +19,13 @@ _ACTIVATIONS: Mapping[tuple[str, ...], str] = {
 """Operators by layer and activations of a direction."""
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+# Places of optional inputs.
 _SEQUENCE_LENGTHS = 4
 _STATES = 5
 _PEEPHOLES = 7
 
 
-@onnx_operators(_GATES)
+@onnx_operator(*_GATES)
 def read_recurrent(reader: OnnxNodeReader) -> Results:
     """Read a layer over time: outputs (time, directions, batch, features) and last states.
 

@@ -17,6 +17,7 @@ from pipeline.models.torch_graph.onnx.node_reader import (
 )
 
 _END = 2**31 - 1
+"""Ends from this number on are the end of an axis."""
 MAX_SIDE = 2**13
 """Limit of the height or width that images are resized to."""
 
@@ -32,14 +33,14 @@ def read_reshape(reader: OnnxNodeReader) -> Results:
 
 
 def _add_view(reader: OnnxNodeReader, shape: Sequence[Length]) -> OnnxValue:
-    """Reshape the first input; the last axes of (batch, features) are flattened as such."""
+    """Reshape the first input; a shape (batch, features) becomes a call of `flatten`."""
     graph = reader.graph
     x = reader.value()
     shape = graph.keep_batch_open(x, shape)
     old = graph.shape(x)
-    rest = old[1:]
-    if len(shape) == 2 and old[:1] == (shape[0],) and all(isinstance(n, int) for n in rest):
-        features = math.prod(size for size in rest if isinstance(size, int))
+    sizes = [size for size in old[1:] if isinstance(size, int)]
+    if len(shape) == 2 and old[:1] == (shape[0],) and len(sizes) == len(old) - 1:
+        features = math.prod(sizes)
         if shape[1] in (-1, features) and x.ndim > 2:
             return graph.call("flatten.using_ints", x, 1, -1)
     return graph.call("view.default", x, tuple(shape))
@@ -129,7 +130,7 @@ def read_slice(reader: OnnxNodeReader) -> Results:
 
 @onnx_operator("Gather")
 def read_gather(reader: OnnxNodeReader) -> Results:
-    """Read places of an axis. Rows of a table at places from the network's input: an embedding."""
+    """Read places of an axis. Places that are computed look up rows of a table by an embedding."""
     graph = reader.graph
     x = reader.value(0)
     places = reader.value(1)
@@ -143,7 +144,7 @@ def read_gather(reader: OnnxNodeReader) -> Results:
     sizes = [array.shape[axis] for array in x.arrays]
     pairs = list(zip(places.arrays, sizes, strict=True))
     if not places.is_fixed() and all(np.array_equal(a.ravel(), np.arange(n)) for a, n in pairs):
-        # PyTorch exports `as_strided` so, which squeezes axes.
+        # PyTorch exports an `as_strided` that squeezes axes like this.
         shape = graph.shape(x)
         shape = (*shape[:axis], *graph.shape(places), *shape[axis + 1 :])
         return graph.call("view.default", x, shape)
@@ -183,9 +184,10 @@ def read_pad(reader: OnnxNodeReader) -> Results:
     mode = modes.get(reader.attribute("mode", "constant"))
     if mode is None:
         raise ValueError(f"mode {reader.attribute('mode')!r}")
-    flat = tuple(size for pair in reversed(pads) for size in pair)
+    flat_pads = tuple(size for pair in reversed(pads) for size in pair)
     value = reader.number("value", 2, 0.0)
-    return reader.graph.call("pad.default", x, flat, mode, value if mode == "constant" else None)
+    filling = value if mode == "constant" else None
+    return reader.graph.call("pad.default", x, flat_pads, mode, filling)
 
 
 @onnx_operator("Expand")
@@ -268,8 +270,8 @@ def read_triangle(reader: OnnxNodeReader) -> Results:
     """Read the upper or the lower triangle of matrices."""
     op = "triu.default" if reader.attribute("upper", 1) else "tril.default"
     diagonal = reader.optional(1)
-    k = 0 if diagonal is None else reader.graph.fixed_integers(diagonal)[0]
-    return reader.graph.call(op, reader.value(), k)
+    offset = 0 if diagonal is None else reader.graph.fixed_integers(diagonal)[0]
+    return reader.graph.call(op, reader.value(), offset)
 
 
 @onnx_operator("DepthToSpace")
@@ -299,19 +301,19 @@ def read_resize(reader: OnnxNodeReader) -> Results:
     if not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in target):
         raise ValueError(f"images resized to {target}; must be at most {MAX_SIDE:,} on a side")
     mode = reader.attribute("mode", "nearest")
-    places = reader.attribute("coordinate_transformation_mode", "half_pixel")
+    coordinates = reader.attribute("coordinate_transformation_mode", "half_pixel")
     rounding = reader.attribute("nearest_mode", "round_prefer_floor")
-    if (mode, places, rounding) == ("nearest", "asymmetric", "floor"):
+    if (mode, coordinates, rounding) == ("nearest", "asymmetric", "floor"):
         return reader.graph.call("upsample_nearest2d.vec", x, target)
-    is_pytorchs = places in ("half_pixel", "pytorch_half_pixel", "align_corners") and not (
+    is_pytorchs = coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners") and not (
         reader.attribute("antialias", 0)
         or reader.attribute("exclude_outside", 0)
         or reader.attribute("cubic_coeff_a", -0.75) != -0.75
     )
     op = {"linear": "upsample_bilinear2d.vec", "cubic": "upsample_bicubic2d.vec"}.get(mode)
     if op is None or not is_pytorchs:
-        raise ValueError(f"mode {mode} with {places} ({rounding})")
-    return reader.graph.call(op, x, target, places == "align_corners")
+        raise ValueError(f"mode {mode} with {coordinates} ({rounding})")
+    return reader.graph.call(op, x, target, coordinates == "align_corners")
 
 
 def _read_target_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:

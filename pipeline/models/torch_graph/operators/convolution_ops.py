@@ -79,7 +79,7 @@ def conv2d(
         x.transpose(order),
         kernel,
         strides=as_pair(settings.stride),
-        padding=conv_pads(settings.padding, kernel.shape[:2], dilation),
+        padding=make_pads(settings.padding, kernel.shape[:2], dilation),
         dilation=dilation,
     )
     return _add_bias(TorchTensor(y, order), bias)
@@ -92,7 +92,7 @@ def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchT
     return y.with_array(add_bias(y.array, bias.array, y.order.index(axis), rounds_bias=False))
 
 
-def conv_pads(
+def make_pads(
     padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]
 ) -> tuple[Pair, ...]:
     """Return the pads (before, after) of each axis of a kernel; an odd pad of `same` is after."""
@@ -141,7 +141,7 @@ def conv3d(
         x.plain(),
         kernel,
         as_triple(settings.stride),
-        conv_pads(settings.padding, kernel.shape[2:], dilation),
+        make_pads(settings.padding, kernel.shape[2:], dilation),
         rhs_dilation=dilation,
         feature_group_count=settings.groups,
     )

@@ -126,7 +126,7 @@ _register(jnp.bitwise_or, "bitwise_or.Tensor", "bitwise_or.Scalar")
 @aten("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 @broadcasting
 def power(x: Any, exponent: Any) -> Array:
-    """Return x ** exponent, for small whole numbers as a product, whose gradient is finite at 0."""
+    """Return x ** exponent, for whole numbers to 16 as a product, whose gradient is finite at 0."""
     if isinstance(exponent, int | float) and exponent == int(exponent) and abs(exponent) <= 16:
         return lax.integer_pow(x, int(exponent))
     return jnp.power(x, exponent)
@@ -175,9 +175,8 @@ aten("masked_fill.Scalar", "masked_fill.Tensor")(
 @aten("fill.Scalar", "fill.Tensor")
 def fill(x: TorchTensor, value: Any) -> TorchTensor:
     """Return the value in the shape of x."""
-    return x.with_array(
-        jnp.full_like(x.array, value.array if isinstance(value, TorchTensor) else value)
-    )
+    number = value.array if isinstance(value, TorchTensor) else value
+    return x.with_array(jnp.full_like(x.array, number))
 
 
 @aten("copy.default")

@@ -14,7 +14,7 @@ from pipeline.models.torch_graph.operators import sequence_ops as sequence_ops
 from pipeline.models.torch_graph.operators import shape_ops as shape_ops
 
 
-def operator_of(node: GraphNode) -> AtenOperator:
+def find_operator(node: GraphNode) -> AtenOperator:
     """Return the operator of a node. Raises ValueError for an unknown one, with the user's line."""
     operator = OPERATORS.get(node.op)
     if operator is None:
@@ -33,7 +33,7 @@ def require_computable(graph: TorchGraph) -> None:
     """
     for form in (graph.train, graph.evaluate):
         for node in form.nodes:
-            operator = operator_of(node)
+            operator = find_operator(node)
             try:
                 operator.require_signature(node.args, dict(node.kwargs))
             except TypeError as error:
@@ -48,7 +48,7 @@ def require_computable(graph: TorchGraph) -> None:
 
 def draws(node: GraphNode) -> bool:
     """Return whether a node with its arguments draws random numbers."""
-    if not operator_of(node).draws:
+    if not find_operator(node).draws:
         return False
     name = node.op.split(".")[1]
     match name:

@@ -151,8 +151,8 @@ def _count_rows(size: int, window: int, stride: int, pads: Pair, counted: int) -
     `counted` is the number of padding rows that count, before and after the image. Rows that
     `ceil_mode` adds don't count.
     """
-    places = (size + sum(pads) - window) // stride + 1
-    starts = np.arange(places) * stride - pads[0]
+    num_windows = (size + sum(pads) - window) // stride + 1
+    starts = np.arange(num_windows) * stride - pads[0]
     return np.minimum(starts + window, size + counted) - np.maximum(starts, -counted)
 
 
@@ -251,8 +251,8 @@ def _weigh_bicubic(size: int, target: int, align_corners: bool) -> np.ndarray:
     return weights
 
 
-def _antialias(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
-    """Weigh by a kernel, from -reach to reach, that widens if images become smaller."""
+def _widen(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
+    """Return the weights by a kernel on [-reach, reach], widened if images become smaller."""
 
     def weigh(size: int, target: int, align_corners: bool) -> np.ndarray:
         step = (size - 1) / max(target - 1, 1) if align_corners else size / target
@@ -271,15 +271,15 @@ def _antialias(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
 def _weigh_cubic(distance: np.ndarray, a: float) -> np.ndarray:
     """Return the cubic convolution kernel of Keys (1981), eq. 4, with the slope a at 1."""
     d = np.abs(distance)
-    near = ((a + 2) * d - (a + 3)) * d**2 + 1
-    far = a * (((d - 5) * d + 8) * d - 4)
-    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+    to_1 = ((a + 2) * d - (a + 3)) * d**2 + 1
+    to_2 = a * (((d - 5) * d + 8) * d - 4)
+    return np.where(d <= 1, to_1, np.where(d < 2, to_2, 0))
 
 
 _register_resize("upsample_bilinear2d", _weigh_bilinear)
 _register_resize("upsample_bicubic2d", _weigh_bicubic)
-_register_resize("_upsample_bilinear2d_aa", _antialias(1, lambda d: np.maximum(1 - np.abs(d), 0)))
-_register_resize("_upsample_bicubic2d_aa", _antialias(2, lambda d: _weigh_cubic(d, -0.5)))
+_register_resize("_upsample_bilinear2d_aa", _widen(1, lambda d: np.maximum(1 - np.abs(d), 0)))
+_register_resize("_upsample_bicubic2d_aa", _widen(2, lambda d: _weigh_cubic(d, -0.5)))
 
 
 def _choose_target_size(
@@ -298,17 +298,19 @@ def _compute_pads(
     dilation: Sequence[int],
     settings: MaxPoolSettings | AvgPoolSettings,
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis of positions.
+    """Return the pads (before, after) of each spatial axis.
 
-    With `ceil_mode`, a last window may reach beyond the trailing padding, if it starts before it.
+    With `ceil_mode`, a last window may reach beyond the padding after the image, if it starts
+    before that padding.
     """
     as_sizes = as_pair if len(window) == 2 else as_triple
     strides = as_sizes(settings.stride or window)
     padding = as_sizes(settings.padding)
     pads = []
-    for size, reach, step, pad, gap in zip(sizes, window, strides, padding, dilation, strict=True):
+    for size, taps, step, pad, gap in zip(sizes, window, strides, padding, dilation, strict=True):
         padded = size + pad
-        room = padded + pad - (reach - 1) * gap - 1
+        # Pixels by which the first window can move.
+        room = padded + pad - (taps - 1) * gap - 1
         if room < 0:
             raise ValueError(f"a window of {window} does not fit into images {tuple(sizes)}")
         extra = -room % step if settings.ceil_mode else 0

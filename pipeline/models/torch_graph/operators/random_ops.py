@@ -65,9 +65,8 @@ def bernoulli_of(
 ) -> TorchTensor:
     """Draw 1 with the probability of each value, else 0."""
     probabilities = x if p is None else p
-    return probabilities.with_array(
-        jax.random.bernoulli(context.draw_key(), probabilities.array).astype(x.dtype)
-    )
+    drawn = jax.random.bernoulli(context.draw_key(), probabilities.array)
+    return probabilities.with_array(drawn.astype(x.dtype))
 
 
 def _register(name: str, sample: Callable[..., Array]) -> None:
@@ -79,9 +78,8 @@ def _register(name: str, sample: Callable[..., Array]) -> None:
 
     @aten(f"{name}_like.default", draws=True)
     def make_like(context: OperatorContext, x: TorchTensor, *, dtype: Any = None) -> TorchTensor:
-        return x.with_array(
-            sample(context.draw_key(), x.array.shape, context.type_of(dtype, x.dtype))
-        )
+        drawn = sample(context.draw_key(), x.array.shape, context.type_of(dtype, x.dtype))
+        return x.with_array(drawn)
 
 
 _register("rand", jax.random.uniform)

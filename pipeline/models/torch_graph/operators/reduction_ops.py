@@ -68,15 +68,15 @@ _register(jnp.all, "all.default", "all.dim")
 
 
 def _register_extreme(
-    name: str, extreme: Callable[..., Array], place: Callable[..., Array]
+    name: str, extreme: Callable[..., Array], find_index: Callable[..., Array]
 ) -> None:
     """Register `argmax`, and `max` of an axis with its indices; or the same for `min`."""
 
     @aten(f"arg{name}.default")
     def find(x: TorchTensor, dim: int | None = None, keepdim: bool = False) -> TorchTensor:
         if dim is None:
-            return TorchTensor(place(x.plain().reshape(-1)).astype(jnp.int32), ())
-        array = place(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
+            return TorchTensor(find_index(x.plain().reshape(-1)).astype(jnp.int32), ())
+        array = find_index(x.array, axis=x.axis(dim), keepdims=keepdim).astype(jnp.int32)
         return x.with_array(array) if keepdim else drop_axes(x, [dim % x.ndim], array)
 
     @aten(f"{name}.dim")
@@ -109,9 +109,8 @@ def variance(
         correction = 1 if unbiased else 0
 
     def compute(array: Array, *, axis: Any, keepdims: bool) -> Array:
-        return compute_in_float32(
-            lambda a: jnp.var(a, axis=axis, keepdims=keepdims, ddof=correction), array
-        )
+        compute_variance = partial(jnp.var, axis=axis, keepdims=keepdims, ddof=correction)
+        return compute_in_float32(compute_variance, array)
 
     return reduce(x, dim, keepdim, compute)
 
@@ -289,7 +288,7 @@ def layer_norm(
         raise ValueError(f"layer norm over {tuple(normalized_shape)} of shape {x.shape}")
     axes = x.axes(range(x.ndim - count, x.ndim))
     y = _standardise(x.array.astype(jnp.float32), axes, eps)
-    return x.with_array(_affine(x, y, weight, bias, range(x.ndim - count, x.ndim)))
+    return x.with_array(_scale_and_shift(x, y, weight, bias, range(x.ndim - count, x.ndim)))
 
 
 def _standardise(x: Array, axes: Sequence[int], eps: float) -> Array:
@@ -323,7 +322,7 @@ def rms_norm(
     a = x.array.astype(jnp.float32)
     eps = float(jnp.finfo(jnp.float32).eps) if eps is None else eps
     y = a * lax.rsqrt(jnp.square(a).mean(x.axes(numbers), keepdims=True) + eps)
-    return x.with_array(_affine(x, y, weight, None, numbers))
+    return x.with_array(_scale_and_shift(x, y, weight, None, numbers))
 
 
 @aten("group_norm.default", kind="group_norm", full_weights=True)
@@ -343,7 +342,7 @@ def group_norm(
         raise ValueError(f"{num_groups} groups of {a.shape[-1]} channels")
     grouped = a.reshape((*a.shape[:-1], num_groups, -1))
     y = _standardise(grouped, (*range(1, x.ndim - 1), x.ndim), eps).reshape(a.shape)
-    return ordered.with_array(_affine(ordered, y, weight, bias, [1]))
+    return ordered.with_array(_scale_and_shift(ordered, y, weight, bias, [1]))
 
 
 @aten("instance_norm.default", full_weights=True, settings=BatchNormSettings)
@@ -361,14 +360,14 @@ def instance_norm(
     return group_norm(x, x.shape[1], weight, bias, settings.eps)
 
 
-def _affine(
+def _scale_and_shift(
     x: TorchTensor,
     y: Array,
     weight: TorchTensor | None,
     bias: TorchTensor | None,
     numbers: Sequence[int],
 ) -> Array:
-    """Return y times the weight plus the bias, whose axes are PyTorch's `numbers`."""
+    """Return y * weight + bias in the dtype of x; `numbers` are PyTorch's axes of the weight."""
     if weight is not None:
         y = y * _broadcast_weight(x, weight, numbers)
     if bias is not None:

@@ -60,7 +60,7 @@ def scaled_dot_product_attention(
 
 State = tuple[Array, ...]
 Cell = Callable[[State, Array, Array, Array | None], State]
-"""Function of state, inputs times their kernel, kernel and bias of the state, to the next state,
+"""(state, inputs @ their kernel + bias, the state's kernel, the state's bias) -> the next state,
 whose first array is the output."""
 
 _TIME_FIRST = (1, 0, 2)
@@ -83,9 +83,9 @@ def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) ->
     """Compute an LSTM (Hochreiter and Schmidhuber 1997); gates: input, forget, cell and output."""
     hidden, cell = state
     gates = inputs + _multiply(hidden, kernel, bias)
-    input_gate, forget_gate, new, output_gate = jnp.split(gates, 4, -1)
-    cell = jax.nn.sigmoid(forget_gate) * cell + jax.nn.sigmoid(input_gate) * jnp.tanh(new)
-    return jax.nn.sigmoid(output_gate) * jnp.tanh(cell), cell
+    enter, forget, candidate, leave = jnp.split(gates, 4, -1)
+    cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(enter) * jnp.tanh(candidate)
+    return jax.nn.sigmoid(leave) * jnp.tanh(cell), cell
 
 
 def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:

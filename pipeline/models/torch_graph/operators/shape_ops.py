@@ -76,9 +76,10 @@ def move_axes(x: TorchTensor, source: int | Sizes, destination: int | Sizes) -> 
     """Move axes to other positions."""
     sources = [source] if isinstance(source, int) else list(source)
     targets = [destination] if isinstance(destination, int) else list(destination)
-    places = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
-    fixed = iter(number for number in range(x.ndim) if number not in places.values())
-    return permute_axes(x, [places[at] if at in places else next(fixed) for at in range(x.ndim)])
+    moved = dict(zip((t % x.ndim for t in targets), (s % x.ndim for s in sources), strict=True))
+    # The other axes stay in their order.
+    others = iter(number for number in range(x.ndim) if number not in moved.values())
+    return permute_axes(x, [moved[to] if to in moved else next(others) for to in range(x.ndim)])
 
 
 @aten("unsqueeze.default")
@@ -94,8 +95,9 @@ def unsqueeze(x: TorchTensor, dim: int) -> TorchTensor:
 @aten("squeeze.dim", "squeeze.dims", "squeeze.default")
 def squeeze(x: TorchTensor, dim: int | Sizes | None = None) -> TorchTensor:
     """Remove axes of size 1: all, or those in `dim`."""
-    named = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
-    removed = [number % x.ndim for number in named if x.shape[number] == 1]
+    dims = (dim,) if isinstance(dim, int) else dim
+    numbers = range(x.ndim) if dims is None else dims
+    removed = [number % x.ndim for number in numbers if x.shape[number] == 1]
     return drop_axes(x, removed, jnp.squeeze(x.array, x.axes(removed)))
 
 
@@ -104,10 +106,10 @@ def expand(x: TorchTensor, sizes: Sizes, *, implicit: bool = False) -> TorchTens
     """Repeat axes of size 1, and add leading axes; -1 is the old size."""
     if len(sizes) < x.ndim:
         raise ValueError(f"shape {x.shape} can't be expanded to {tuple(sizes)}")
-    new = len(sizes) - x.ndim
-    shape = [old if size == -1 else size for old, size in zip(x.shape, sizes[new:], strict=True)]
-    shape = [*sizes[:new], *shape]
-    order = (*range(new), *(number + new for number in x.order))
+    added = len(sizes) - x.ndim
+    pairs = zip(x.shape, sizes[added:], strict=True)
+    shape = [*sizes[:added], *(old if size == -1 else size for old, size in pairs)]
+    order = (*range(added), *(number + added for number in x.order))
     return TorchTensor(jnp.broadcast_to(x.array, [shape[number] for number in order]), order)
 
 
@@ -128,6 +130,7 @@ def repeat_interleave(x: TorchTensor, repeats: int, dim: int | None = None) -> T
 @aten("cat.default", "concat.default")
 def concatenate(arrays: Sequence[TorchTensor], dim: int = 0) -> TorchTensor:
     """Join tensors along an axis."""
+    # PyTorch joins an empty vector with tensors of any shape.
     present = [array for array in arrays if array.shape != (0,)]
     order = max(present, key=count_values).order
     dtype = jnp.result_type(*(array.dtype for array in present))

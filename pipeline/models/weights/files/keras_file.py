@@ -83,7 +83,7 @@ def _read_part(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
 
 
 def _list_layer_groups(content: bytes) -> list[str]:
-    """Return the groups of a `.keras` by layer: class, and number within it, such as `dense_1`."""
+    """Return the group of each layer of a `.keras`: class and number in it, such as `dense_1`."""
     try:
         classes = [str(layer["class_name"]) for layer in json.loads(content)["config"]["layers"]]
     except RecursionError:

@@ -81,8 +81,8 @@ def write_mindspore(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
         dtype = array.dtype.newbyteorder("<") if array.dtype != BFLOAT16 else BFLOAT16
         if dtype not in _NAMES:
             raise ValueError(f"{name} is {array.dtype}, which a .ckpt can't hold")
-        # MindSpore writes a scalar with dimensions (0,).
         key = _encode_varint(_DIMS << 3 | VARINT)
+        # MindSpore writes a scalar with dimensions (0,).
         dims = b"".join(key + _encode_varint(size) for size in array.shape or (0,))
         content = memoryview(array.astype(dtype, copy=False).tobytes())
         for start in range(0, max(1, len(content)), _PART_BYTES):

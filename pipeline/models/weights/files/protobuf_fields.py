@@ -16,8 +16,8 @@ def read_fields(
 ) -> Iterator[tuple[int, int | memoryview]]:
     """Yield the number and the value of each field: an integer, or the field's bytes.
 
-    Raises ValueError for a damaged message, and for more than `max_fields` fields. `file_kind` is
-    what the file should be, for messages: "a MindSpore checkpoint".
+    Raises ValueError for a damaged message, and for more than `max_fields` fields. Errors say that
+    the file isn't `file_kind`, such as "a MindSpore checkpoint".
     """
     index = count = 0
     while index < len(message):

@@ -43,12 +43,13 @@ from pipeline.models.weights.files.protobuf_fields import decode_varint, read_fi
 
 _KIND = "a TensorFlow checkpoint"
 _MAX_INDEX_BYTES = 2**28
-_FOOTER = 48
+_FOOTER_BYTES = 48
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
-_TRAILER = 5
-"""Bytes after a block."""
+_TRAILER_BYTES = 5
+"""Size of the compression and the checksum after a block."""
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _TEXT = 7
+"""Number of texts in TensorFlow's types.proto."""
 _DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype("<f4"),
     2: np.dtype("<f8"),
@@ -66,8 +67,8 @@ _DTYPES: Mapping[int, np.dtype] = {
 """Types by the number in TensorFlow's types.proto."""
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _MODEL_VARIABLE = re.compile(r"(?!(?:.*/)?(?:optimizer|keras_api)/(?!_trainable_variables/)|_all_)")
-"""Beginning of the keys of a model's variables; Keras 3 has those that are trained with the
-optimizer, and all variables of a SavedModel a second time."""
+"""Matches keys of a model's variables. Keras 3 has the trained variables under the optimizer, and
+all variables of a SavedModel a second time, under `_all_variables`."""
 
 
 def read_tensorflow(path: Path) -> Arrays:
@@ -103,11 +104,11 @@ def read_tensorflow(path: Path) -> Arrays:
 
 def _read_table(content: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the keys and values of the table."""
-    if len(content) < _FOOTER or content[-8:] != _MAGIC:
+    if len(content) < _FOOTER_BYTES or content[-8:] != _MAGIC:
         raise ValueError(f"it is not {_KIND}")
     message = memoryview(content)
     places = [0, 0, 0, 0]
-    at = len(content) - _FOOTER
+    at = len(content) - _FOOTER_BYTES
     for number in range(4):
         places[number], at = decode_varint(message, at, _KIND)
     count = 0
@@ -128,7 +129,7 @@ def _read_table(content: bytes) -> Iterator[tuple[str, bytes]]:
 def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a block."""
     end = offset + size
-    if offset < 0 or size < 4 or end + _TRAILER > len(content):
+    if offset < 0 or size < 4 or end + _TRAILER_BYTES > len(content):
         raise ValueError("it ends in the middle of a block")
     if content[end]:
         raise ValueError("its index is compressed, as TensorFlow's isn't")
@@ -139,14 +140,14 @@ def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[b
     key = b""
     while at < last:
         shared, at = decode_varint(block, at, _KIND)
-        rest, at = decode_varint(block, at, _KIND)
+        added, at = decode_varint(block, at, _KIND)
         length, at = decode_varint(block, at, _KIND)
-        if not 0 <= shared <= len(key) or min(rest, length) < 0 or at + rest + length > last:
+        if not 0 <= shared <= len(key) or min(added, length) < 0 or at + added + length > last:
             raise ValueError("it ends in the middle of an entry")
-        if shared + rest > MAX_NAME_LENGTH:
+        if shared + added > MAX_NAME_LENGTH:
             raise ValueError(f"a name has more than {MAX_NAME_LENGTH} characters")
-        key = key[:shared] + bytes(block[at : at + rest])
-        at += rest
+        key = key[:shared] + bytes(block[at : at + added])
+        at += added
         yield key, bytes(block[at : at + length])
         at += length
 
@@ -196,7 +197,7 @@ def _read_data(name: str, fields: Mapping[int, int | memoryview], files: list[Pa
 
 
 def _read_object_graph(entry: bytes, files: list[Path]) -> dict[str, str]:
-    """Return the full names of variables by their keys, in the order of objects."""
+    """Return the full names of variables by key, in the order of the graph's nodes."""
     fields = dict(read_fields(memoryview(entry), 64, _KIND))
     # A text has its length and a checksum of the length before it.
     data = memoryview(_read_data(_OBJECT_GRAPH, fields, files))

@@ -33,7 +33,7 @@ _STATE_DICTS = ("state_dict", "model_state_dict", "model", "model_state", "net")
 
 
 def read_torch(path: Path) -> Arrays:
-    """Return the tensors of a state dict by name, or of one under a key such as `state_dict`.
+    """Return the tensors by name of the file's state dict, which may be under a key of a dict.
 
     No code of the file is run. Raises ValueError and zipfile.BadZipFile for an invalid file.
     """
@@ -134,6 +134,7 @@ def _read_tensor(name: str, value: Call, storages: _Storages) -> np.ndarray:
     if value.function == REBUILD_PARAMETER and value.arguments:
         value = value.arguments[0]
     match value:
+        # Then come requires_grad, hooks, and in newer files metadata, such as of a conjugate.
         case Call(function, (storage, int(offset), tuple(shape), tuple(strides), _, _, *flags)) if (
             function == REBUILD_TENSOR and len(shape) == len(strides) and not any(flags)
         ):

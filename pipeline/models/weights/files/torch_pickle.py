@@ -67,6 +67,7 @@ class _Mark:
     """Marks the start of a collection's items on the stack."""
 
 
+# Opcodes that push their argument or a constant, store or load the top, and pop a tuple's items.
 _LITERALS = {
     *("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT"),
     *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"),
@@ -108,14 +109,14 @@ def _read_opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 class _Machine:
-    """The stack and the memo of a pickle."""
+    """The stack and the memo of a pickle; methods raise the errors that `read_pickle` handles."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
     def execute(self, name: str, argument: Any) -> None:
-        """Execute one opcode. Raises ValueError for opcodes that torch doesn't write."""
+        """Execute one opcode."""
         stack = self.stack
         if name in _LITERALS:
             stack.append(argument)

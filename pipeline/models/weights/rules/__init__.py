@@ -53,14 +53,14 @@ BY_MODEL: Mapping[str, Mapping[Framework, LayerRules]] = {
 """Rules by the name of a model component and by framework."""
 
 
-def find_layer_rules(model: str, framework: Framework, *, blocks: bool) -> LayerRules:
+def find_layer_rules(model: str, framework: Framework, *, has_blocks: bool) -> LayerRules:
     """Return the rules for a model's layers in a framework's files; empty if there are none.
 
     A model without an entry uses `IN_ORDER` if its network has no blocks. TensorFlow's files are
     supported only for networks without blocks.
     """
     if framework == "tensorflow":
-        return () if blocks else TENSORFLOW
+        return () if has_blocks else TENSORFLOW
     if model in BY_MODEL:
         return BY_MODEL[model].get(framework, ())
-    return () if blocks else IN_ORDER
+    return () if has_blocks else IN_ORDER

@@ -98,7 +98,7 @@ def _nest_scope(depth: int) -> str:
 
 
 def _list_unet() -> Iterator[tuple[str, str]]:
-    """Yield rules. A depth's first two convolutions are the encoder's, the others the decoder's."""
+    """Yield rules; of the four convolutions of a depth, the encoder has 0 and 1."""
     yield r"conv_0\.conv_(\d)\..+", r"{kind}_\1"
     yield r"inc\.double_conv\.[01]", "{kind}_0"
     yield r"inc\.double_conv\.[34]", "{kind}_1"

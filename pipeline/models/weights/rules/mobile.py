@@ -9,7 +9,7 @@ from pipeline.models.weights.rules.syntax import LayerRules
 
 
 def _number_blocks(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
-    """Yield the blocks of all stages: the number in the file, and the scope in the network."""
+    """Yield each block's number in the file, from `first` on, and its scope, from `stage` on."""
     for number, count in enumerate(blocks, start=stage):
         for block in range(count):
             yield first, f"stage{number}_block{block}"

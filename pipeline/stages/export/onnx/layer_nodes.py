@@ -16,7 +16,8 @@ from pipeline.models.layers.fields import pair
 from pipeline.models.layers.model_spec import LayerSpec
 from pipeline.models.layers.standard import name_scopes
 from pipeline.models.lowerings.formulas.adaptive_pools import index_windows, weigh_windows
-from pipeline.models.modules.layout import compute_pads, reach
+from pipeline.models.lowerings.problem.conv_window import compute_reach
+from pipeline.models.modules.layout import compute_pads
 from pipeline.stages.export.onnx.graph_builder import GraphBuilder, NodeOutput, Order
 
 Translation = Callable[[Any, NodeOutput, GraphBuilder], NodeOutput]
@@ -67,7 +68,7 @@ def _add_conv(
         (n,) * axes if isinstance(n, int) else n for n in (layer.stride, layer.dilation)
     )
     size = kernel.shape[:axes]
-    pads, sizes = _compute_windows(x, reach(size, dilation), strides, layer.padding)
+    pads, sizes = _compute_windows(x, compute_reach(size, dilation), strides, layer.padding)
     name = graph.add_node(
         "Conv",
         [

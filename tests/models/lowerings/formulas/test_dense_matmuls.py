@@ -17,7 +17,7 @@ from pipeline.models.lowerings.problem.lowering import (
     Lowerings,
     RecordingPolicy,
     Role,
-    file_name,
+    to_file_name,
 )
 from pipeline.models.lowerings.problem.problems import DenseProblem
 from tests.models.lowerings.engines import engines_here
@@ -78,7 +78,7 @@ def test_candidates_start_with_the_product_and_have_every_family(role: Role) -> 
     lowerings = list_candidates(problem, BOTH)
     assert lowerings[0] == Lowering("product")
     assert {lowering.family for lowering in lowerings} == set(PRODUCTS[role])
-    assert str(problem) == f"dense {file_name(role)} 6x17 kernel 17x10 float32"
+    assert str(problem) == f"dense {to_file_name(role)} 6x17 kernel 17x10 float32"
 
 
 def test_token_products_are_posed_with_all_rows() -> None:

@@ -19,7 +19,13 @@ from pipeline.backends.xla import XlaBackend
 from pipeline.config.recipe import Recipe
 from pipeline.core.reporter import Reporter
 from pipeline.models.lowerings.candidates import FORMULAS
-from pipeline.models.lowerings.problem.lowering import ROLES, Engine, Lowering, Problem, file_name
+from pipeline.models.lowerings.problem.lowering import (
+    ROLES,
+    Engine,
+    Lowering,
+    Problem,
+    to_file_name,
+)
 from pipeline.models.lowerings.problem.problems import ConvolutionProblem
 from pipeline.stages.build import build
 from pipeline.stages.data import load_data
@@ -186,7 +192,7 @@ def test_choice_has_every_family_of_every_role(cache: Path) -> None:
         used = {
             Lowering.parse(lowering).family
             for problem, lowering in chosen.items()
-            if problem.startswith(f"conv2d {file_name(role)} ")
+            if problem.startswith(f"conv2d {to_file_name(role)} ")
         }
         assert used == set(FORMULAS["conv2d"][role])
 

@@ -131,7 +131,7 @@ def test_bank_is_not_read_if_off_or_on_an_accelerator(
 def test_problems_without_an_entry_are_decided_by_the_rule(bench: Bench) -> None:
     chosen = bench.choose("bank", [*THREE, LARGE])
     assert taken(chosen, [*THREE, LARGE]) == ["default/xla"] * 3 + ["winograd4/onednn/4"]
-    assert (chosen.results, chosen.by_rule, chosen.num_timed) == ((), 4, 0)
+    assert (chosen.results, chosen.num_by_rule, chosen.num_timed) == ((), 4, 0)
     assert chosen.calls_onednn
 
 
@@ -149,7 +149,7 @@ def test_defaults_are_stored_without_a_time(bench: Bench) -> None:
     written = bench.bank.read_bytes()
     again = bench.choose("bank", [*THREE, LARGE])
     assert taken(again, [*THREE, LARGE]) == ["patches/xla", *taken(first, [*THREE, LARGE])[1:]]
-    assert (again.results, again.by_rule, again.num_timed) == ((), 4, 0)
+    assert (again.results, again.num_by_rule, again.num_timed) == ((), 4, 0)
     assert bench.bank.read_bytes() == written
 
 
@@ -203,7 +203,7 @@ def test_tuned_entries_are_stored_and_reused(strategy: str, bench: Bench) -> Non
     watch = Watched()
     first = bench.choose("tune", strategy=strategy, watch=watch)
     assert [found.status for found in first.results] == ["bank_append"] * 3
-    assert (first.num_timed, first.by_rule) == (3, 0)
+    assert (first.num_timed, first.num_by_rule) == (3, 0)
     assert stopwatch.problems == list(THREE)
     assert watch.names == [str(problem) for problem in THREE]
     assert set(bench.entries) == set(watch.names)
@@ -215,7 +215,7 @@ def test_tuned_entries_are_stored_and_reused(strategy: str, bench: Bench) -> Non
         again = bench.choose(mode, watch=watch)
         assert [found.status for found in again.results] == ["bank_hit"] * 3
         assert again.lowerings == first.lowerings
-        assert (again.num_timed, again.by_rule, watch.names) == (0, 0, [])
+        assert (again.num_timed, again.num_by_rule, watch.names) == (0, 0, [])
     assert bench.bank.read_bytes() == written
 
 
@@ -337,7 +337,7 @@ def test_uncomputable_entry_is_not_used(after: str, plain: str, bench: Bench) ->
     bench.have(XLA)
     write(bench.bank, THREE[0], after, 10.0, plain, 20.0)
     chosen = bench.choose("bank", THREE[:1])
-    assert (taken(chosen)[0], chosen.by_rule) == ("default/xla", 1)
+    assert (taken(chosen)[0], chosen.num_by_rule) == ("default/xla", 1)
     bench.time_by(by_engine(100.0, 50.0))
     (found,) = bench.choose("tune", THREE[:1]).results
     assert (found.status, str(found.after.lowering)) == ("bank_append", "convolution/xla")
@@ -347,7 +347,7 @@ def test_entry_of_another_device_is_not_used(bench: Bench, monkeypatch: pytest.M
     bench.time_by(by_engine(5000.0, 1000.0))
     bench.choose("tune")
     monkeypatch.setattr(tuner, "list_scopes", lambda _: ("cpu of another kind",))
-    assert bench.choose("bank").by_rule == 3
+    assert bench.choose("bank").num_by_rule == 3
 
 
 def test_lesser_instruction_set_entries_are_used_until_retuned(
@@ -358,7 +358,7 @@ def test_lesser_instruction_set_entries_are_used_until_retuned(
     bench.choose("tune", THREE[:2])
     monkeypatch.setattr(tuner, "list_scopes", lambda _: ("cpu better", "cpu lesser"))
     chosen = bench.choose("bank")
-    assert chosen.by_rule == 1
+    assert chosen.num_by_rule == 1
     assert taken(chosen)[:2] == [str(PLAIN)] * 2
     bench.time_by(by_engine(5000.0, 100.0))
     found = bench.choose("tune").results
