@@ -39,7 +39,7 @@ class ProgramReport:
     reused: from an earlier run of this process."""
     temporary_bytes: int
     flops: float | None
-    """Operations of a call, those of a loop's body counted once; None if unknown."""
+    """Operations of a call, with a loop's body counted once; None if unknown."""
     figures: Mapping[str, Any] | None = None
     """Launches, copies and memory on an absent chip, as JSON; None on a present chip."""
     lines: tuple[str, ...] = ()

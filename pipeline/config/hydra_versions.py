@@ -41,7 +41,7 @@ def store_option(group: str, name: str, package: str, node: Any) -> None:
 
 
 def find_stored_option(group: str, name: str) -> dict[str, Any]:
-    """Return the keys of a registered option; empty if there is no such option."""
+    """Return the keys of a registered option; empty for an unknown option."""
     try:
         node = ConfigStore.instance().load(f"{group}/{name}.yaml").node
     except ConfigLoadError:

@@ -46,7 +46,7 @@ def _is_open(path: Sequence[str]) -> bool:
 
 
 def _find_specs(sections: Sequence[str]) -> list[type[Spec]]:
-    """Return the types that the section at a path may have; empty if there is no such section."""
+    """Return the types that the section at a path may have; empty for an unknown section."""
     specs: list[type[Spec]] = [Recipe]
     for section in sections:
         fields = [spec.model_fields[section] for spec in specs if section in spec.model_fields]

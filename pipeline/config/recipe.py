@@ -304,7 +304,7 @@ class MonitorSpec(Spec):
     GLOG_v, 0 to 3, else warning."""
     loss_every: NonNegativeInt
     """Minimum steps between two loss lines, which are printed at the end of a sink, or of a step if
-    there are no sinks; 0: no lines."""
+    sinks are off; 0: no lines."""
     tensorboard: bool
     sample_images: NonNegativeInt
     """Number of augmented training images to write to TensorBoard."""

@@ -11,7 +11,7 @@ from pipeline.core.errors import RunError
 from pipeline.data.order import Batches, SampleOrder, draw_words
 
 _CANARY_STREAM = 1 << 62
-"""Number in the key that draws which canaries are trained on, larger than that of any step."""
+"""Number in the key that draws which canaries are trained on, larger than any step's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,7 +198,7 @@ class NoCallbacks:
         """Do nothing."""
 
     def take_requests(self, agree: Agree) -> Requests | None:
-        """Return None: there are no requests."""
+        """Return None, as nothing is requested."""
         return None
 
     def take_parameters(self) -> Any:
@@ -347,7 +347,7 @@ def change_rates(
 
     All rows are changed, also of past updates, which a rollback may repeat. A factor is on all
     columns. A new rate replaces the main schedule, column 0. `rules` are of the columns after it:
-    those of the main schedule become the new rate times their factor, others stay.
+    rates of the main schedule become the new rate times their factor, others stay.
     """
     for change in changes:
         if change.factor is None:

@@ -114,7 +114,7 @@ def hold_folder(folder: Path) -> Iterator[Lock]:
 
 
 def read_record(folder: Path) -> SinkRecord | None:
-    """Return the record of a directory; None if there is no run yet. Raises DataError if it can't
+    """Return the record of a directory; None before its first run. Raises DataError if it can't
     be read."""
     file = folder / RECORD
     if not file.exists():

@@ -76,7 +76,7 @@ def optimize_by_phase(
         after = []
         pairs = zip(phases, split_groups(clipped), state, split_groups(params), strict=True)
         for (_, optimizer), group, before, trained in pairs:
-            if not group:  # The phase hasn't begun: there are no gradients for its parameters.
+            if not group:  # The phase hasn't begun: its parameters have no gradients.
                 after.append(before)
                 continue
             direction, new = optimizer.update(group, before, trained)

@@ -112,7 +112,7 @@ class StepConfig:
     adversarial: AdversarialRule | None = None
     """Attack on training images; None: they are clean."""
     ledger_samples: int | None = None
-    """Number of training samples of the ledger; None: there is no ledger."""
+    """Number of training samples of the ledger; None: the run has no ledger."""
     lowerings: LoweringPolicy | None = None
     """Policy for a network whose layers don't choose lowerings; None: no lowering is replaced."""
 

@@ -71,7 +71,7 @@ class Lock:
 
 
 def try_flock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file or folder until it is closed; return False if there are no locks for it.
+    """Lock an open file or folder until it is closed; return False if it can't be locked.
     Raises BlockingIOError if another process holds it and `wait` is false."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

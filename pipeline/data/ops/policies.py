@@ -124,7 +124,7 @@ def list_strengths(
 ) -> np.ndarray:
     """Return the strength of a change at each of `bins` magnitudes, float64 (bins,). Shears are in
     radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall from
-    `solarize_from` to 0. The ranges are those of Cubuk et al., 2019, table 6."""
+    `solarize_from` to 0. The ranges are from Cubuk et al., 2019, table 6."""
     height, width = size
     power = 1 if convention == "paper" else 2  # of the side, in a translation
     match name:

@@ -43,7 +43,7 @@ class LayerContext:
     rules: tuple[TypeRule, ...] = ()
     """Rules for layers that compute in another type than `dtype`."""
     token_mask: Array | None = None
-    """Bool (batch, tokens): True for a token, False for padding. None: there is no padding."""
+    """Bool (batch, tokens): True for a token, False for padding. None: nothing is padded."""
     batch_axis: str | None = None
     """Axis of a mesh whose devices share the batch that batch norm normalises over."""
     position: Array | None = None

@@ -65,7 +65,7 @@ class BatchNormModule(nn.Module):
 
 @dataclass(frozen=True)
 class NormSettings:
-    """Settings of a normalisation; epsilon, dtype and batch_axis are those of BatchNormModule."""
+    """Settings of a normalisation; `epsilon`, `dtype` and `batch_axis` as in BatchNormModule."""
 
     axes: tuple[int, ...]
     """Axes that a channel's statistics are computed over."""

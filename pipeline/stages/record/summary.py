@@ -24,7 +24,7 @@ MAX_METRICS = 3
 class Summary:
     """The fields of summary.json, which the stages set.
 
-    `steps`, `passes` and `sinks` count all training, also before a resume. Times are those of this
+    `steps`, `passes` and `sinks` count all training, also before a resume. Times are of this
     process. `modelled` is empty on devices that aren't emulated.
     """
 

@@ -78,7 +78,7 @@ def make_initial_state(
 ) -> tuple[TrainState, HostState]:
     """Return the initial state on the device, and the state of the host.
 
-    Weights are fresh, restored, or those of the last checkpoint of a run to resume. A new private
+    Weights are fresh, restored, or come from the last checkpoint of a run to resume. A new private
     run has the `secret`, uint32 (4,). Raises RecipeError if the run to resume has more steps than
     the recipe, RunError if weights and optimizer don't fit into memory.
     """

@@ -160,7 +160,7 @@ def _take_gpus() -> None:
 
 def find_device(platform: str, index: int) -> jax.Device:
     """Return device `index` of this process. Raises RunError with the existing devices, and the
-    reason if there is no GPU."""
+    reason for a machine without a GPU."""
     if get_platform(platform).is_cuda:
         _take_gpus()
     with _collect_plugin_failures() as failures:
@@ -204,7 +204,7 @@ def _require_settings() -> None:
 
 
 def _explain_no_gpu(platform: str, reason: str) -> str:
-    """Return why there is no GPU, as the end of a message; "" for other platforms."""
+    """Return why a GPU is missing, as the end of a message; "" for other platforms."""
     return f"; {explain_missing_gpu(reason)}" if get_platform(platform).is_cuda else ""
 
 

@@ -112,7 +112,7 @@ def draw_normals(key: Array, step: Array, number: int, size: int) -> Array:
     """Return standard normal float32 (size,), a pure function of (key, step, number, position).
 
     They are made from 23 random bits, as by `jax.random.normal`. XLA:CPU fuses this Threefry with
-    its readers, in a third of the time. `number` is 0 for the clip, else that of an array.
+    its readers, in a third of the time. `number` is 0 for the clip, else an array's number.
     """
     counter = (jnp.uint32(step)[None], jnp.full(1, number, jnp.uint32))
     step_key: Words = encrypt_threefry((key[:1], key[1:2]), counter)

@@ -215,7 +215,7 @@ def find_unit(name: str) -> str:
 MIN_FIGURE = 1e-6
 MAX_FIGURE = 1e9
 MAX_COUNT = 4096
-"""Bounds of plausible figures, in any unit: those of real chips are far from them."""
+"""Bounds of plausible figures, in any unit; real chips are far from them."""
 FIGURES = tuple(figure.name for figure in fields(Hardware))
 MAY_BE_ZERO = ("_us", "cube_fp32_macs_per_cycle", "other_chip_spread_ratio")
 """Ends of the names of figures that may be zero."""

@@ -279,7 +279,7 @@ class Pricing:
         return (config.precision, by_op, config.strict, without, tuning, norms)
 
     def make_step_options(self, config: ExecutionConfig) -> StepOptions:
-        """Return the options of `schedule`, from those of a price and from the traced step."""
+        """Return the options of `schedule`, from a price's options and the traced step."""
         hardware = self.chip.hardware
         pixels = self.traced.batch_pixels
         rate = None

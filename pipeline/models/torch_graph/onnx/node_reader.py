@@ -94,7 +94,7 @@ class OnnxNodeReader:
 
 
 def require_axis(axis: int, ndim: int) -> int:
-    """Return an axis as a number from 0 on. Raises ValueError if there is no such axis."""
+    """Return an axis as a number from 0 on. Raises ValueError for an unknown axis."""
     if not -ndim <= axis < ndim:
         raise ValueError(f"axis {axis} of a tensor with {ndim} axes")
     return axis % ndim
