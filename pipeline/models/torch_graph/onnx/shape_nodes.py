@@ -297,14 +297,19 @@ def read_resize(reader: OnnxNodeReader) -> Results:
     x = reader.value()
     if x.ndim != 4:
         raise ValueError(f"{x.ndim} axes; must be images")
-    target = _read_target_sides(reader)
+    factors = _read_resize_factors(reader)
+    if factors is None:
+        target = reader.sizes(3)[-2:]
+    else:
+        sizes = zip(reader.fixed_sizes(first_axis=2), factors, strict=True)
+        target = tuple(int(size * factor) for size, factor in sizes)
     if not all(isinstance(side, int) and 1 <= side <= MAX_SIDE for side in target):
         raise ValueError(f"images resized to {target}; must be at most {MAX_SIDE:,} on a side")
     mode = reader.attribute("mode", "nearest")
     coordinates = reader.attribute("coordinate_transformation_mode", "half_pixel")
     rounding = reader.attribute("nearest_mode", "round_prefer_floor")
     if (mode, coordinates, rounding) == ("nearest", "asymmetric", "floor"):
-        return reader.graph.call("upsample_nearest2d.vec", x, target)
+        return reader.graph.call("upsample_nearest2d.vec", x, target, factors)
     is_pytorchs = coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners") and not (
         reader.attribute("antialias", 0)
         or reader.attribute("exclude_outside", 0)
@@ -313,16 +318,14 @@ def read_resize(reader: OnnxNodeReader) -> Results:
     op = {"linear": "upsample_bilinear2d.vec", "cubic": "upsample_bicubic2d.vec"}.get(mode)
     if op is None or not is_pytorchs:
         raise ValueError(f"mode {mode} with {coordinates} ({rounding})")
-    return reader.graph.call(op, x, target, coordinates == "align_corners")
+    return reader.graph.call(op, x, target, coordinates == "align_corners", factors)
 
 
-def _read_target_sides(reader: OnnxNodeReader) -> tuple[Length, ...]:
-    """Return the height and width to resize to, from the sizes or the scales of the node."""
+def _read_resize_factors(reader: OnnxNodeReader) -> tuple[float, ...] | None:
+    """Return the factors of height and width; None for a node with sizes."""
     if reader.optional(3) is not None:
-        return reader.sizes(3)[-2:]
+        return None
     scales = reader.value(2)
     if not scales.is_constant or scales.arrays[0].size != 4:
         raise ValueError("scales that aren't four constant numbers")
-    factors = scales.arrays[0][2:].tolist()
-    sizes = reader.fixed_sizes(first_axis=2)
-    return tuple(int(size * f) for size, f in zip(sizes, factors, strict=True))
+    return tuple(scales.arrays[0][2:].tolist())

@@ -189,22 +189,47 @@ def _resize(
     return TorchTensor(images, order)
 
 
+@dataclass(frozen=True)
+class Resampling:
+    """An axis of `size` pixels that gets `target` pixels."""
+
+    size: int
+    target: int
+    step: float
+    """Pixels of the old axis from one new pixel to the next."""
+    align_corners: bool = False
+    """Whether the first and the last pixels of both axes are at the same places."""
+
+    def find_places(self) -> np.ndarray:
+        """Return the places of the new pixels among the old ones, float64 (target,)."""
+        pixels = np.arange(self.target)
+        return pixels * self.step if self.align_corners else (pixels + 0.5) * self.step - 0.5
+
+
+Weigh = Callable[[Resampling], np.ndarray]
+"""Returns a matrix (target, size), float32, with the weights of the old pixels."""
+
+
 @aten("upsample_nearest2d.vec", "upsample_nearest2d.default")
 def upsample_nearest2d(
-    x: TorchTensor, output_size: Sequence[int] | None = None, scales: object = None, *_: object
+    x: TorchTensor,
+    output_size: Sequence[int] | None = None,
+    scales: object = None,
+    scale_width: float | None = None,
 ) -> TorchTensor:
     """Resize images by the nearest pixel."""
 
     def take_nearest(images: Array, axis: int, target: int) -> Array:
         size = images.shape[axis]
-        places = np.minimum(np.arange(target) * size // target, size - 1)
-        return jnp.take(images, places, axis=axis)
+        factor = factors[axis - 1]
+        pixels = np.arange(target)
+        # PyTorch computes with float32 here.
+        step = None if factor is None else np.float32(1 / factor)
+        places = pixels * size // target if step is None else (pixels * step).astype(int)
+        return jnp.take(images, np.minimum(places, size - 1), axis=axis)
 
-    return _resize(x, _choose_target_size(x, output_size, scales), take_nearest)
-
-
-Weigh = Callable[[int, int, bool], np.ndarray]
-"""(size, target size, align_corners) -> a matrix (target size, size), float32."""
+    factors = _list_factors(scales, scale_width)
+    return _resize(x, _choose_target_size(x, output_size, factors), take_nearest)
 
 
 def _register_resize(name: str, weigh: Weigh) -> None:
@@ -216,51 +241,52 @@ def _register_resize(name: str, weigh: Weigh) -> None:
         output_size: Sequence[int] | None,
         align_corners: bool,
         scales: object = None,
-        *_: object,
+        scale_width: float | None = None,
     ) -> TorchTensor:
         def interpolate(images: Array, axis: int, target: int) -> Array:
-            return multiply_axis(images, axis, weigh(images.shape[axis], target, align_corners))
+            size = images.shape[axis]
+            if align_corners:
+                step = (size - 1) / max(target - 1, 1)
+            else:
+                # A factor counts as it is, also if size * factor isn't whole.
+                factor = factors[axis - 1]
+                step = size / target if factor is None else 1 / factor
+            return multiply_axis(images, axis, weigh(Resampling(size, target, step, align_corners)))
 
-        return _resize(x, _choose_target_size(x, output_size, scales), interpolate)
+        factors = _list_factors(scales, scale_width)
+        return _resize(x, _choose_target_size(x, output_size, factors), interpolate)
 
 
-def _find_places(size: int, target: int, align_corners: bool) -> np.ndarray:
-    """Return the places among `size` pixels of the centres of `target` pixels."""
-    if align_corners:
-        return np.arange(target) * ((size - 1) / max(target - 1, 1))
-    return (np.arange(target) + 0.5) * (size / target) - 0.5
-
-
-def _weigh_bilinear(size: int, target: int, align_corners: bool) -> np.ndarray:
-    places = np.maximum(_find_places(size, target, align_corners), 0)
-    low = np.minimum(places.astype(int), size - 1)
-    weights = np.zeros((target, size), np.float32)
-    weights[np.arange(target), low] += 1 - (places - low)
-    weights[np.arange(target), np.minimum(low + 1, size - 1)] += places - low
+def _weigh_bilinear(axis: Resampling) -> np.ndarray:
+    places = np.maximum(axis.find_places(), 0)
+    low = np.minimum(places.astype(int), axis.size - 1)
+    rows = np.arange(axis.target)
+    weights = np.zeros((axis.target, axis.size), np.float32)
+    weights[rows, low] += 1 - (places - low)
+    weights[rows, np.minimum(low + 1, axis.size - 1)] += places - low
     return weights
 
 
-def _weigh_bicubic(size: int, target: int, align_corners: bool) -> np.ndarray:
+def _weigh_bicubic(axis: Resampling) -> np.ndarray:
     """Weigh four pixels (Keys 1981, a = -0.75)."""
-    places = _find_places(size, target, align_corners)
-    weights = np.zeros((target, size), np.float32)
+    places = axis.find_places()
+    weights = np.zeros((axis.target, axis.size), np.float32)
     for offset in (-1, 0, 1, 2):
         pixels = np.floor(places).astype(int) + offset
-        columns = np.clip(pixels, 0, size - 1)
-        np.add.at(weights, (np.arange(target), columns), _weigh_cubic(places - pixels, -0.75))
+        columns = np.clip(pixels, 0, axis.size - 1)
+        np.add.at(weights, (np.arange(axis.target), columns), _weigh_cubic(places - pixels, -0.75))
     return weights
 
 
 def _widen(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
     """Return the weights by a kernel on [-reach, reach], widened if images become smaller."""
 
-    def weigh(size: int, target: int, align_corners: bool) -> np.ndarray:
-        step = (size - 1) / max(target - 1, 1) if align_corners else size / target
-        width = max(step, 1.0)
-        centres = step * (np.arange(target) + 0.5)[:, None]
-        pixels = np.arange(size)
+    def weigh(axis: Resampling) -> np.ndarray:
+        width = max(axis.step, 1.0)
+        centres = axis.step * (np.arange(axis.target) + 0.5)[:, None]
+        pixels = np.arange(axis.size)
         first = np.maximum((centres - reach * width + 0.5).astype(int), 0)
-        end = np.minimum((centres + reach * width + 0.5).astype(int), size)
+        end = np.minimum((centres + reach * width + 0.5).astype(int), axis.size)
         weights = kernel((pixels - centres + 0.5) / width)
         weights = np.where((pixels >= first) & (pixels < end), weights, 0)
         return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
@@ -282,14 +308,25 @@ _register_resize("_upsample_bilinear2d_aa", _widen(1, lambda d: np.maximum(1 - n
 _register_resize("_upsample_bicubic2d_aa", _widen(2, lambda d: _weigh_cubic(d, -0.5)))
 
 
+def _list_factors(scales: object, scale_width: float | None) -> Sequence[float | None]:
+    """Return the factors of height and width of a call, which has both in a list or apart."""
+    if scales is None or isinstance(scales, int | float):
+        return scales, scale_width
+    if isinstance(scales, Sequence) and len(scales) == 2:
+        return scales
+    raise ValueError("must have two factors to resize by")
+
+
 def _choose_target_size(
-    x: TorchTensor, output_size: Sequence[int] | None, scales: object
+    x: TorchTensor, output_size: Sequence[int] | None, factors: Sequence[float | None]
 ) -> Sequence[int]:
     if output_size is not None:
         return output_size
-    if isinstance(scales, Sequence) and len(scales) == 2:
-        return [int(size * factor) for size, factor in zip(x.shape[2:], scales, strict=True)]
-    raise ValueError("must have a size or two factors to resize by")
+    sizes = zip(x.shape[2:], factors, strict=True)
+    targets = [int(size * factor) for size, factor in sizes if factor is not None]
+    if len(targets) != 2:
+        raise ValueError("must have a size or two factors to resize by")
+    return targets
 
 
 def _compute_pads(

@@ -229,7 +229,11 @@ OPERATORS = {
     "corners": lambda _, y: functional.interpolate(
         y, scale_factor=2, mode="bilinear", align_corners=True
     ),
+    "bilinear by a factor": lambda _, y: functional.interpolate(
+        y, scale_factor=(1.7, 0.7), mode="bilinear"
+    ),
     "nearest": lambda _, y: functional.interpolate(y, size=(4, 9)),
+    "nearest by a factor": lambda _, y: functional.interpolate(y, scale_factor=(1.6, 0.7)),
     "adaptive": lambda _, y: functional.adaptive_avg_pool2d(y, (4, 5)),
     "dilated maxima": lambda _, y: functional.max_pool2d(y, 2, 1, dilation=2),
     "padded means": lambda _, y: functional.avg_pool2d(y, 3, 2, 1, count_include_pad=False),
@@ -253,6 +257,12 @@ OPERATORS = {
     "cubic": lambda _, y: functional.interpolate(y, size=(9, 4), mode="bicubic"),
     "cubic corners": lambda _, y: functional.interpolate(
         y, scale_factor=2, mode="bicubic", align_corners=True
+    ),
+    "cubic by a factor": lambda _, y: functional.interpolate(
+        y, scale_factor=(1.7, 0.7), mode="bicubic"
+    ),
+    "antialiased by a factor": lambda _, y: functional.interpolate(
+        y, scale_factor=(1.7, 0.6), mode="bilinear", antialias=True
     ),
     "antialiased": lambda _, y: functional.interpolate(
         y, size=(4, 9), mode="bilinear", antialias=True
