@@ -36,7 +36,7 @@ class BalancedOrder(SampleOrder):
     def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the indices of the samples at some positions of an epoch, as `Batches.samples`
         describes, int32 in the shape of `positions`."""
-        # Slot s of an epoch has draw s // classes of the class s % classes.
+        # Slot s of an epoch has draw s // classes of class s % classes, so classes take turns.
         slots = super()._find_samples(epoch, positions)
         classes = len(self._rows)
         class_ids = slots % classes
@@ -205,7 +205,7 @@ class BucketedOrder(SampleOrder):
                 "drop_remainder drops batches that aren't full; the batch size must be at most "
                 f"{max_size}"
             )
-        super().__post_init__()
+        super().__post_init__()  # whose error for a large batch has the size of the split
 
     @property
     def batches_per_repetition(self) -> int:
@@ -232,7 +232,7 @@ class BucketedOrder(SampleOrder):
 
     def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return an epoch's samples (batches, batch size), and the number of valid samples in each
-        batch, (batches,). A batch comes when its last sample does, a short batch at the end."""
+        batch, (batches,). Batches are ordered by their last sample, short batches at the end."""
         order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         positions = []

@@ -170,7 +170,7 @@ def _measure_file(path: Path) -> int:
 
 def _describe_error(error: Exception, stall_s: float) -> str:
     """Return the reason of a failed download, for a message."""
-    cause = error.reason if type(error) is URLError else error
+    cause = error.reason if type(error) is URLError else error  # its subclass HTTPError has a text
     if isinstance(cause, TimeoutError):
         return f"sent nothing for {stall_s:g} s"
     return str(cause) or type(cause).__name__

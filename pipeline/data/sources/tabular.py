@@ -53,7 +53,7 @@ def _require_date_format(date_format: str) -> str:
     return date_format
 
 
-Targeted = Annotated[
+TargetNames = Annotated[
     Seq[str],
     Field(min_length=1),
     BeforeValidator(lambda target: [target] if isinstance(target, str) else target),
@@ -72,7 +72,7 @@ class TableDataset(DatasetSpec):
     root_must_be: ClassVar[str]
     root: Location | None
     """The file."""
-    target: Targeted
+    target: TargetNames
     """The column to predict, or several columns of numbers, or of labels 0 and 1."""
     task: Literal["auto"] | Task = "auto"
     """The task. auto: classification for a column of texts or of at most 20 different whole

@@ -17,7 +17,7 @@ ISO = "iso"
 """Format such as 2024-01-31, also with a time. Offsets from UTC are dropped."""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
 _MAX_TRIED = 1000
-"""Texts that are tried before all are parsed, which takes longer."""
+"""Number of texts that are tried first, since it takes long to parse all with a wrong format."""
 _YEAR = re.compile(r"\d{4}")
 _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m"),
