@@ -132,7 +132,7 @@ class LaunchSpec(Spec):
     processes: PositiveInt | None
     """Processes that `local` starts; null: 2."""
     restarts: NonNegativeInt
-    """Number of times that `local` starts again from the last checkpoint after a process has died."""
+    """Number of times that `local` starts again from the last checkpoint after a process died."""
     min_processes: PositiveInt | None
     """Fewest processes of a restart, which leaves out those that died; null: all start again."""
     start_seconds: Timeout | None
