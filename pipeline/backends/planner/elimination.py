@@ -100,6 +100,7 @@ class Eliminator:
     def find_frontier(self, factors: Sequence[Factor], sizes: Sequence[int]) -> tuple[Choice, ...]:
         """Return the choices that no other beats in both time and memory, by ascending memory."""
         pending: dict[int, Factor] = dict(enumerate(factors))
+        # Zeros, so that every variable has a table, and is eliminated by one.
         for variable, size in enumerate(sizes):
             zeros = self._cache.setdefault(("zeros", size), Table.from_arrays(np.zeros(size)))
             pending[len(pending)] = Factor((variable,), zeros)
