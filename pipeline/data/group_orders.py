@@ -58,8 +58,8 @@ class BalancedOrder(SampleOrder):
             if self.shuffle:
                 permutation = _shuffle_class(self.seed, class_id, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
-        # Each shuffle has a sample once, so the shuffle differs for each draw of a sample. The modulo
-        # keeps indices below 2**31.
+        # Each shuffle has a sample once, so two draws of a sample have different shuffles. The
+        # modulo keeps indices below 2**31.
         repetitions = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
         return samples + repetitions * self.samples
 
