@@ -255,9 +255,11 @@ class Trainer:
         if train.unfreeze:
             for phase in make_phases(train, self.dataset.train_order.steps_per_epoch):
                 frozen = phase.frozen if phase.start <= run.step else frozen
-        arrays = _Parameters(self)._copy_arrays()
-        names = {path: tuple(path.split("/")) for path in arrays}
-        return {path: arrays[path] for path in arrays if not is_frozen(frozen, names[path])}
+        return {
+            path: array
+            for path, array in _Parameters(self)._copy_arrays().items()
+            if not is_frozen(frozen, tuple(path.split("/")))
+        }
 
     def tuples(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield (image, label, ...) of each batch of an epoch, as `dicts` does."""

@@ -69,7 +69,7 @@ class Checkpoints:
     """The checkpoints of one run; `retention` selects which to keep.
 
     `recipe` is the run's recipe as JSON, and `recipe_digest` a digest of the keys that decide the
-    run's numbers. Each of `copies` is called for every complete checkpoint and every removed step.
+    run's numbers. Every complete checkpoint and every removed step is passed to each of `copies`.
     Raises RunError if the folder can't be made.
     """
 

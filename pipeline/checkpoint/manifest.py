@@ -77,7 +77,7 @@ def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
 
 
 def require_complete(folder: Path) -> None:
-    """Raise the errors of `verify_files` by names and sizes of files, without reading them."""
+    """Raise the errors of `verify_files` that the names and sizes of files show."""
     for file, entry in _match_entries(folder):
         try:
             size_bytes = file.stat().st_size

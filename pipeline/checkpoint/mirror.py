@@ -241,7 +241,7 @@ class Mirror:
         return local
 
     def _find_uncopied_step(self) -> int | None:
-        """Return the newest step that the address lacks, or has in another state; None without."""
+        """Return the newest step that the address lacks, or has in another state, else None."""
         for step, record in sorted(self._list_local().items(), reverse=True):
             if not record.items() <= self._records.get(step, {}).items():
                 return step
@@ -264,8 +264,8 @@ class Mirror:
         self._records[step] = record
 
     def _make_draft(self, step: int) -> Record:
-        """Link a checkpoint and copy the run's files into the draft; return their entries. The run
-        may remove the checkpoint during the upload, and writes its logs."""
+        """Link a checkpoint and copy the run's files into the draft; return their entries. During
+        the upload the run may remove the checkpoint, and it writes its logs."""
         shutil.rmtree(self._draft, ignore_errors=True)
         folder = make_checkpoint_path(self._draft / FOLDER, step)
         source = make_checkpoint_path(self._run_dir / FOLDER, step)
@@ -286,7 +286,7 @@ class Mirror:
         retry(lambda: self._storage.remove(str(step)))
 
     def _require_ownership(self) -> None:
-        """Raise RunError if `owner.json` names another process, which continues the run."""
+        """Raise RunError unless `owner.json` names this process: another may continue the run."""
         owner = _parse(retry(lambda: self._storage.read(OWNER, MOST_RECORD_BYTES)))
         if owner is None or owner.get("writer") != self._writer:
             raise RunError(f"{self._storage.url}: another process writes this mirror now")

@@ -17,7 +17,7 @@ from pipeline.checkpoint.host_state import HostState
 from pipeline.core.files.value_text import show
 
 MAX_DIGITS = 308
-"""Most digits of an integer that fits into a float64, which is below 1.8e308."""
+"""An integer of at most this many digits fits into a float64, whose largest is 1.8e308."""
 
 
 def parse_host_state(data: Any) -> HostState:

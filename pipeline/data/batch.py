@@ -38,8 +38,8 @@ def read_chunks(
     split: Split, rows: np.ndarray, seed: int, size: int
 ) -> Iterator[tuple[Batch, int]]:
     """Yield the samples at `rows`, (n,), in batches of `size`, each with its number of new samples.
-    The last batch repeats its first samples, and all of them are valid, so that one compiled
-    program computes all batches."""
+    The last batch repeats its samples, and all of them are valid, so that one compiled program
+    computes all batches."""
     words = jnp.asarray(seed_words(seed))
     for first in range(0, len(rows), size):
         chunk = np.resize(rows[first : first + size], size).astype(np.int32)

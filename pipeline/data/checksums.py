@@ -1,6 +1,6 @@
 """Checksums of data files, computed once per process for an unchanged file.
 
-They aren't stored for later runs (0.3 s for CIFAR): size and times don't reveal every change.
+Each run computes them again, 0.3 s for CIFAR, since size and times don't reveal every change.
 """
 
 from __future__ import annotations

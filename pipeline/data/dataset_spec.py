@@ -164,7 +164,7 @@ class TrainSplitSpec(Spec):
     drop_remainder: bool
     """Whether a last batch that isn't full is left out."""
     repeat: PositiveInt
-    """How often an epoch reads the split, each time in another order."""
+    """How often an epoch reads the split, each time with another shuffle and other draws."""
     num_shards: PositiveInt | None
     shard_id: NonNegativeInt | None
     """The shard to train on, of `num_shards`; both null: the whole split."""

@@ -19,7 +19,7 @@ class FoldsSpec(Spec):
     """Folds of the training split, one of which takes the place of the evaluation split."""
 
     count: Annotated[int, Field(ge=2)] = 5
-    """Number of folds. Their sizes differ by at most one sample, also of each class."""
+    """Number of folds. They differ by at most one sample, and by at most one of each class."""
     index: NonNegativeInt = 0
     """The fold that is evaluated."""
     seed: Annotated[NonNegativeInt, Field(le=MAX_SEED)] = 0

@@ -58,8 +58,8 @@ class BalancedOrder(SampleOrder):
             if self.shuffle:
                 permutation = _shuffle_class(self.seed, class_id, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
-        # Each shuffle has a sample once, so its number tells draws of a sample apart. The modulo
-        # keeps indices below 2**31.
+        # Each shuffle has a sample once, so two draws of a sample have different shuffles. The
+        # modulo keeps indices below 2**31.
         repetitions = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
         return samples + repetitions * self.samples
 
@@ -113,9 +113,9 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
     if buffer_size is not None:
         file_ids = file_ids[draw_permutation(order.seed, _FILE_STREAM + epoch, len(file_ids))]
     sizes = [order.files[file_id] for file_id in file_ids]
-    places, sample_numbers = interleave(sizes, order.cycle_length)
+    file_numbers, sample_numbers = interleave(sizes, order.cycle_length)
     starts = np.cumsum(order.files) - order.files
-    samples = starts[file_ids[places]] + sample_numbers
+    samples = starts[file_ids[file_numbers]] + sample_numbers
     if buffer_size is not None:
         samples = samples[compute_epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
     samples.setflags(write=False)

@@ -200,8 +200,8 @@ class SampleOrder(Batching):
         return Batches(indices, epochs.astype(np.int32), is_valid.sum(axis=1, dtype=np.int32))
 
     def list_reachable(self) -> np.ndarray:
-        """Return the samples that are read in any epoch, int64: all, or those of a shard that has
-        the same samples in each epoch."""
+        """Return the samples that at least one epoch reads, int64: all, or those of a shard that
+        has the same samples in each epoch."""
         if self.num_shards > 1 and (not self.shuffle or self.buffer_size is not None):
             return list_shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)

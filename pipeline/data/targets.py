@@ -62,7 +62,7 @@ def standardise_targets(
     train: np.ndarray, evaluated: np.ndarray, names: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Return the numbers of both splits, (n, K), standardised by the training split, float32, and
-    their targets. Raises ValueError for numbers that aren't finite, and for equal numbers."""
+    their targets. Raises ValueError for numbers that aren't finite, and if a column is constant."""
     for split, values in (("training", train), ("evaluation", evaluated)):
         if not np.isfinite(values).all():
             column = names[int(np.flatnonzero(~np.isfinite(values).all(axis=0))[0])]

@@ -30,7 +30,8 @@ _FRACTION_BITS = 5
 @dataclass(frozen=True)
 class Maps:
     """Maps from target to source pixels, (n, 2, 3): a row for the source's x, and a row for its y.
-    `pixels`, int32, are 1024ths of a pixel, `remainders`, int32, parts of 2**-remainder_bits."""
+    `pixels`, int32, are in units of 1/1024 pixel, `remainders`, int32, in units of
+    2**-remainder_bits of that."""
 
     pixels: Any
     remainders: Any

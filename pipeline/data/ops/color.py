@@ -155,7 +155,7 @@ def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: 
 
 @lru_cache(maxsize=_MAX_TABLES)
 def make_blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
-    """Return the blends of every base and value by a factor, uint8 (1, base, value). `fused` is the
+    """Return the blends of every base and value by a factor, uint8 (1, 256, 256). `fused` is the
     product that OpenCV doesn't round before it adds the other product."""
     byte = np.arange(256, dtype=np.float32)
     share = np.float32(factor)

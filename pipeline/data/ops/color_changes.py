@@ -31,7 +31,8 @@ LEVELS = 256
 _IDENTITY = np.arange(LEVELS, dtype=np.int32)
 _SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
 _STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Level * 255 / spread, by spread (highest - lowest level) and level, in MindSpore's float32."""
+"""Level * 255 / spread, by spread (highest - lowest level) and level, rounded to float32 at each
+step as in MindSpore."""
 
 
 @dataclass(frozen=True)

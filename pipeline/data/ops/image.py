@@ -55,12 +55,12 @@ def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """Return rows (axis 1) or columns (axis 2) of images by numbers, int32 (batch or 1, length)."""
+    """Return rows (axis 1) or columns (axis 2) of images; `pixels` int32 (batch or 1, length)."""
     if pixels.shape[0] == 1:
         # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
-    other_axis = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
-    rows, columns = (pixels, other_axis) if axis == 1 else (other_axis, pixels)
+    other_pixels = np.arange(values.shape[3 - axis], dtype=np.int32)[None]
+    rows, columns = (pixels, other_pixels) if axis == 1 else (other_pixels, pixels)
     return read_crossings(xp, values, rows, columns)
 
 

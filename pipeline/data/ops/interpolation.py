@@ -58,7 +58,7 @@ def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
     rows = column_taps.sum(xp, values.astype(np.int32), 2)
     if row_taps.pixels.shape[-1] > 2:
         total = row_taps.sum(xp, rows, 1)
-        # OpenCV rounds halves to even in full lanes, and up in the remaining bytes of a row.
+        # OpenCV rounds halves to even in groups of `_LANES` bytes, and up in a row's other bytes.
         width, channels = total.shape[2:]
         indices = np.arange(width * channels).reshape(width, channels)
         halves_up = indices >= width * channels // _LANES * _LANES

@@ -52,8 +52,8 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix (images, labels) with those in the rows `partner`, int (batch,). The weight of a sample
-    is shares[number], with `number` int32 (1,), and its partner's the rest up to 1."""
+    """Mix (images, labels) with those in the rows `partner`, int (batch,). A sample has the weight
+    shares[number], with `number` int32 (1,), and its partner has 1 - shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     mixed_labels = _mix_with_partner(labels, partner, share)
@@ -70,7 +70,7 @@ def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
 
 
 def _encode_label(xp: Any, op: BatchOp, values: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return images, and labels that `_fit_label` has accepted as one-hot labels."""
+    """Return images and one-hot labels. `_fit_label` has accepted the labels."""
     images, labels = values
     if op.classes is not None and labels.ndim == 1:
         labels = OneHot(classes=op.classes)(xp, labels, None)
@@ -98,7 +98,7 @@ def draw_partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def list_beta_steps(alpha: float) -> np.ndarray:
-    """Return STEPS equally likely draws of Beta(alpha, alpha), float32, by `round_factors`."""
+    """Return STEPS equally likely draws of Beta(alpha, alpha), rounded by `round_factors`."""
     from scipy.special import betaincinv
 
     return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))

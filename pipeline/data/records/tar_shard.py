@@ -129,8 +129,7 @@ def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
     ValueError for a damaged or compressed tar, links, and names that lead out."""
     file_bytes = path.stat().st_size
     position = 0
-    next_fields: Mapping[str, str] = {}
-    """Path and size of the next file, from headers before it."""
+    next_fields: Mapping[str, str] = {}  # path and size of the next file, from headers before it
     with path.open("rb") as file:
         while (header := _read_header(file, position)) is not None:
             is_prefix = header.type in _PREFIX_TYPES

@@ -83,7 +83,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class RaggedImageFiles(Ragged):
-    """A column as `ImageFiles`, but each file is decoded in its size."""
+    """A column like `ImageFiles`, but each file is decoded in its size."""
 
     paths: Sequence[str]
     sizes: np.ndarray

@@ -111,7 +111,7 @@ def _read_columns(
     arrays: Mapping[str, np.ndarray], names: Sequence[str], split: str
 ) -> dict[str, np.ndarray]:
     """Return further columns, with at most 4 bytes a value. Raises ValueError that names an array
-    of another length, or without finite numbers."""
+    of another length, or with values that aren't finite numbers."""
     samples = len(arrays[f"x_{split}_sizes" if f"x_{split}_sizes" in arrays else f"x_{split}"])
     columns = {}
     for name in names:

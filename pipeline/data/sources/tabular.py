@@ -213,7 +213,7 @@ class TableDataset(DatasetSpec):
         return "category" if name in self.categories else "auto"
 
     def _infer_targets(self, raw: RawTable) -> Targets:
-        """Return the targets. Raises ValueError if a classification has several target columns."""
+        """Return the targets. Raises ValueError for columns that the task can't have."""
         task = infer_task(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
             return Targets(self.target, task)

@@ -33,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1)
 
 def find_date_formats(texts: Sequence[str]) -> list[str]:
     """Return the formats that fit all texts: none, one, or two if days and months are ambiguous.
-    Formats that read the same dates count once."""
+    Of formats with the same dates only the first is returned."""
     if not texts or not _YEAR.search(texts[0]):
         return []
     candidates = [name for name in FORMATS if _parse(texts[0], name) is not None]
@@ -85,7 +85,7 @@ def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
 
 
 def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """Return the position in a day, a week from Monday on, or a year, from 0 up to below 1."""
+    """Return the position in a day, a week from Monday on, or a year, from 0 to below 1."""
     if cycle == "day":
         return days % 1
     if cycle == "week":

@@ -19,10 +19,10 @@ TableInput = Literal["features", "fields"]
 class EncodeTable(Op):
     """Convert encoded rows of `FittedTable`, (batch, columns), to the input of a network, float32.
 
-    `reads` is features: (batch, features), the numbers followed by a one-hot vector for each column
-    of categories; zeros for position 0, a value that the training split lacks. Or it is fields, for
-    wide_deep: (batch, columns, 1, 2), the index of a column's feature, and its value: the number,
-    or for a category 1, and 0 for position 0.
+    If `reads` is features, (batch, features): the numbers, then a one-hot vector for each column of
+    categories, which is zeros for position 0, a value that the training split lacks. If it is
+    fields, for wide_deep, (batch, columns, 1, 2): the index of a column's feature, and its value,
+    which is the number, or 1 for a category and 0 for position 0.
     """
 
     name: Literal["encode_table"] = "encode_table"

@@ -28,7 +28,8 @@ _COLUMNS_AT_ONCE = 64
 """Columns of a request to the child process, which limits its memory."""
 _BASE_VALUES = 10_000_000
 _VALUES_PER_BYTE = 1_000
-"""The most values of a file, a base and per byte. 50 constant columns of 1 bit have 400 a byte."""
+"""The most values of a file: a base, and more per byte. 50 constant columns with 1 bit per row have
+400 per byte."""
 _BASE_MEMORY_BYTES = 2**30
 _MEMORY_PER_BYTE = 256
 _MEMORY_PER_VALUE = 40

@@ -40,7 +40,8 @@ def list_text_files(root: Path, pattern: str) -> list[Path]:
 
 
 def read_files(files: list[Path]) -> list[bytes]:
-    """Return the content of each file. Raises DataError if one can't be read, or fit in memory."""
+    """Return the content of each file. Raises DataError for an unreadable file, or too little
+    memory."""
     size_bytes = 0
     for file in files:
         with name_file(file):
