@@ -350,7 +350,9 @@ def _guess_permutation(source: Buffer, output: Buffer) -> Permutation:
     orders = permutations(range(len(shape)))
     fitting = [order for order in orders if tuple(shape[axis] for axis in order) == output.shape]
     # The first order may be the identity, which moves nothing.
-    moves = [simplify_permutation(shape, order) for order in fitting[:2] or [range(len(shape))]]
+    moves = [
+        simplify_permutation(shape, order) for order in fitting[:2] or [tuple(range(len(shape)))]
+    ]
     return max(moves, key=lambda moved: len(moved.order))
 
 
