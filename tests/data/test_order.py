@@ -91,7 +91,7 @@ def test_window_shuffle_equals_a_refilled_buffer(seed, epoch, samples, window):
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_steps_of_large_dataset_match_its_epoch(monkeypatch, shards):
-    monkeypatch.setattr(orders, "LARGE", 50)
+    monkeypatch.setattr(orders, "MAX_LISTED", 50)
     compute_epoch_order.cache_clear()
     for shuffle, buffer_size in ((True, None), (True, 1000), (True, 7), (False, None)):
         whole = SampleOrder(
