@@ -32,7 +32,7 @@ from benchmarks.measure import add_save, alternate, heading, publish, table
 from pipeline import load_recipe
 from pipeline.backends.base import Executable
 from pipeline.config.recipe import Recipe
-from pipeline.core.plugins.loading import name_for_all
+from pipeline.core.plugins.loading import export_plugins
 from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.data.transform import apply_ops
@@ -148,7 +148,7 @@ def main() -> None:
     add_save(parser, "custom_networks.md")
     parser.add_argument("overrides", nargs="*", help="of all recipes, as autotune=off")
     args = parser.parse_args()
-    name_for_all([COMPONENTS])
+    export_plugins([COMPONENTS])
     total = args.steps * (args.rounds + 1)
     overrides = ["train.passes=null", "train.epochs=null", f"train.steps={total}"]
     overrides += [f"train.batch_size={BATCH}", "optimizer=momentum", *args.overrides]

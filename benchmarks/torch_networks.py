@@ -31,7 +31,7 @@ from torch import nn
 
 from benchmarks.layouts import Contestant
 from benchmarks.measure import add_save, alternate, heading, publish, table
-from pipeline.core.plugins.loading import name_for_all
+from pipeline.core.plugins.loading import export_plugins
 from pipeline.core.registry import load_all
 from pipeline.models.torch_graph.computation.torch_network import TorchNetwork, initial_variables_of
 from pipeline.models.torch_graph.conversion.export_module import export_module
@@ -281,7 +281,7 @@ def train_jax(network: TorchNetwork, variables: Any, batches: Batches, rate: flo
 
 def _steps(rounds: int, steps: int) -> str:
     """Time the step of ResNet-18, native and imported, in turn."""
-    name_for_all(["torchvision.models"])
+    export_plugins(["torchvision.models"])
     load_all()
     imported = ["model=torch", "model.import=torchvision.models:resnet18"]
     imported.append("model.arguments={num_classes:$classes}")

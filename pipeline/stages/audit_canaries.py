@@ -28,7 +28,7 @@ def audit(run: CompiledRun, state: TrainState) -> Mapping[str, Any]:
     privacy = run.built.privacy
     assert isinstance(order, PoissonOrder), "an audit needs Poisson sampling"
     assert privacy is not None, "an audited run is private"
-    # The lower its loss, the more probably the network was trained on a canary.
+    # A canary with a lower loss was more probably trained on.
     losses = compute_sample_losses(run, state, run.dataset.train, order.canaries)
     bound = bound_epsilon(-losses, order.draw_members(), privacy.spec.delta)
     upper = privacy.compute_epsilon(int(state.step))

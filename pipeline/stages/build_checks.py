@@ -164,7 +164,7 @@ def check_labels(draft: StepDraft) -> None:
 
 
 def _can_hold(dtype: np.dtype, label: int) -> bool:
-    """Return whether a dtype of integers, and int32 after it, can hold a label."""
+    """Return whether a dtype is of integers, and both it and int32 can hold a label."""
     limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
     return limits is not None and limits.min <= label <= min(limits.max, np.iinfo(np.int32).max)
 

@@ -171,7 +171,7 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
 def _time_whole_evaluation(
     run: CompiledRun, sink: SinkPlan, trials: TimedRuns, step_s: float, timed_s: float
 ) -> float:
-    """Time a part of a long evaluation, or several short ones between steps; return seconds of one.
+    """Return the seconds of an evaluation, timed on a part of it or on several between steps.
 
     Between steps an evaluation is slower, as the thread that writes logs has work.
     """
@@ -199,7 +199,7 @@ def _time_whole_evaluation(
 
 
 def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
-    """Return the seconds of a checkpoint in a temporary folder, without the imports of a first."""
+    """Return the seconds of a checkpoint in a temporary folder, after one that imports modules."""
     tree = run.context.recipe.model_dump(mode="json")
     with (
         tempfile.TemporaryDirectory() as folder,

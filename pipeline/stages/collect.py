@@ -1,7 +1,7 @@
 """Collection of weights and gradients during training, as histograms for TensorBoard.
 
 Training doesn't change: the weights are read from the state, and another program computes the
-gradients from that state and the next batch. Their last digits may differ from the next
+gradients from that state and the next batch. Their last digits may differ from those of the next
 step, since XLA may add in another order.
 """
 

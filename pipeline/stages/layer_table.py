@@ -53,7 +53,7 @@ class LayerRow:
 
     @property
     def count(self) -> int:
-        """Number of numbers in its parameters."""
+        """Number of values in its parameters."""
         return sum(prod(shape) for shape in self.parameters.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class LayerTable:
     image: tuple[int, ...]
     layers: tuple[LayerRow, ...]
     statistics: int
-    """Number of numbers in batch statistics."""
+    """Number of values in batch statistics."""
     trained: Mapping[int, int]
     """Number of trained parameters in each phase, by the number of steps before the phase."""
 

@@ -80,7 +80,7 @@ def lower(
     step_config = built.step_config
     if recipe.train.mode == "eager":
         return built
-    # The operations of an imported network are replaced by lowerings; layers call their policy.
+    # Layers call their policy for lowerings, which replace the operations of other networks.
     if step_config.lowerings is not None:
         built = replace(built, single_steps=_needs_single_steps(recipe, built, backend, reporter))
     elif not hasattr(step_config.network, "policy"):

@@ -105,7 +105,7 @@ class RobustnessMeasure:
     seed: int
     reporter: Reporter
     check: Callable[[], None] = lambda: None
-    """Called before each program runs; raises to stop the evaluation."""
+    """Called before each restart on a chunk and each corruption; raises to stop the evaluation."""
 
     def measure(self, step: int) -> RobustnessReport:
         """Attack the weights, which are those after `step` steps; print and return the report."""

@@ -84,7 +84,7 @@ def restore_weights_of(recipe: Recipe, dataset: Dataset, like: TrainState, warn:
 
 
 def choose_weight_file(names: Sequence[str]) -> str:
-    """Return `HUB_FILE` or the only weight file of a repository. Raises ValueError without such."""
+    """Return `HUB_FILE`, else the only weight file. Raises ValueError without either."""
     files = [name for name in names if is_weight_file(Path(name))]
     if HUB_FILE in files:
         return HUB_FILE

@@ -30,7 +30,7 @@ SMOOTHED_SHARE = 0.05
 FIRST_SHARE = 0.1
 """Share of the steps whose rates are too low to change the loss."""
 MAX_RISE = 1.5
-"""Losses are capped at this multiple of the greatest first loss; a divergence would hide others."""
+"""Losses are capped at this multiple of the greatest first loss, lest a divergence hide others."""
 MIN_FALL = 4.0
 """Least fall of the averaged loss, in standard errors of the first losses."""
 DIVERGED_SHARE = 0.25

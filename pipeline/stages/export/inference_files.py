@@ -79,7 +79,7 @@ def _decode_image(path: Path, samples: Samples) -> np.ndarray:
 
 
 def _read_array(path: Path, samples: Samples) -> np.ndarray:
-    """Read the array of a file, with batch and channel axes. Raises ValueError for a wrong one."""
+    """Read the array of a file; add missing axes of batch and channel. Raises ValueError."""
     if path.suffix.lower() == ".npy":
         array = read_npy(path)
     else:

@@ -189,7 +189,7 @@ def _match_entry(
         row = replace(row, status="added", note="its first row, to every row")
         return row, earlier + array[:1]
     if earlier is not None:
-        # A file may hold an array that two layers share twice.
+        # A file may hold an array twice if two layers share it.
         origin = show_name(origins[target])
         if np.array_equal(array, earlier):
             return replace(row, status="tied", note=f"the same values as {origin}"), None

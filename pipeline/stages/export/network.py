@@ -97,7 +97,7 @@ def trace_model_arrays(model: ModelSpec, classes: int, image: ColumnSpec) -> Net
 def _find_flattened_channels(
     model: ModelSpec, classes: int, images: jax.ShapeDtypeStruct
 ) -> dict[str, int]:
-    """Return channels of flattened images by the layer that reads them. Raises ValueError."""
+    """Return the channels of flattened images by dense layer. Raises ValueError if unknown."""
     if not isinstance(model, LayeredModelSpec):
         return {}
     layers = model.layers_for(classes)

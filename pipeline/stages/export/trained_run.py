@@ -141,7 +141,7 @@ def _parse_targets(names: tuple[str, ...], document: Any) -> Targets:
 
 
 def _read_samples(summary: Path, recipe: Recipe) -> Samples:
-    """Read the sample format from the summary, or of a killed run's dataset. Raises DataError."""
+    """Read the sample format from the summary, or from a killed run's dataset. Raises DataError."""
     try:
         return parse_samples(read_json(summary)["data"], summary.parent)
     except (OSError, ValueError, TypeError, KeyError) as error:

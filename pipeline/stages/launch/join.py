@@ -144,7 +144,7 @@ def _connect(place: RankPlace, launch: LaunchSpec, gpus: Sequence[int] | None) -
     finally:
         timer.cancel()
         os.environ.update(proxies)
-    # At the exit, since another run may follow. Here JAX waits for processes that end later.
+    # Only at the exit, since another run may follow: JAX waits there for processes that end later.
     atexit.register(jax.distributed.shutdown)
     return Ranks(
         place.rank, place.size, launch.stuck_seconds, get_coordination_client(), AGREEMENTS

@@ -158,7 +158,7 @@ def open_run(recipe: Recipe, options: RunOptions, ranks: Ranks) -> Iterator[RunC
         folder.accepted.add(reporter.start_log)
         stack.enter_context(log_by_level(reporter, recipe.monitor.log_level))
         stack.enter_context(write_summary(summary, folder))
-        # Again, since the summary has the converted error.
+        # Again, so that the summary has the converted error.
         stack.enter_context(convert_os_errors(run_dir))
         stack.enter_context(convert_out_of_memory())
         reporter.print_stage("recipe", f"{recipe.name}, seed {recipe.seed}; writing to {run_dir}")

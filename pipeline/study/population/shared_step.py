@@ -93,7 +93,7 @@ class SharedStep:
     """Step with the values of `list_arguments` as its last arguments."""
     tracer: StepTracer
     positions: tuple[tuple[int, ...], ...]
-    """Positions of the constants that each argument replaces, which are equal in every run."""
+    """Positions of the constants that each argument replaces: a run has equal values there."""
     has_same_init: bool
     """Whether initial states don't depend on the numbers."""
 

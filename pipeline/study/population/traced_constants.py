@@ -63,7 +63,7 @@ class TracedConstants:
             # The rules for derivatives are left out: they are new objects in every trace.
             params = {"called": find_called_jaxpr(equation)}
         self._enclosing = (*self._enclosing, id(equation))
-        # Only in calls and control flow, but for checkpoints, constants can become arguments.
+        # Constants can become arguments only in calls and control flow, except in checkpoints.
         can_vary = is_call or equation.primitive.name in FLOW
         self._is_fixed |= not can_vary or equation.primitive.name in CHECKPOINTS
         self.structure.append({name: self._to_comparable(value) for name, value in params.items()})

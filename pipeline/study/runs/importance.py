@@ -79,7 +79,7 @@ def compute_importances(
 def _bootstrap_importances(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[Mapping[str, float]]:
-    """Return the importance of each key by bootstrap sample; 0 if it isn't finite."""
+    """Return the importance of each key in each bootstrap sample; 0 if it isn't finite."""
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 

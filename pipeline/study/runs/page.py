@@ -126,7 +126,7 @@ def _make_row(run: RecordedRun, figures: Sequence[str], keys: Sequence[str]) -> 
 
 
 def _shorten(value: Any) -> Any:
-    """Return a value for JSON: a bool or a number beyond JavaScript's integers becomes text."""
+    """Return a value for JSON: a rounded float or null, an integer below 2^53, or short text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -92,8 +92,8 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
     recipes = [job.recipe for job in jobs[: len(SIDES)] if job.recipe is not None]
     start, count_at_once = _choose_start(sweeper, task, recipes)
     pairs_at_once = max(1, count_at_once // len(SIDES))
-    # Pairs from `begin` to `end` are a wave. No verdict comes before `MIN_PAIRS`, so these may run
-    # together, unless time is limited.
+    # Pairs from `begin` to `end` are a wave. No verdict comes before `MIN_PAIRS`, so the first wave
+    # has as many unless time is limited.
     end = pairs_at_once if settings.minutes else max(MIN_PAIRS, pairs_at_once)
     begin = 0
     longest_s = 0.0

@@ -228,7 +228,12 @@ def update_table(sweep_dir: Path) -> None:
     except OSError:
         is_recent = False
     if not is_recent:
-        _write_rows(read_jobs(sweep_dir), sweep_dir / TABLE)
+        write_table(sweep_dir)
+
+
+def write_table(sweep_dir: Path) -> None:
+    """Rewrite `sweep.csv`. Raises DataError if a job's files can't be read."""
+    _write_rows(read_jobs(sweep_dir), sweep_dir / TABLE)
 
 
 def _write_rows(rows: Sequence[JobRow], file: Path) -> None:

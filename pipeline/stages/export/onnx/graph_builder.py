@@ -24,7 +24,7 @@ class NodeOutput:
 
     name: str
     shape: tuple[int, ...]
-    """Shape without the batch, in any order of axes (height, width, channels) or (tokens, C)."""
+    """(height, width, channels) or (tokens, features), without the batch, whatever `order` is."""
     order: Order = "nhwc"
     """Actual order of the axes: channels last or first, also of tokens and volumes."""
 

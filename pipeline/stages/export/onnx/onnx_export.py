@@ -49,7 +49,7 @@ EVALUATED_BATCH = 128
 LOG_ERRORS = 3
 """ONNX Runtime's severity of errors; warnings are below it."""
 TOLERANCE = 1e-3
-"""Float32 logits differ at most by this share of the largest logit, and of 1, by rounding."""
+"""Largest difference of float32 logits by rounding, relative to the largest logit or to 1."""
 INSTALL = "needs onnx and onnxruntime: pip install 'recipe-pipeline[onnx]'"
 MAX_BYTES = 2**31 - 1
 """A protocol buffer has at most this many bytes."""
@@ -117,7 +117,7 @@ def write_onnx(run: TrainedRun, folder: Path, *, calibration_samples: int = 0) -
 def make_onnx_model(run: TrainedRun) -> Any:
     """Return a run's evaluation ops and network as an `onnx.ModelProto` for any batch size.
 
-    Raises RecipeError unless the network is a list of layers, and all layers and ops translate.
+    Raises RecipeError without a list of layers, and for a layer or op without a translation.
     """
     from onnx import TensorProto, checker, helper, numpy_helper
 
@@ -215,7 +215,7 @@ def _open_session(content: bytes) -> Any:
 
 
 def _measure_difference(run: TrainedRun, session: Any, dataset: Dataset) -> float:
-    """Return the largest difference of a logit. Raises RunError in float32 beyond `TOLERANCE`."""
+    """Return the largest difference of a logit. Raises RunError if float32 exceeds `TOLERANCE`."""
     images = _sample_images(dataset.eval, NUM_COMPARED)
     expected = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
     logits = session.run([OUTPUT], {INPUT: images})[0]
