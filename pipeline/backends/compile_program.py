@@ -122,7 +122,7 @@ def _lower_program(spec: ProgramSpec) -> Any:
 
 @contextmanager
 def watch_compiler(name: str, watch: ProgressClock) -> Iterator[list[str]]:
-    """Show progress; yield the list of JAX's events in this thread. Raises RunError for XLA's."""
+    """Show progress, and collect JAX's events of this thread. Raises RunError for XLA's errors."""
     events: list[str] = []
     thread = threading.get_ident()
 
@@ -155,7 +155,7 @@ class LaterProgram:
         self._compiled: Future[Callable[..., Any]] | None = None
 
     def begin(self) -> None:
-        """Start to compile, at the first call. A later call raises the error of the compilation."""
+        """Start to compile at the first call. Later calls raise the error if compiling failed."""
         if self._compiled is None:
             threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
             self._compiled = threads.submit(self._compile)

@@ -34,7 +34,7 @@ class LoopCarry:
 
 
 def make_buffers(inputs: Inputs) -> tuple[Array, Array]:
-    """Return zeros for telemetry, float32 (window, fields of `Record`), and `should_continue`."""
+    """Return zeros for telemetry, float32 (steps, fields of `Record`), and True to continue."""
     rows = jnp.zeros((inputs.indices.shape[0], len(Record._fields)), jnp.float32)
     return rows, jnp.asarray(True)
 

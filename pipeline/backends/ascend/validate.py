@@ -68,7 +68,7 @@ class Verdict:
 
     @property
     def deviation(self) -> float:
-        """Log of published / modelled time in standard deviations, above 0 if it took longer."""
+        """Log of published / modelled time, in standard deviations."""
         return -math.log1p(self.error) / self.log_sd
 
     @property

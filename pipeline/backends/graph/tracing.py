@@ -48,7 +48,7 @@ class _EquationContext:
 
 
 def make_graph(traced: jax.stages.Traced) -> Graph:
-    """Return the graph of a traced function. Raises UnboundedLoopError, as `add_while` does."""
+    """Return the graph of a traced function. Raises UnboundedLoopError as `add_while` does."""
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
@@ -235,8 +235,8 @@ class _Tracer:
 
 def _is_package_pooling(jaxpr: Any) -> bool:
     """Whether a `max_pool` is this package's: it has no products and no window reductions."""
-    others = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
-    return not any(eqn.primitive.name.startswith(others) for eqn in jaxpr.eqns)
+    heavy = ("dot_general", "conv_general_dilated", "reduce_window", "select_and_scatter")
+    return not any(eqn.primitive.name.startswith(heavy) for eqn in jaxpr.eqns)
 
 
 def _estimate_work(jaxpr: Any) -> int:

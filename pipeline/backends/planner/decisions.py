@@ -277,7 +277,7 @@ class Decisions:
 
     def to_plan_layouts(self, states: Mapping[int, int]) -> PlanLayouts:
         """Return the layouts of a choice, which maps a variable to the index of its state."""
-        layouts = [layouts[states[variable]] for variable, layouts in enumerate(self.states)]
+        layouts = [options[states[variable]] for variable, options in enumerate(self.states)]
         regions = len(self.blocks.regions)
         weights = regions + len(self.blocks.operators)
         return PlanLayouts(

@@ -98,14 +98,16 @@ def search_blocks(
             continue
         if plan is not None:
             plans.append(plan)
-        elif not plans:  # The message that nothing fits has the least memory.
+        elif not plans:  # The message that nothing fits names the least memory.
             choice = Eliminator(slope=math.inf).find_best(decisions.list_factors(), decisions.sizes)
             least_bytes = min(least_bytes, math.inf if choice is None else choice.memory)
     one_device = find_data_parallel_plan(blocks, 1, rates, state_ratio)
     assert one_device is not None
     if not plans:
-        bounds = (memory_bytes, least_bytes)
-        raise RecipeError([_explain_nothing_fits(blocks, one_device, devices, state_ratio, bounds)])
+        problem = _explain_nothing_fits(
+            blocks, one_device, devices, state_ratio, memory_bytes, least_bytes
+        )
+        raise RecipeError([problem])
     data_parallel = find_data_parallel_plan(blocks, devices, rates, state_ratio)
     fits = data_parallel is not None and data_parallel.memory_bytes <= memory_bytes
     ranked = _rank_plans(plans, data_parallel if fits else None)
@@ -175,10 +177,10 @@ def _explain_nothing_fits(
     one_device: ParallelPlan,
     devices: int,
     state_ratio: float,
-    bounds: tuple[float, float],
+    limit_bytes: float,
+    least_bytes: float,
 ) -> str:
-    """Return why no plan fits; `bounds` are bytes of a device: the limit, and the least needed."""
-    limit_bytes, least_bytes = bounds
+    """Return why no plan fits. `least_bytes` is infinite if the links support no mesh."""
     if math.isinf(least_bytes):
         return f"parallel.devices = {devices}: the links support no mesh of these devices"
     largest = blocks.largest

@@ -1,4 +1,4 @@
-"""Read and check chips from YAML files: of conf/device by name, or any file by its path."""
+"""Read and check chips from YAML files: a file of conf/device by name, or any file by path."""
 
 from __future__ import annotations
 

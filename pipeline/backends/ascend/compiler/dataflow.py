@@ -35,7 +35,7 @@ class Dataflow:
     consumers: dict[int, list[int]]
     """Value -> the nodes that read it."""
     kinds: tuple[str, ...]
-    """Kind of each node: as of a primitive (`classify_primitive`), or rows."""
+    """Kind of each node: that of its primitive (`classify_primitive`), or "rows"."""
 
 
 def find_dataflow(graph: Graph, phases: Phases) -> Dataflow:
@@ -110,7 +110,7 @@ def _keeps_size(graph: Graph, node: Node) -> bool:
 
 
 def find_random_values(graph: Graph, dataflow: Dataflow) -> set[int]:
-    """Return random numbers, and values of them and of small arrays alone, such as masks."""
+    """Return random numbers, and values computed from them and small arrays only, such as masks."""
     random: set[int] = set()
     for node in graph.nodes:
         inputs = [dataflow.alias[index] for index in node.inputs]

@@ -144,7 +144,7 @@ class Kernels:
                     self.stored.add(out)
 
     def _store_expensive_values(self) -> None:
-        """Store large values that several kernels need and that end an op or are cheap to read."""
+        """Store large values that several kernels need, if they end an op or are expensive."""
         users = self._find_kernel_keys()
         sources: dict[int, frozenset[int]] = {}
         for position, node in enumerate(self.graph.nodes):
@@ -179,7 +179,7 @@ class Kernels:
         return any(_identify_op(self.graph.nodes[user]) != _identify_op(node) for user in users)
 
     def _is_expensive(self, out: int, sources: set[int]) -> bool:
-        """Return whether computing a value again reads many bytes besides those of its kernels."""
+        """Return whether a kernel that computes a value again reads many more bytes for it."""
         limit = RECOMPUTE_RATIO * self.nbytes(out)
         if sum(map(self.nbytes, sources)) <= limit:
             return False

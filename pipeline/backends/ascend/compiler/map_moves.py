@@ -46,7 +46,7 @@ def find_channel_axes(graph: Graph, dataflow: Dataflow) -> dict[int, int]:
                 if index in axes and len(graph.values[view].shape) == rank:
                     axes.update(dict.fromkeys(node.outputs, axes[index]))
                     break
-    # A view of other shape has the index of its source, which may have fewer axes.
+    # A view of another shape has the index of its source, which may have fewer axes.
     ranks = {index: len(graph.values[index].shape) for index in axes}
     return {index: axis for index, axis in axes.items() if axis < ranks[index]}
 
@@ -72,7 +72,7 @@ def has_broken_blocks(
 
 
 def _list_edges(graph: Graph, node: Node, axis: int) -> Sequence[int]:
-    """Return channels, or numbers of channels, of which all must be whole blocks of 16."""
+    """Return the numbers that must be multiples of 16, so that a move keeps blocks of channels."""
     channels = [graph.values[index].shape[axis] for index in (*node.inputs[:1], *node.outputs)]
     if node.primitive == "slice":
         edges = [node.params["start_indices"][axis], node.params["limit_indices"][axis]]

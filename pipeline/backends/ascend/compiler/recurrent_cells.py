@@ -267,7 +267,7 @@ class _CellFusion:
         products = [task.cube for task in parts if task.cube is not None]
         depth = max(work.k for work in products)
         steps = self.cell.steps
-        # The products of a step as a single product: weights of k x n of all, with the largest k.
+        # The products of a step as one product with the largest k and the weights of all.
         work = CubeWork(
             products[0].batch,
             products[0].m,

@@ -114,7 +114,7 @@ class _Lowering:
         self.signature = signature
         self.options = options
         self.phases = find_phases(graph, set(signature.parameters))
-        # Types need the kinds of nodes. So `dtypes` is set later, but before the first call here.
+        # `dtypes` is set below, as types depend on kinds of nodes. The function is called later.
         self.kernels = Kernels(
             graph,
             self.phases,

@@ -111,7 +111,7 @@ def _draw_blocks(spans: Sequence[Span], timeline: Timeline, graph: TaskGraph) ->
 
 
 def _merge_thin(spans: Sequence[Span], pixel_us: float) -> Iterator[tuple[Span, int]]:
-    """Yield spans and their counts, neighbours of a kind merged up to 2 pixels together."""
+    """Yield spans and their counts. Close spans of a kind are merged up to a width of 2 pixels."""
     merged: Span | None = None
     count = 0
     for span in spans:

@@ -15,7 +15,7 @@ HOST_PID = 1
 DEVICE_PID = 2
 ITERATION_TID = 1
 LANES_PER_STREAM = 16
-"""A stream's lanes have thread numbers from 16 times the stream's number on."""
+"""Thread numbers of a stream; its first lane has this multiple of the stream's number."""
 HOST_STREAMS = frozenset({"host", "feed", "pcie"})
 CATEGORIES: dict[Stream, str] = {
     "get_next": "AI_CPU",

@@ -274,7 +274,7 @@ def compute_class_spread(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Device time in us of one module in a timeline by phase, with all iterations of loops."""
+    """Device time of a module in us by phase, with all iterations of loops."""
 
     name: str
     tasks: int

@@ -202,7 +202,7 @@ def schedule(
         launches = compute_launch_times(graph, plan, op_us, hw)
         first_run = run_step(graph, times, plan, hw, options, launches)
         device_us = hw.graph_launch_us + graph_run.end_us
-        # The host runs ahead by the time that a first step takes beyond the longer of both times.
+        # The host runs ahead by what a first step takes beyond the longer of host and device times.
         ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
         run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
         is_host_slower = launches.end_us > device_us

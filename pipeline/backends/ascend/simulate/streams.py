@@ -406,13 +406,13 @@ class _Device:
     def finish(self) -> Run:
         """Run the remaining all-reduces and return the step's times."""
         self.reduce_until(len(self.plan.costs_us) - 1)
-        cores_us = self.compute_free
-        links_us = max(cores_us, self.hccl_free)
-        ai_cpu_us = max([links_us, *(self.ends[index] for index in self.ai_cpu_lanes)])
-        end_us = max(ai_cpu_us, self.hw.graph_launch_us if self.launches else 0.0)
-        self.idle["communication"] += links_us - cores_us
-        self.idle["ai_cpu"] += ai_cpu_us - links_us
-        self.idle["host"] += end_us - ai_cpu_us
+        cores_end_us = self.compute_free
+        links_end_us = max(cores_end_us, self.hccl_free)
+        ai_cpu_end_us = max([links_end_us, *(self.ends[index] for index in self.ai_cpu_lanes)])
+        end_us = max(ai_cpu_end_us, self.hw.graph_launch_us if self.launches else 0.0)
+        self.idle["communication"] += links_end_us - cores_end_us
+        self.idle["ai_cpu"] += ai_cpu_end_us - links_end_us
+        self.idle["host"] += end_us - ai_cpu_end_us
         return Run(
             self.starts, self.ends, self.ai_cpu_lanes, self.buckets, self.busy, self.idle, end_us
         )

@@ -48,7 +48,7 @@ TEMPERATURE = 0.05
 PRUNED_FACTOR = 4.0
 """Experience rules out tilings that it rates above this multiple of the best."""
 CHILD_TRIES = 8
-"""A place of a generation stays empty after this many children that experience rules out."""
+"""A place of a generation stays empty after this many children that aren't useful."""
 
 Genes = tuple[int, int, int, int, int]
 """Cores of the batch, m, k, n, and the index of the block."""
@@ -303,7 +303,11 @@ def choose_by_network(network: DecisionNetwork, objective: Objective, blocks: in
 
 
 def _list_options(choices: Sequence[int], objective: Objective, blocks: int) -> list[int]:
-    """Return numbers of cores for the batch, m or k, all remaining cores for n, or the blocks."""
+    """Return the options of the decision after some choices.
+
+    For the batch, m and k they are powers of two and the most cores that can be used, for n this
+    maximum alone, and then the blocks.
+    """
     depth = len(choices)
     if depth == DECISIONS_COUNT - 1:
         return list(range(blocks))

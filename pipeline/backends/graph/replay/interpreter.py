@@ -196,14 +196,14 @@ class Interpreter:
         if np.isfinite(magnitude):
             self._record_extreme(magnitude, array, primitive, scope, operands)
             return None
-        constants = [value for value in operands if value.constant and not is_finite(value)]
+        infinite = [value for value in operands if value.constant and not is_finite(value)]
         # The padding of a maximum is minus infinity.
-        may_pad = bool(constants) and primitive in MOVES
+        may_pad = bool(infinite) and primitive in MOVES
         intended = may_pad and not (np.isnan(array) | np.isposinf(array)).any()
         causes = [value.origin for value in operands if value.origin and not value.constant]
         if not intended:
             # An infinite constant is a cause if its origin is known.
-            origins = (value.origin for value in constants if value.origin)
+            origins = (value.origin for value in infinite if value.origin)
             causes += [replace(origin, intended=False) for origin in origins]
         origin = Origin(
             self._equations,
