@@ -102,7 +102,7 @@ def planning(jobs: int) -> float:
 
     rates = ",".join(str(number / 10**6) for number in range(1, jobs // 2 + 1))
     spent: list[float] = []
-    before = grid.plan_grid, grid.run_all, train.conclude
+    before = grid.plan_grid, grid.run_all, train.conclude_sweep
 
     def plan(*given: Any, **named: Any) -> Any:
         with processor_time() as seconds:
@@ -113,12 +113,12 @@ def planning(jobs: int) -> float:
     keys = [f"train.optimizer.lr={rates}", "train.sink_size=10,100", "hydra.sweep.dir=sweep"]
     patched: Any = grid, train
     patched[0].plan_grid, patched[0].run_all = plan, lambda *_: None
-    patched[1].conclude = lambda _: 0
+    patched[1].conclude_sweep = lambda *_, **__: 0
     try:
         with own_folder():
             train.main(["-m", "+recipe=lenet5_digits", *keys])
     finally:
-        patched[0].plan_grid, patched[0].run_all, patched[1].conclude = before
+        patched[0].plan_grid, patched[0].run_all, patched[1].conclude_sweep = before
     return spent[0]
 
 
