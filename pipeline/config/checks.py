@@ -325,7 +325,7 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
     """Metrics that select checkpoints or change the run exist, and are measured in training."""
     measured = recipe.eval.every_steps or recipe.eval.every_passes
     names = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
-    for name in {name for name in names if names.count(name) > 1 or name in RESULTS}:
+    for name in dict.fromkeys(n for n in names if names.count(n) > 1 or n in RESULTS):
         yield f"eval.metrics: {name} exists already; must have another name"
     # The kind of targets is known once the data are read.
     names += target_metrics.NUMBER_METRICS

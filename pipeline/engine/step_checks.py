@@ -14,11 +14,10 @@ from jax.extend import core
 
 from pipeline.core.files.value_text import join_first
 from pipeline.core.host.jaxpr import find_source_line, iterate_equations
+from pipeline.training.telemetry import PLACES
 
 LOSS = "loss"
 """Name of the metric that must be finite, if a step returns it."""
-RESERVED = ("step",)
-"""Keys of metrics.jsonl that aren't metrics."""
 CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 """Primitives that call the host."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -113,8 +112,10 @@ def _check_metrics(metrics: Any) -> tuple[str, ...]:
             'scalars, such as {"loss": loss}'
         )
     for name, value in metrics.items():
-        if not isinstance(name, str) or not name or name in RESERVED:
-            raise ValueError(f"step: a metric is named {name!r}; must be text other than 'step'")
+        if not isinstance(name, str) or not name or name in PLACES:
+            raise ValueError(
+                f"step: a metric is named {name!r}; must be text other than {', '.join(PLACES)}"
+            )
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             raise ValueError(f"step: metric {name!r} is a {type(value).__name__}; must be a scalar")
         kind = "key" if _is_key(value) else np.dtype(value.dtype).kind

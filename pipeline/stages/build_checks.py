@@ -165,8 +165,9 @@ def check_labels(draft: StepDraft) -> None:
 
 def _can_hold(dtype: np.dtype, label: int) -> bool:
     """Return whether a dtype is of integers, and both it and int32 can hold a label."""
-    limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
-    return limits is not None and limits.min <= label <= min(limits.max, np.iinfo(np.int32).max)
+    if not np.issubdtype(dtype, np.integer):
+        return False
+    return all(limits.min <= label <= limits.max for limits in map(np.iinfo, (dtype, np.int32)))
 
 
 def check_vocabulary(draft: StepDraft) -> None:

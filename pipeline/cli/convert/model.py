@@ -109,6 +109,8 @@ def _convert_onnx(
     """Convert an ONNX file; the only option is `output`, the name of the tensor of logits."""
     if options.keys() - {"output"}:
         raise ValueError("an ONNX file takes no --argument but output=NAME")
+    if len(shape) > 3:
+        raise ValueError(f"an ONNX file takes at most 3 SIZEs, not {len(shape)}")
     # Samples without height and width have one position.
     channels, height, width = (*shape, 1, 1)[:3] if shape else find_sample_shape(read_onnx(file))
     settings = ImportSettings((height, width, channels), options.get("output"))

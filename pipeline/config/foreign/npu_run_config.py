@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.deadline import MAX_MINUTES
 from pipeline.config.foreign.adopt import Adoption, KeyRow, Settings, adopt
 from pipeline.config.profile_spec import MODE, OPTIONS, parse_profiling_variables
 from pipeline.core.errors import RecipeError
@@ -192,7 +193,7 @@ def _map_run(settings: Settings) -> Iterator[KeyRow]:
         yield KeyRow("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
     hours = settings.get("keep_checkpoint_every_n_hours")
     # TensorFlow's default, 10,000 hours, turns it off.
-    if isinstance(hours, int | float) and 0 < hours < 9000:
+    if isinstance(hours, int | float) and 0 < hours * 60 <= MAX_MINUTES:
         yield KeyRow(
             "keep_checkpoint_every_n_hours", {"checkpoint.keep_minutes": round(hours * 60)}
         )

@@ -52,7 +52,7 @@ def _is_deeper(document: Any, levels: int) -> bool:
     """Return whether lists and objects are nested more than `levels` deep. Callers walk the
     document recursively. Python allows fewer nested calls than its JSON parser allows levels."""
     level = [[document]]
-    for _ in range(levels + 2):
+    for _ in range(levels + 1):
         items = (item for collection in level for item in collection)
         nested = [item for item in items if isinstance(item, dict | list)]
         level = [list(item.values()) if isinstance(item, dict) else item for item in nested]

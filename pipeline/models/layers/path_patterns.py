@@ -46,6 +46,8 @@ def require_covered(
     for pattern in patterns:
         if any(covers(pattern, path) for path in paths):
             continue
+        if not paths:
+            raise ValueError(f"{prefix}pattern {show_name(repr(pattern))}: there are no {noun}")
         counts = count_outermost_scopes(paths)
         scopes = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
         if len(scopes) > MAX_SCOPES:

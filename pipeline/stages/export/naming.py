@@ -222,7 +222,8 @@ class FileLayers:
         if not ordered:
             self._require_order(layers, fits)
         # Layers that the network lacks get further numbers.
-        numbers += range(max(numbers, default=-1) + 1, len(numbers) + len(layers) + 1)
+        next_number = max(numbers, default=-1) + 1
+        numbers += range(next_number, next_number + len(layers))
         return {
             layer: path.replace("#", str(numbers[place]))
             for layer, place in zip(layers, align_layers(fits), strict=True)

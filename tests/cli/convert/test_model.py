@@ -85,6 +85,8 @@ def test_bad_onnx_file_is_refused(tmp_path: Path) -> None:
     residual = str(ONNX / "residual.onnx")
     with pytest.raises(RecipeError, match="takes no --argument but output=NAME"):
         convert(["model", residual, str(tmp_path / "net.yaml"), "--argument", "classes=3"])
+    with pytest.raises(RecipeError, match="takes at most 3 SIZEs, not 4"):
+        convert(["model", residual, str(tmp_path / "net.yaml"), "3", "8", "8", "8"])
     assert list(tmp_path.iterdir()) == [file]
 
 

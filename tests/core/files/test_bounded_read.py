@@ -33,6 +33,6 @@ def test_json_nesting_is_bounded_outside_strings(tmp_path: Path) -> None:
     assert read_json(file)
     file.write_text('["' + "[{" * 1000 + '"]')
     assert read_json(file) == ["[{" * 1000]
-    file.write_text(f"[[{deepest}]]")
+    file.write_text(f"[{deepest}]")
     with pytest.raises(ValueError, match="nested too deeply"):
         read_json(file)

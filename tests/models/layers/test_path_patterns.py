@@ -26,6 +26,8 @@ def test_unmatched_pattern_error_lists_the_scopes() -> None:
         require_covered(["head"], DEEP, "parameters")
     with pytest.raises(ValueError, match=r"did you mean net/dense_0\?$"):
         require_covered(["net/dense_1"], DEEP, "parameters")
+    with pytest.raises(ValueError, match="'head': there are no parameters"):
+        require_covered(["head"], [], "parameters")
     require_covered(["net/stage_*", "net/*/bias"], DEEP, "parameters")
 
 

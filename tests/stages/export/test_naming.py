@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pipeline.stages.export.naming import align_layers
+from pipeline.stages.export.naming import align_layers, name_entries
+from pipeline.stages.export.network import NetworkArrays
 
 
 def worth(fits: np.ndarray, partners: list[int]) -> tuple[int, int]:
@@ -48,3 +49,17 @@ def test_aligned_pairing_is_optimal(fits: np.ndarray) -> None:
 @given(sides, sides)
 def test_first_of_equal_layers_are_paired(theirs: int, ours: int) -> None:
     assert align_layers(np.ones((theirs, ours), np.int64)) == list(range(theirs))
+
+
+def test_layers_beyond_the_networks_numbers_get_further_numbers() -> None:
+    shapes = {"dense_0": (4, 3), "dense_5": (3, 2)}
+    network = NetworkArrays("mlp", {f"params/{n}/kernel": s for n, s in shapes.items()}, {})
+    names = [f"{n}.weight" for n in range(3)]
+    kernels = [np.zeros(shape, np.float32) for shape in [(3, 4), (2, 3), (7, 9)]]
+    arrays = {name: (name, array) for name, array in zip(names, kernels, strict=True)}
+    entries = name_entries("file.pth", arrays, network, "torch")
+    assert [entry.target for entry in entries] == [
+        "params/dense_0/kernel",
+        "params/dense_5/kernel",
+        "dense_6/kernel",
+    ]
