@@ -1,1 +1,1 @@
-"""The loop over sinks: schedule, callbacks and monitors; and `pipeline.sink`, without a recipe."""
+"""The loop over sinks, its schedule, callbacks and monitors, and `pipeline.sink`."""

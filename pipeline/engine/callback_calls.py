@@ -345,9 +345,9 @@ def change_rates(
 ) -> np.ndarray:
     """Return a table of learning rates, a row for each update, after changes.
 
-    All rows are changed, also of past updates, which a rollback may repeat. A factor is on all
-    columns. A new rate replaces the main schedule, column 0. `rules` are of the columns after it:
-    rates of the main schedule become the new rate times their factor, others stay.
+    All rows are changed, also of past updates, which a rollback may repeat. A factor multiplies
+    all columns. A new rate replaces column 0, the main schedule. The columns after it are of
+    `rules`: one with a `main_factor` becomes the new rate times that factor, others stay.
     """
     for change in changes:
         if change.factor is None:

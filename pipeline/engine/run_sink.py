@@ -339,7 +339,7 @@ class _WindowLimit:
     """Error of the data before the end of the run."""
 
     def decide(self, make_decision: Callable[[], Any]) -> Any:
-        """Return a `loop.Decision` as a list, with the steps of the next dispatch in the window."""
+        """Return the fields of a `loop.Decision` whose next dispatch ends within the window."""
         steps, stop, *others = make_decision()
         step = self.history.step
         if stop is None and step < self.total:

@@ -15,8 +15,8 @@ from jax import Array
 from jax.tree_util import register_dataclass
 
 EARLY_READINGS = 5
-"""Gradient norms are added over this number of first readings of a sample: EL2N is measured early
-in training."""
+"""The gradient norms of this number of first readings of a sample are added: EL2N is measured
+early in training."""
 
 
 class Readings(NamedTuple):

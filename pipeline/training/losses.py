@@ -286,9 +286,9 @@ def reduce_losses(
 ) -> BatchLoss:
     """Reduce the losses (B,) of the samples that `mask`, bool (B,), marks as valid.
 
-    With a `hardest_share`, the number of selected samples or labels replaces `divisor`. Losses of
-    padding, and of samples without a valid label, may have any value. Padding repeats a valid
-    sample, since a non-finite value in the network reaches the weights even times 0.
+    With a `hardest_share` below 1, the number of selected samples or labels replaces `divisor`.
+    Losses of padding, and of samples without a valid label, may have any value. Padding repeats a
+    valid sample, since a non-finite value in the network reaches the weights even times 0.
     """
     import jax.numpy as jnp
 

@@ -311,7 +311,7 @@ def reinitialize(params: Any, rules: Sequence[InitRule], key: Array) -> Any:
 
 
 def select_averaged(average: Any, params: Any) -> Any:
-    """Return the parameters that the average covers, where it starts; None without an average."""
+    """Return those of the parameters that the average covers; None without an average."""
     if average is None:
         return None
     flat = flatten_dict(dict(params))

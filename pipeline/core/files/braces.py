@@ -28,7 +28,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _iterate_names(pattern: str) -> Iterator[str]:
-    """Yield the names of a pattern, by its first braces and then those in the results."""
+    """Yield the names of a pattern: expand its first braces, then those in each result."""
     braces = _BRACES.search(pattern)
     if braces is None:
         yield pattern

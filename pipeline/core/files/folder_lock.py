@@ -34,8 +34,8 @@ class Lock:
     def acquire(self, *, wait: bool) -> bool:
         """Acquire the lock; return False if another process holds it and `wait` is false.
 
-        A file that replaces the locked one meanwhile is locked too. Raises OSError if the file
-        can't be created, and if it is a link or a pipe.
+        If the file is replaced meanwhile, the new file is locked instead. Raises OSError if the
+        file can't be created, and if it is a link or a pipe.
         """
         while True:
             descriptor = open_real(self._file, os.O_RDWR | os.O_CREAT)
@@ -71,7 +71,7 @@ class Lock:
 
 
 def try_flock(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file or folder until it is closed; return False if it can't be locked.
+    """Lock an open file or folder until it is closed; return False if the system can't lock it.
     Raises BlockingIOError if another process holds it and `wait` is false."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -189,7 +189,7 @@ def _require_plain(node: yaml.Node) -> None:
 
 
 def _require_unambiguous(node: yaml.Node, key: str) -> None:
-    """Raise ValueError for a value that the command line reads as a text, and YAML 1.1 doesn't."""
+    """Raise ValueError for a text of the command line that is another value in YAML 1.1."""
     pattern = _COMMAND_LINE.get(node.tag)
     if pattern is not None and not pattern.fullmatch(node.value):
         kind = "true or false" if node.tag.endswith("bool") else "a decimal number"

@@ -150,7 +150,8 @@ def _read_number(environment: Environment, name: str) -> int:
 
 
 def _read_port(environment: Environment, default: int | None = None) -> int:
-    """Return MASTER_PORT, or `default` without it. Raises KeyError and ValueError."""
+    """Return MASTER_PORT, or `default` without it. Raises KeyError if both are missing, and
+    ValueError if the text isn't a port."""
     if "MASTER_PORT" not in environment and default is not None:
         return default
     text = environment["MASTER_PORT"]
@@ -160,7 +161,7 @@ def _read_port(environment: Environment, default: int | None = None) -> int:
 
 
 def _find_master(environment: Environment) -> str:
-    """Return MASTER_ADDR and MASTER_PORT as host and port."""
+    """Return MASTER_ADDR and MASTER_PORT as HOST:PORT. Raises KeyError if one is missing."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise KeyError(" and ".join(missing))

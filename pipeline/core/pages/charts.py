@@ -175,7 +175,7 @@ def _group_values(curve: Curve) -> np.ndarray:
 
 
 def draw_scatter(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing | None:
-    """Draw predicted against true numbers (n,), and the diagonal; None if none is finite."""
+    """Draw predicted against true numbers (n,), and the diagonal; None if no pair is finite."""
     finite = np.isfinite(true) & np.isfinite(predicted)
     true = true[finite]
     predicted = predicted[finite]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @component("optimizer")
 class NAdam(AdamBase):
-    """Adam with Nesterov momentum (Dozat 2016), of constant b1; weight decay is L2.
+    """Adam with Nesterov momentum (Dozat 2016) at a constant b1; weight decay is L2.
 
     (b1 * m / (1 - b1^(t+1)) + (1 - b1) * g / (1 - b1^t)) / (sqrt(v_hat) + eps). PyTorch's NAdam
     also warms up the momentum (`momentum_decay`).

@@ -159,8 +159,8 @@ def _take_gpus() -> None:
 
 
 def find_device(platform: str, index: int) -> jax.Device:
-    """Return device `index` of this process. Raises RunError with the existing devices, and the
-    reason for a machine without a GPU."""
+    """Return device `index` of this process. Raises RunError with the existing devices, and with
+    the reason if no GPU is found."""
     if get_platform(platform).is_cuda:
         _take_gpus()
     with _collect_plugin_failures() as failures:

@@ -63,7 +63,7 @@ class ParallelSpec(Spec):
     mode: Literal["none", "data", "fsdp", "semi_auto", "auto"]
     """none: one device; data: each device takes a part of every batch; fsdp: each also stores only
     a part of the parameters and of the optimizer's state; semi_auto: parameters are sharded by
-    `specs`; auto: by the fastest plan that a search finds."""
+    `specs`; auto: the fastest of these plans, which a search finds."""
     devices: Size | None
     """Devices of all processes together; null: as in `mesh`, else one for each process."""
     mesh: MeshSpec | None
@@ -132,7 +132,7 @@ class LaunchSpec(Spec):
     processes: PositiveInt | None
     """Processes that `local` starts; null: 2."""
     restarts: NonNegativeInt
-    """Number of restarts of `local` from the last checkpoint, after a process has died."""
+    """Most restarts of `local` from the last checkpoint, each after a process has died."""
     min_processes: PositiveInt | None
     """Fewest processes of a restart, which leaves out those that died; null: all start again."""
     start_seconds: Timeout | None

@@ -17,7 +17,7 @@ _MAX_EPSILON = 50.0
 
 
 def bound_epsilon(scores: np.ndarray, are_members: np.ndarray, delta: float) -> float:
-    """Return a bound below a run's epsilon with probability `CONFIDENCE`; 0 if there is no other.
+    """Return a lower bound on a run's epsilon, which holds with probability `CONFIDENCE`.
 
     The higher the score (n,), the more probably a canary was trained on; `are_members`, bool (n,),
     is the truth. Scores that aren't finite are guessed last, as not trained on.

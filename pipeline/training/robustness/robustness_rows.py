@@ -17,8 +17,8 @@ WEAKER_ATTACKS = {
     "fgsm": "a single step beats many steps",
     "noise": "random noise beats steps along gradients",
 }
-"""Attacks that fool fewer images than `WHITE_BOX`, unless gradients mislead. The text names the
-opposite case."""
+"""Attacks that fool fewer images than `WHITE_BOX`, unless gradients mislead. The text describes
+that case."""
 
 
 @dataclass(frozen=True)
