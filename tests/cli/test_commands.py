@@ -89,9 +89,7 @@ def test_command_parameters_match_function_parameters(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
-    [(words, option) for words, option in OPTIONS if not takes_overrides(COMMANDS[words])],
-    ids=lambda value: getattr(value, "name", value),
+    ("words", "option"), OPTIONS, ids=lambda value: getattr(value, "name", value)
 )
 def test_options_have_consistent_names_and_types(words: str, option: click.Option) -> None:
     assert re.fullmatch(r"--[a-z0-9]+(-[a-z0-9]+)*", option.opts[0])
