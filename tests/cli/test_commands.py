@@ -129,6 +129,12 @@ def test_run_directory_of_other_commands_is_an_option(words: str) -> None:
         ROOT([*words.split(), "hydra.run.dir=x"])
 
 
+@pytest.mark.parametrize("words", ["find-rate", "better"])
+def test_run_directory_is_a_key_if_out_is_a_page(words: str) -> None:
+    with COMMANDS[words].make_context(PROGRAM, ["hydra.run.dir=x"]) as context:
+        assert context.params["overrides"] == ("hydra.run.dir=x",)
+
+
 REFUSED = {
     "runs --mteric loss": "--mteric: there is no such option; did you mean --metric? Choose from ",
     "runs --metric": "--metric: needs a value after it",
