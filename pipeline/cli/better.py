@@ -40,8 +40,8 @@ def main(
 ) -> CommandResult:
     """Run pairs until one side is better, print the verdict, and write it on the page `out`.
 
-    Both sides have `overrides`; side B also has `other`. At most `pairs` pairs are run, and none
-    that would end after `minutes`. `metric` None: the accuracy, else the main metric.
+    Both sides have `overrides`; side B also has `other`. At most `pairs` pairs are run, and no
+    further pair that would probably end after `minutes`. `metric` None: the runs' main metric.
 
     Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
     wrong or can't be compared, RunError if the metric is missing or the page can't be written.

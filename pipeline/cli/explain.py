@@ -177,7 +177,7 @@ def make_dispatch(measured: Measurement) -> Dispatch:
 
 
 def measure_memory(loader: Loader) -> Memory:
-    """Return the bytes that a loader holds on the device, and copies for a step of a window."""
+    """Return the bytes that a loader holds on the device, and the bytes copied for a step."""
     window = loader.get_window(0)
     steps = window.max_steps
     inputs = window.inputs
@@ -209,7 +209,7 @@ def make_calendar(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
 
 
 def measure_gain(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:
-    """Time training with and without the chosen sinks, in turns; return None without a choice."""
+    """Time training with and without the chosen sinks, in turns; None if no sinks were chosen."""
     if choice.size is None:
         return None
     variant = Variant(choice.size, choice.mechanism)

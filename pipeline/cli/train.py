@@ -247,9 +247,10 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
 def _find_directory(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> Path | None:
-    """Return the directory that the overrides name or resume; None if it has to be created.
+    """Return the sweep's directory that the overrides name or resume; None for a new one.
 
-    Raises RecipeError if they name several directories, or the directory of a single run.
+    Raises RecipeError for several directories, a single run's directory, and a directory in
+    `train.resume`.
     """
     folder = value_of(overrides, SWEEP_DIR)
     resume = value_of(overrides, RESUME)

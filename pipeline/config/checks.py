@@ -35,7 +35,8 @@ CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness, ch
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
     """Return every problem that the rules find, in the order of the rules.
 
-    If `length_replaced`, by the command line, the run may end within its warmup.
+    `length_replaced` is whether the command line sets the length. Then the run may end within its
+    warmup.
     """
     skipped = check_warmup_length if length_replaced else None
     return [problem for check in CHECKS if check is not skipped for problem in check(recipe)]

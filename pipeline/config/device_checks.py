@@ -28,7 +28,7 @@ def check_parallel_mode(recipe: Recipe) -> Iterator[str]:
             if value is not None:
                 yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
     if not parallel.is_data_parallel:
-        # With `exact` the recipe sets the default of `shards`, and sharded parameters refuse it.
+        # With `exact`, which sharded parameters refuse anyway, the recipe sets `shards` itself.
         is_user_set = parallel.mode == "none" or parallel.reproducible != "exact"
         if parallel.shards is not None and is_user_set:
             rule = f"needs parallel.mode=data; it is {parallel.mode}"
@@ -163,7 +163,7 @@ def check_memory(recipe: Recipe) -> Iterator[str]:
 
 
 def check_sharding(recipe: Recipe) -> Iterator[str]:
-    """If XLA shards parameters, bits and batch norm depend on how it divides a batch."""
+    """If XLA shards parameters, bits aren't exact, and batch norm needs no synchronization."""
     parallel = recipe.parallel
     if parallel.mode not in ("semi_auto", "auto"):
         return

@@ -34,7 +34,7 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 
 
 def read_description(file: Path) -> str:
-    """Return a YAML file's first comment line without directives and commands; "" without one."""
+    """Return a YAML file's first comment line, except directives and commands; "" without one."""
     try:
         head = read_bytes(file).decode(errors="replace")
     except (OSError, ValueError):

@@ -84,7 +84,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
 
 
 def add_train_length(overrides: Sequence[str]) -> list[str]:
-    """Add the length that checks need to overrides with neither a length nor a recipe."""
+    """Add the length that checks need if overrides choose components without recipe or length."""
     keys = {get_key(override) for override in overrides}
     lacks_length = keys & set(DEFAULT_COMPONENTS) and not keys & {"recipe", *LENGTHS}
     return [*overrides, *(["train.steps=1"] if lacks_length else [])]

@@ -110,7 +110,7 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         elif not get_key(override).isascii():
             yield override, "there is no such key"
         elif reason := _explain_refusal(override):
-            # Quotes are tried only for as many overrides as a message shows, since it is slow.
+            # Trying quotes is slow. A message shows no more than MAX_PROBLEMS.
             form = _quote_for_shell(override) if position < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
 
@@ -154,9 +154,9 @@ def list_swept_keys(overrides: Iterable[str]) -> list[str]:
 
 
 def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield a problem for every override that is empty, too long or nested too deep.
+    """Yield a problem for too many overrides, and for each that is empty, too long or too deep.
 
-    Hydra's parser would take minutes for it, or overflow its stack.
+    Hydra's parser would take minutes for them, or overflow its stack.
     """
     if len(overrides) > MAX_OVERRIDES:
         yield (

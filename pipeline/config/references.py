@@ -19,7 +19,7 @@ MAX_CHAIN = 24
 """Longest chain of references. OmegaConf resolves chains recursively, and Python's stack allows
 about 50."""
 CHARACTERS_A_VALUE = 64
-"""A text counts as one value, and one more for each of these many characters."""
+"""Number of characters for which a text counts as one more value."""
 
 _OPENING = "${"
 _REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+|\[\w+\])*)\}")

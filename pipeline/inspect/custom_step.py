@@ -175,7 +175,8 @@ def profile_step(
 
     The arguments are as for `pipeline.sink`; the state stays as it is. The report's text is a table
     with a verdict: what limits the step, and what would help. The files of the command `profile`
-    are written into the folder `output`. An iterator is read for 50 to 2,000 batches or more.
+    are written into the folder `output`. An iterator is read for 50 to 2,000 batches, and
+    some more ahead.
 
     Raises ValueError, DataError and RunError as `pipeline.sink` does, and RunError for a device
     that can't be traced.

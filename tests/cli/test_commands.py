@@ -89,9 +89,7 @@ def test_command_parameters_match_function_parameters(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
-    [(words, option) for words, option in OPTIONS if not takes_overrides(COMMANDS[words])],
-    ids=lambda value: getattr(value, "name", value),
+    ("words", "option"), OPTIONS, ids=lambda value: getattr(value, "name", value)
 )
 def test_options_have_consistent_names_and_types(words: str, option: click.Option) -> None:
     assert re.fullmatch(r"--[a-z0-9]+(-[a-z0-9]+)*", option.opts[0])
@@ -129,6 +127,12 @@ def test_option_typed_as_a_key_is_refused(words: str, option: click.Option) -> N
 def test_run_directory_of_other_commands_is_an_option(words: str) -> None:
     with pytest.raises(UsageError, match=r"hydra\.run\.dir=x: is an option: --out x"):
         ROOT([*words.split(), "hydra.run.dir=x"])
+
+
+@pytest.mark.parametrize("words", ["find-rate", "better"])
+def test_run_directory_is_a_key_if_out_is_a_page(words: str) -> None:
+    with COMMANDS[words].make_context(PROGRAM, ["hydra.run.dir=x"]) as context:
+        assert context.params["overrides"] == ("hydra.run.dir=x",)
 
 
 REFUSED = {

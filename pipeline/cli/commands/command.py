@@ -31,7 +31,7 @@ SETTINGS = {
 }
 
 RUN_FOLDER = "hydra.run.dir"
-"""Override with the directory of a run, for which other commands than training have `--out`."""
+"""Key of the directory of a run, for which some commands have the option `--out` instead."""
 STOPPED = '{"status": "stopped"}'
 """The JSON that `--json` prints if the command is interrupted before it has a result."""
 
@@ -139,22 +139,26 @@ class LazyCommand(click.Command):
     def _refuse_keys(self, words: Iterable[str], *, refuses_all: bool) -> None:
         """Raise UsageError for a word KEY=VALUE whose key is an option, or any if `refuses_all`.
 
-        In a command that takes overrides, keys are the recipe's, except the folder of the results.
+        In a command that takes overrides, keys are the recipe's, except the folder of the results
+        if the command has an option for it.
         """
         options = {param.opts[0]: param for param in self.params if isinstance(param, Option)}
         takes_overrides = any(param.name == "overrides" for param in self.params)
+        # `--out` may also be a file, such as a page.
+        writes_folder = "--out" in options and options["--out"].metavar == "FOLDER"
         for word in words:
             key, is_pair, value = word.partition("=")
             if not is_pair or word.startswith("-") or os.path.exists(word):
                 continue
-            if takes_overrides and key != RUN_FOLDER:
+            is_folder = writes_folder and key == RUN_FOLDER
+            if takes_overrides and not is_folder:
                 continue
-            name = "--out" if key == RUN_FOLDER else f"--{key.replace('_', '-')}"
+            name = "--out" if is_folder else f"--{key.replace('_', '-')}"
             if name in options:
                 is_flag = options[name].is_flag
                 typed = f"{name}, without a value" if is_flag else f"{name} {shlex.quote(value)}"
                 raise UsageError([word], f"is an option: {typed}")
-            if refuses_all and not takes_overrides:
+            if refuses_all:
                 raise UsageError([word], _describe_unknown_option(name, list(options)))
 
     def invoke(self, ctx: click.Context) -> int:

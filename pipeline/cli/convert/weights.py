@@ -36,10 +36,10 @@ def main(
 ) -> CommandResult:
     """Read weights, give them the names and layout of a recipe's network, and write them.
 
-    `source` is a weight file or a run. The recipe comes from `overrides`, else from the run;
-    without a recipe the entries are written unchanged. If `like` is a weight file, its names,
-    layout and dtypes are used. Raises UsageError, RecipeError and DataError; nothing is written
-    then.
+    `source` is a weight file or a run. If `overrides` name no recipe, they change the recipe of
+    the run; without a recipe the entries are written unchanged. If `like` is a weight file, its
+    names, layout and dtypes are used. Raises UsageError, RecipeError and DataError; nothing is
+    written then.
     """
     require_writable_suffix(target)
     options = [] if rules is None else [f"checkpoint.rules={rules}"]

@@ -24,7 +24,7 @@ from pipeline.stages.record.run_directory import LEAKAGE
 def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
     """Guess which samples a run was trained on, and write leakage.json into its directory.
 
-    `samples` members and as many held-out samples are guessed, with `shadows` shadow networks.
+    `samples` members and as many held-out samples are attacked, with `shadows` shadow networks.
     Raises UsageError for too few shadow networks, RecipeError if the samples can't be audited,
     DataError if the run can't be read, RunError if a shadow network diverges.
     """

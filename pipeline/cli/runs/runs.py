@@ -80,7 +80,7 @@ def main(
 
 
 def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
-    """Return `name` or the main metric, None without one. Raises DataError if no run has it."""
+    """Return `name`, else the main metric or None. Raises DataError if no run has `name`."""
     names = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in names:
         raise DataError(

@@ -130,8 +130,8 @@ def compare_step(
     state, step = _load_state(right, request.step, reporter)
     batch = right.opened.batch(step)
     weights = Weights.of(state)
-    left_programs = left.opened.programs(step)
     right_programs = right.opened.programs(step)
+    left_programs = left.opened.programs(step)
     reference = ReferenceStep(right_programs, capture_step(right_programs, weights, batch, step))
     left_weights = _choose_left_weights(left, right, weights)
     notes = []

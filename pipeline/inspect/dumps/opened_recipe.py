@@ -85,7 +85,7 @@ class OpenedRecipe:
 
 
 def build_recipe(recipe: Recipe, reporter: Reporter) -> OpenedRecipe:
-    """Read the data of a recipe and build its step; `parallel.mode: auto` is planned first."""
+    """Read the data of a recipe and build its step; plan the devices if `parallel.mode` is auto."""
     backend = recipe.device.open(recipe.parallel)
     dataset = load_data(recipe, reporter)
     built = build(recipe, dataset, reporter)
@@ -166,9 +166,9 @@ def open_run_recipe(run_dir: Path) -> OpenedRecipe:
 def load_state(opened: OpenedRecipe, run_dir: Path, step: int, reporter: Reporter) -> ReplayedState:
     """Return the state of a run after `step` steps.
 
-    The last checkpoint before it is read, or else the state at step 0 is made, and the steps after
-    it are trained again, with the same results. Raises DataError if the run has no checkpoints, or
-    fewer steps.
+    The last undamaged checkpoint up to this step is read, or else the state at step 0 is made. The
+    steps after it are trained again, with the same results. Raises DataError if the run has no
+    checkpoints, or fewer steps.
     """
     earlier_steps = [saved for saved in require_checkpoints(run_dir) if saved <= step]
     total = opened.built.run_schedule.total

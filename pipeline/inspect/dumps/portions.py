@@ -91,7 +91,7 @@ def split_batch(config: StepConfig, batch: Batch, step: int) -> BatchPortions:
 
 
 def _map_batch(config: StepConfig, batch: Batch, step: int) -> tuple[Array, Array]:
-    """Return images and labels after the map ops, cropped to the first bucket that fits."""
+    """Crop a batch to its bucket, and return images and labels after the ops drawn for it."""
     if config.buckets:
         largest = np.asarray(batch.columns[SIZE]).max(axis=0)
         fits = (largest <= np.array(config.buckets)).all(axis=-1)

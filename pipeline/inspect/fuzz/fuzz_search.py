@@ -116,7 +116,7 @@ class FuzzSearch:
     limits: ChangeLimits
 
     def search(self, rows: np.ndarray, mutants: int) -> FuzzResult:
-        """Change evaluation samples, those at `rows`, (n,), and their mutants, `mutants` times.
+        """Change the evaluation samples at `rows`, (n,), and their mutants, `mutants` times in all.
 
         Raises RecipeError if no prediction is right.
         """

@@ -50,7 +50,7 @@ def mutate(
     seed: Array,
     number: Array,
 ) -> tuple[Array, Array, Array]:
-    """Change each image at random; return images, references and kinds, int32 (B,), as in KINDS.
+    """Change images at random; return them, their references, and indices of KINDS, int32 (B,).
 
     `number` counts rounds. An affine map is applied at most once, so not if `is_affine`, bool (B,),
     and changes the reference too. Other changes keep pixels within `limits` of the reference

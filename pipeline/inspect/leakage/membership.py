@@ -66,7 +66,7 @@ class PrivacyBound:
 def rate_scores(
     attack: str, members: np.ndarray, held_out: np.ndarray, bound: PrivacyBound | None
 ) -> list[MembershipRow]:
-    """Return a row for each of FALSE_POSITIVE_RATES; scores are (m,) of members, (n,) of others."""
+    """Return a row for each of FALSE_POSITIVE_RATES; `members` (m,), `held_out` (n,) are scores."""
     ordered = np.sort(held_out)
     below = np.searchsorted(ordered, members, side="left")
     not_above = np.searchsorted(ordered, members, side="right")

@@ -89,7 +89,7 @@ class Audit:
         return compute
 
     def train_shadows(self, count: int, reporter: Reporter) -> tuple[np.ndarray, np.ndarray]:
-        """Return the margins of `count` networks, and which samples they read, (count, 2 pairs)."""
+        """Return margins of `count` networks, and which samples trained them, (count, 2 pairs)."""
         keeps = draw_subsets(self.opened.recipe.seed, count, len(self.members))
         executable: XlaExecutable | None = None
         rows = []
@@ -187,7 +187,7 @@ def plan_audit(opened: OpenedRecipe, step: int, samples: int) -> Audit:
 
 
 def _list_members(dataset: Dataset, step: int) -> np.ndarray:
-    """Return the rows that `step` steps have read, or may have drawn by Poisson sampling."""
+    """Return the rows that `step` steps read, or may draw by Poisson sampling, except canaries."""
     order = dataset.train_order
     if isinstance(order, PoissonOrder):
         return np.setdiff1d(order.list_reachable(), order.canaries)

@@ -174,7 +174,7 @@ def select_untraced(dispatches: Sequence[TimedDispatch]) -> list[TimedDispatch]:
 
 
 def compute_host_time(run: ProfiledRun) -> HostTime:
-    """Return the parts of an untraced step in ms: medians for `device`, means for others."""
+    """Return the parts of an untraced step in ms: the median for `device`, means for the others."""
     untraced = select_untraced(run.dispatches)
     steps = sum(dispatch.steps for dispatch in untraced)
     device = _compute_median_ms([(item.seconds - item.wait_s, item.steps) for item in untraced])

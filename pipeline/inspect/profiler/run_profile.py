@@ -66,7 +66,7 @@ WARM_STEPS = 10
 TIMED_SINGLE_STEPS = 2
 """Steps that are timed one by one before a run with `profile.mode = only`."""
 SHORT_MS = 20.0
-"""Milliseconds of a step from which its dispatch costs nothing, so no longer sink is tried."""
+"""Length of a step from which its dispatch costs nothing, so that longer sinks aren't tried."""
 SINKS_S = 1.0
 """Duration of the measurement of sinks."""
 

@@ -117,7 +117,7 @@ def _choose_trial(
 
 @contextmanager
 def _leave_out_layer(path: str) -> Iterator[list[bool]]:
-    """Leave out a layer of networks that the body traces; the list is empty if it changes shape."""
+    """Leave out a layer in the body's traces; yield a list, empty if the layer changes shapes."""
     left_out: list[bool] = []
 
     def skip_layer(layer: Any, compute: Any, x: Any, context: Any) -> Any:
