@@ -266,6 +266,5 @@ def shared_processors(jobs: int) -> float:
     from pipeline.study.sweep.threads import count_jobs_at_once, count_processors, divide_processors
 
     launcher = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
-    return (
-        jobs * divide_processors(count_jobs_at_once(launcher, jobs)) / max(jobs, count_processors())
-    )
+    processors = divide_processors(count_jobs_at_once(launcher, jobs))
+    return jobs * processors / max(jobs, count_processors())

@@ -74,7 +74,7 @@ def can_compute(problem: Problem, lowering: Lowering, engines: frozenset[Engine]
         return False
     if lowering.images is None:
         return True
-    return formula.chunked and problem.batch % lowering.images == 0
+    return formula.chunked and problem.batch > 0 and problem.batch % lowering.images == 0
 
 
 def compute(problem: Problem, lowering: Lowering, operands: Sequence[Array]) -> Array:

@@ -71,7 +71,7 @@ def test_inverted_bottleneck_expands_only_to_more_features() -> None:
     assert (depthwise.kernel, depthwise.stride, depthwise.groups) == (5, 2, 8)
 
 
-def test_projection_is_empty_if_the_shape_is_unchanged() -> None:
+def test_shortcut_is_empty_if_the_shape_is_unchanged() -> None:
     assert make_shortcut(8, 8, 1) == ()
     assert [layer.name for layer in make_shortcut(8, 8, 2)] == ["conv", "batch_norm"]
     assert make_shortcut(8, 16, 1)[0] == Conv(features=16, kernel=1)

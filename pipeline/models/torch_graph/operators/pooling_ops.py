@@ -297,9 +297,9 @@ def _widen(reach: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Weigh:
 def _weigh_cubic(distance: np.ndarray, a: float) -> np.ndarray:
     """Return the cubic convolution kernel of Keys (1981), eq. 4, with the slope a at 1."""
     d = np.abs(distance)
-    to_1 = ((a + 2) * d - (a + 3)) * d**2 + 1
-    to_2 = a * (((d - 5) * d + 8) * d - 4)
-    return np.where(d <= 1, to_1, np.where(d < 2, to_2, 0))
+    near = ((a + 2) * d - (a + 3)) * d**2 + 1
+    far = a * (((d - 5) * d + 8) * d - 4)
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
 
 
 _register_resize("upsample_bilinear2d", _weigh_bilinear)

@@ -83,9 +83,10 @@ def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) ->
     """Compute an LSTM (Hochreiter and Schmidhuber 1997); gates: input, forget, cell and output."""
     hidden, cell = state
     gates = inputs + _multiply(hidden, kernel, bias)
-    enter, forget, candidate, leave = jnp.split(gates, 4, -1)
-    cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(enter) * jnp.tanh(candidate)
-    return jax.nn.sigmoid(leave) * jnp.tanh(cell), cell
+    input_gate, forget_gate, candidate, output_gate = jnp.split(gates, 4, -1)
+    new = jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
+    cell = jax.nn.sigmoid(forget_gate) * cell + new
+    return jax.nn.sigmoid(output_gate) * jnp.tanh(cell), cell
 
 
 def gru_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) -> State:
