@@ -168,7 +168,7 @@ class TorchGraphBuilder:
         return self.call("expand.default", value, (BATCH, *sizes[1:]))
 
     def size(self, first: int, second: int) -> Length:
-        """Return the size that has these values at the two batches. Raises ValueError if none has."""
+        """Return the size with these values at the two batches. Raises ValueError if none has."""
         if first == second:
             return first
         low, high = self.batches

@@ -84,8 +84,7 @@ def lstm_cell(state: State, inputs: Array, kernel: Array, bias: Array | None) ->
     hidden, cell = state
     gates = inputs + _multiply(hidden, kernel, bias)
     input_gate, forget_gate, candidate, output_gate = jnp.split(gates, 4, -1)
-    new = jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
-    cell = jax.nn.sigmoid(forget_gate) * cell + new
+    cell = jax.nn.sigmoid(forget_gate) * cell + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
     return jax.nn.sigmoid(output_gate) * jnp.tanh(cell), cell
 
 
