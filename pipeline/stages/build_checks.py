@@ -167,7 +167,8 @@ def _can_hold(dtype: np.dtype, label: int) -> bool:
     """Return whether a dtype is of integers, and both it and int32 can hold a label."""
     if not np.issubdtype(dtype, np.integer):
         return False
-    return all(limits.min <= label <= limits.max for limits in map(np.iinfo, (dtype, np.int32)))
+    both_limits = [np.iinfo(dtype), np.iinfo(np.int32)]
+    return all(limits.min <= label <= limits.max for limits in both_limits)
 
 
 def check_vocabulary(draft: StepDraft) -> None:
