@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from benchmarks.child import child_process
 from benchmarks.tasks import Task
-from pipeline.core.host.cuda import PLATFORMS, share_memory
+from pipeline.core.host.cuda import PLATFORMS, make_memory_share
 from pipeline.core.host.process_start import SETTINGS
 
 PROOF_STEPS = 3
@@ -137,7 +137,7 @@ def environment_of(module: str, *, on_gpu: bool) -> dict[str, str]:
     all contestants live side by side, and none may take most of its memory.
     """
     if on_gpu:
-        return share_memory(GPU_SHARES)
+        return make_memory_share(GPU_SHARES)
     settings = SETTINGS if module == "benchmarks.ours" else {}
     return {**settings, PLATFORMS: "cpu"}
 

@@ -31,7 +31,8 @@ class Cost:
 
     mechanism: SinkMechanism
     dispatch_ms: float
-    """Time per dispatch, whatever its length; below zero if long dispatches run slower."""
+    """Time per dispatch, whatever its length; below zero if a step of a long dispatch
+    takes longer than a dispatch of one step."""
     step_ms: float
     """Time per step of a dispatch."""
 
@@ -146,7 +147,8 @@ def count_dispatches(total: int, periods: tuple[int, ...], longest: int) -> int:
 
 
 def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
-    """Return the mechanism with the least time, and the shortest sink that is as good."""
+    """Return the first mechanism, or a later one that is surely faster, and its shortest sink that
+    is as good."""
     best: tuple[Cost, int] | None = None
     fastest = float("inf")
     for cost in costs.sinks:
@@ -161,7 +163,10 @@ def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
 
 
 def _list_candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
-    """Yield round sizes, and the longest size divided by 1 to 10, which events don't split."""
+    """Yield the longest size, its whole quotients by 2 to 10, and round sizes.
+
+    If events bound the longest size, they don't split its quotients.
+    """
     longest, _ = bounds.find_longest(cost)
     yield longest
     yield from (longest // n for n in range(2, min(11, longest)) if longest % n == 0)

@@ -2,8 +2,9 @@
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros. It holds a
 manifest, which shows whether it is sound; checkpoints of old versions hold only arrays. A stranger
-is any other entry whose name is a number in any spelling: a run may need it for a checkpoint. A
-draft is an incomplete checkpoint, or one that is being removed; its name has the suffix `DRAFT`.
+is any other entry whose name is a number in any spelling, such as `441.0`: it may be in the way of
+a checkpoint, or be mistaken for one. A draft is an incomplete checkpoint, or one that is being
+removed; its name has the suffix `DRAFT`.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def _is_number(name: str) -> bool:
         float(name)
     except ValueError:
         return name.isnumeric()
+    # `float` also reads nan and inf, which have no digit.
     return any(map(str.isnumeric, name))
 
 

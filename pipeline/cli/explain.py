@@ -30,7 +30,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
 from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
 from pipeline.stages.autosink.choose_sink import (
-    explain_unmeasurable,
+    explain_one_step_sinks,
     list_mechanisms,
     make_measured_bounds,
     make_modelled_bounds,
@@ -128,7 +128,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         TimedRuns(recipe, run_schedule, executable, is_terminal=is_terminal) as trials,
     ):
         single_ms = time_single_step(trials)
-        reason = explain_unmeasurable(single_ms, bounds)
+        reason = explain_one_step_sinks(single_ms, bounds)
         if reason is not None:
             return explanation(choose_no_sink(single_ms, reason), memory=memory)
         mechanisms = list_mechanisms(recipe.train.mechanism, executable)

@@ -1,7 +1,7 @@
 """Switches of Ascend's adapters for TensorFlow and PyTorch, as further keys of `train`.
 
-Each switch, here called a word, stands for another key of `train`. A checked recipe has only the
-other key.
+Each switch, here called a word, stands for another key of `train`. A checked recipe has the
+value in both; only the other key is written.
 """
 
 from __future__ import annotations
@@ -89,5 +89,5 @@ def find_loop_problems(train: TrainSpec, total_steps: int | None) -> Iterator[st
         yield f"{key}: must be 1 with train.sink = false (enable_data_pre_proc)"
     if total_steps is not None and total_steps % size:
         lower = total_steps - total_steps % size
-        advice = f"train {lower} steps or {lower + size}"
+        advice = f"train {lower} steps or {lower + size}" if lower else f"train {size} steps"
         yield f"{key}: must divide the {total_steps} steps of training; {advice}"

@@ -185,7 +185,7 @@ class _TracedLayers:
     ) -> tuple[LayerRow, ...]:
         """Return a row for each layer that has parameters or no inner layers.
 
-        Scopes of parameters that weren't traced come last.
+        Scopes that hold parameters but weren't traced as layers come last.
         """
         leaves: dict[LayerPath, dict[str, Any]] = {}
         for path, leaf in params.items():

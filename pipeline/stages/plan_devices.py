@@ -38,9 +38,10 @@ from pipeline.training.step import get_image_shape
 def plan_devices(
     recipe: Recipe, dataset: Dataset, built: Built, folder: RunFolder, reporter: Reporter
 ) -> Recipe:
-    """Return the recipe with the mesh and the shardings of the fastest plan, as with `semi_auto`.
+    """Return the recipe with mode `semi_auto`, and the mesh and shardings of the fastest plan.
 
-    A plan in the run directory, or else the recipe's plan file, is read instead of searching. The
+    A plan in the run directory, or without one the recipe's plan file, is read instead of
+    searching. If the run directory's plan is for other devices, a new one is searched. The
     first of several processes plans for all, since the rates of their machines differ. Raises
     RecipeError if no plan fits, or if the file's plan doesn't fit.
     """
@@ -61,10 +62,12 @@ def _plan_run(
     if run_file.exists():
         plan_file = run_file
         if _read_mesh_size(run_file) != count_devices(recipe.parallel):
-            reporter.print_stage("plan", f"{run_file} is for other devices; planned again")
+            reason = "is for other devices, or can't be read"
+            reporter.print_stage("plan", f"{run_file} {reason}; planned again")
             plan_file = None
     plan = find_plan(recipe, dataset, built, plan_file, reporter)
     if plan_file != run_file:
+        # Written at once, or for a resumed run after its checks.
         folder.accepted.add(partial(save_plan, plan, run_file))
     return plan
 
@@ -154,7 +157,7 @@ def describe_gathering(recipe: Recipe, built: Built) -> str:
     devices = DeviceGroup(count_devices(recipe.parallel))
     gather_ms = _find_rates(recipe).collective_us("all_gather", nbytes, devices) / 1e3
     return (
-        f"parallel.mode = fsdp: the memory is that of a device, the time that of mode data; "
+        f"parallel.mode = fsdp: the estimated memory is for one device, the time for mode data; "
         f"{gather_ms:.3g} ms more to gather {nbytes / 1e6:,.1f} MB of parameters in each step"
     )
 

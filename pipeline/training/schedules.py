@@ -182,8 +182,8 @@ class LinearCosine(WarmupDecay):
     lr * ((T - i) / D * 0.5 * (1 + cos(2 pi * 0.47 * i / D)) + 1e-5).
 
     The cosine counts i from the start of training, and passes pi at i / D > 1 / 0.94. So after a
-    warmup of more than about 6 % of the training, the learning rate rises again at the end. With
-    `cosine` it doesn't.
+    warmup of more than about 6 % of the training, the learning rate rises a little near the end,
+    and falls again. With `cosine` it doesn't.
     """
 
     name: Literal["linear_cosine"] = "linear_cosine"

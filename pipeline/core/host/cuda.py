@@ -64,8 +64,8 @@ def explain_missing_gpu(jax_reason: str = "") -> str:
     return f"{jax_reason or 'JAX gives no reason'}; {installed} is installed"
 
 
-def share_memory(processes: int) -> dict[str, str]:
-    """Return a variable and its value: the share of a GPU's memory for each of several processes.
+def make_memory_share(processes: int) -> dict[str, str]:
+    """Return the environment variable for an equal share of a GPU's memory for each process.
 
     Empty for one process, and if the user has set the variable.
     """

@@ -77,10 +77,11 @@ class Histogram:
 
 
 class TensorBoard(Monitor):
-    """Writes the events of a run. A resumed run hides earlier events after boundary `first`.
+    """Writes the events of a run.
 
-    If `is_unfinished`, the evaluation of boundary `first` was interrupted. Files of processes that
-    repeated it and were killed are removed: their events are purged or written again.
+    A resumed run hides the events that earlier processes wrote for steps after `first`. If
+    `is_unfinished`, the evaluation of boundary `first` was interrupted. Files of processes that
+    resumed at this boundary, and were killed, are removed: this process writes their events again.
 
     Steps and sinks are collected, and written together by `flush`. The libraries for pictures and
     protocol buffers are imported when they are first needed, on the thread that writes. Methods
@@ -99,7 +100,7 @@ class TensorBoard(Monitor):
     ) -> None:
         self._folder = folder
         self._first = first
-        self._per_step = batch_size * unit.per_sample
+        self._units_per_step = batch_size * unit.per_sample
         self._estimate = estimate
         self._is_unfinished = is_unfinished
         self._speed_tags = (f"train/{unit.plural}_per_s",)
@@ -125,7 +126,7 @@ class TensorBoard(Monitor):
         return file
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
-        """Add an event for every step with all its scalars, and an event for each of its flags."""
+        """Add an event for every step with all its scalars, and one for each flag that is set."""
         self._steps.append((time.time(), telemetry))
 
     def on_sink(self, report: SinkReport) -> None:
@@ -178,7 +179,9 @@ class TensorBoard(Monitor):
     def _write_sinks(self, timed: list[tuple[float, SinkReport]]) -> None:
         steps = np.array([report.step for _, report in timed])
         wall_times = np.array([wall_time for wall_time, _ in timed])
-        per_s = [self._per_step * report.steps / max(report.seconds, 1e-9) for _, report in timed]
+        per_s = [
+            self._units_per_step * report.steps / max(report.seconds, 1e-9) for _, report in timed
+        ]
         self._file.add_scalars(self._speed_tags, steps, wall_times, np.array(per_s)[:, None])
         if self._estimate is not None:
             rows = [list(_model_times(self._estimate, step).values()) for step in steps.tolist()]
@@ -192,7 +195,7 @@ class TensorBoard(Monitor):
         now = time.time()
         if not self._has_charts:
             self._add_charts(tuple(scalars))
-        # The loss of every step has that tag already.
+        # Its tag would be `train/loss`, which the loss of every step has already.
         scalars.pop(f"{TRAINED}loss", None)
         with convert_write_errors(self._folder):
             values = {metric_tag(name): value for name, value in scalars.items()}
@@ -231,7 +234,7 @@ class TensorBoard(Monitor):
     def add_images(self, images: np.ndarray, labels: Sequence[str] = ()) -> None:
         """Add training images (n, H, W, C) after the ops, with labels as captions, if any.
 
-        The values of each image are stretched to their range. Images with other than 1, 3 or 4
+        The range of each image's values is stretched to 0 to 255. Images with other than 1, 3 or 4
         channels are skipped.
         """
         if len(images) and images.shape[-1] in PICTURED_CHANNELS:
@@ -369,7 +372,7 @@ def histogram_of(values: np.ndarray) -> Histogram | None:
     try:
         counts, edges = np.histogram(finite, BINS)
     except ValueError:
-        # The range of the values has fewer than 64 numbers.
+        # Too few float64 numbers lie between the least and the greatest value for BINS edges.
         counts = np.array([finite.size])
         edges = np.array([finite.min(), finite.max()])
     return Histogram(

@@ -53,12 +53,15 @@ class OperatorContext:
     layout: Layout
     """Order of the axes of images."""
     key: Callable[[], Array] | None
-    """Makes the random key of the step, or of a node; None outside of training."""
+    """Makes the random key: the step's in the context of the network, a node's in the context of
+    its operator. None outside of training."""
     rules: tuple[TypeRule, ...] = ()
     """Rules for nodes with another dtype, by kind of layer and path of the module."""
 
     def type_of(self, argument: Any, default: Any = None) -> Any:
-        """Return the JAX dtype of a `TypeOf`; without one, the default or the activations' dtype.
+        """Return the JAX dtype that a `TypeOf` names.
+
+        For any other argument return `default`, or the dtype of activations if that is None.
 
         Raises ValueError for a dtype that isn't supported.
         """
@@ -91,8 +94,9 @@ class AtenOperator:
     draws: bool = False
     """Whether it draws random numbers."""
     full_weights: bool = False
-    """Whether it reads weights in float32 for every type of activations: norms compute with them,
-    and gradients of biases are summed in float32."""
+    """Whether weights are passed in float32 whatever the dtype of activations. Norms compute with
+    them. Convolutions and dense layers cast the kernel, but not the bias, whose gradient is summed
+    in float32."""
     settings: Callable[..., Any] | None = None
     """Makes the last parameter, a dataclass, from the arguments after the tensors."""
 

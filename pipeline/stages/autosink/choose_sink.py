@@ -37,7 +37,7 @@ BUDGET_SHARE = 0.05
 LEAST_BUDGET_S = 0.6
 MOST_BUDGET_S = 3.0
 MOST_SHARE = 0.1
-"""At most this share of the run's steps is timed without training."""
+"""Nothing is measured if the shortest measurement takes more than this share of a run's steps."""
 
 SINGLE_STEPS_REASON = "one asynchronous dispatch per step: its convolutions are slow in a loop"
 
@@ -113,7 +113,7 @@ def choose_sink(
             plan = SinkPlan(choice.size, choice.mechanism, choice.reason, choice)
         except RunError as error:
             # The run itself may still succeed: timed steps aren't its steps.
-            reason = f"not measured, steps that were only timed failed: {error}"
+            reason = f"not measured: a step that was run only to time it failed: {error}"
             plan = SinkPlan(None, "none", reason)
     return _report(plan, reporter)
 
@@ -137,7 +137,7 @@ def _measure_choice(
     single_ms = time_single_step(trials)
     total = bounds.total
     num_steps = count_least_steps(mechanisms)
-    reason = explain_unmeasurable(single_ms, bounds)
+    reason = explain_one_step_sinks(single_ms, bounds)
     if reason is None and num_steps > MOST_SHARE * total:
         reason = f"not measured: that takes {num_steps} steps, and the run has {total:,}"
     if reason is not None:
@@ -146,7 +146,7 @@ def _measure_choice(
     return choose(measure(trials, single_ms, mechanisms, float(budget_s)).costs, bounds)
 
 
-def explain_unmeasurable(single_ms: float, bounds: Bounds) -> str | None:
+def explain_one_step_sinks(single_ms: float, bounds: Bounds) -> str | None:
     """Return why a dispatch would hold only one step; None if it would hold more."""
     longest, bound = bounds.find_longest(Cost("loop", 0.0, single_ms))
     return f"a sink would hold one step: {bound}" if longest == 1 else None

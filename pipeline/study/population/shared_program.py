@@ -81,7 +81,7 @@ class _Compiled:
 
 @dataclass(eq=False)
 class SharedProgram:
-    """The program of a group of runs; `members` has the numbers of each run that may vary.
+    """The program of a group of runs; `members` has, for each run, its numbers that may vary.
 
     Several threads may use it: the first compiles the program, and the others wait.
     """
@@ -222,8 +222,8 @@ class SharedProgram:
             seed = backend.placement.put(built.seed)
             is_slow = get_platform(backend.device.platform).optimizes_slowly
             options = UNOPTIMIZED if is_slow else None
-            program = jax.jit(built.step.init).lower(seed)
-            self._inits[values] = program.compile(compiler_options=options)
+            lowered = jax.jit(built.step.init).lower(seed)
+            self._inits[values] = lowered.compile(compiler_options=options)
         return self._inits[values]
 
 
@@ -232,7 +232,11 @@ def _list_data_shapes(inputs: CompileInputs, dataset: Dataset) -> Sequence[Any]:
     return [
         pad_to_block(inputs.learning_rates).shape,
         *(
-            (loader.kind, split.specs(), loader.kind == "resident" and len(split) + split.padding)
+            (
+                loader.kind,
+                split.specs(),
+                len(split) + split.padding if loader.kind == "resident" else 0,
+            )
             for loader, split in ((inputs.train, dataset.train), (inputs.eval, dataset.eval))
         ),
         *(order.batches(0, 1).samples for order in (dataset.train_order, dataset.eval_order)),
@@ -240,6 +244,7 @@ def _list_data_shapes(inputs: CompileInputs, dataset: Dataset) -> Sequence[Any]:
 
 
 def _make_single_step(recipe: Recipe, built: Built) -> TrainStep:
+    """Return the step of one run, with recomputed blocks if the recipe wants them."""
     return (recompute_blocks(built) if recipe.train.remat == "blocks" else built).step
 
 
@@ -254,10 +259,10 @@ def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:
 
 
 def _apply_group_lowerings(built: Built, compiled: _Compiled) -> Built:
-    """Return the step of a run with the lowerings of its group, and with its initialization."""
+    """Return the step of a run with its initialization and the lowerings of its group."""
     network = built.step_config.network
-    shared = compiled.step_config
+    first_config = compiled.step_config
     fields = [name for name in ("policy", "layout") if hasattr(network, name)]
-    network = network.clone(**{name: getattr(shared.network, name) for name in fields})
-    step_config = replace(built.step_config, network=network, lowerings=shared.lowerings)
+    network = network.clone(**{name: getattr(first_config.network, name) for name in fields})
+    step_config = replace(built.step_config, network=network, lowerings=first_config.lowerings)
     return replace(built, step_config=step_config, single_steps=compiled.single_steps)

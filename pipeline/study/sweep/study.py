@@ -35,7 +35,7 @@ class StudySettings:
     reports: str
     """Event at which trials report, one of `REPORTS`."""
     n_trials: int
-    """Number of trials of all processes and commands."""
+    """Number of trials of the study, by all processes and commands that work on it."""
     n_jobs: int
     """Trials that one process runs at a time."""
     history: str | None
@@ -72,7 +72,7 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
         problem = f"must be sinks with metric={TRAIN_LOSS}, which evaluations don't have"
         problems.append(f"hydra.sweeper.reports = evaluations: {problem}")
     for name, least in WHOLE_NUMBERS.items():
-        if not isinstance(sweeper[name], int) or sweeper[name] < least:
+        if type(sweeper[name]) is not int or sweeper[name] < least:
             rule = f"must be a whole number of at least {least}"
             problems.append(f"hydra.sweeper.{name} = {sweeper[name]}: {rule}")
     if problems:
@@ -100,12 +100,12 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
         study.set_user_attr("metric", settings.metric)
     elif metric != settings.metric:
         problem = f"hydra.sweeper.metric = {settings.metric}: the study is about {metric}"
-        raise RunError(f"{sweep_dir}: {problem}; name another directory")
+        raise RunError(f"{sweep_dir}: {problem}; name another study_name or directory")
     return study
 
 
 def find_first_number(trial: FrozenTrial) -> int:
-    """Return the number of the trial that `trial` retries, or its own; jobs have this number."""
+    """Return the number of a trial's job: the trial's, or of the trial that it retries."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.core.host.cuda import share_memory
+from pipeline.core.host.cuda import make_memory_share
 
 THREADS = "NPROC"
 """Environment variable of the number of processors that XLA uses."""
@@ -44,7 +44,7 @@ def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
 
 def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
     at_once = count_jobs_at_once(launcher, jobs)
-    shares = share_memory(at_once)
+    shares = make_memory_share(at_once)
     if at_once > 1 and THREADS not in os.environ:
         shares[THREADS] = str(divide_processors(at_once))
     return shares

@@ -47,7 +47,7 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
     if get_platform(platform).is_host:
         provide_cpu_devices(per_process)
     elif get_platform(platform).is_cuda:
-        _take_gpus()
+        _unhide_gpus()
     _open_devices()
     try:
         available = sorted(jax.devices(platform), key=lambda d: (d.process_index, d.id))
@@ -58,17 +58,21 @@ def make_placement(platform: str, index: int, parallel: ParallelSpec) -> DeviceP
         local_devices = [d for d in available if d.process_index == process]
         if len(local_devices) < per_process:
             process_text = f" of process {process}" if processes > 1 else ""
+            reason = "" if available else _explain_no_gpu(platform, "")
             raise RunError(
                 f"parallel.devices = {total}: {per_process} devices{process_text} are needed, and "
-                f"JAX sees {len(local_devices)} of {platform}{_explain_no_gpu(platform, '')}"
+                f"JAX sees {len(local_devices)} of {platform}{reason}"
             )
         devices += local_devices[:per_process]
     return DevicePlacement(tuple(devices), parallel.mesh_sizes["model"], tuple(parallel.batch_axes))
 
 
 def make_host_placement(parallel: ParallelSpec) -> DevicePlacement:
-    """Return the host's processor as one device. It is split as for runs on several devices, since
-    results differ in their last bits otherwise. Raises RunError for unsupported settings of JAX."""
+    """Return one device of the host's processor.
+
+    With a parallel mode the processor is split as for training on several devices, since results
+    differ in their last bits otherwise. Raises RunError for unsupported settings of JAX.
+    """
     _require_settings()
     if parallel.mode != "none":
         provide_cpu_devices(1)
@@ -109,8 +113,9 @@ def provide_cpu_devices(count: int) -> None:
     """Let JAX split the host's processor into at least `count` devices.
 
     It is split into at least `DEFAULT_SHARDS` devices, so that most runs share one setting.
-    Existing arrays are lost if the processor had fewer devices. Devices of connected processes
-    stay, since they have exchanged their numbers.
+    Existing arrays are lost if the processor had fewer devices. A count that the user has set in
+    XLA_FLAGS stays, and so do the opened devices of processes that have joined, which have
+    exchanged their counts.
     """
     if count_joined_processes() > 1 and has_open_devices():
         return
@@ -138,20 +143,20 @@ def hide_gpus() -> None:
 
 
 _gpus_hidden: list[bool] = []
-"""Not empty from a call of `hide_gpus` that hides GPUs until `_take_gpus`."""
+"""One entry while GPUs are hidden: `hide_gpus` adds it, `_unhide_gpus` removes it."""
 
 
 def choose_gpus(numbers: Sequence[int] | None) -> None:
-    """Make JAX open these GPUs of the machine alone, as `jax.distributed` does; None: all.
+    """Make JAX open these GPUs of the machine alone, as `jax.distributed` does.
 
-    It reserves most of the memory of each GPU that it opens.
+    None changes nothing. JAX reserves most of the memory of each GPU that it opens.
     """
     if numbers is not None:
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
 
 
-def _take_gpus() -> None:
-    """Let JAX open GPUs again. Existing arrays are lost."""
+def _unhide_gpus() -> None:
+    """Undo `hide_gpus`. Existing arrays are lost if GPUs were hidden."""
     if _gpus_hidden:
         _gpus_hidden.clear()
         jax.config.update(PLATFORMS, None)
@@ -162,7 +167,7 @@ def find_device(platform: str, index: int) -> jax.Device:
     """Return device `index` of this process. Raises RunError with the existing devices, and with
     the reason if no GPU is found."""
     if get_platform(platform).is_cuda:
-        _take_gpus()
+        _unhide_gpus()
     with _collect_plugin_failures() as failures:
         all_devices = _open_devices()
         try:
@@ -170,7 +175,7 @@ def find_device(platform: str, index: int) -> jax.Device:
         except (RuntimeError, IndexError) as error:
             names = sorted({f"{d.platform}:{d.id}" for d in all_devices})
             reason = failures[0] if failures else first_line(error)
-    # If another GPU exists, its software works.
+    # If JAX sees another GPU, driver and plug-in work, so there is nothing to explain.
     hint = (
         ""
         if any(name.startswith(platform) for name in names)

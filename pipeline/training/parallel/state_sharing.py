@@ -100,8 +100,9 @@ class StateSharing:
         """Return this device's part of the state `function(state, gradients)`.
 
         Takes the device's part of a state, and whole gradients. The update is computed on parts if
-        its equations are elementwise, but for norms of gradients and other scalars. Else it is
-        computed on whole arrays, as for LAMB, which adds values of the state. Copies keep XLA from
+        its equations are elementwise, except scalars that read no array of the state, such as norms
+        of gradients. Else it is computed on whole arrays, as for LAMB, which takes norms of the
+        state's arrays. Copies keep XLA from
         fusing the update with the taking and joining of parts, and so from rounding differently.
         """
         leaves, structure = jax.tree.flatten(state)
@@ -142,15 +143,17 @@ class StateSharing:
         shapes: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in equation.outvars]
         shape = shapes[0]
         array_shapes = {value.shape for value in operands if prod(value.shape) != 1}
-        repeats = equation.primitive.name == "broadcast_in_dim" and not array_shapes
-        is_local = repeats or (equation.primitive.name in ELEMENTWISE and array_shapes <= {shape})
+        repeats_scalar = equation.primitive.name == "broadcast_in_dim" and not array_shapes
+        is_local = repeats_scalar or (
+            equation.primitive.name in ELEMENTWISE and array_shapes <= {shape}
+        )
         is_shared = find_sharded_dimension(shape, self.devices) is not None
 
         def compute_whole() -> list[Array]:
             return bind_equation(equation, [value.whole() for value in operands])
 
         def compute_part() -> Array:
-            if repeats:
+            if repeats_scalar:
                 return self._take(compute_whole()[0])
             parts = [value.part() if value.shape == shape else value.whole() for value in operands]
             return bind_equation(equation, parts)[0]
@@ -167,7 +170,7 @@ class StateSharing:
         return _Value(jnp.shape(array), part, partial(_return, array))
 
     def _take(self, array: Array) -> Array:
-        """Return this device's part of an array that devices share."""
+        """Return this device's part of a whole array of a sharded shape."""
         dimension = find_sharded_dimension(array.shape, self.devices)
         assert dimension is not None, "devices share the array"
         size = array.shape[dimension] // self.devices

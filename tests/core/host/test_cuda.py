@@ -10,16 +10,16 @@ from pipeline.core.host.cuda import (
     MEMORY_SHARE,
     PLATFORMS,
     explain_missing_gpu,
-    share_memory,
+    make_memory_share,
 )
 
 
 def test_processes_share_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MEMORY_SHARE, raising=False)
-    assert share_memory(1) == {}
-    assert share_memory(3) == {MEMORY_SHARE: "0.250"}
+    assert make_memory_share(1) == {}
+    assert make_memory_share(3) == {MEMORY_SHARE: "0.250"}
     monkeypatch.setenv(MEMORY_SHARE, "0.9")
-    assert share_memory(3) == {}
+    assert make_memory_share(3) == {}
 
 
 def test_missing_gpu_reason_is_the_first_applicable_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_steps_that_diverge_are_not_measured(chosen: ChooseSink) -> None:
     found = chosen(clockwork)
     assert (found.size, found.choice) == (None, None)
     assert found.reason.startswith(
-        "not measured, steps that were only timed failed: epoch: 1 step: 3"
+        "not measured: a step that was run only to time it failed: epoch: 1 step: 3"
     )
 
 
@@ -222,7 +222,7 @@ def test_diverging_run_ends_at_its_step_with_auto(
             run(tiny("train.optimizer.lr=1e30", how), tmp_path / name)
     outcome.assert_same_run(tmp_path / "auto", tmp_path / "off")
     why = outcome.read_summary(tmp_path / "auto")["sink"]["why"]
-    assert why.startswith("not measured, steps that were only timed failed: ")
+    assert why.startswith("not measured: a step that was run only to time it failed: ")
 
 
 @pytest.mark.slow

@@ -71,8 +71,8 @@ class LayerCost:
 class PricedStep:
     """The modelled time of one steady step under one `ExecutionConfig`.
 
-    `batch_size` is the number of samples of one device. `batch_pixels` is height x width of the
-    images in a batch, None without any. `times` has one entry for each task of `graph`.
+    `batch_size` is the number of samples of one device. `batch_pixels` is height x width of an
+    image, None without images. `times` has one entry for each task of `graph`.
     `sources` are the sources of the hardware's figures, by name.
     """
 
@@ -249,10 +249,11 @@ def compute_interval(
 ) -> tuple[float, float]:
     """Return the 80 % interval of a step in us, log-normal around the modelled time.
 
-    The error of a class is common to all its kernels, errors of classes are independent: `spread`
-    is their log standard deviation, with that of a chip that the fit didn't see. The spread of
-    published steps (`log_sd`) is added, and the sum is scaled by `interval_scale`, so that the
-    interval covers 80 % of the published steps of families that the fit left out.
+    `spread` is the standard deviation of the log of the step's time by the errors of classes of
+    kernels, which are independent, and by the error of a chip that the fit didn't see. The spread
+    of published steps (`log_sd`) is added in quadrature, and the result is scaled by
+    `interval_scale`, so that the interval covers 80 % of the published steps of families that the
+    fit left out.
     """
     log_sd = math.hypot(spread, calibration.log_sd)
     factor = math.exp(NORMAL_90 * log_sd * calibration.interval_scale)
@@ -274,7 +275,10 @@ def compute_class_spread(
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Device time of a module in us by phase, with all iterations of loops."""
+    """Device time of a module in us by phase, with all iterations of loops.
+
+    `update_us` has all phases but forward and backward.
+    """
 
     name: str
     tasks: int
@@ -314,8 +318,8 @@ def find_slowest_layers(timeline: Timeline, graph: TaskGraph, count: int = 10) -
 def name_layer(task: Task | TaskCost) -> str:
     """Return the name of a task's layer.
 
-    Tasks outside all modules are named by phase, tasks of an imported network by op type, as much
-    of such a network may be plain functions.
+    Tasks outside all modules are named by phase. In an imported network they are named by op type,
+    since plain functions may compute much of such a network.
     """
     layer = find_layer(task.scope)
     if layer == IMPORTED:

@@ -101,7 +101,10 @@ def require_axis(axis: int, ndim: int) -> int:
 
 
 ReadNode = Callable[[OnnxNodeReader], Results]
-"""Adds a node to the graph and returns its outputs. Raises ValueError if none can compute it."""
+"""Adds nodes of PyTorch's operators that compute a node of ONNX, and returns their outputs.
+
+Raises ValueError if no such operators compute it.
+"""
 ONNX_OPERATORS: dict[str, ReadNode] = {}
 """Every operator of ONNX that is read, by name."""
 Function = TypeVar("Function", bound=ReadNode)

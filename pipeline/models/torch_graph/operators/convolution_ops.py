@@ -71,6 +71,7 @@ def conv2d(
         raise ValueError(f"{x.shape[1]} channels; must be the kernel's {weight.shape[1] * groups}")
     kernel = weight.transpose(HWIO).astype(x.dtype)
     dilation = as_pair(settings.dilation)
+    # A graph is computed in CHWN only if its convolutions have one group.
     convolve: Callable[..., Array] = conv2d_chwn
     if context.layout == "nhwc":
         convolve = partial(lowered_conv2d, groups=groups, policy=context.policy)
@@ -95,7 +96,10 @@ def _add_bias(y: TorchTensor, bias: TorchTensor | None, axis: int = 1) -> TorchT
 def make_pads(
     padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis of a kernel; an odd pad of `same` is after."""
+    """Return the pads (before, after) of each axis of a kernel.
+
+    If the total of "same" is odd, the pad after is larger by one.
+    """
     if padding == "same":
         totals = [(size - 1) * step for size, step in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
@@ -122,6 +126,7 @@ def conv1d(
         settings.groups,
     )
     y = conv2d(context, image, kernel, bias, image_settings)
+    # (batch, 1, length, channels): a graph with this operator is never computed in CHWN.
     return TorchTensor(y.array[:, 0], (0, 2, 1))
 
 
