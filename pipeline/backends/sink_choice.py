@@ -1,7 +1,8 @@
 """Choice of the length and the mechanism of sinks from measured costs, with the reason.
 
-A dispatch of n steps takes `dispatch_ms + n * step_ms`. A sink is one dispatch, unless an event or
-the time limit of a dispatch splits it. So a longer sink divides the host's cost among more steps,
+n steps take `dispatch_ms + n * step_ms`, as one dispatch ("loop") or as n that nothing waits for
+("soft"); both are called a dispatch here. A sink is one, unless an event or the time limit of a
+dispatch splits it. So a longer sink divides the host's cost among more steps,
 until something else ends its dispatches.
 """
 
@@ -73,7 +74,7 @@ class Bounds:
 
     @property
     def max_event_steps(self) -> int:
-        """The most steps between two events."""
+        """The most steps between two events: the shortest period."""
         return min(self.total, *self.periods) if self.periods else self.total
 
     def max_steps(self, cost: Cost) -> int:

@@ -48,8 +48,8 @@ def make_checkpoint_path(root: Path, step: int) -> Path:
 
 
 def parse_checkpoint_step(path: Path) -> int | None:
-    """Return the step of a checkpoint's path, or None for the path of anything else. Digits of
-    other scripts don't count: `int` would read some of them."""
+    """Return the step of a checkpoint's path, or None for the path of anything else. Only the
+    digits 0 to 9 count: `int` would also read Arabic ones, for example."""
     return int(path.name) if STEP.fullmatch(path.name) else None
 
 

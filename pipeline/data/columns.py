@@ -165,7 +165,8 @@ class RawData:
     eval: Split
     targets: Targets
     table: FittedTable | None = None
-    """The columns of a table, whose encoded rows are the column `image`; None: not a table."""
+    """The columns of a table; None: not a table. Its encoded rows are in the splits under the name
+    `image`, as any input of a network."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
     """The tokenizer of texts, and what a network predicts from them; None for other samples."""
@@ -178,7 +179,7 @@ class RawData:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, numbers or labels, in the order of the network's outputs."""
+        """The names of the network's outputs, in their order: classes, numbers or labels."""
         return self.targets.names
 
 

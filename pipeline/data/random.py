@@ -18,8 +18,8 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 """Constants of Threefry-2x32."""
 
-# jax.random folds small numbers into keys with the same cipher. Larger counters ensure that map ops
-# never share bits with initial weights or dropout masks.
+# Second word of the counter that derives an op's key. jax.random folds small numbers into keys with
+# the same cipher. So map ops never share bits with initial weights or dropout masks.
 _OPS_STREAM = 1 << 31
 
 
@@ -65,6 +65,6 @@ def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -
     return (bits >> 8).astype(np.float32) * np.float32(2**-24)
 
 
-def draw_integers(xp: Any, uniforms: Any, bound: Any) -> Any:
-    """Return int32 in 0..bound - 1 by `uniforms` of 24 bits; `bound` must be at most 2**24."""
-    return xp.floor(uniforms * bound).astype(np.int32)
+def scale_to_integers(xp: Any, values: Any, bound: Any) -> Any:
+    """Return int32 in 0..bound - 1 for uniform values of 24 bits; `bound` is at most 2**24."""
+    return xp.floor(values * bound).astype(np.int32)

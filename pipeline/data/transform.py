@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import BatchOp, GeometricOp, MapOp, Op, WrappedOp
-from pipeline.data.random import draw_integers, uniforms
+from pipeline.data.random import scale_to_integers, uniforms
 from pipeline.data.targets import Targets
 
 CHOICE_OP = (1 << 30) + 1
@@ -66,7 +66,7 @@ def select_variants(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
 def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
     """Return the number of a step's variant, int32 (), a pure function of (seed, step)."""
     draws = uniforms(xp, seed, np.int32(0), xp.asarray(step).reshape(1), CHOICE_OP, 1)
-    return draw_integers(xp, draws, choices)[0, 0]
+    return scale_to_integers(xp, draws, choices)[0, 0]
 
 
 def apply_ops(

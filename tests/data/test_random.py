@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.random import threefry_2x32 as jax_threefry_2x32
 
-from pipeline.data.random import MAX_SEED, draw_integers, encrypt_threefry, seed_words, uniforms
+from pipeline.data.random import MAX_SEED, encrypt_threefry, scale_to_integers, seed_words, uniforms
 
 # counter, key, result: the lines "threefry2x32 20" of Random123's kat_vectors
 KNOWN_ANSWERS = [
@@ -117,7 +117,7 @@ def test_uniforms_are_multiples_of_2_to_the_minus_24():
 @given(bound=st.integers(1, 2**24))
 def test_integers_reach_zero_and_stay_below_the_bound(bound):
     ends = np.array([0, (2**24 - 1) / 2**24], np.float32)
-    np.testing.assert_array_equal(draw_integers(np, ends, bound), [0, bound - 1])
+    np.testing.assert_array_equal(scale_to_integers(np, ends, bound), [0, bound - 1])
 
 
 @pytest.mark.parametrize(

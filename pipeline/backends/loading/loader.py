@@ -128,6 +128,7 @@ class Loader:
         window, prepare_time = self._source.take(steps_done)
         wait_s = self._clock() - requested_at
         steps = window.stop - window.start
+        # Waiting for the short first windows isn't starvation.
         if last is not None and last.stop == steps_done and not window.is_early:
             busy_s = requested_at - self._handed_over_at
             trained_steps = last.stop - last.start

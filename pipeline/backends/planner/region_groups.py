@@ -18,9 +18,9 @@ SCATTERS = frozenset({"scatter-add", "scatter_add", "scatter"})
 class RegionGroups:
     """Regions of all values, and the groups that can be sharded, numbered in each region.
 
-    Groups that share a value are in one region. Neither operators nor the backward pass's products,
-    look-ups and scatters join groups. Through other operations, results of the backward pass are in
-    the groups of the forward pass.
+    Groups that share a value are in one region. Neither `loss.operators` nor the backward pass's
+    products, look-ups and scatters join groups. Through other operations, results of the backward
+    pass are in the groups of the forward pass.
     """
 
     def __init__(self, loss: TracedLoss) -> None:
@@ -68,7 +68,10 @@ class RegionGroups:
         return next((local[group] for group in local if group in self.sample_groups), None)
 
     def _mark_image_dims(self) -> None:
-        """Mark height, width and channels of convolutions' images as indivisible (`list_dims`)."""
+        """Mark height, width and channels of convolutions' images as indivisible.
+
+        `list_dims` has the reason.
+        """
         for index, (operand, _) in self._loss.operators.items():
             node = self._loss.graph.nodes[index]
             if node.primitive == "conv_general_dilated":
@@ -154,7 +157,11 @@ def list_dims(node: Node, graph: Graph, operand: int, weight: int) -> tuple[Oper
 
 
 def _list_dot_dims(node: Node, graph: Graph, *, weight_first: bool) -> list[OperatorDim]:
-    """Return a matrix product's dimensions. Its result has batch, then left, then right ones."""
+    """Return a matrix product's dimensions.
+
+    Its result has the batch dimensions (role "both"), then the left operand's free ones, then the
+    right operand's.
+    """
     sums, batches = node.params["dimension_numbers"]
     operand, weight = (1, 0) if weight_first else (0, 1)
     left, right = (graph.values[value].shape for value in node.inputs[:2])

@@ -30,7 +30,7 @@ _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A trainer's setting, and the recipe's keys for it. Without keys, `note` has the reason."""
+    """A trainer's setting, the recipe's keys for it, and a note: without keys, why it has none."""
 
     setting: str
     keys: Settings = field(default_factory=dict)
@@ -83,7 +83,7 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
 
 
 def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[KeyRow]:
-    """Yield a row for each setting whose value is in `choices`, and for each that it uses."""
+    """Yield a row for each setting whose value is in `choices`, and for those a choice uses."""
     for name, values in choices.items():
         value = settings.get(name)
         choice = values.get(value if isinstance(value, str) else show(value))
@@ -156,6 +156,6 @@ def read_setting(settings: Settings, name: str, default: Any) -> Any:
     if not has_type:
         words = {"str": "text", "list": "a list"}.get(type(default).__name__, "a number")
         raise RecipeError([f"{name} = {show(value)}: must be {words}"])
-    if is_number and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise RecipeError([f"{name} = {value}: must be finite"])
     return value

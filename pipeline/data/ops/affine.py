@@ -18,7 +18,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp
 from pipeline.data.ops.image import Range, list_steps, read_points, require_image
 from pipeline.data.order import draw_permutation
-from pipeline.data.random import draw_integers
+from pipeline.data.random import scale_to_integers
 
 Interpolation = Literal["linear", "nearest"]
 _UNIT_BITS = 10
@@ -192,7 +192,7 @@ class _AffineOp(GeometricOp):
     def _draw_maps(self, xp: Any, values: Any, uniforms: Any) -> Maps:
         height, width = values.shape[1:3]
         maps = to_fixed_point(self.make_matrices(height, width), height, width)
-        return maps.select(xp, draw_integers(xp, uniforms[:, 0], len(maps.pixels)))
+        return maps.select(xp, scale_to_integers(xp, uniforms[:, 0], len(maps.pixels)))
 
 
 @component("op")

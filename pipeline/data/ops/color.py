@@ -19,7 +19,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import Op
 from pipeline.data.ops.image import Range, draw_rows, list_steps, repeat_op, require_image
 from pipeline.data.ops.interpolation import divide_rounded
-from pipeline.data.random import draw_integers
+from pipeline.data.random import scale_to_integers
 
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 """(xp, bytes, amounts (n,), index of each image's amount, int32 (batch,)) -> bytes."""
@@ -97,7 +97,7 @@ class RandomColorAdjust(Op):
         }
         neutral: dict[Adjust, float] = {adjust_hue: 0.0}
         return [
-            (change, table, draw_integers(xp, uniforms[:, draw], len(table)))
+            (change, table, scale_to_integers(xp, uniforms[:, draw], len(table)))
             for draw, (change, table) in enumerate(amounts.items())
             if table.tolist() != [neutral.get(change, 1.0)]
         ]

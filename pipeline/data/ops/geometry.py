@@ -12,7 +12,7 @@ from pipeline.core.registry import component
 from pipeline.data.columns import ColumnSpec
 from pipeline.data.dataset_spec import GeometricOp, Op
 from pipeline.data.ops.image import Padding, Probability, Size, read_crossings, require_image
-from pipeline.data.random import draw_integers
+from pipeline.data.random import scale_to_integers
 
 
 @component("op")
@@ -115,7 +115,7 @@ def _crop_axis(
 ) -> tuple[Any, Any]:
     """Draw the pixels of a crop along an axis of `length` pixels, with `padding` (before, after).
     Returns pixels, int32 (batch, size), clamped to the image, and a mask of those inside it."""
-    first = draw_integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
+    first = scale_to_integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
     pixel = first + np.arange(size, dtype=np.int32)
     return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
 
@@ -222,8 +222,8 @@ class Cutout(Op):
     def _mark_holes(self, xp: Any, uniforms: Any, length: int) -> Any:
         """Return a mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
         if self.convention == "devries":
-            first = draw_integers(xp, uniforms, length)[:, :, None] - self.size // 2
+            first = scale_to_integers(xp, uniforms, length)[:, :, None] - self.size // 2
         else:
-            first = draw_integers(xp, uniforms, length + self.size + 1)[:, :, None] - self.size
+            first = scale_to_integers(xp, uniforms, length + self.size + 1)[:, :, None] - self.size
         pixel = np.arange(length)
         return (first <= pixel) & (pixel < first + self.size)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, Strict
 
 from pipeline.data.columns import ColumnSpec
-from pipeline.data.random import draw_integers
+from pipeline.data.random import scale_to_integers
 
 Size = Annotated[tuple[PositiveInt, PositiveInt], Strict(False)]
 """[height, width] in pixels."""
@@ -105,4 +105,4 @@ def list_steps(low: float, high: float) -> np.ndarray:
 
 def draw_rows(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
     """Draw rows of a table evenly. Returns (*uniforms.shape, *table.shape[1:])."""
-    return xp.asarray(table)[draw_integers(xp, uniforms, len(table))]
+    return xp.asarray(table)[scale_to_integers(xp, uniforms, len(table))]

@@ -20,7 +20,7 @@ from pipeline.data.ops.image import (
     require_image_dtype,
 )
 from pipeline.data.ops.values import OneHot
-from pipeline.data.random import draw_integers
+from pipeline.data.random import scale_to_integers
 
 
 @component("op")
@@ -45,7 +45,7 @@ class MixUp(BatchOp):
         partner = draw_partners(xp, uniforms[:, 0])
         shares = list_beta_steps(self.alpha)
         # The draw of the first sample is used for the whole batch.
-        number = draw_integers(xp, uniforms[:1, 1], len(shares))
+        number = scale_to_integers(xp, uniforms[:1, 1], len(shares))
         return mix_up(xp, _encode_label(xp, self, values), partner, shares, number)
 
 
@@ -149,7 +149,7 @@ def _mark_extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
     As in MindSpore, the centre may be right after the last pixel, a clipped end excludes the last
     pixel, and the box has at least one pixel.
     """
-    centre = draw_integers(xp, uniforms, length + 1)
+    centre = scale_to_integers(xp, uniforms, length + 1)
     half = extent // 2
     begin = (centre - half).clip(0, length - 1)
     end = (centre + half).clip(0, length - 1)

@@ -17,7 +17,7 @@ from pipeline.data.ops.affine import Fill, Interpolation, list_fill_levels
 from pipeline.data.ops.color import require_rgb_bytes
 from pipeline.data.ops.color_changes import Change, Changes, apply_changes, tabulate
 from pipeline.data.ops.image import Size, repeat_op
-from pipeline.data.random import draw_integers
+from pipeline.data.random import scale_to_integers
 
 _SIGNED = frozenset(
     {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
@@ -93,7 +93,7 @@ class RandAugment(Policy):
         bins = self.num_magnitude_bins
         changes, rows = _tabulate_random_changes(self.magnitude, bins, self.convention, size)
         negative_share = np.float32(1 / 3 if self.convention == "mindspore" else 1 / 2)
-        number = draw_integers(xp, uniforms[:, : self.num_ops], len(rows))
+        number = scale_to_integers(xp, uniforms[:, : self.num_ops], len(rows))
         is_negative = (uniforms[:, self.num_ops :] < negative_share).astype(np.int32)
         return self._apply(xp, values, changes, xp.asarray(rows)[number, is_negative])
 
@@ -111,10 +111,10 @@ class AutoAugment(Policy):
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         size = values.shape[1], values.shape[2]
         changes, rows, probabilities = _tabulate_policy(self.policy, self.convention, size)
-        pair = draw_integers(xp, uniforms[:, 0], len(rows))
+        pair = scale_to_integers(xp, uniforms[:, 0], len(rows))
         is_changed = uniforms[:, 1:3] < xp.asarray(probabilities)[pair]
         numbers = xp.asarray(rows)[
-            pair[:, None], np.arange(2), draw_integers(xp, uniforms[:, 3:5], 2)
+            pair[:, None], np.arange(2), scale_to_integers(xp, uniforms[:, 3:5], 2)
         ]
         return self._apply(xp, values, changes, xp.where(is_changed, numbers, 0))
 

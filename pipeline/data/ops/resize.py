@@ -34,7 +34,7 @@ from pipeline.data.ops.interpolation import (
     make_pillow_taps,
     make_widening_taps,
 )
-from pipeline.data.random import draw_integers
+from pipeline.data.random import scale_to_integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
 _AREA_LIMIT = 2**31 // 255
@@ -231,7 +231,7 @@ class RandomResizedCrop(GeometricOp):
         aspect = np.exp(list_steps(log(self.ratio[0]), log(self.ratio[1])))
         root = np.sqrt(aspect).astype(np.float32)
         inverse = (1 / aspect).astype(np.float32)
-        number = draw_integers(xp, uniforms[:, attempts : 2 * attempts], len(aspect))
+        number = scale_to_integers(xp, uniforms[:, attempts : 2 * attempts], len(aspect))
         sides = draw_rows(xp, uniforms[:, :attempts], side)
         columns = xp.rint(sides * xp.asarray(root)[number]).clip(1)
         rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)

@@ -18,7 +18,7 @@ from pipeline.data.padding.buckets import (
     compute_canvas,
     to_ragged,
 )
-from pipeline.data.random import draw_integers, uniforms
+from pipeline.data.random import scale_to_integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
 """Column of the sizes of images before a crop, int32 (dimensions,), if some images are cropped."""
@@ -94,7 +94,7 @@ def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
     room = columns[UNCROPPED_SIZE] - columns[SIZE]
     if is_random:
         draws = uniforms(xp, batch.seed, batch.epoch, batch.sample, CROP_OP, len(bucket))
-        corner = draw_integers(xp, draws, (room + 1).astype(np.float32))
+        corner = scale_to_integers(xp, draws, (room + 1).astype(np.float32))
     else:
         corner = room // 2
     # int32 (batch, 1, 1), (batch, height, 1) and (batch, 1, width) for buckets of two dimensions.

@@ -109,11 +109,13 @@ class CompareRequest:
     """The step to compare, and the output of its tensors."""
 
     step: int | None
-    """Number of steps before it; None for the reference's newest checkpoint, or 0 without a run."""
+    """Number of steps before it; None: the right side's newest checkpoint, or 0 without a run."""
     layers: tuple[str, ...]
     """Glob patterns of layers; empty for all layers."""
     what: What
+    """Whether to compare inputs of layers, outputs or all tensors."""
     mapped: Mapped
+    """The right side's layers for each layer of the left side."""
     limits: Thresholds
     out: Path | None
     """CSV file for all rows."""
@@ -126,6 +128,7 @@ def compare_step(
     _require_same_network(left, right)
     layers = right.layer_kinds()
     require_layers(request.layers, list(layers), "--layers")
+    # Both sides have the same layers.
     require_mapped(request.mapped, list(layers), list(layers))
     state, step = _load_state(right, request.step, reporter)
     batch = right.opened.batch(step)
@@ -200,9 +203,9 @@ def _require_same_network(left: Side, right: Side) -> None:
     )
     if not problems:
         problems = [
-            f"{path} has shape {left_shapes.get(path)} on the left, {shape} on the right"
-            for path, shape in right_shapes.items()
-            if left_shapes.get(path) != shape
+            f"{path} has shape {before} on the left, {after} on the right"
+            for path in {**left_shapes, **right_shapes}
+            if (before := left_shapes.get(path)) != (after := right_shapes.get(path))
         ]
     if problems:
         raise DataError(

@@ -15,7 +15,7 @@ from jax import Array
 from pipeline.data.ops.affine import RandomAffine
 from pipeline.data.ops.color import adjust_brightness, adjust_contrast
 from pipeline.data.ops.image import list_steps
-from pipeline.data.random import draw_integers, uniforms
+from pipeline.data.random import scale_to_integers, uniforms
 
 AFFINE = RandomAffine(
     degrees=15.0,
@@ -63,8 +63,8 @@ def mutate(
         return numbers
 
     affine = draw(0, AFFINE.draws)
-    factors = draw_integers(jnp, draw(1, 1)[:, 0], len(FACTORS))
-    kinds = draw_integers(jnp, draw(2, 1)[:, 0], len(KINDS))
+    factors = scale_to_integers(jnp, draw(1, 1)[:, 0], len(FACTORS))
+    kinds = scale_to_integers(jnp, draw(2, 1)[:, 0], len(KINDS))
     kinds = jnp.where(is_affine & (kinds == 0), len(KINDS) - 1, kinds)
     reach = limits.radius * limits.white
     noise = (2 * draw(3, prod(images.shape[1:])).reshape(images.shape) - 1) * reach

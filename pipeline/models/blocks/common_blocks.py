@@ -96,14 +96,15 @@ def inverted_bottleneck(
 
 
 def squeeze_excite(
-    channels: int, hidden: int, act: LayerSpec | None = None, gate: LayerSpec | None = None
+    channels: int, hidden: int, act: LayerSpec | None = None, last_act: LayerSpec | None = None
 ) -> Gate:
     """Return a gate of channels: two dense layers on the means of all channels (Hu et al. 2018).
 
-    `act`, by default ReLU, follows the first dense layer, and `gate`, by default sigmoid, the last.
+    `act`, by default ReLU, follows the first dense layer, and `last_act`, by default
+    sigmoid, the last.
     """
     reduce = (GlobalAvgPool(), Dense(features=hidden), act or Relu())
-    expand = (Dense(features=channels), gate or Sigmoid())
+    expand = (Dense(features=channels), last_act or Sigmoid())
     return Gate(scope="squeeze_excite", body=(*reduce, *expand))
 
 

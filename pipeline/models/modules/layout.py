@@ -44,7 +44,7 @@ class LaidOutNetwork(Protocol):
         """Return whether images (height, width, channels) can be computed in CHWN."""
 
     def structure(self, image: tuple[int, ...]) -> str:
-        """Return all that decides the speed in a layout, except type and batch, as text."""
+        """Return a text that is equal for networks of equal speed, if dtype and batch are equal."""
 
 
 def to_nhwc(x: Array, layout: Layout) -> Array:
@@ -53,14 +53,16 @@ def to_nhwc(x: Array, layout: Layout) -> Array:
 
 
 def channel_axis(x: Array, layout: Layout) -> int:
-    """Return the axis of the channels, 0 or -1; -1, of the features, if x isn't images."""
+    """Return the axis of an image's channels, 0 or -1; of other arrays the features' axis, -1."""
     return 0 if x.ndim == 4 and layout == "chwn" else -1
 
 
 def shape_nhwc(x: Array, layout: Layout) -> tuple[int, ...]:
-    """Return the shape of x; that of images in any layout as (batch, height, width, channels)."""
-    channels, *sizes, batch = x.shape
-    return (batch, *sizes, channels) if channel_axis(x, layout) == 0 else x.shape
+    """Return the shape of x; of images in any layout as (batch, height, width, channels)."""
+    if channel_axis(x, layout) != 0:
+        return x.shape
+    channels, height, width, batch = x.shape
+    return batch, height, width, channels
 
 
 def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
@@ -74,7 +76,7 @@ def find_layer_without_chwn(stack: tuple[LayerSpec, ...]) -> LayerSpec | None:
 def compute_pads(
     sizes: Sequence[int], window: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> tuple[Pair, ...]:
-    """Return the pads (before, after) of each axis; `window` is as of `compute_reach`."""
+    """Return the pads (before, after) of each axis; `window` has the kernel's dilated sizes."""
     if padding == "symmetric":
         return tuple(((size - 1) // 2,) * 2 for size in window)
     if isinstance(padding, str):

@@ -198,7 +198,7 @@ class MobileNetV3(StridedModelSpec):
         depthwise = Depthwise(hidden, row.kernel, row.stride)
         gate: Stack = ()
         if row.squeeze:
-            gate = (squeeze_excite(hidden, round_features(hidden / 4), gate=HardSigmoid()),)
+            gate = (squeeze_excite(hidden, round_features(hidden / 4), last_act=HardSigmoid()),)
         act = HardSwish() if row.hard else Relu()
         return inverted_bottleneck(channels, depthwise, self._scale(row.features), act, gate)
 

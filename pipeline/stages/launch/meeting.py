@@ -45,6 +45,7 @@ def _gather(place: RankPlace, limit_s: float) -> str:
         try:
             server = stack.enter_context(_listen(place))
         except OSError as error:
+            # The system's text, to which the library adds the address.
             reason = os.strerror(error.errno) if error.errno else get_system_reason(error)
             return f"{place}: can't listen at {place.address}: {reason}"
         connections = _Connections(place, stack)
@@ -56,7 +57,7 @@ def _gather(place: RankPlace, limit_s: float) -> str:
 def _listen(place: RankPlace) -> socket.socket:
     """Listen at this machine's address if all processes are on it, else at all addresses.
 
-    The name of the first process may resolve to an address that only the others reach.
+    At all, since the name of the first process may resolve to an address that only others reach.
     """
     if place.is_on_one_machine:
         host = "127.0.0.1" if place.host == "localhost" else place.host
@@ -104,7 +105,10 @@ class _Connections:
                 connection.sendall(line)
 
     def _receive(self, connection: socket.socket) -> str:
-        """Add the process of a connection; return a problem if it doesn't belong to this run."""
+        """Add the process of a connection; return a problem if its rank or size is wrong.
+
+        The connection of a stranger is closed.
+        """
         self.stack.callback(connection.close)
         report = read_line(connection, LINE_S)
         rank = report.get("rank")

@@ -1,8 +1,9 @@
 """Gaussian process over the results of a study, which chooses the next trial; without torch.
 
-A trial is a point of the unit cube: ranges are scaled, by logarithm if they are searched by it, and
-every choice of a list has an axis. Values are standardised. Formulas: Rasmussen and Williams,
-Gaussian Processes for Machine Learning, 2006, equations 4.17 (Matern 5/2), 2.25, 2.26 and 2.30.
+A trial is a point of the unit cube: ranges are scaled to 0..1, those with a log scale by their
+logarithm, and every choice of a list has an axis. Values are standardised. Formulas: Rasmussen and
+Williams, Gaussian Processes for Machine Learning, 2006, equations 4.17 (Matern 5/2), 2.25, 2.26 and
+2.30.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def encode(space: Mapping[str, BaseDistribution], values: Mapping[str, Any]) -> 
 
 
 class GaussianProcessSampler(BaseSampler):
-    """Optuna's sampler by an acquisition; the first `n_startup_trials` are drawn at random.
+    """A sampler for Optuna that maximises an acquisition.
+
+    Trials are drawn at random until `n_startup_trials` have ended with finite values.
 
     Trials that are running count with their predicted mean, so several at once differ.
     """
@@ -109,13 +112,13 @@ class GaussianProcessSampler(BaseSampler):
     ) -> dict[str, Any]:
         """Return the values of the candidate with the largest acquisition."""
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        trials = [other for other in done if np.isfinite(other.value or 0.0)]
+        trials = [other for other in done if other.value is not None and np.isfinite(other.value)]
         if not search_space or len(trials) < self._first_draws:
             return {}
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         begun = [other for other in running if other.params.keys() >= search_space.keys()]
         x = np.array([encode(search_space, other.params) for other in (*trials, *begun)])
-        values = np.array([trial.value for trial in trials])
+        values = np.array([other.value for other in trials])
         # Larger is better from here on.
         y = values if study.direction == StudyDirection.MAXIMIZE else -values
         y = (y - y.mean()) / (y.std() or 1.0)

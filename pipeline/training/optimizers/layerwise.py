@@ -65,7 +65,7 @@ class Lamb(AdamBase):
 
 @component("optimizer")
 class Muon(DecayedOptimizer):
-    """Momentum whose matrices are orthogonalised (Jordan 2024) for kernels, AdamW for the rest.
+    """Orthogonalised momentum for kernels (Jordan 2024), AdamW for other parameters.
 
     A convolution's kernel is the matrix (height * width * channels, features). Weight decay is
     decoupled. With `rms` one learning rate serves both kinds (Liu et al. 2025, sec. 2.2).
@@ -75,6 +75,7 @@ class Muon(DecayedOptimizer):
     name: Literal["muon"] = "muon"
     momentum: MovingAverageRate
     nesterov: bool
+    """For both; Adam with it is NAdam."""
     iterations: PositiveInt
     """Newton-Schulz iterations. After five, singular values are between 0.7 and 1.2."""
     rms: PositiveFloat | None
@@ -105,7 +106,7 @@ class Muon(DecayedOptimizer):
 
 
 def _find_matrix_axes(params: Any) -> Any:
-    """Return the input and output axes of each kernel; None for all other parameters."""
+    """Return the input and output axes of each kernel of 2 or 4 axes; None for other parameters."""
     import jax
     from optax.contrib import MuonDimensionNumbers
 

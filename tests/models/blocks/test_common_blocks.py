@@ -50,7 +50,7 @@ def test_squeeze_excite_reduces_and_expands_features() -> None:
     pool, first, act, second, gate = squeeze_excite(16, 4).body
     assert pool.name == "global_avg_pool"
     assert (first, act, second, gate) == (Dense(features=4), Relu(), Dense(features=16), Sigmoid())
-    body = squeeze_excite(16, 4, act=Swish(), gate=HardSigmoid()).body
+    body = squeeze_excite(16, 4, act=Swish(), last_act=HardSigmoid()).body
     assert (body[2], body[4]) == (Swish(), HardSigmoid())
 
 

@@ -51,7 +51,7 @@ ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
 """Steps on an Atlas A2, which no fit reads."""
 
 BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
-"""Framework of the rows with batch normalisation in float32 under O2: MindCV's recipes."""
+"""`framework` of MindCV's rows, which have batch normalisation in float32 under O2."""
 
 VERSION = re.compile(r"(?:MindSpore |PyTorch |branch r)(\d+\.(?:\d+|x))")
 """The version in a row's framework; MindSpore 2.x is priced as 2.0."""
@@ -203,12 +203,14 @@ def _trace_text_detector(row: Published) -> TracedStep:
         return optax.sigmoid_binary_cross_entropy(maps, truth).mean((1, 2, 3))
 
     network = dbnet(cast(Any, row.model.removeprefix("dbnet_")))
+    # The network returns 3 maps of the images' size.
     labels = jax.ShapeDtypeStruct(shape, jnp.float32)
     return trace_module(network, loss, shape, labels, row.classes)
 
 
 def _trace_swin_or_convnext(row: Published) -> TracedStep:
-    """Return a step of Swin or ConvNeXt with Adam and smoothed labels, as their authors train."""
+    """Return a step of Swin or ConvNeXt with smoothed labels and Adam, which costs about as much as
+    their authors' AdamW."""
     adam = Adam(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
     shape = (row.batch, row.pixels, row.pixels, 3)

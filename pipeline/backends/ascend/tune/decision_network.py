@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 DECISIONS_COUNT = 5
-"""How many cores share the batch, m, k and n, one decision each; then which block is used."""
+"""Among how many cores to split the batch, m, k and n: four decisions; then which block to use."""
 INPUTS_COUNT = 2 * DECISIONS_COUNT + 7
-"""The decision (one-hot), the choices, 4 limits, and 3 numbers of an option (`make_inputs`)."""
+"""The decision (one-hot, 5), 4 limits, earlier choices (5, the last is always 0), and 3 numbers of
+an option (`make_inputs`)."""
 HIDDEN_COUNT = 16
 LEARNING_RATE = 0.1
 
@@ -19,7 +20,8 @@ class DecisionNetwork:
     """Chances of a decision's options, by a network with a hidden layer of tanh units.
 
     It guides a tree search and learns from it, as in AlphaZero (Silver et al. 2017). The tree gives
-    better options larger shares; each step descends the cross-entropy of shares and chances.
+    each option a share, larger for a better reward; shares sum to 1. Each step descends the
+    cross-entropy of shares and chances.
     """
 
     def __init__(self, generator: np.random.Generator) -> None:
@@ -36,7 +38,7 @@ class DecisionNetwork:
     def compute_gradients(
         self, inputs: NDArray[np.float64], shares: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the gradients of the cross-entropy with `shares` (options,), hidden and output."""
+        """Return the gradients by hidden and output of the cross-entropy with shares."""
         units = np.tanh(inputs @ self.hidden)
         errors = self.compute_chances(inputs) - shares
         by_unit = errors[:, None] * self.output * (1 - units**2)
@@ -54,9 +56,9 @@ def make_inputs(
 ) -> NDArray[np.float64]:
     """Return the network's inputs (options, INPUTS_COUNT) for the decision after some choices.
 
-    Options have in common which decision it is (one-hot), `limits` (the product's batch, m, k and
-    n) and the choices, as logarithms to the base of the cores. Each option has its logarithm, or
-    its place among the blocks; the square of this number; and whether it divides its limit.
+    All options share the decision (one-hot), `limits` (the product's batch, m, k and n) and the
+    choices. A number x is log(x + 1) to the base `cores_count` + 1. An option's numbers are its
+    logarithm, or a block's place; the square of it; and whether the option divides its limit.
     """
     depth = len(choices)
     scale = np.log2(cores_count + 1)
@@ -66,10 +68,10 @@ def make_inputs(
     state[DECISIONS_COUNT + 4 : DECISIONS_COUNT + 4 + depth] = np.log2(np.add(choices, 1)) / scale
     values = np.array(options, dtype=np.float64)
     if depth == DECISIONS_COUNT - 1:
-        share = (values + 1) / len(options)
-        divides = np.zeros_like(share)
+        scaled = (values + 1) / len(options)
+        divides = np.zeros_like(scaled)
     else:
-        share = np.log2(values + 1) / scale
+        scaled = np.log2(values + 1) / scale
         divides = (limits[depth] % values == 0).astype(np.float64)
-    features = np.stack([share, share**2, divides], axis=1)
+    features = np.stack([scaled, scaled**2, divides], axis=1)
     return np.concatenate([np.tile(state, (len(options), 1)), features], axis=1)

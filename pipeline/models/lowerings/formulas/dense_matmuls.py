@@ -45,6 +45,7 @@ def transposed_product(
 
 
 def _order_operands(problem: DenseProblem, first: Array, second: Array) -> tuple[Array, Array]:
+    """Return left and right as in `SUM_AXES`; those of `input_grad` are (kernel, cotangent)."""
     return (second, first) if problem.role == "input_grad" else (first, second)
 
 
@@ -62,4 +63,4 @@ PRODUCTS: Mapping[Role, Mapping[str, Formula]] = {
     role: {"product": Formula(product), "transposed": Formula(transposed_product)}
     for role in SUM_AXES
 }
-"""Formulas by role and name. The first, by XLA, always works."""
+"""Formulas by role and name. The first always works with XLA's engine."""

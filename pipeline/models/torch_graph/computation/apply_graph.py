@@ -50,7 +50,9 @@ def apply_form(
     weights: Mapping[str, Array],
     context: OperatorContext,
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the output of a form in PyTorch's order of axes, and the buffers that it changes.
+    """Return the output of a form, the network in training or in evaluation, and changed buffers.
+
+    The output has PyTorch's order of axes.
 
     `weights` are parameters and buffers by PyTorch's names, in the order of axes of their specs.
     Raises ValueError with module and line for a node that can't be computed.
@@ -87,7 +89,9 @@ def make_input(spec: TensorSpec, images: Array, layout: Layout = "nhwc") -> Torc
                 "export the network for them"
             )
         order = IMAGE_ORDERS[layout]
-        return TorchTensor(TorchTensor(images.astype(dtype), NHWC).transpose(order), order)
+        nhwc = TorchTensor(images.astype(dtype), NHWC)
+        return TorchTensor(nhwc.transpose(order), order)
+    # Only the batch may be None; 0 matches no samples.
     shape = tuple(size or 0 for size in spec.shape[1:])
     if math.prod(sizes) != math.prod(shape):
         raise ValueError(f"samples have shape {tuple(sizes)}; must have {shape}")
