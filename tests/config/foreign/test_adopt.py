@@ -76,3 +76,12 @@ def test_error_lists_all_problems() -> None:
 def test_non_finite_number_is_refused(value: Any) -> None:
     with pytest.raises(RecipeError, match=r"lr = .*: must be (a number|finite)"):
         read_setting({"lr": value}, "lr", 0.1)
+
+
+def test_integer_beyond_floats_is_read() -> None:
+    assert read_setting({"epochs": 10**400}, "epochs", 1) == 10**400
+
+
+def test_integer_beyond_floats_is_no_length_of_training() -> None:
+    with pytest.raises(RecipeError, match="must have at most 100"):
+        make_recipe_text(adopt("mindcv", "a file", {**SMALL, "epoch_size": 10**400}, RULES), Path())
