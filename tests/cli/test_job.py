@@ -203,9 +203,16 @@ def test_job_file_is_printed_for_a_measured_recipe(
     printed = command(["job", "--to", "slurm", *TINY, "train.steps=20000"], timeout=300)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.startswith("#!/bin/bash\n")
-    assert re.search(
-        r"^# time: 0:3\d:\d\d: [\d,]+ batches of at most", printed.stdout, re.MULTILINE
+    time = re.search(
+        r"^# time: (\d+):(\d\d):(\d\d): ([\d,]+) batches of at most (\S+) ms ",
+        printed.stdout,
+        re.MULTILINE,
     )
+    assert time is not None
+    hours, minutes, seconds, batches = (int(word.replace(",", "")) for word in time.groups()[:4])
+    others_s = 3600 * hours + 60 * minutes + seconds - batches * float(time[5]) / 1e3
+    # The start, three checkpoints at most, and the rounding of the milliseconds.
+    assert job.CLUSTER_START_S < others_s < job.CLUSTER_START_S + 120
     assert re.search(r"^# memory: 1.25 times 0\.\d\d GiB", printed.stdout, re.MULTILINE)
     assert re.search(r"^# grace: a stop with a checkpoint took", printed.stdout, re.MULTILINE)
     words = shlex.split(printed.stdout.partition("srun")[2].partition("status=")[0])

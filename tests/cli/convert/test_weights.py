@@ -88,7 +88,7 @@ def test_renames_of_recipe_apply(theirs: Path, tmp_path: Path) -> None:
         ([], "convert: must be followed by one of weights, records"),
         (["weigths"], "convert weigths: there is no such command; did you mean weights?"),
         (["weights"], "weights: SOURCE is missing; convert weights takes SOURCE TARGET"),
-        (["weights", "a.npz", "b.npz", "rules=x"], "rules=x: is an option: --rules x"),
+        (["weights", "a.npz", "b.npz", "rules=x"], "rules = x: there is no such key"),
         (["weights", "a.npz", "--force"], "--force: there is no such option"),
         (
             ["weights", "a.npz", "b.npz", LENET5, "--rules=x"],
