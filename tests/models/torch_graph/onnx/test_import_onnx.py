@@ -37,6 +37,11 @@ PLAIN = ("perceptron", "tensorflow")
 """Networks of a plain test run."""
 RATES = {5: 0.05, 20: 0.02}
 """Learning rates of golden losses, by the number of steps."""
+SENSITIVE = ("densenet", "shufflenet")
+"""Networks whose losses an ulp of the images changes by 0.5 % after 15 steps. By another
+processor's order of sums they changed by 4 %."""
+EXACT_STEPS = 5
+"""Steps after which such losses still agree to 0.1 %."""
 ROOT = Path(__file__).parents[4]
 ROW = ImportSettings((1, 1, 6))
 
@@ -105,7 +110,9 @@ def test_logits_match_the_framework(name: str) -> None:
 def test_losses_match_the_framework(name: str) -> None:
     arrays = golden_arrays(name)
     losses = train(golden_network(name), arrays["images"], arrays["labels"], len(arrays["losses"]))
-    np.testing.assert_allclose(losses, arrays["losses"], rtol=1e-3)
+    exact = EXACT_STEPS if name in SENSITIVE else len(losses)
+    np.testing.assert_allclose(losses[:exact], arrays["losses"][:exact], rtol=1e-3)
+    np.testing.assert_allclose(losses[exact:], arrays["losses"][exact:], rtol=0.05)
 
 
 @pytest.mark.parametrize("name", mark_slow_except(PLAIN, NAMES))
