@@ -165,10 +165,8 @@ def check_labels(draft: StepDraft) -> None:
 
 def _can_hold(dtype: np.dtype, label: int) -> bool:
     """Return whether a dtype is of integers, and both it and int32 can hold a label."""
-    if not np.issubdtype(dtype, np.integer):
-        return False
-    both_limits = [np.iinfo(dtype), np.iinfo(np.int32)]
-    return all(limits.min <= label <= limits.max for limits in both_limits)
+    limits = (np.iinfo(name) for name in (dtype.name, "int32"))
+    return np.issubdtype(dtype, np.integer) and all(x.min <= label <= x.max for x in limits)
 
 
 def check_vocabulary(draft: StepDraft) -> None:

@@ -102,9 +102,8 @@ def measured_profile(
     operators = _list_operators(traced, steps, scale, peaks, count_host=spec.aicpu)
     parts_ns = sum(time.wall_ns for time in traced.times.values()) + traced.gap_ns
     busy_ns = sum(time.busy_ns for time in traced.times.values())
-    named_ns = sum(
-        time.busy_ns for name, time in traced.times.items() if traced.operations[name].is_named
-    )
+    operations = traced.operations
+    named_ns = sum(t.busy_ns for name, t in traced.times.items() if operations[name].is_named)
     working_ns = traced.span_ns - traced.gap_ns
     nbytes = sum(op.nbytes for op in operators)
     iteration = find_median_iteration(compute_iteration_times(traced.iterations))
