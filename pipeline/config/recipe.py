@@ -106,7 +106,7 @@ class TrainSpec(AdapterWords):
     dispatch_seconds: Seconds
     """Approximate length of the chunks of a sink, so that signals are handled in time."""
     feed: Literal["auto", "resident", "stream"]
-    """What the device holds. resident: the training split; stream: windows of consecutive steps;
+    """resident: the device holds the training split; stream: it holds windows of consecutive steps;
     auto: the split if it fits."""
     mode: Literal["graph", "eager"]
     """graph: the training loop is one compiled program; eager: every operation runs separately, so
