@@ -310,10 +310,7 @@ class RunProfiler(Profile):
             return None
         now_ms = costs.off_ms
         if recipe.train.sink and schedule.sink_steps is not None:
-            cost = next(
-                (sink for sink in costs.sinks if sink.mechanism == choice.mechanism), costs.sinks[0]
-            )
-            now_ms = predict_ms(cost, schedule.sink_steps, bounds)
+            now_ms = predict_ms(costs.find(choice.mechanism), schedule.sink_steps, bounds)
         return SinkGain(choice.size, choice.step_ms, now_ms, costs.error)
 
     def _measure_event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:
