@@ -18,9 +18,9 @@ from pipeline.config.profile_spec import LEAST_STEPS, ProfileSpec
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RecipeError, RunError, first_line
+from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.dataset import Dataset
-from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
 from pipeline.inspect.profiler.compilations import Compilations, watch_compilations
