@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import jax
@@ -19,6 +20,7 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.profiler import run_profile
+from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
 from pipeline.inspect.profiler.trace import Tracer, read_operations
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.stages.build import build
@@ -108,6 +110,17 @@ def test_files_have_the_parts_of_the_time(tiny: Compose, tmp_path: Path) -> None
     assert ElementTree.parse(folder / "picture.svg").getroot().tag.endswith("svg")
     text = (folder / "table.txt").read_text()
     assert f"Verdict: {found['verdict']['name']}: " in text
+
+
+def test_profiled_executable_passes_calls_on() -> None:
+    """Its report is the newest: an executable that is short of memory compiles again."""
+    plain = Mock()
+    profiled = ProfiledExecutable(plain, 4, 2, lambda: None)
+    assert profiled.init() is plain.init.return_value
+    assert profiled.put(Mock()) is plain.put.return_value
+    assert profiled.loader is plain.loader
+    plain.report = Mock()
+    assert profiled.report is plain.report
 
 
 def test_trace_is_read_if_warnings_are_errors() -> None:
