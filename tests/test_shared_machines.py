@@ -91,7 +91,7 @@ def test_full_disk_ends_a_run_with_the_file_name(
     recipe = tiny(*LENGTH, "stages=[data,build,compile,train]")
     with pytest.raises(RunError) as caught, files_end_at(limit_bytes):
         run(recipe, tmp_path)
-    assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't write: File too large"
+    assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't be written: File too large"
     assert failure(tmp_path) == str(caught.value)
 
 
@@ -115,7 +115,7 @@ def test_run_resumes_from_before_a_disk_failure(
 
     with monkeypatch.context() as patched:
         patched.setattr(metrics_log, "metrics_lines", refused)
-        with pytest.raises(RunError, match=rf"metrics\.jsonl: can't write: {reason}"):
+        with pytest.raises(RunError, match=rf"metrics\.jsonl: can't be written: {reason}"):
             run(tiny(*LENGTH), tmp_path)
     assert failure(tmp_path).endswith(reason)
     assert outcome.checkpoints(tmp_path) == [8, 16]
@@ -159,7 +159,7 @@ def test_removed_run_directory_ends_its_run(
     with pytest.raises(RunError) as caught:
         run(recipe, run_dir, pruner=At(8, lambda: happen(run_dir)))
     place = re.escape(str(run_dir / "metrics.jsonl"))
-    assert re.fullmatch(f"{place}: can't write: ({reason})", str(caught.value))
+    assert re.fullmatch(f"{place}: can't be written: ({reason})", str(caught.value))
     assert run_dir.is_dir() is (happen is lose_its_log)
 
 
@@ -222,7 +222,7 @@ def test_full_disk_for_tensorboard_does_not_end_the_run(
     overrides = ["stages=[data,build,compile,train]", "monitor.tensorboard=true"]
     with files_end_at(limit_bytes):
         assert run(tiny(*LENGTH, *overrides), tmp_path).status == "done"
-    assert f"training continues: {tmp_path}: can't write: File too" in log_of(tmp_path)
+    assert f"training continues: {tmp_path}: can't be written: File too" in log_of(tmp_path)
     assert [line["step"] for line in outcome.metrics(tmp_path)] == ALL_STEPS
 
 

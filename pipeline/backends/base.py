@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -108,7 +108,9 @@ ProgressClock = Callable[[str], AbstractContextManager[object]]
 class Executable(Protocol):
     """A compiled run."""
 
-    report: CompileReport
+    @property
+    def report(self) -> CompileReport:
+        """Sizes and times of the compiled programs."""
 
     @property
     def program_text(self) -> str:
@@ -149,6 +151,62 @@ class Executable(Protocol):
         `before` is consumed. With `on_train` the batches are training samples. The sums are on the
         device, and complete when this returns.
         """
+
+
+E = TypeVar("E", bound=Executable)
+T = TypeVar("T")
+
+
+class WrappedExecutable(Generic[E]):
+    """An executable that passes its calls on to another; subclasses change some of them."""
+
+    def __init__(self, executable: E) -> None:
+        self._executable = executable
+
+    def _call(self, name: str, method: Callable[[E], T]) -> T:
+        """Call a method of the executable; `name` names what is computed in messages."""
+        return method(self._executable)
+
+    @property
+    def report(self) -> CompileReport:
+        return self._executable.report
+
+    @property
+    def program_text(self) -> str:
+        return self._executable.program_text
+
+    @property
+    def loader(self) -> Loader:
+        return self._executable.loader
+
+    def init(self) -> TrainState:
+        return self._call("step 0", lambda executable: executable.init())
+
+    def put(self, state: TrainState) -> TrainState:
+        return self._call("the state", lambda executable: executable.put(state))
+
+    def set_learning_rates(self, rates: np.ndarray) -> None:
+        self._executable.set_learning_rates(rates)
+
+    def run(
+        self, state: TrainState, start: int, stop: int, mechanism: Mechanism
+    ) -> tuple[TrainState, Telemetry]:
+        name = f"step {start + 1}"
+        return self._call(name, lambda executable: executable.run(state, start, stop, mechanism))
+
+    def evaluate(
+        self,
+        state: TrainState,
+        start: int,
+        stop: int,
+        before: EvalSums | None = None,
+        *,
+        on_train: bool = False,
+    ) -> EvalSums:
+        return self._call(
+            "evaluation",
+            lambda executable: executable.evaluate(state, start, stop, before, on_train=on_train),
+        )
 
 
 SinkPrice = Callable[[int | None], float]

@@ -58,6 +58,10 @@ class Costs:
     error: float
     """Relative error of a gain, from the noise of the measurement; 0 for modelled times."""
 
+    def find(self, mechanism: str) -> Cost:
+        """Return the cost of a mechanism; the first if it wasn't measured, as without sinks."""
+        return next((cost for cost in self.sinks if cost.mechanism == mechanism), self.sinks[0])
+
 
 @dataclass(frozen=True)
 class Bounds:

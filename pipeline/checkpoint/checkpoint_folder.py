@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -100,10 +101,11 @@ def remove_drafts(root: Path) -> None:
 
 def remove_draft(path: Path) -> None:
     """Remove a draft as far as the system permits; what remains is never read."""
-    if path.is_symlink() or path.is_file():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_number(name: str) -> bool:

@@ -135,7 +135,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)
         achieved = measure_gain(trials, choice)
-    return explanation(choice, measured.costs, make_dispatch(measured), memory, achieved)
+    return explanation(choice, measured.costs, make_dispatch(measured, choice), memory, achieved)
 
 
 def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
@@ -169,9 +169,10 @@ def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> Exp
     return ExplainedRun(recipe.name, device, recipe.train.batch_size, sink_steps)
 
 
-def make_dispatch(measured: Measurement) -> Dispatch:
-    """Return the overhead of a dispatch, its time minus a step's, as median and p90 in us."""
-    step_ms = measured.costs.sinks[0].step_ms
+def make_dispatch(measured: Measurement, choice: SinkChoice) -> Dispatch:
+    """Return the overhead of a dispatch as median and p90 in us: its time, minus that of a step by
+    the chosen mechanism."""
+    step_ms = measured.costs.find(choice.mechanism).step_ms
     median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
     return Dispatch(float(median_us), float(p90_us))
 

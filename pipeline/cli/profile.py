@@ -59,7 +59,7 @@ def parse_run(arguments: Sequence[str]) -> CommandResult:
         rule = f"must be left out; {path} is parsed as it was recorded"
         raise UsageError(arguments[1:], rule)
     # Imported here: the other use of the command composes a recipe before it imports jax.
-    from pipeline.engine.monitors.monitors import convert_write_errors
+    from pipeline.core.files.atomic_write import convert_write_errors
     from pipeline.inspect.profiler.profile_files import write_profile
     from pipeline.inspect.profiler.run_record import find_profile, read_report
 

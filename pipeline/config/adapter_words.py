@@ -58,6 +58,7 @@ class AdapterWords(Spec):
     def _translate(self) -> Self:
         """Set the keys that the words stand for. Raises ValueError if a key has another value."""
         changes: dict[str, Any] = {}
+        words: dict[str, str] = {}
         for word, (key, default, translate) in MEANINGS.items():
             setting = getattr(self, word)
             if setting is None:
@@ -66,11 +67,13 @@ class AdapterWords(Spec):
             current = changes.get(key, getattr(self, key))
             is_set = key in changes or current != default
             if is_set and current != value:
+                other = words.get(key, f"{key} = {current}")
                 raise ValueError(
-                    f"{word} = {setting} conflicts with {key} = {current}; they are two words for "
-                    "one thing: give one of them"
+                    f"{word} = {setting} conflicts with {other}; they are two words for one thing: "
+                    "give one of them"
                 )
             changes[key] = value
+            words[key] = f"{word} = {setting}"
         return self.model_copy(update=changes) if changes else self
 
 

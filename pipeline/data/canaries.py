@@ -9,8 +9,10 @@ import numpy as np
 from pipeline.data.columns import RawData
 from pipeline.data.order import draw_words, permute
 
-_STREAM = 1 << 62
-"""Number in the key of all draws about canaries, larger than the number of any epoch."""
+_CHOICE_STREAM = 7 << 61
+"""Number in the key of the choice of canaries, so that no other draw has the same key."""
+_LABEL_STREAM = _CHOICE_STREAM + 1
+"""Number in the key of the labels of canaries, so that no other draw has the same key."""
 
 
 def choose_canaries(samples: int, count: int, seed: int) -> np.ndarray:
@@ -19,7 +21,7 @@ def choose_canaries(samples: int, count: int, seed: int) -> np.ndarray:
     canaries it trains on. Raises ValueError for more than half of the samples."""
     if count > samples // 2:
         raise ValueError(f"{count:,} canaries: must be at most half of {samples:,} samples")
-    return permute(np.arange(count), samples, seed, _STREAM)
+    return permute(np.arange(count), samples, seed, _CHOICE_STREAM)
 
 
 def plant_canaries(raw: RawData, canaries: np.ndarray, seed: int) -> RawData:
@@ -30,7 +32,7 @@ def plant_canaries(raw: RawData, canaries: np.ndarray, seed: int) -> RawData:
     if raw.targets.task != "classification" or len(labels.shape) != 1 or classes < 2:
         raise ValueError("must be null unless each sample has one of several classes")
     new_labels = np.array(labels[:])
-    words = draw_words(seed, _STREAM, len(canaries))
+    words = draw_words(seed, _LABEL_STREAM, len(canaries))
     # A shift by 1 to classes - 1 always leads to another class.
     shifts = 1 + (words % np.uint64(classes - 1)).astype(np.int64)
     new_labels[canaries] = (new_labels[canaries] + shifts) % classes

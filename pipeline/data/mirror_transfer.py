@@ -115,8 +115,8 @@ def _read_chunks(
     """Yield the body of a response that continues a file of `num_bytes` bytes up to `total_bytes`,
     None if unknown. Shows a progress bar on a terminal.
 
-    Raises TimeoutError if the mirror is too slow, ValueError for more than `MAX_BYTES`, and
-    ConnectionError if the connection closes early.
+    Raises ConnectionError if the mirror is too slow or closes the connection early, and ValueError
+    for more than `MAX_BYTES`.
     """
     progress = Progress(
         TextColumn(name),
@@ -141,7 +141,9 @@ def _read_chunks(
                 due_s = time.monotonic() + stall_s
                 due_bytes = num_bytes + MIN_BYTES_PER_STALL
             elif time.monotonic() > due_s:
-                raise TimeoutError
+                raise ConnectionError(
+                    f"sent fewer than {MIN_BYTES_PER_STALL:,} bytes in {stall_s:g} s"
+                )
             progress.update(task, completed=num_bytes)
             yield chunk
     if total_bytes is not None and num_bytes < total_bytes:

@@ -24,12 +24,12 @@ from pipeline.config.cache import cache_root
 from pipeline.config.profile_spec import ProfileSpec
 from pipeline.config.recipe import CacheSpec
 from pipeline.core.errors import DataError, RunError
+from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.platforms import get_platform
 from pipeline.engine.batches import IteratorBatches
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks
 from pipeline.engine.loop import Program, exhaust, train
-from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.non_finite_step import NonFiniteStepError
 from pipeline.engine.run_sink import (
     PreparedSink,
@@ -188,7 +188,7 @@ def profile_step(
             raise RunError(f"profile: {platform} can't be traced; a cpu, gpu or tpu can")
         report = _trace_and_decide(opened)
     if output is not None:
-        with convert_write_errors(output):
+        with convert_write_errors(Path(output)):
             write_profile(report, Path(output))
     return report
 

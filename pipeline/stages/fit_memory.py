@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pipeline.backends.base import Backend, Executable, Mechanism
-from pipeline.backends.loading.loader import Loader
+from pipeline.backends.base import Backend, Executable, Mechanism, WrappedExecutable
 from pipeline.backends.xla import Programs, XlaExecutable
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError, RunError, first_line
@@ -25,7 +24,6 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.build import Built
 from pipeline.stages.compile import compile_programs, compile_to_executable, recompute_blocks
-from pipeline.training.metrics import EvalSums
 from pipeline.training.parallel.microbatches import compute_microbatch_size
 from pipeline.training.state import TrainState
 from pipeline.training.telemetry import Telemetry
@@ -107,7 +105,7 @@ def count_most_at_once(built: Built, platform: str) -> int:
     return 1 << (limit.bit_length() - 1)
 
 
-class FittedExecutable:
+class FittedExecutable(WrappedExecutable[XlaExecutable]):
     """An executable that computes half as many shards at once when memory runs out.
 
     A call that has failed is repeated. Programs don't reuse the memory of their arguments, so the
@@ -124,11 +122,10 @@ class FittedExecutable:
         figures: dict[str, Any],
     ) -> None:
         assert isinstance(executable, XlaExecutable), "eager mode has no shards"
-        self.report = executable.report
+        super().__init__(executable)
         self._recipe = recipe
         self._built = built
         self._backend = backend
-        self._executable = executable
         self._reporter = reporter
         self._figures = figures
         self._rates: np.ndarray | None = None
@@ -179,7 +176,6 @@ class FittedExecutable:
         )
         assert isinstance(executable, XlaExecutable)
         self._executable = executable
-        self.report = executable.report
         if self._rates is not None:
             executable.set_learning_rates(self._rates)
         line = f"{before:,} -> {self.samples_at_once:,} samples at once: {reason}"
@@ -191,23 +187,9 @@ class FittedExecutable:
     def programs(self) -> Programs:
         return self._executable.programs
 
-    @property
-    def program_text(self) -> str:
-        return self._executable.program_text
-
-    @property
-    def loader(self) -> Loader:
-        return self._executable.loader
-
-    def init(self) -> TrainState:
-        return self._attempt("step 0", lambda executable: executable.init())
-
-    def put(self, state: TrainState) -> TrainState:
-        return self._attempt("the state", lambda executable: executable.put(state))
-
     def set_learning_rates(self, rates: np.ndarray) -> None:
         self._rates = rates
-        self._executable.set_learning_rates(rates)
+        super().set_learning_rates(rates)
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
@@ -218,31 +200,13 @@ class FittedExecutable:
             at_hand_bytes = self.find_memory()
             if at_hand_bytes < RESERVED_BYTES:
                 self.halve(f"step {start + 1}: {_format(at_hand_bytes)} are at hand")
-        return self._attempt(
-            f"step {start + 1}",
-            lambda executable: executable.run(state, start, stop, mechanism),
-        )
+        return super().run(state, start, stop, mechanism)
 
-    def evaluate(
-        self,
-        state: TrainState,
-        start: int,
-        stop: int,
-        before: EvalSums | None = None,
-        *,
-        on_train: bool = False,
-    ) -> EvalSums:
-        """Evaluate as `Executable.evaluate`, with fewer shards at once if memory is short."""
-        return self._attempt(
-            "evaluation",
-            lambda executable: executable.evaluate(state, start, stop, before, on_train=on_train),
-        )
-
-    def _attempt(self, name: str, call: Callable[[XlaExecutable], T]) -> T:
+    def _call(self, name: str, method: Callable[[XlaExecutable], T]) -> T:
         """Call until memory suffices. Raises RunError if it doesn't for a single shard."""
         while True:
             try:
-                return call(self._executable)
+                return method(self._executable)
             except (MemoryError, jax.errors.JaxRuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise

@@ -14,6 +14,7 @@ from pipeline.checkpoint.checkpoint_folder import (
     make_checkpoint_path,
     parse_checkpoint_step,
     remove_checkpoint,
+    remove_draft,
     remove_drafts,
     rename_aside,
 )
@@ -114,6 +115,20 @@ def test_only_drafts_are_removed(root: Path, tmp_path: Path) -> None:
     gone = before - {path.name for path in root.iterdir()}
     assert gone == {f"{step}.orbax-checkpoint-tmp" for step in (45, 46, 47)}
     assert (tmp_path / "precious").is_dir()
+
+
+def test_draft_that_the_system_protects_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would hide the one for which the draft is removed."""
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    draft = root / "46.orbax-checkpoint-tmp"
+    draft.touch()
+    monkeypatch.setattr(Path, "unlink", refuse)
+    remove_draft(draft)
+    remove_drafts(root)
+    assert draft.exists()
 
 
 def test_partly_removed_checkpoint_is_not_listed(

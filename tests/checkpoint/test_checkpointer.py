@@ -547,11 +547,15 @@ def test_last_checkpoint_is_verified_on_exit(tmp_path: Path) -> None:
 
 
 def test_original_exception_is_not_masked_by_missing_checkpoint(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, kept(5, None))
-    checkpoints.save(1, state_of(1), {}, None)
-    checkpoints.finish()
-    shutil.rmtree(tmp_path / "checkpoints")
-    checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    def interrupt() -> None:
+        with Checkpoints(tmp_path, kept(5, None)) as checkpoints:
+            checkpoints.save(1, state_of(1), {}, None)
+            checkpoints.finish()
+            shutil.rmtree(tmp_path / "checkpoints")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
 
 
 def test_removed_checkpoint_folder_is_recreated(tmp_path: Path) -> None:

@@ -6,21 +6,24 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from pipeline.__main__ import main
 from pipeline.backends.loading import loader as loader_module
 from pipeline.backends.loading.loader import make_loader
 from pipeline.backends.loading.window_buffer import LoaderSource
-from pipeline.backends.sink_choice import SinkChoice
+from pipeline.backends.sink_choice import Cost, Costs, SinkChoice
 from pipeline.cli import explain as command
-from pipeline.cli.explain import make_calendar, measure_memory
+from pipeline.cli.explain import make_calendar, make_dispatch, measure_memory
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import Event, RunSchedule
+from pipeline.stages.autosink.dispatch_costs import Measurement
 from pipeline.stages.data import load_data
 from pipeline.training.parallel.placement import DevicePlacement
 from tests.conftest import STEPS, TINY
@@ -177,6 +180,20 @@ def test_several_emulated_devices_are_explained_with_their_all_reduces(
     assert (found["devices"], found["count"]) == (16, 1)
     assert found["nbytes"] >= 4 * 61_684
     assert line.endswith(f"exposed, {found['exposed_ms'] / found['step_ms']:.1%} of the step")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "median_us"), [("loop", 2000), ("soft", 1000), ("none", 2000)]
+)
+def test_overhead_of_a_dispatch_is_compared_with_the_chosen_sinks(
+    mechanism: Any, median_us: float
+) -> None:
+    """Of a dispatch of 3 ms, a step takes 1 ms in a loop and 2 ms by itself."""
+    costs = Costs(3.0, (Cost("loop", 0.5, 1.0), Cost("soft", 0.1, 2.0)), 0.0)
+    measured = Measurement(costs, np.array([3.0, 3.0, 3.0]), 100)
+    choice = SinkChoice(None, mechanism, "made up", off_ms=3.0, step_ms=3.0)
+    dispatch = make_dispatch(measured, choice)
+    assert (dispatch.median_us, dispatch.p90_us) == (median_us, median_us)
 
 
 MISTAKES = {

@@ -63,7 +63,12 @@ def test_adapter_word_stands_for_a_key(word: str, key: str, value: object) -> No
         ),
         (
             ["precision_mode=force_fp16", "opt_level=O1"],
-            "opt_level = O1 conflicts with precision = O3",
+            "opt_level = O1 conflicts with precision_mode = force_fp16; they are two words for one "
+            "thing: give one of them",
+        ),
+        (
+            ["precision=O2", "opt_level=O1"],
+            "opt_level = O1 conflicts with precision = O2; they are two words for one thing",
         ),
     ],
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DataError
+from pipeline.data import mirror_transfer
 from pipeline.data.checksums import RemoteFile
 from pipeline.data.download import fetch, fetch_all, lock_data_folder
 
@@ -101,6 +102,11 @@ class Handler(BaseHTTPRequestHandler):
     def send_stalling(self) -> None:
         self.reply(0, CONTENT[:100], len(CONTENT))
         self.server.closing.wait(10)
+
+    def send_slowly(self) -> None:
+        self.reply(0, b"", len(CONTENT))
+        while not self.server.closing.wait(0.02):
+            self.wfile.write(CONTENT[:10])
 
     def send_silent(self) -> None:
         self.server.closing.wait(10)
@@ -282,6 +288,15 @@ def test_error_has_the_reason_of_each_mirror(server: Server, tmp_path: Path) -> 
     assert reasons[1] == f"  {mirrors[1]}/data.bin: sent nothing for 0.25 s"
     assert reasons[2] == f"  {mirrors[2]}/data.bin: unknown url type: ftp"
     assert reasons[3].endswith("Connection refused")
+
+
+def test_slow_mirror_is_distinguished_from_a_silent_one(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_transfer, "ROUNDS", 1)
+    reason = r"slowly/data\.bin: sent fewer than 16,384 bytes in 0\.25 s"
+    with pytest.raises(DataError, match=reason):
+        fetch(FILE, [server.mirror("slowly")], tmp_path, stall_s=STALL_S)
 
 
 def test_size_other_than_published_is_refused(server: Server, tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ REFUSED = (
     "experimental_distribute",
 )
 """Parameters of RunConfig that NPURunConfig refuses."""
+KEEP_HOURS = "keep_checkpoint_every_n_hours"
+OFF_HOURS = 10_000
+"""TensorFlow's default of `KEEP_HOURS`, which turns it off."""
 NOT_LITERAL = "isn't a literal, and the script isn't run"
 BATCHES = ("batch", "map_and_batch", "padded_batch")
 SESSIONS = ("Session", "InteractiveSession")
@@ -191,12 +194,14 @@ def _map_run(settings: Settings) -> Iterator[KeyRow]:
     loop = settings.get("iterations_per_loop")
     if isinstance(loop, int) and not isinstance(settings.get("max_steps"), int):
         yield KeyRow("length of training", {"train.steps": loop}, "max_steps is missing: one loop")
-    hours = settings.get("keep_checkpoint_every_n_hours")
-    # TensorFlow's default, 10,000 hours, turns it off.
-    if isinstance(hours, int | float) and 0 < hours * 60 <= MAX_MINUTES:
-        yield KeyRow(
-            "keep_checkpoint_every_n_hours", {"checkpoint.keep_minutes": round(hours * 60)}
-        )
+    hours = settings.get(KEEP_HOURS)
+    if isinstance(hours, int | float) and hours > 0:
+        minutes = round(min(hours, OFF_HOURS) * 60)
+        if minutes <= MAX_MINUTES:
+            yield KeyRow(KEEP_HOURS, {"checkpoint.keep_minutes": max(minutes, 1)})
+        else:
+            limit = f"checkpoint.keep_minutes must be at most {MAX_MINUTES:,}"
+            yield KeyRow(KEEP_HOURS, note="is off" if hours == OFF_HOURS else limit)
     profiling = settings.get("profiling_config")
     if isinstance(profiling, dict) and profiling.get("enable_profiling"):
         options = str(profiling.get("profiling_options") or "{}")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from pipeline.core.errors import RunError
+from pipeline.core.errors import RunError, get_system_reason
 
 UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
 """Error numbers for folders that can't be synced, by their file system or their permissions."""
@@ -53,11 +53,13 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def convert_write_errors(path: Path) -> Iterator[None]:
-    """Raise RunError with the system's reason if `path` can't be written during the block."""
+    """Raise RunError with the system's reason if a file can't be written during the block; it is
+    `path` unless the error names another, such as one in a folder."""
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
+        file = error.filename or path
+        raise RunError(f"{file}: can't be written: {get_system_reason(error)}") from error
 
 
 def _is_device(path: Path) -> bool:

@@ -50,7 +50,7 @@ def pad_split(
         canvas = compute_canvas([canvas, tuple(full_sizes.max(axis=0).tolist())])
     columns["image"] = PaddedColumn(images, canvas)
     columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas, ignore_index)
-    return Split(columns, numbers=split.numbers)
+    return replace(split, columns=columns)
 
 
 def _pad_labels(

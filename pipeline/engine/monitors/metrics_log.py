@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.files.strict_json import format_json
 from pipeline.engine.callbacks.events import Evaluation, Monitor
 from pipeline.engine.monitors.log_lines import EVALS, METRICS, SCALARS, read_lines
-from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.monitors.verified_log import LogFindings, VerifiedLog, open_log, read_mark
 from pipeline.engine.schedule import RunSchedule
 from pipeline.training.telemetry import Telemetry, concatenate_columns

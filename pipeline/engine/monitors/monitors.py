@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -34,16 +34,6 @@ WIDEST_NAME = 30
 BANNER = f"{14 * '='} Starting Training {14 * '='}"
 EVERY_BATCHES = 100
 """Batches between two lines of the functional loop, counted from 0 in every epoch."""
-
-
-@contextmanager
-def convert_write_errors(file: str | Path) -> Iterator[None]:
-    """Raise RunError if the system refuses to write a file during the block."""
-    try:
-        yield
-    except OSError as error:
-        path = error.filename or file
-        raise RunError(f"{path}: can't write: {error.strerror or error}") from error
 
 
 @dataclass

@@ -18,10 +18,10 @@ import yaml
 
 from pipeline.backends.base import Estimate
 from pipeline.core.errors import printable
+from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.data.columns import IMAGES, SampleUnit
 from pipeline.engine.callbacks.events import TRAINED, Evaluation, Monitor, SinkReport, metric_tag
 from pipeline.engine.monitors.event_file import EventFile, find_purging
-from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.monitors.projector import add_captions, stretch_range, write_embeddings
 from pipeline.training.telemetry import Telemetry, concatenate_columns
 

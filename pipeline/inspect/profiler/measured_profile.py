@@ -25,7 +25,7 @@ from pipeline.inspect.profiler.iterations import (
     find_median_iteration,
     split_trace,
 )
-from pipeline.inspect.profiler.peaks import TRIAD, Peaks, peaks_of
+from pipeline.inspect.profiler.peaks import TRIAD_BYTES, Peaks, peaks_of
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable, TimedDispatch
 from pipeline.inspect.profiler.step_profile import (
     Coverage,
@@ -299,7 +299,8 @@ def exceeds_peaks(profile: StepProfile) -> bool:
     Bandwidth counts only if the operands don't fit into a cache.
     """
     return any(
-        (op.of_flops or 0.0) > 1 or ((op.of_bytes or 0.0) > 1 and op.nbytes > TRIAD * op.calls)
+        (op.of_flops or 0.0) > 1
+        or ((op.of_bytes or 0.0) > 1 and op.nbytes > TRIAD_BYTES * op.calls)
         for op in profile.operators
         if op.share > NOTABLE_SHARE
     )

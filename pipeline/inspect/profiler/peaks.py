@@ -21,8 +21,8 @@ from pipeline.core.host.shortest_time import measure_shortest_s
 
 FILE = "peaks.json"
 MEASUREMENT_S = 0.5
-TRIAD = 1 << 24
-"""Elements of each array of the triad; an array is larger than any cache."""
+TRIAD_BYTES = 1 << 26
+"""Size of each array of the triad, which is larger than any cache."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def measure_peaks(device: jax.Device) -> Peaks:
     with jax.default_device(device):
         matrix = jnp.asarray(np.random.default_rng(0).standard_normal((size, size), np.float32))
         half = matrix.astype(jnp.bfloat16)
-        left = jnp.ones(TRIAD, jnp.float32)
-        right = jnp.ones(TRIAD, jnp.float32)
+        left = jnp.ones(TRIAD_BYTES // 4, jnp.float32)
+        right = jnp.ones_like(left)
         product = jax.jit(jnp.dot)
         triad = jax.jit(lambda a, b: a + 3.0 * b)
         share = MEASUREMENT_S / 3

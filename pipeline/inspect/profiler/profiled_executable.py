@@ -7,10 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from pipeline.backends.base import CompileReport, Executable, Mechanism
-from pipeline.backends.loading.loader import Loader
+from pipeline.backends.base import Executable, Mechanism, WrappedExecutable
 from pipeline.inspect.profiler.trace import TracedOp, Tracer, read_operations
 from pipeline.training.metrics import EvalSums
 from pipeline.training.state import TrainState
@@ -40,7 +37,7 @@ class TimedDispatch:
         return self.end_s - self.begin_s
 
 
-class ProfiledExecutable:
+class ProfiledExecutable(WrappedExecutable[Executable]):
     """An executable whose steps `first + 1 .. first + steps` are traced.
 
     A dispatch is split before and after the traced steps. Program, arguments and results are the
@@ -50,10 +47,9 @@ class ProfiledExecutable:
     def __init__(
         self, executable: Executable, first: int, steps: int, notify: Callable[[], None]
     ) -> None:
-        self._executable = executable
+        super().__init__(executable)
         self.first = first
         self.last = first + steps
-        self.report: CompileReport = executable.report
         self.dispatches: list[TimedDispatch] = []
         self.evaluations_s: list[tuple[float, float]] = []
         """Begin and end of each call of `evaluate`."""
@@ -63,23 +59,6 @@ class ProfiledExecutable:
         """The profiler's file of the traced steps."""
         self._tracer = Tracer()
         self._notify = notify
-
-    @property
-    def program_text(self) -> str:
-        return self._executable.program_text
-
-    @property
-    def loader(self) -> Loader:
-        return self._executable.loader
-
-    def init(self) -> TrainState:
-        return self._executable.init()
-
-    def put(self, state: TrainState) -> TrainState:
-        return self._executable.put(state)
-
-    def set_learning_rates(self, rates: np.ndarray) -> None:
-        self._executable.set_learning_rates(rates)
 
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
@@ -94,7 +73,7 @@ class ProfiledExecutable:
             waited_s = self.loader.waited_s
             cpu_s = time.process_time()
             began = time.perf_counter()
-            state, telemetry = self._executable.run(state, begin, end, mechanism)
+            state, telemetry = super().run(state, begin, end, mechanism)
             ended = time.perf_counter()
             cpu_s = time.process_time() - cpu_s
             waited_s = self.loader.waited_s - waited_s
@@ -119,7 +98,7 @@ class ProfiledExecutable:
     ) -> EvalSums:
         """Return the sums over evaluation batches, and record the time of the call."""
         began = time.perf_counter()
-        sums = self._executable.evaluate(state, start, stop, before, on_train=on_train)
+        sums = super().evaluate(state, start, stop, before, on_train=on_train)
         self.evaluations_s.append((began, time.perf_counter()))
         return sums
 

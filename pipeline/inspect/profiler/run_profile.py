@@ -18,9 +18,9 @@ from pipeline.config.profile_spec import LEAST_STEPS, ProfileSpec
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
 from pipeline.core.errors import RecipeError, RunError, first_line
+from pipeline.core.files.atomic_write import convert_write_errors
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.dataset import Dataset
-from pipeline.engine.monitors.monitors import convert_write_errors
 from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.inspect.profiler.ascend_profile import modelled_profile
 from pipeline.inspect.profiler.compilations import Compilations, watch_compilations
@@ -310,10 +310,7 @@ class RunProfiler(Profile):
             return None
         now_ms = costs.off_ms
         if recipe.train.sink and schedule.sink_steps is not None:
-            cost = next(
-                (sink for sink in costs.sinks if sink.mechanism == choice.mechanism), costs.sinks[0]
-            )
-            now_ms = predict_ms(cost, schedule.sink_steps, bounds)
+            now_ms = predict_ms(costs.find(choice.mechanism), schedule.sink_steps, bounds)
         return SinkGain(choice.size, choice.step_ms, now_ms, costs.error)
 
     def _measure_event_cost(self, dataset: Dataset, state: TrainState) -> EventCost | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,10 @@ def read_operations(raw: bytes) -> tuple[TracedOp, ...]:
     except RuntimeError as error:
         raise ValueError(first_line(error)) from error
     device_planes = [plane for plane in planes if plane.name.startswith(DEVICE)]
-    traced = tuple(_list_operations(device_planes)) or tuple(_list_operations(planes))
+    # A type of jaxlib 0.12 is made at its first use with a DeprecationWarning. If warnings are
+    # errors, the process aborts.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        traced = tuple(_list_operations(device_planes)) or tuple(_list_operations(planes))
     return tuple(sorted(traced, key=lambda op: (op.begin_ns, op.end_ns)))
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.csv_file import format_csv
 from pipeline.data.targets import Targets
 from pipeline.inspect.report.evaluated import (
@@ -35,15 +34,12 @@ def replace_files(folder: Path, names: Iterable[str], files: Mapping[str, str | 
 
     Raises RunError if a file can't be written.
     """
-    try:
+    with convert_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
             write_whole(folder / name, content)
-    except OSError as error:
-        path = error.filename or folder
-        raise RunError(f"{path}: can't be written: {error.strerror}") from error
 
 
 def csv_files(predictions: Predictions, targets: Targets) -> Mapping[str, str]:

@@ -102,10 +102,7 @@ class Explanation:
     @property
     def cost(self) -> Cost | None:
         """Cost of the chosen mechanism, else of the first; None if nothing was measured."""
-        if self.costs is None:
-            return None
-        sinks = self.costs.sinks
-        return next((cost for cost in sinks if cost.mechanism == self.choice.mechanism), sinks[0])
+        return None if self.costs is None else self.costs.find(self.choice.mechanism)
 
     def predictions(self) -> dict[int, float]:
         """Predict milliseconds a step by sink size: `SHOWN`, the recipe's size, the chosen size."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.errors import DataError, RunError, first_line, get_system_reason
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import DataError, first_line, get_system_reason
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.npy import read_npy
 from pipeline.data.image_file import (
     FORMATS,
@@ -171,8 +171,6 @@ def write_mask(path: Path, file: Path, mask: np.ndarray, classes: int) -> None:
         raise DataError(f"{path}: the mask of {file} would replace it; name another folder")
     content = io.BytesIO()
     make_mask_image(mask, classes, size).save(content, "PNG")
-    try:
+    with convert_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
-    except OSError as error:
-        raise RunError(f"{path}: can't write: {error.strerror or error}") from error

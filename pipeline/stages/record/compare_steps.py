@@ -21,7 +21,8 @@ MAX_NAMES = 1000
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A number of a step that differs between two runs; None if it is missing or not finite."""
+    """A number of a step that differs between two runs; None if a log lacks it, infinite if it is
+    any number that isn't finite."""
 
     step: int
     name: str
@@ -32,18 +33,23 @@ class Discrepancy:
 
     @property
     def distance(self) -> float:
-        """Absolute difference of the values; infinite if a value is None."""
+        """Absolute difference of the values; infinite if one is missing or not finite."""
         return math.inf if self.one is None or self.other is None else abs(self.other - self.one)
 
     def __str__(self) -> str:
         values = (self.one, self.other)
-        texts = ["not finite" if value is None else str(np.float32(value)) for value in values]
-        text = f"step {self.step:,}: {self.name} {' and '.join(texts)}"
-        if self.one is None or self.other is None:
+        text = f"step {self.step:,}: {self.name} {' and '.join(map(_format_number, values))}"
+        if self.one is None or self.other is None or math.isinf(self.distance):
             return text
         places = abs(_find_float_position(self.other) - _find_float_position(self.one))
         count = f" ({places:,} in the last place of float32)" if places <= MAX_PLACES else ""
         return f"{text}, {self.distance:.2g} apart{count}"
+
+
+def _format_number(value: float | None) -> str:
+    if value is None:
+        return "missing"
+    return str(np.float32(value)) if math.isfinite(value) else "not finite"
 
 
 def _find_float_position(value: float) -> int:
@@ -117,8 +123,10 @@ def _find_discrepancies(line_a: LogLine, line_b: LogLine) -> list[Discrepancy]:
     def read(numbers: Mapping[str, float | None], name: str) -> float | None:
         # A line has a flag only if it is set.
         is_flag = isinstance(numbers_a.get(name), bool) or isinstance(numbers_b.get(name), bool)
-        number = numbers.get(name, 0.0 if is_flag else None)
-        return None if number is None else float(number)
+        if name not in numbers:
+            return 0.0 if is_flag else None
+        number = numbers[name]
+        return math.inf if number is None else float(number)
 
     names = dict.fromkeys((*numbers_a, *numbers_b))
     pairs = {name: (read(numbers_a, name), read(numbers_b, name)) for name in names}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -185,19 +186,21 @@ class SharedProgram:
             step_config = replace(varied_built.step_config, network=network)
             return _make_single_step(recipe, replace(lowered, step_config=step_config))
 
-        shared = share_step(recipe, self.members, make_step, inputs)
-        constants = shared.list_arguments(collect_numbers(recipe), inputs.step)
-        inputs = replace(inputs, step=shared.step, constants=constants)
-        executable = compile_to_executable(inputs, recipe, backend, reporter)
-        assert type(executable) is XlaExecutable
-        temporary_bytes = max(program.temporary_bytes for program in executable.report.programs)
-        # A state, and its copy for a checkpoint.
-        state_bytes = 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(built.state))
-        data_bytes = inputs.train.device_bytes + inputs.eval.device_bytes
-        self.places.require_room(state_bytes + temporary_bytes + data_bytes)
+        with closing(inputs.train):
+            shared = share_step(recipe, self.members, make_step, inputs)
+            constants = shared.list_arguments(collect_numbers(recipe), inputs.step)
+            inputs = replace(inputs, step=shared.step, constants=constants)
+            executable = compile_to_executable(inputs, recipe, backend, reporter)
+            assert type(executable) is XlaExecutable
+            programs = executable.report.programs
+            temporary_bytes = max(program.temporary_bytes for program in programs)
+            # A state, and its copy for a checkpoint.
+            leaves = jax.tree.leaves(built.state)
+            state_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+            data_bytes = inputs.train.device_bytes + inputs.eval.device_bytes
+            self.places.require_room(state_bytes + temporary_bytes + data_bytes)
         file = context.run_dir / LOWERINGS
         lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
-        inputs.train.close()
         return _Compiled(
             recipe,
             lowered.step_config,

@@ -112,6 +112,25 @@ def test_arguments_must_be_readable(call: str, problem: str, tmp_path: Path) -> 
     assert find_problems(tmp_path, call) == [problem]
 
 
+@pytest.mark.parametrize(
+    ("hours", "keys", "note"),
+    [
+        ("8784", {"checkpoint.keep_minutes": 527_040}, ""),
+        ("9000", {}, "checkpoint.keep_minutes must be at most 527,040"),
+        ("1e999", {}, "checkpoint.keep_minutes must be at most 527,040"),
+        ("10000", {}, "is off"),
+        ("0.001", {"checkpoint.keep_minutes": 1}, ""),
+    ],
+)
+def test_hours_between_checkpoints_are_mapped_or_limited(
+    hours: str, keys: dict[str, int], note: str, tmp_path: Path
+) -> None:
+    text = f"NPURunConfig(keep_checkpoint_every_n_hours={hours})"
+    rows = {row.setting: row for row in adopt_script(tmp_path, text).rows}
+    row = rows["keep_checkpoint_every_n_hours"]
+    assert (row.keys, row.note) == (keys, note)
+
+
 def test_non_literal_value_is_unmapped(tmp_path: Path) -> None:
     text = "N = 1\nN = 2\nNPURunConfig(save_checkpoints_steps=N, model_dir=read(1), a=1j)"
     rows = {row.setting: row for row in adopt_script(tmp_path, text).rows}

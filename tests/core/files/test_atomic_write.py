@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.files.atomic_write import commit, sync, sync_ancestors, write_whole
+from pipeline.core.errors import RunError
+from pipeline.core.files.atomic_write import (
+    commit,
+    convert_write_errors,
+    sync,
+    sync_ancestors,
+    write_whole,
+)
 from tests.engine.monitors.disk import files_end_at
 
 
@@ -137,3 +144,17 @@ def test_non_utf8_names_are_written_escaped(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xc3\xa9.png")
     write_whole(tmp_path / "a.csv", f"file\n{name}\n")
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == "file\n\\udcff\u00e9.png\n"
+
+
+def test_write_error_names_the_file_in_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught, convert_write_errors(tmp_path):
+        (tmp_path / "missing" / "file").write_text("")
+    assert str(caught.value) == (
+        f"{tmp_path / 'missing' / 'file'}: can't be written: No such file or directory"
+    )
+
+
+def test_write_error_without_a_file_or_a_number_has_the_path_and_the_words(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught, convert_write_errors(tmp_path):
+        raise OSError("the disk is gone")
+    assert str(caught.value) == f"{tmp_path}: can't be written: the disk is gone"

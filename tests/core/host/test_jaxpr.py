@@ -87,7 +87,9 @@ def test_scan_is_split_into_constants_carry_and_slices() -> None:
 
 def test_gradient_scan_is_split_into_its_operands() -> None:
     jaxpr = jax.make_jaxpr(jax.grad(lambda x: scanned(x, ROWS)[0][0]))(X)
-    for equation in (one for one in jaxpr.jaxpr.eqns if one.primitive.name == "scan"):
+    scans = [equation for equation in jaxpr.jaxpr.eqns if equation.primitive.name == "scan"]
+    assert len(scans) == 2
+    for equation in scans:
         scan = read_scan(equation)
         consts, carry, sliced = scan.split_operands(equation.invars)
         assert [atom.aval for atom in carry] == scan.body.out_avals[: len(carry)]

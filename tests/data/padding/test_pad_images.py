@@ -44,6 +44,13 @@ def batch_of(columns: dict[str, Any], rows: np.ndarray, epoch: Any) -> Batch:
     return Batch(columns, SEED, np.int32(epoch), rows, np.int32(len(rows)))  # type: ignore[arg-type]
 
 
+def test_padding_of_images_keeps_facts_of_the_split() -> None:
+    """Without the rows of zeros after them, folds of several sizes can't share a program."""
+    facts = {"files": (2, 4), "padding": 1, "numbers": np.arange(6)[::-1]}
+    padded_split = pad_split(replace(split(), **facts), BUCKETS, ignore_index=-1, crop=True)
+    assert {name: getattr(padded_split, name) for name in facts} == facts
+
+
 def test_cropped_sample_is_assigned_to_bucket_keeping_most() -> None:
     """In the order of `sort_buckets`: 64 and 72 places."""
     assert BUCKETS == ((8, 8), (6, 12))

@@ -44,7 +44,10 @@ def test_calls_are_forwarded() -> None:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (RunError("board: can't write: No space left on device"), "board: can't write: No space"),
+        (
+            RunError("board: can't be written: No space left on device"),
+            "board: can't be written: No space",
+        ),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )

@@ -109,7 +109,7 @@ def test_lines_do_not_depend_on_how_steps_are_split(tmp_path: Path) -> None:
 def test_write_error_names_the_file(tmp_path: Path) -> None:
     with files_end_at(50), pytest.raises(RunError) as caught, log(tmp_path) as monitor:
         monitor.on_steps(telemetry(0, 1.0), 1.0)
-    assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't write: File too large"
+    assert str(caught.value) == f"{tmp_path / 'metrics.jsonl'}: can't be written: File too large"
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_removed_file_is_reported_by_the_next_flush(tmp_path: Path, replaced: bo
     if replaced:
         file.touch()
     monitor.on_steps(telemetry(0, 1.0), 1.0)
-    with pytest.raises(RunError, match=r"metrics\.jsonl: can't write: "):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: can't be written: "):
         monitor.flush()
     with pytest.raises(RunError):
         monitor.close()

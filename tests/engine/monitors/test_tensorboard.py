@@ -107,13 +107,15 @@ def test_events_have_the_time_of_their_call(
 def test_write_error_names_the_folder(tmp_path: Path) -> None:
     with files_end_at(50), pytest.raises(RunError) as caught, board(tmp_path) as writer:
         writer.on_steps(telemetry(0, 1), 1.0)
-    assert str(caught.value) == f"{tmp_path}: can't write: File too large"
+    assert str(caught.value) == f"{tmp_path}: can't be written: File too large"
 
 
 def test_file_instead_of_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "board"
-    refused = pytest.raises(RunError, match=r"file/board/events[^/]*: can't write: Not a directory")
+    refused = pytest.raises(
+        RunError, match=r"file/board/events[^/]*: can't be written: Not a directory"
+    )
     with refused, board(folder) as writer:
         writer.on_steps(telemetry(0, 1), 1.0)
 

@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
+import jax
+import numpy as np
 import pytest
 from jax._src.source_info_util import ExtendNameStackContextManager
 
@@ -17,7 +20,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.profiler import run_profile
-from pipeline.inspect.profiler.trace import Tracer
+from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
+from pipeline.inspect.profiler.trace import Tracer, read_operations
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
@@ -106,6 +110,28 @@ def test_files_have_the_parts_of_the_time(tiny: Compose, tmp_path: Path) -> None
     assert ElementTree.parse(folder / "picture.svg").getroot().tag.endswith("svg")
     text = (folder / "table.txt").read_text()
     assert f"Verdict: {found['verdict']['name']}: " in text
+
+
+def test_profiled_executable_passes_calls_on() -> None:
+    """Its report is the newest: an executable that is short of memory compiles again."""
+    plain = Mock()
+    profiled = ProfiledExecutable(plain, 4, 2, lambda: None)
+    assert profiled.init() is plain.init.return_value
+    assert profiled.put(Mock()) is plain.put.return_value
+    assert profiled.loader is plain.loader
+    plain.report = Mock()
+    assert profiled.report is plain.report
+
+
+def test_trace_is_read_if_warnings_are_errors() -> None:
+    """jaxlib 0.12 with Python 3.13 aborted the process, as tests turn warnings into errors."""
+    double = jax.jit(lambda x: 2 * x)
+    double(np.ones(4)).block_until_ready()
+    tracer = Tracer()
+    tracer.start()
+    double(np.ones(4)).block_until_ready()
+    operations = read_operations(tracer.stop())
+    assert {operation.module for operation in operations} == {"jit__lambda"}
 
 
 @pytest.mark.slow

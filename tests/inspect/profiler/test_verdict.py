@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.backends.loading.loader_stats import LoaderReport, SlowSample
 from pipeline.inspect.profiler.compilations import Compilation
-from pipeline.inspect.profiler.peaks import Peaks
+from pipeline.inspect.profiler.measured_profile import exceeds_peaks
+from pipeline.inspect.profiler.peaks import TRIAD_BYTES, Peaks
 from pipeline.inspect.profiler.step_profile import HostTime, OperatorTime, StepProfile
 from pipeline.inspect.profiler.verdict import EventCost, Evidence, SinkGain, decide
 
@@ -135,3 +136,12 @@ def test_roofline_decides_between_memory_and_compute_bound() -> None:
     assert decide(evidence(wide, RELU)).name == "memory-bound"
     # A cache may hold it all.
     assert decide(evidence(replace(wide, nbytes=1e6, flops=1e6), RELU)).name == "operators"
+
+
+def test_bandwidth_exceeds_the_peak_only_with_operands_beyond_a_cache() -> None:
+    """40 MB a call may be in a cache, from which reading is faster than from the memory."""
+    fast = replace(PRODUCT, calls=2.0, of_bytes=1.5, nbytes=8e7)
+    assert not exceeds_peaks(evidence(fast).profile)
+    assert exceeds_peaks(evidence(replace(fast, nbytes=2 * TRIAD_BYTES + 1)).profile)
+    assert exceeds_peaks(evidence(replace(fast, of_flops=1.1)).profile)
+    assert not exceeds_peaks(evidence(replace(fast, of_flops=1.1, share=0.001)).profile)

@@ -70,6 +70,13 @@ def test_non_finite_numbers_equal_only_each_other(pair: Any) -> None:
     assert str(found) == "step 5: loss 1.5 and not finite"
 
 
+def test_missing_number_differs_from_one_that_is_not_finite(pair: Any) -> None:
+    diverged = [*STEPS[:4], line(5, accuracy=None)]
+    found = pair(diverged, STEPS)
+    assert (found.differing, found.first.distance) == (1, math.inf)
+    assert str(found.first) == "step 5: accuracy not finite and missing"
+
+
 def test_distance_in_last_places_spans_zero(pair: Any) -> None:
     """There are two zeros between the smallest numbers of either sign."""
     tiny = float(np.finfo(np.float32).smallest_subnormal)

@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,6 +130,25 @@ def test_too_little_memory_error_names_the_fitting_number(
     text = str(error.value)
     assert "hydra.sweeper.vectorize = 8: 8 runs at once need 16.0 GB of memory, and 7.0 GB" in text
     assert text.endswith("hydra.sweeper.vectorize=3 fits")
+
+
+def test_refused_program_closes_its_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its thread would go on to read the data."""
+    loader = Mock()
+    context = Mock()
+    context.recipe.stages = ["train"]
+    context.summary.time = {}
+
+    def refuse(*_: Any) -> None:
+        raise shared_program.CompiledInError(["train.steps"])
+
+    monkeypatch.setattr(shared_program, "lower", Mock())
+    monkeypatch.setattr(shared_program, "make_compile_inputs", lambda *_: Mock(train=loader))
+    monkeypatch.setattr(shared_program, "share_step", refuse)
+    program = shared_program.SharedProgram([], shared_program.Places(1))
+    with pytest.raises(shared_program.CompiledInError, match=r"train\.steps"):
+        program.open(context, context.recipe, Mock(), Mock(), Mock())
+    loader.close.assert_called_once()
 
 
 def test_signal_stops_members_and_starts_no_more() -> None:

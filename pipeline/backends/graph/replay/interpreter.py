@@ -99,7 +99,7 @@ class Interpreter:
     """Names by variable of the jaxprs."""
     _equations: int = 0
     _iterations: list[int] = field(default_factory=list)
-    """Current iteration of each scan around the equation, the outermost first."""
+    """Current iteration of each loop around the equation, the outermost first."""
 
     def run(
         self, jaxpr: core.ClosedJaxpr, inputs: Sequence[ReplayValue], scope: str = ""
@@ -154,11 +154,14 @@ class Interpreter:
     def _run_while(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         loop = read_while(eqn)
         condition_consts, body_consts, carry = loop.split_operands(operands)
+        self._iterations.append(0)
         while True:
             (should_continue,) = self.run(loop.condition, [*condition_consts, *carry], scope)
             if not bool(should_continue.array):
+                self._iterations.pop()
                 return carry
             carry = self.run(loop.body, [*body_consts, *carry], scope)
+            self._iterations[-1] += 1
 
     def _compute(self, eqn: Any, operands: list[ReplayValue], scope: str) -> list[ReplayValue]:
         with eqn.ctx.manager:

@@ -53,7 +53,7 @@ class Origin:
     operands: tuple[Operand, ...] = ()
     array: Any = None
     iteration: int = 0
-    """Iteration of the outermost scan around the equation; 0 if there is none."""
+    """Iteration of the outermost loop around the equation; 0 if there is none."""
     named: NamedTensor | None = None
     line: str = ""
     """The line of custom code that made the equation, if its result is recorded."""

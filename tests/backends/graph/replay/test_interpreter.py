@@ -170,6 +170,20 @@ def test_cause_inside_a_loop_has_its_iteration() -> None:
     assert (found.primitive, found.iteration) == ("log", 1)
 
 
+def test_cause_inside_a_while_loop_has_its_iteration() -> None:
+    """The third iteration computes 1 / 0. A division by zero after a loop is in no iteration."""
+
+    def divide(y: Array) -> Array:
+        return 1 / (1 / y - 1)
+
+    inside = cause_of(lambda x: lax.while_loop(jnp.isfinite, divide, x), np.float32(1 / 3))
+    assert inside.origin.iteration == 2
+    after = cause_of(
+        lambda x: 1 / lax.while_loop(lambda y: y > 0, lambda y: y - 1, x), np.float32(3)
+    )
+    assert after.origin.iteration == 0
+
+
 def test_cause_inside_checkpoint_is_its_operation() -> None:
     def function(x: Array) -> Array:
         return jax.checkpoint(lambda y: jnp.log(y - y).sum())(x)

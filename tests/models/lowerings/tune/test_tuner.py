@@ -491,6 +491,7 @@ def test_repeated_tuning_result_has_the_stored_entry(bench: Bench) -> None:
     bench.choose("tune")
     bench.time_by(by_engine(1500.0, 2000.0))
     result = bench.choose("repeat").to_result()
+    assert len(result["operators"]) == len(THREE)
     for operator in result["operators"]:
         assert [name for name, is_so in operator["status_data"].items() if is_so] == [
             "bank_hit",
