@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
@@ -196,12 +197,9 @@ class XlaExecutable:
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
-        carry = LoopCarry(self._put_once(state), *self.buffers)
-        rows = []
-        for inputs, first, count in split_at_windows(self.work.train, start, stop):
-            carry = self._run_window(carry, inputs, range(first, first + count), mechanism)
-            # A copy: on the CPU the array is a view of a buffer that the next call consumes.
-            rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
+        begin = LoopCarry(self._put_once(state), *self.buffers)
+        run_window = partial(self._run_window, mechanism)
+        carry, rows = run_windows(self.work.train, start, stop, begin, run_window)
         is_on_host = get_platform(self.placement.device.platform).is_host
         if isinstance(self.programs.evaluate, LaterProgram) and not is_on_host:
             # A thread of the host compiles the evaluation while the device trains. On the host's
@@ -214,20 +212,19 @@ class XlaExecutable:
         return state
 
     def _run_window(
-        self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
+        self, mechanism: Mechanism, carry: LoopCarry, inputs: Inputs, positions: range
     ) -> LoopCarry:
         """Run the steps at consecutive positions of a window, in one dispatch or one for each."""
-        stride = len(positions) if mechanism == "loop" and not self.work.single_steps else 1
-        for position in positions[::stride]:
-            begin = np.int32(position)
-            end = np.int32(position + stride)
+        for begin, end in split_positions(
+            positions, one_by_one=self.work.single_steps or mechanism != "loop"
+        ):
             carry = self.programs.train(carry, inputs, self.rates, begin, end, self.work.constants)
         return carry
 
-    def _read_telemetry(self, start: int, carry: LoopCarry, rows: list[np.ndarray]) -> Telemetry:
+    def _read_telemetry(self, start: int, carry: LoopCarry, rows: np.ndarray) -> Telemetry:
         """Return the telemetry of the steps that ran, and store the buffers for the next call."""
         self.buffers = carry.telemetry_buffer, carry.should_continue
-        telemetry = Telemetry.from_rows(start, np.concatenate(rows), Record._fields, FLAGS)
+        telemetry = Telemetry.from_rows(start, rows, Record._fields, FLAGS)
         if telemetry.non_finite_step is None:
             return telemetry
         # Reset `should_continue`: a measurement of speed runs on after a non-finite step.
@@ -248,18 +245,15 @@ class XlaExecutable:
         state = self._put_once(state)
         loader = self.work.train_sample if on_train else self.work.eval
         assert loader is not None, "the recipe asks for training samples"
-        for inputs, first, count in split_at_windows(loader, start, stop):
-            sums = self._evaluate_window(state, sums, inputs, range(first, first + count))
+        for inputs, positions in split_at_windows(loader, start, stop):
+            sums = self._evaluate_window(state, sums, inputs, positions)
         return jax.block_until_ready(sums)
 
     def _evaluate_window(
         self, state: TrainState, sums: EvalSums, inputs: Inputs, positions: range
     ) -> EvalSums:
         """Add the batches at consecutive positions of a window to sums."""
-        stride = 1 if self.work.single_steps else len(positions)
-        for position in positions[::stride]:
-            begin = np.int32(position)
-            end = np.int32(position + stride)
+        for begin, end in split_positions(positions, one_by_one=self.work.single_steps):
             sums = self.programs.evaluate(state, sums, inputs, begin, end, self.work.constants)
         return sums
 
@@ -383,13 +377,42 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
 
 
-def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Yield each window's inputs, first position and number of steps in `start + 1 .. stop`."""
+def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, range]]:
+    """Yield each window's inputs and the positions in it of steps `start + 1 .. stop`."""
     while start < stop:
         window = loader.get_window(start)
         end = min(stop, window.stop)
-        yield window.inputs, start - window.start, end - start
+        yield window.inputs, range(start - window.start, end - window.start)
         start = end
+
+
+def split_positions(positions: range, *, one_by_one: bool) -> Iterator[tuple[np.int32, np.int32]]:
+    """Yield the first position of each dispatch, and the position after its last."""
+    stride = 1 if one_by_one else len(positions)
+    for position in positions[::stride]:
+        yield np.int32(position), np.int32(position + stride)
+
+
+def run_windows(
+    loader: Loader,
+    start: int,
+    stop: int,
+    carry: LoopCarry,
+    run_window: Callable[[LoopCarry, Inputs, range], LoopCarry],
+) -> tuple[LoopCarry, np.ndarray]:
+    """Run steps `start + 1 .. stop`, or up to the end of a window with a non-finite step.
+
+    Returns the carry and the steps' rows of telemetry.
+    """
+    rows: list[np.ndarray] = []
+    for inputs, positions in split_at_windows(loader, start, stop):
+        if rows and not carry.should_continue:
+            break
+        carry = run_window(carry, inputs, positions)
+        # A copy: on the CPU the array is a view of a buffer that the next call consumes.
+        buffer = np.asarray(carry.telemetry_buffer)
+        rows.append(buffer[positions.start : positions.stop].copy())
+    return carry, np.concatenate(rows)
 
 
 def _compile_initialisation(
