@@ -8,7 +8,7 @@ bit for all sink sizes, and one compilation is enough.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -49,6 +49,9 @@ from pipeline.backends.step_loops import (
     make_train_loop,
     run_once,
     run_python_loop,
+    run_windows,
+    split_at_windows,
+    split_positions,
 )
 from pipeline.core.host.platforms import Platform, get_platform
 from pipeline.models.lowerings.problem.lowering import Problem
@@ -375,44 +378,6 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
     """Repeat the last row until the block is full, so that runs of most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
-
-
-def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, range]]:
-    """Yield each window's inputs and the positions in it of steps `start + 1 .. stop`."""
-    while start < stop:
-        window = loader.get_window(start)
-        end = min(stop, window.stop)
-        yield window.inputs, range(start - window.start, end - window.start)
-        start = end
-
-
-def split_positions(positions: range, *, one_by_one: bool) -> Iterator[tuple[np.int32, np.int32]]:
-    """Yield the first position of each dispatch, and the position after its last."""
-    stride = 1 if one_by_one else len(positions)
-    for position in positions[::stride]:
-        yield np.int32(position), np.int32(position + stride)
-
-
-def run_windows(
-    loader: Loader,
-    start: int,
-    stop: int,
-    carry: LoopCarry,
-    run_window: Callable[[LoopCarry, Inputs, range], LoopCarry],
-) -> tuple[LoopCarry, np.ndarray]:
-    """Run steps `start + 1 .. stop`, or up to the end of a window with a non-finite step.
-
-    Returns the carry and the steps' rows of telemetry.
-    """
-    rows: list[np.ndarray] = []
-    for inputs, positions in split_at_windows(loader, start, stop):
-        if rows and not carry.should_continue:
-            break
-        carry = run_window(carry, inputs, positions)
-        # A copy: on the CPU the array is a view of a buffer that the next call consumes.
-        buffer = np.asarray(carry.telemetry_buffer)
-        rows.append(buffer[positions.start : positions.stop].copy())
-    return carry, np.concatenate(rows)
 
 
 def _compile_initialisation(

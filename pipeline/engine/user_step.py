@@ -20,8 +20,14 @@ from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, read_batch
-from pipeline.backends.step_loops import LoopCarry, make_train_loop, run_once
-from pipeline.backends.xla import run_windows, split_at_windows, split_positions
+from pipeline.backends.step_loops import (
+    LoopCarry,
+    make_train_loop,
+    run_once,
+    run_windows,
+    split_at_windows,
+    split_positions,
+)
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
