@@ -23,7 +23,7 @@ from pipeline.data.columns import SplitKey
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callback_calls import RunView
 from pipeline.engine.callbacks.callback import Callback, RunControl
-from pipeline.engine.callbacks.events import SinkReport
+from pipeline.engine.callbacks.events import Evaluation, SinkReport
 from pipeline.engine.loop import exhaust
 from pipeline.engine.monitors.log_lines import EVALS, METRICS
 from pipeline.inspect.dumps.run_inspection import RunInspection
@@ -195,11 +195,7 @@ class Trainer:
             options = RunOptions(Path(folder) / "run", inspection=RunInspection())
             summary = stages.run(recipe, options)
             options.signals.check()
-        return {
-            name: value["macro"] if isinstance(value, dict) else value
-            for name, value in summary.metrics.items()
-            if name != "count"
-        }
+        return Evaluation(summary.metrics, None).scalars()
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Return logits, float32 (n, ...), of raw images (n, H, W, C) or encoded rows (n, columns).

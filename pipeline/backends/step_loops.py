@@ -1,16 +1,18 @@
-"""Pure functions that a backend compiles: loops over the steps of a window."""
+"""Loops over the steps of a window: pure functions that a backend compiles, and dispatches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, read_batch
 from pipeline.models.modules.name_stack import DATA as DATA_SCOPE
 from pipeline.models.modules.name_stack import UPDATE
@@ -112,3 +114,41 @@ def make_eval_loop(step: TrainStep, repeat: Repeat) -> Callable[..., EvalSums]:
         return repeat(condition, body, (first, sums))[1]
 
     return loop
+
+
+def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, range]]:
+    """Yield each window's inputs and the positions in it of steps `start + 1 .. stop`."""
+    while start < stop:
+        window = loader.get_window(start)
+        end = min(stop, window.stop)
+        yield window.inputs, range(start - window.start, end - window.start)
+        start = end
+
+
+def split_positions(positions: range, *, one_by_one: bool) -> Iterator[tuple[np.int32, np.int32]]:
+    """Yield the first position of each dispatch, and the position after its last."""
+    stride = 1 if one_by_one else len(positions)
+    for position in positions[::stride]:
+        yield np.int32(position), np.int32(position + stride)
+
+
+def run_windows(
+    loader: Loader,
+    start: int,
+    stop: int,
+    carry: LoopCarry,
+    run_window: Callable[[LoopCarry, Inputs, range], LoopCarry],
+) -> tuple[LoopCarry, np.ndarray]:
+    """Run steps `start + 1 .. stop`, or up to the end of a window with a non-finite step.
+
+    Returns the carry and the steps' rows of telemetry.
+    """
+    rows: list[np.ndarray] = []
+    for inputs, positions in split_at_windows(loader, start, stop):
+        if rows and not carry.should_continue:
+            break
+        carry = run_window(carry, inputs, positions)
+        # A copy: on the CPU the array is a view of a buffer that the next call consumes.
+        buffer = np.asarray(carry.telemetry_buffer)
+        rows.append(buffer[positions.start : positions.stop].copy())
+    return carry, np.concatenate(rows)

@@ -8,8 +8,9 @@ bit for all sink sizes, and one compilation is enough.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +49,9 @@ from pipeline.backends.step_loops import (
     make_train_loop,
     run_once,
     run_python_loop,
+    run_windows,
+    split_at_windows,
+    split_positions,
 )
 from pipeline.core.host.platforms import Platform, get_platform
 from pipeline.models.lowerings.problem.lowering import Problem
@@ -196,12 +200,9 @@ class XlaExecutable:
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
         """Run steps `start + 1 .. stop`, window by window; `soft` dispatches them one by one."""
-        carry = LoopCarry(self._put_once(state), *self.buffers)
-        rows = []
-        for inputs, first, count in split_at_windows(self.work.train, start, stop):
-            carry = self._run_window(carry, inputs, range(first, first + count), mechanism)
-            # A copy: on the CPU the array is a view of a buffer that the next call consumes.
-            rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
+        begin = LoopCarry(self._put_once(state), *self.buffers)
+        run_window = partial(self._run_window, mechanism)
+        carry, rows = run_windows(self.work.train, start, stop, begin, run_window)
         is_on_host = get_platform(self.placement.device.platform).is_host
         if isinstance(self.programs.evaluate, LaterProgram) and not is_on_host:
             # A thread of the host compiles the evaluation while the device trains. On the host's
@@ -214,20 +215,19 @@ class XlaExecutable:
         return state
 
     def _run_window(
-        self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
+        self, mechanism: Mechanism, carry: LoopCarry, inputs: Inputs, positions: range
     ) -> LoopCarry:
         """Run the steps at consecutive positions of a window, in one dispatch or one for each."""
-        stride = len(positions) if mechanism == "loop" and not self.work.single_steps else 1
-        for position in positions[::stride]:
-            begin = np.int32(position)
-            end = np.int32(position + stride)
+        for begin, end in split_positions(
+            positions, one_by_one=self.work.single_steps or mechanism != "loop"
+        ):
             carry = self.programs.train(carry, inputs, self.rates, begin, end, self.work.constants)
         return carry
 
-    def _read_telemetry(self, start: int, carry: LoopCarry, rows: list[np.ndarray]) -> Telemetry:
+    def _read_telemetry(self, start: int, carry: LoopCarry, rows: np.ndarray) -> Telemetry:
         """Return the telemetry of the steps that ran, and store the buffers for the next call."""
         self.buffers = carry.telemetry_buffer, carry.should_continue
-        telemetry = Telemetry.from_rows(start, np.concatenate(rows), Record._fields, FLAGS)
+        telemetry = Telemetry.from_rows(start, rows, Record._fields, FLAGS)
         if telemetry.non_finite_step is None:
             return telemetry
         # Reset `should_continue`: a measurement of speed runs on after a non-finite step.
@@ -248,18 +248,15 @@ class XlaExecutable:
         state = self._put_once(state)
         loader = self.work.train_sample if on_train else self.work.eval
         assert loader is not None, "the recipe asks for training samples"
-        for inputs, first, count in split_at_windows(loader, start, stop):
-            sums = self._evaluate_window(state, sums, inputs, range(first, first + count))
+        for inputs, positions in split_at_windows(loader, start, stop):
+            sums = self._evaluate_window(state, sums, inputs, positions)
         return jax.block_until_ready(sums)
 
     def _evaluate_window(
         self, state: TrainState, sums: EvalSums, inputs: Inputs, positions: range
     ) -> EvalSums:
         """Add the batches at consecutive positions of a window to sums."""
-        stride = 1 if self.work.single_steps else len(positions)
-        for position in positions[::stride]:
-            begin = np.int32(position)
-            end = np.int32(position + stride)
+        for begin, end in split_positions(positions, one_by_one=self.work.single_steps):
             sums = self.programs.evaluate(state, sums, inputs, begin, end, self.work.constants)
         return sums
 
@@ -381,15 +378,6 @@ def pad_to_block(rates: np.ndarray) -> np.ndarray:
     """Repeat the last row until the block is full, so that runs of most lengths share a program."""
     rows = (0, -len(rates) % RATES_BLOCK)
     return np.pad(rates, [rows, *[(0, 0)] * (rates.ndim - 1)], mode="edge")
-
-
-def split_at_windows(loader: Loader, start: int, stop: int) -> Iterator[tuple[Inputs, int, int]]:
-    """Yield each window's inputs, first position and number of steps in `start + 1 .. stop`."""
-    while start < stop:
-        window = loader.get_window(start)
-        end = min(stop, window.stop)
-        yield window.inputs, start - window.start, end - start
-        start = end
 
 
 def _compile_initialisation(

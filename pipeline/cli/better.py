@@ -9,7 +9,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.cli.train import RESUME_KEYS, TrainArguments, run_sweep
 from pipeline.config.compose import compose_and_check
 from pipeline.config.hydra_options import DEFAULT_COMPONENTS, DEFAULT_RECIPE, resolve_recipe
-from pipeline.config.hydra_versions import find_stored_option, store_option
+from pipeline.config.hydra_versions import find_stored_recipe, store_option
 from pipeline.config.overrides import (
     get_key,
     hide_secret_values,
@@ -111,6 +111,6 @@ def _register_side_b(overrides: Sequence[str]) -> list[str]:
     name = value_of(resolved, "recipe")
     if name is None:
         return resolved
-    node = find_stored_option("recipe", name)
+    node = find_stored_recipe(name)
     store_option(group="recipe", name=f"{name}{SIDE_B}", package="_global_", node=node)
     return [f"+recipe={name}{SIDE_B}" if get_key(arg) == "recipe" else arg for arg in resolved]

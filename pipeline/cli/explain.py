@@ -32,8 +32,7 @@ from pipeline.inspect.dumps.opened_recipe import OpenedRecipe, build_recipe
 from pipeline.stages.autosink.choose_sink import (
     explain_one_step_sinks,
     list_mechanisms,
-    make_measured_bounds,
-    make_modelled_bounds,
+    make_bounds,
     make_modelled_costs,
 )
 from pipeline.stages.autosink.dispatch_costs import (
@@ -118,7 +117,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     built = lower(recipe, dataset, opened.built, backend, None, reporter)
     executable = compile_to_fit(recipe, dataset, built, backend, reporter)
     run_schedule = built.run_schedule
-    bounds = make_measured_bounds(recipe, run_schedule, executable)
+    bounds = make_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
     explanation = partial(Explanation, run, bounds, make_calendar(recipe, run_schedule))
     memory = measure_memory(executable.loader)
@@ -142,7 +141,7 @@ def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
     """Return the explanation by the model of an emulated device; None for another device."""
     recipe = opened.recipe
     run_schedule = opened.built.run_schedule
-    bounds = make_modelled_bounds(recipe, run_schedule)
+    bounds = make_bounds(recipe, run_schedule)
     costs = []
 
     def choose_sink(price: SinkPrice) -> SinkChoice:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.config.checks import find_conflicts
 from pipeline.config.hydra_options import DEFAULT_RECIPE, LENGTHS, resolve_recipe
-from pipeline.config.hydra_versions import HYDRA_DEFAULTS, find_stored_option, store_option
+from pipeline.config.hydra_versions import HYDRA_DEFAULTS, find_stored_recipe, store_option
 from pipeline.config.overrides import find_parse_problems, get_key, sets_key, value_of
 from pipeline.config.recipe import Recipe
 from pipeline.config.references import require_bounded
@@ -209,7 +209,7 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
 def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
     """Return a problem for each list of a recipe file that must be a section, or the reverse."""
     recipe = value_of(overrides, "recipe")
-    keys = find_stored_option("recipe", recipe) if recipe else None
+    keys = find_stored_recipe(recipe) if recipe else None
     if recipe is None or not keys:
         return []
     register = partial(store_option, group="recipe", name=recipe, package="_global_")

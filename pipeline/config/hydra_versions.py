@@ -22,7 +22,7 @@ __all__ = [
     "BasicSweeper",
     "allow_lazy_help",
     "apply_overrides",
-    "find_stored_option",
+    "find_stored_recipe",
     "get_args_parser",
     "set_override_dirname",
     "store_option",
@@ -40,10 +40,10 @@ def store_option(group: str, name: str, package: str, node: Any) -> None:
     ConfigStore.instance().store(group=group, name=name, package=package, node=node, **options)
 
 
-def find_stored_option(group: str, name: str) -> dict[str, Any]:
-    """Return the keys of a registered option; empty for an unknown option."""
+def find_stored_recipe(name: str) -> dict[str, Any]:
+    """Return the keys of a registered recipe; empty for an unknown recipe."""
     try:
-        node = ConfigStore.instance().load(f"{group}/{name}.yaml").node
+        node = ConfigStore.instance().load(f"recipe/{name}.yaml").node
     except ConfigLoadError:
         return {}
     return cast(dict[str, Any], OmegaConf.to_container(node))

@@ -83,6 +83,10 @@ class Progress:
     """Reason of a pruner to end the run, from an earlier process that was interrupted."""
     saved_step: int | None = None
     """Step of the newest checkpoint that callbacks were notified of."""
+    saved_at: float = 0.0
+    """Time of the newest checkpoint, or of the start, by `time.monotonic`."""
+    num_answered_saves: int = 0
+    """Saves requested by signals that have been made."""
     recent: RecentSteps = field(default_factory=RecentSteps)
 
     @classmethod

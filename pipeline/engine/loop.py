@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pipeline.checkpoint.host_state import HostState, PendingBoundary, Requests
@@ -86,6 +86,17 @@ class Decision(NamedTuple):
     """Whether a checkpoint is requested, or due by time."""
 
 
+@dataclass(frozen=True)
+class Training:
+    """A run between its start and its end: what it calls, and how far it is."""
+
+    program: Program
+    hooks: Hooks
+    run: Progress
+    dispatch_size: DispatchSize
+    sink: SinkClock = field(default_factory=SinkClock)
+
+
 def train(
     program: Program,
     state: TrainState,
@@ -101,123 +112,108 @@ def train(
     policy doesn't continue, and CallbackError if a callback fails that ends the run. In both cases
     the last finite state has been saved, and `history` ends at it.
     """
-    # Restore.
-    started_at = saved_at = time.monotonic()
-    num_answered_saves = 0
-    callbacks = hooks.callbacks
-    hooks.early_stop.restore(host.early_stop)
-    hooks.rollbacks.remember(host.rollbacks)
-    callbacks.restore(host.callbacks)
-    run = Progress.restore(state, host, history)
-    begin_run(program, hooks, run)
+    started_at = time.monotonic()
+    run = restore_progress(hooks, state, host, history)
+    dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
+    training = Training(program, hooks, run, dispatch_size)
+    begin_run(training)
     # The first segment has the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
     segment = Segment(history.step, history.step, segment_events)
-    sink = SinkClock()
-    dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
 
     while True:
-        # Step.
+        # Step, log, callbacks.
         has_steps = segment.start < segment.stop
-        events = segment.events
-        if has_steps:
-            telemetry, seconds = dispatch(program, segment, run)
-            dispatch_size.record(len(telemetry), seconds)
-            hooks.saves.prepare()  # not earlier: the first step would wait for it
+        events = run_segment(training, segment, schedule.run) if has_steps else segment.events
 
-            # Log.
-            for monitor in hooks.monitors:
-                monitor.on_steps(telemetry, seconds)
-            sink.add(telemetry, seconds)
-            run.recent.add(telemetry)
-            answer_non_finite_step(program, schedule.run, hooks, run, telemetry)
-            if history.step < segment.stop:  # after a rollback
-                events = frozenset()
-
-            # Callbacks.
-            callbacks.notify("on_steps", run.state, history.step, telemetry)
-            if Event.COLLECT in events:
-                hooks.collect(run.state, history.step)
-            if events <= SHOWING_EVENTS:  # Other events save first, below.
-                raise_failure(hooks, run)
-
-        # The end of a sink.
-        report = metrics = None
-        if Event.SINK_END in events:
-            report = sink.report(history.step)
-            for monitor in hooks.monitors:
-                monitor.on_sink(report)
-            callbacks.notify("on_sink", run.state, history.step, report)
-
-        # Evaluate.
-        if Event.EVALUATE in events:
-            # Before the evaluation: a signal that interrupts it would lose new parameters.
-            grant_requests(program, hooks, run)
-            evaluation = hooks.evaluate(run.state)
-            if evaluation is None:
-                verdict = hooks.prune(run.verdict) or run.verdict
-                run.pending = PendingBoundary(history.loss, verdict)
-            else:
-                run.pending = None
-                history.evaluated = {history.step: evaluation}
-                hooks.early_stop.add(evaluation)
-                for monitor in hooks.monitors:
-                    monitor.on_eval(history.step, evaluation)
-                callbacks.notify("on_eval", run.state, history.step, history.step, evaluation)
-                metrics = evaluation.scalars()
+        # The end of a sink, its evaluation.
+        report = end_sink(training) if Event.SINK_END in events else None
+        metrics = evaluate(training) if Event.EVALUATE in events else None
 
         # Save. Requests are granted first: a resumed run starts after this boundary's events.
         if events - SHOWING_EVENTS and run.pending is None:
             if report is not None:
                 yield report
-            grant_requests(program, hooks, run)
-            callbacks.write_scalars()
+            grant_requests(training)
+            hooks.callbacks.write_scalars()
             if Event.CHECKPOINT in events or history.step in run.granted.save_at:
-                hooks.saves.save(hooks, run, metrics)
-                saved_at = time.monotonic()
-            raise_failure(hooks, run)
+                save(training, metrics)
+            raise_failure(training)
         if schedule.dumps_at(history.step):
             hooks.dump(run.state, history.step)
 
         # Stop, or save and continue with the next dispatch.
         is_last = history.step == schedule.run.total
-        is_requested = hooks.signals.saves > num_answered_saves
-        is_due = is_requested or hooks.saves.is_due(time.monotonic() - saved_at)
-        decision = decide(hooks, run, dispatch_size.max_steps, is_last=is_last, is_due=is_due)
+        decision = decide(training, is_last=is_last)
         is_over = hooks.early_stop.is_over or run.granted.stop or decision.prune
         is_inside_segment = has_steps and not events
         if is_last or decision.stop or (is_over and not is_inside_segment):
             break
         if has_steps and decision.save:
-            hooks.saves.save(hooks, run)
-            saved_at = time.monotonic()
-            num_answered_saves = hooks.signals.saves
+            save(training)
+            run.num_answered_saves = hooks.signals.saves
         schedule = hooks.deadline.shorten(schedule, history.step, dispatch_size)
         requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 
-    record_end(hooks, run, decision, is_last=is_last)
-    hooks.saves.save(hooks, run)
-    history.train_s = time.monotonic() - started_at
-    callbacks.notify("on_end", run.state, history.step, history.status)
-    if history.status == "done":
-        # A stopped run has its scalars in its checkpoint, and a resumed run writes them.
-        callbacks.write_scalars()
-    raise_failure(hooks, run)
+    end_run(training, decision, started_at, is_last=is_last)
     return run.state
 
 
-def begin_run(program: Program, hooks: Hooks, run: Progress) -> None:
+def restore_progress(
+    hooks: Hooks, state: TrainState, host: HostState, history: History
+) -> Progress:
+    """Restore the hooks and the progress of a run from the host's part of a checkpoint."""
+    hooks.early_stop.restore(host.early_stop)
+    hooks.rollbacks.remember(host.rollbacks)
+    hooks.callbacks.restore(host.callbacks)
+    run = Progress.restore(state, host, history)
+    run.saved_at = time.monotonic()
+    return run
+
+
+def begin_run(training: Training) -> None:
     """Notify the callbacks of the start; at step 0 also log, collect and save."""
-    set_rates(program, hooks, run.granted)
+    hooks = training.hooks
+    run = training.run
+    set_rates(training)
     hooks.callbacks.notify("on_begin", run.state, run.history.step)
-    raise_failure(hooks, run)
-    grant_requests(program, hooks, run)
+    raise_failure(training)
+    grant_requests(training)
     if run.history.step == 0:
         hooks.callbacks.write_scalars()
         hooks.collect(run.state, 0)
         if hooks.rollbacks.needs_start:
-            hooks.saves.save(hooks, run)
+            save(training)
+
+
+def run_segment(
+    training: Training, segment: Segment, run_schedule: RunSchedule
+) -> frozenset[Event]:
+    """Run the steps of a segment, log them and notify callbacks.
+
+    Returns the events of the boundary; none after a rollback.
+    """
+    hooks = training.hooks
+    run = training.run
+    history = run.history
+    events = segment.events
+    telemetry, seconds = dispatch(training.program, segment, run)
+    training.dispatch_size.record(len(telemetry), seconds)
+    hooks.saves.prepare()  # not earlier: the first step would wait for it
+    for monitor in hooks.monitors:
+        monitor.on_steps(telemetry, seconds)
+    training.sink.add(telemetry, seconds)
+    run.recent.add(telemetry)
+    answer_non_finite_step(training, run_schedule, telemetry)
+    if history.step < segment.stop:  # after a rollback
+        events = frozenset()
+    hooks.callbacks.notify("on_steps", run.state, history.step, telemetry)
+    if Event.COLLECT in events:
+        hooks.collect(run.state, history.step)
+    if events <= SHOWING_EVENTS:  # Other events save first.
+        raise_failure(training)
+    return events
 
 
 def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemetry, float]:
@@ -237,15 +233,71 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
     return telemetry, seconds
 
 
-def decide(hooks: Hooks, run: Progress, max_steps: int, *, is_last: bool, is_due: bool) -> Decision:
+def end_sink(training: Training) -> SinkReport:
+    """Report the sink that ends at this boundary to monitors and callbacks."""
+    run = training.run
+    report = training.sink.report(run.history.step)
+    for monitor in training.hooks.monitors:
+        monitor.on_sink(report)
+    training.hooks.callbacks.notify("on_sink", run.state, run.history.step, report)
+    return report
+
+
+def evaluate(training: Training) -> Mapping[str, float] | None:
+    """Evaluate the state and return the metrics; None if a signal to stop interrupted it."""
+    hooks = training.hooks
+    run = training.run
+    step = run.history.step
+    # Before the evaluation: a signal that interrupts it would lose new parameters.
+    grant_requests(training)
+    evaluation = hooks.evaluate(run.state)
+    if evaluation is None:
+        verdict = hooks.prune(run.verdict) or run.verdict
+        run.pending = PendingBoundary(run.history.loss, verdict)
+        return None
+    run.pending = None
+    run.history.evaluated = {step: evaluation}
+    hooks.early_stop.add(evaluation)
+    for monitor in hooks.monitors:
+        monitor.on_eval(step, evaluation)
+    hooks.callbacks.notify("on_eval", run.state, step, step, evaluation)
+    return evaluation.scalars()
+
+
+def save(training: Training, metrics: Mapping[str, float] | None = None) -> None:
+    """Save the current state with the metrics of its evaluation."""
+    training.hooks.saves.save(training.hooks, training.run, metrics)
+    training.run.saved_at = time.monotonic()
+
+
+def decide(training: Training, *, is_last: bool) -> Decision:
     """Return the first process's decision; a run at its end is never pruned."""
+    hooks = training.hooks
+    run = training.run
     can_prune = not is_last and run.pending is None
+    is_requested = hooks.signals.saves > run.num_answered_saves
+    is_due = is_requested or hooks.saves.is_due(time.monotonic() - run.saved_at)
 
     def make_decision() -> list[Any]:
         prune = hooks.prune(run.verdict) if can_prune else None
-        return [max_steps, hooks.signals.stop, prune, is_due]
+        return [training.dispatch_size.max_steps, hooks.signals.stop, prune, is_due]
 
     return Decision._make(hooks.agree(make_decision))
+
+
+def end_run(training: Training, decision: Decision, started_at: float, *, is_last: bool) -> None:
+    """Record why the run has ended, save its state and notify callbacks."""
+    hooks = training.hooks
+    run = training.run
+    history = run.history
+    record_end(hooks, run, decision, is_last=is_last)
+    save(training)
+    history.train_s = time.monotonic() - started_at
+    hooks.callbacks.notify("on_end", run.state, history.step, history.status)
+    if history.status == "done":
+        # A stopped run has its scalars in its checkpoint, and a resumed run writes them.
+        hooks.callbacks.write_scalars()
+    raise_failure(training)
 
 
 def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool) -> None:
@@ -277,16 +329,18 @@ def exhaust(steps: Generator[Any, None, T]) -> T:
             return result
 
 
-def grant_requests(program: Program, hooks: Hooks, run: Progress) -> None:
+def grant_requests(training: Training) -> None:
     """Grant the requests of callbacks, in all processes of the run."""
+    hooks = training.hooks
+    run = training.run
     requests = hooks.callbacks.take_requests(hooks.agree)
     if requests is not None:
         run.granted = add_requests(run.granted, requests, run.history.step)
         if requests.rates:
-            set_rates(program, hooks, run.granted)
+            set_rates(training)
     parameters = hooks.callbacks.take_parameters()
     if parameters is not None:
-        run.state = program.executable.put(with_parameters(run.state, parameters))
+        run.state = training.program.executable.put(with_parameters(run.state, parameters))
         hooks.callbacks.show_state(run.state)
         run.history.evaluated = {}
 
@@ -303,36 +357,40 @@ def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
     )
 
 
-def set_rates(program: Program, hooks: Hooks, granted: Requests) -> None:
+def set_rates(training: Training) -> None:
     """Pass the current learning rates to the device and the callbacks."""
+    program = training.program
     rates = program.learning_rates
     if rates is None:
         return
-    hooks.callbacks.show_rates(rates, granted.rates)
-    if granted.rates:
-        table = change_rates(rates, granted.rates, program.rate_rules)
-        program.executable.set_learning_rates(table)
+    changes = training.run.granted.rates
+    training.hooks.callbacks.show_rates(rates, changes)
+    if changes:
+        program.executable.set_learning_rates(change_rates(rates, changes, program.rate_rules))
 
 
-def raise_failure(hooks: Hooks, run: Progress) -> None:
+def raise_failure(training: Training) -> None:
     """Raise the error of a callback that ends the run, once the state is saved.
 
     The state isn't saved if other processes have parts of it, as they don't know of the error.
     """
+    hooks = training.hooks
     if hooks.callbacks.failure is not None:
-        if run.history.step > 0 and hooks.gather is None:
-            hooks.saves.save(hooks, run)
+        if training.run.history.step > 0 and hooks.gather is None:
+            save(training)
         raise hooks.callbacks.failure
 
 
 def answer_non_finite_step(
-    program: Program, run_schedule: RunSchedule, hooks: Hooks, run: Progress, telemetry: Telemetry
+    training: Training, run_schedule: RunSchedule, telemetry: Telemetry
 ) -> None:
     """Roll back if the last step was non-finite. Raises NonFiniteStepError if the step ends the
     run, after saving the state before it."""
     step = telemetry.non_finite_step
     if step is None:
         return
+    hooks = training.hooks
+    run = training.run
     history = run.history
     history.step = step
     problem = ""
@@ -341,7 +399,7 @@ def answer_non_finite_step(
         if restored is not None:
             for monitor in hooks.monitors:
                 monitor.on_rollback(step, hooks.rollbacks.done[-1].to)
-            run.state = program.executable.put(restored)
+            run.state = training.program.executable.put(restored)
             return
     except RunError as error:
         problem = f"; {error}"
@@ -351,7 +409,7 @@ def answer_non_finite_step(
     finite_steps = telemetry.take_first(len(telemetry) - 1)
     if len(finite_steps):
         hooks.callbacks.notify("on_steps", run.state, history.step, finite_steps)
-    hooks.saves.save(hooks, run)
+    save(training)
     examined = hooks.examine(run.state, step)
     cause = run.recent.explain(examined)
     saved = f"; the state of step {step - 1} is saved" if hooks.saves.writer is not None else ""

@@ -20,8 +20,14 @@ from pipeline.backends.base import CompileReport, Mechanism
 from pipeline.backends.compile_program import ProgramSpec, compile_program
 from pipeline.backends.loading.loader import Loader
 from pipeline.backends.loading.window import Inputs, read_batch
-from pipeline.backends.step_loops import LoopCarry, make_train_loop, run_once
-from pipeline.backends.xla import split_at_windows
+from pipeline.backends.step_loops import (
+    LoopCarry,
+    make_train_loop,
+    run_once,
+    run_windows,
+    split_at_windows,
+    split_positions,
+)
 from pipeline.core.errors import RunError
 from pipeline.core.host.platforms import get_platform
 from pipeline.data.batch import Batch
@@ -258,14 +264,13 @@ class SinkProgram:
         self.single_steps = single_steps
         self._window_steps = loader.get_window(int(state.step)).max_steps
         self._rates = placement.put(NO_RATES)
-        self._non_finite: tuple[Inputs, int] | None = None
-        """Inputs of the window, and the position in it, of a step whose loss isn't finite."""
+        self._non_finite_step: int | None = None
         self._reset()
         repeat = run_once if single_steps else jax.lax.while_loop
         inputs = loader.get_window(int(state.step)).inputs
         bound = placement.put(np.int32(0))
         carry = LoopCarry(state, *self._buffers)
-        args = carry, inputs, self._rates, bound, bound
+        args = carry, inputs, self._rates, bound, bound, ()
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), args
         )
@@ -285,27 +290,21 @@ class SinkProgram:
     ) -> tuple[CustomState, UserTelemetry]:
         """Run steps `start + 1 .. stop`; ends after a step whose loss isn't finite."""
         carry = LoopCarry(state, *self._buffers)
-        rows: list[np.ndarray] = []
-        for inputs, first, count in split_at_windows(self.loader, start, stop):
-            stride = 1 if self.single_steps else count
-            for position in range(first, first + count, stride):
-                last = np.int32(position + stride)
-                carry = self.program(carry, inputs, self._rates, np.int32(position), last)
-            # Copied at once: on the CPU this is a view of a buffer that the next call consumes.
-            rows.append(np.asarray(carry.telemetry_buffer)[first : first + count].copy())
-            is_finite = rows[-1][:, -1] > 0
-            if not is_finite.all():
-                self._non_finite = inputs, first + int(is_finite.argmin())
-                break
+        carry, rows = run_windows(self.loader, start, stop, carry, self._run_window)
         self._buffers = carry.telemetry_buffer, carry.should_continue
         self.latest = carry.state
-        table = np.concatenate(rows)
-        columns = Telemetry.from_rows(start, table[:, :-1], self._names).columns
-        telemetry = UserTelemetry(start, columns, table[:, -1] > 0)
+        columns = Telemetry.from_rows(start, rows[:, :-1], self._names).columns
+        telemetry = UserTelemetry(start, columns, rows[:, -1] > 0)
         if telemetry.non_finite_step is not None:
+            self._non_finite_step = telemetry.non_finite_step
             self._reset()
             telemetry = telemetry.take_first(telemetry.non_finite_step - start)
         return carry.state, telemetry
+
+    def _run_window(self, carry: LoopCarry, inputs: Inputs, positions: range) -> LoopCarry:
+        for begin, end in split_positions(positions, one_by_one=self.single_steps):
+            carry = self.program(carry, inputs, self._rates, begin, end, ())
+        return carry
 
     @property
     def program_text(self) -> str:
@@ -315,9 +314,10 @@ class SinkProgram:
 
     def read_non_finite_batch(self) -> Any:
         """Return the batch whose loss isn't finite, as an argument of the step function."""
-        assert self._non_finite is not None, "the newest dispatch ended with a non-finite step"
-        inputs, position = self._non_finite
-        return self._batch_layout.arrange(read_batch(inputs, jnp.int32(position)).columns)
+        step = self._non_finite_step
+        assert step is not None, "the newest dispatch ended with a non-finite step"
+        inputs, positions = next(split_at_windows(self.loader, step - 1, step))
+        return self._batch_layout.arrange(read_batch(inputs, jnp.int32(positions.start)).columns)
 
     def put(self, state: CustomState) -> CustomState:
         """Copy a state to the device, into new arrays."""

@@ -15,7 +15,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.stages.autosink.choose_sink import (
     chooses_sink,
-    make_modelled_bounds,
+    make_bounds,
     make_modelled_costs,
 )
 from pipeline.stages.build import Built
@@ -81,7 +81,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
     sink_steps = size if isinstance(size, int) and size > 0 else run_schedule.steps_per_epoch
 
     def choose_sink(price: SinkPrice) -> SinkChoice:
-        return choose(make_modelled_costs(price), make_modelled_bounds(recipe, run_schedule))
+        return choose(make_modelled_costs(price), make_bounds(recipe, run_schedule))
 
     return StepToPrice(
         name=recipe.name,

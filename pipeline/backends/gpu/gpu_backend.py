@@ -84,7 +84,7 @@ class GpuExecutable(XlaExecutable):
         return state if state.step.devices() == {self.placement.device} else self.put(state)
 
     def _run_window(
-        self, carry: LoopCarry, inputs: Inputs, positions: range, mechanism: Mechanism
+        self, mechanism: Mechanism, carry: LoopCarry, inputs: Inputs, positions: range
     ) -> LoopCarry:
         """Run the steps of a window. The host reads nothing before the last one is dispatched."""
         step_carry = StepCarry(self.placement.put(np.int32(positions.start)), carry)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -73,6 +74,15 @@ class Graph:
     """Number of equations that are dead or constant."""
     carried: list[tuple[int, int]] = field(default_factory=list)
     """Pairs of values that a loop carries: at the start and at the end of an iteration."""
+
+
+def list_users(nodes: Iterable[Node]) -> dict[int, list[Node]]:
+    """Return the nodes that read each value, in their order; none for other values."""
+    users: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for index in node.inputs:
+            users[index].append(node)
+    return users
 
 
 def prune(graph: Graph) -> Graph:

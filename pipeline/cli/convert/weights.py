@@ -11,7 +11,7 @@ from pipeline.config.hydra_options import add_train_length
 from pipeline.config.overrides import value_of
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import UsageError, printable
-from pipeline.models.weights.files.named_arrays import Arrays, sum_bytes
+from pipeline.models.weights.files.named_arrays import Arrays
 from pipeline.models.weights.files.weight_files import (
     is_weight_file,
     require_writable_suffix,
@@ -59,7 +59,7 @@ def main(
     write_weights(target, arrays)
     if run_dir is not None:
         note_descendant(run_dir, "converted", target)
-    size_bytes = sum_bytes(arrays)
+    size_bytes = sum(array.nbytes for array in arrays.values())
     print(f"{printable(str(target))}: {len(arrays):,} arrays, {size_bytes / 1e6:,.1f} MB")
     return CommandResult({"file": str(target), "arrays": len(arrays), "bytes": size_bytes})
 

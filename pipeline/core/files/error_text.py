@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.core.errors import MAX_PROBLEMS, printable
+from pipeline.core.errors import MAX_PROBLEMS, DataError, limit_problems, printable
 from pipeline.core.files.tree_diff import TreePath, find_value, format_key
 from pipeline.core.files.value_text import show
 from pipeline.core.plugins.loading import suggest_missing_flag
@@ -49,6 +50,18 @@ _EXPECTED = {
     "model_attributes_type": "a section of keys",
     "path_type": "a path",
 }
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate_file(kind: type[Model], tree: Mapping[str, Any], file: Path) -> Model:
+    """Return the content of a file as a `kind`. Raises DataError with its problems."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        problems = limit_problems(describe_problems(error, tree))
+        raise DataError(f"{file}: {'; '.join(problems)}") from error
 
 
 def describe_problems(

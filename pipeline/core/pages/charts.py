@@ -192,13 +192,13 @@ def draw_scatter(title: str, true: np.ndarray, predicted: np.ndarray) -> Drawing
     return chart
 
 
-def draw_histogram(title: str, values: np.ndarray, label: str, bars: int = 31) -> Drawing | None:
-    """Draw counts of values (n,) in `bars` equal ranges around zero; None if none is finite."""
+def draw_histogram(title: str, values: np.ndarray, label: str) -> Drawing | None:
+    """Draw counts of values (n,) in 31 equal ranges around zero; None if none is finite."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
     reach = float(np.abs(values).max()) or 1.0
-    counts, edges = np.histogram(values, bars, (-reach, reach))
+    counts, edges = np.histogram(values, 31, (-reach, reach))
     x = make_horizontal_axis(-reach, reach)
     y = make_vertical_axis(0, float(counts.max()) * 1.05)
     chart = draw_frame(title, x, y, label)

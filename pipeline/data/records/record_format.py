@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from pipeline.core.errors import DataError, limit_problems
+from pipeline.core.errors import DataError
 from pipeline.core.files.bounded_read import read_json
-from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.error_text import validate_file
 from pipeline.core.registry import Seq, Spec
 from pipeline.data.targets import Targets, Task
 
@@ -166,12 +166,7 @@ def read_description(folder: Path) -> RecordsSpec:
         raise DataError(f"{file}: is damaged, not JSON: {error}") from error
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
         raise DataError(f"{file}: isn't a file of this program; its format must be {FORMAT}")
-    try:
-        return RecordsSpec.model_validate(tree)
-    except ValidationError as error:
-        raise DataError(
-            f"{file}: {'; '.join(limit_problems(describe_problems(error, tree)))}"
-        ) from error
+    return validate_file(RecordsSpec, tree, file)
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:

@@ -82,11 +82,6 @@ class LayerObserver:
         return tap(y, self.output_slots[path]) if path in self.output_slots else y
 
 
-def is_inexact(x: Any) -> bool:
-    """Whether an array is of floating-point numbers."""
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
 @jax.custom_vjp
 def _replace_gradient(x: Array, gradient: Array) -> Array:
     """Return x, and replace its gradient in the backward pass by `gradient`."""

@@ -23,7 +23,6 @@ from pipeline.inspect.dumps.layer_observer import (
     ForcedTensors,
     LayerForm,
     LayerObserver,
-    is_inexact,
 )
 from pipeline.inspect.dumps.portions import Portion
 from pipeline.inspect.dumps.wide_replay import QUICK, compile_in_float64
@@ -224,7 +223,11 @@ def _trace_shapes(
 
 def _make_slots(shapes: Mapping[str, Any]) -> dict[str, Array]:
     """Return a slot for each array: its gradient is the gradient at the array (`tap`)."""
-    return {path: jnp.zeros(x.shape, x.dtype) for path, x in shapes.items() if is_inexact(x)}
+    return {
+        path: jnp.zeros(x.shape, x.dtype)
+        for path, x in shapes.items()
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    }
 
 
 def _compute_free_pass(

@@ -38,7 +38,7 @@ from pipeline.inspect.profiler.run_record import ProfileRecord, make_report, wri
 from pipeline.inspect.profiler.step_profile import StepProfile
 from pipeline.inspect.profiler.trial import try_change
 from pipeline.inspect.profiler.verdict import RESIDENT, EventCost, Evidence, SinkGain, decide
-from pipeline.stages.autosink.choose_sink import list_mechanisms, make_measured_bounds
+from pipeline.stages.autosink.choose_sink import list_mechanisms, make_bounds
 from pipeline.stages.autosink.dispatch_costs import (
     TimedRuns,
     count_least_steps,
@@ -298,7 +298,7 @@ class RunProfiler(Profile):
         try:
             with TimedRuns(recipe, schedule, self._plain, is_terminal=False) as trials:
                 single_ms = time_single_step(trials)
-                bounds = make_measured_bounds(recipe, schedule, self._plain)
+                bounds = make_bounds(recipe, schedule, self._plain)
                 costs = measure(trials, single_ms, mechanisms, SINKS_S).costs
         except RunError:
             # The steps of the measurement may diverge.

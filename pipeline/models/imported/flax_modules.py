@@ -174,4 +174,5 @@ def _start_streams(state: Any, key: Array) -> Any:
         return jax.random.fold_in(key, number) if is_key else jnp.zeros(shape.shape, shape.dtype)
 
     leaves, structure = jax.tree.flatten(state)
-    return jax.tree.unflatten(structure, [start(*item) for item in enumerate(leaves)])
+    started = [start(number, leaf) for number, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, started)

@@ -104,7 +104,7 @@ def choose_sink(
         mechanism, _ = backend.choose_mechanism(requested, sink=choice.size is not None)
         plan = SinkPlan(choice.size, mechanism, f"modelled for {estimate.device}: {choice.reason}")
         return _report(plan, reporter)
-    bounds = make_measured_bounds(recipe, run_schedule, executable)
+    bounds = make_bounds(recipe, run_schedule, executable)
     is_terminal = reporter.console.is_terminal
     with reporter.clock("measuring sinks"):
         try:
@@ -161,24 +161,17 @@ def list_mechanisms(
     return ("loop", "soft") if mechanism == "auto" else (mechanism,)
 
 
-def make_measured_bounds(
-    recipe: Recipe, run_schedule: RunSchedule, executable: Executable
+def make_bounds(
+    recipe: Recipe, run_schedule: RunSchedule, executable: Executable | None = None
 ) -> Bounds:
-    """Return the bounds of a dispatch on this device."""
-    return _make_bounds(recipe, run_schedule, executable.loader.get_window(0).max_steps)
-
-
-def make_modelled_bounds(recipe: Recipe, run_schedule: RunSchedule) -> Bounds:
-    """Return the bounds of a dispatch on an emulated device, which no window of batches limits."""
-    return _make_bounds(recipe, run_schedule, run_schedule.total)
-
-
-def _make_bounds(recipe: Recipe, run_schedule: RunSchedule, window_steps: int) -> Bounds:
-    """Return the bounds of a dispatch; the device has `window_steps` batches at once."""
+    """Return the bounds of a dispatch. No window of batches limits it on an emulated device, which
+    has no executable."""
+    total = run_schedule.total
+    window_steps = total if executable is None else executable.loader.get_window(0).max_steps
     events = list_event_periods(recipe, run_schedule.steps_per_epoch)
     saves = events[Event.CHECKPOINT] if "checkpoint" in recipe.stages else ()
     periods = (*events[Event.EVALUATE], *saves, *events[Event.COLLECT])
-    return Bounds(run_schedule.total, periods, window_steps, recipe.train.dispatch_seconds)
+    return Bounds(total, periods, window_steps, recipe.train.dispatch_seconds)
 
 
 def make_modelled_costs(price: SinkPrice) -> Costs:

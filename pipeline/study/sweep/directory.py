@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from pipeline.config.overrides import hide_secret_values, value_of
-from pipeline.core.errors import SUCCEEDED, DataError, get_exit_status, limit_problems
+from pipeline.core.errors import SUCCEEDED, DataError, get_exit_status
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
-from pipeline.core.files.error_text import describe_problems
+from pipeline.core.files.error_text import Model, validate_file
 from pipeline.core.files.folder_lock import LOCK, lock_file
 from pipeline.core.files.safe_yaml import MAX_BYTES, format_yaml, parse_written_yaml, parse_yaml
 from pipeline.stages.record.run_directory import (
@@ -36,7 +36,6 @@ JOURNAL = "study.log"
 JOURNAL_LOCK = "study.log.lock"
 BEATS = ".beats"
 """Folder of a study's heartbeat files."""
-Model = TypeVar("Model", bound=BaseModel)
 
 
 @contextmanager
@@ -148,12 +147,7 @@ def read_model(file: Path, read: Callable[[Path], Any], kind: type[Model]) -> Mo
         return None
     if not isinstance(tree, dict):
         raise DataError(f"{file}: must hold keys and values")
-    try:
-        return kind.model_validate(tree)
-    except ValidationError as error:
-        raise DataError(
-            f"{file}: {'; '.join(limit_problems(describe_problems(error, tree)))}"
-        ) from error
+    return validate_file(kind, tree, file)
 
 
 def find_jobs(sweep_dir: Path) -> list[Path]:

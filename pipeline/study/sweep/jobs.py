@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -109,27 +109,31 @@ class Job:
 
         def attempt() -> int:
             recipe = train_in_one_process(check(config, overrides))
-            recipe = make_resumable(recipe, job_dir, self.on_changed)
-            options = RunOptions(
-                run_dir=job_dir,
-                changed=changed,
-                pruner=self._open_pruner(),
-                signals=signals,
-                # Jobs are resumed by the sweep's command, which the sweep prints.
-                how_to_resume=lambda *_: None,
-                inspection=self.inspection,
-            )
-            return run(recipe, options).exit_status
+            options = RunOptions(run_dir=job_dir, changed=changed, signals=signals)
+            return self.run_recipe(recipe, job_dir, hydra_config.sweeper, options)
 
         report_errors(partial(with_summary, job_dir, attempt), debug=debug)
 
-    def _open_pruner(self) -> Pruner | None:
-        """Open the pruner of this job; None outside of a study."""
-        hydra_config = HydraConfig.get()
-        if hydra_config.sweeper.get("trial") is None:
-            return None
-        assert self.open_pruner is not None
-        return self.open_pruner(hydra_config.sweeper, Path(hydra_config.sweep.dir))
+    def run_recipe(
+        self, recipe: Recipe, job_dir: Path, sweeper: Mapping[str, Any], options: RunOptions
+    ) -> int:
+        """Run or resume a job, and return its exit status.
+
+        `sweeper` is the job's `hydra.sweeper`, which has the number of a study's trial. `options`
+        are completed by what is the same for all jobs.
+        """
+        pruner = None
+        if sweeper.get("trial") is not None:
+            assert self.open_pruner is not None
+            pruner = self.open_pruner(sweeper, job_dir.parent)
+        options = replace(
+            options,
+            pruner=pruner,
+            # Jobs are resumed by the sweep's command, which the sweep prints.
+            how_to_resume=lambda *_: None,
+            inspection=self.inspection,
+        )
+        return run(make_resumable(recipe, job_dir, self.on_changed), options).exit_status
 
 
 def _format_job_label(job_dir: Path) -> str:

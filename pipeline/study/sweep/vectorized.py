@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from hydra.core.utils import JobReturn
 from rich.console import Console
@@ -17,10 +17,8 @@ from pipeline.config.hydra_versions import BasicSweeper
 from pipeline.config.overrides import value_of
 from pipeline.core.errors import RecipeError, printable, report_errors
 from pipeline.core.host.signals import Signals, handle_signals
-from pipeline.engine.callbacks.events import Pruner
 from pipeline.stages.record.guards import convert_os_errors
 from pipeline.stages.record.run_directory import RECIPE, SUMMARY, read_status
-from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from pipeline.study.population.groups import (
     ProgramKey,
@@ -32,7 +30,7 @@ from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
 from pipeline.study.sweep.command import resolve_sweeper
 from pipeline.study.sweep.directory import claim_job, format_changed, is_finished, read_summary
-from pipeline.study.sweep.jobs import Job, make_resumable, with_summary
+from pipeline.study.sweep.jobs import Job, with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
 from pipeline.study.sweep.table import update_table
@@ -144,21 +142,19 @@ class Populations:
             (job.folder / SUMMARY).unlink(missing_ok=True)
             assert job.recipe is not None
             resumed = ", resumed" if (job.folder / RECIPE).exists() else ""
-            recipe = make_resumable(job.recipe, job.folder, self.task.on_changed)
+            recipe = job.recipe
 
             def attempt() -> int:
                 with open(os.devnull, "w", encoding="utf-8") as null_file:
                     options = RunOptions(
                         run_dir=job.folder,
                         changed=job.changed,
-                        pruner=self._open_pruner(job),
                         signals=signals,
-                        how_to_resume=lambda *_: None,
                         programs=shared.open,
-                        inspection=self.task.inspection,
                         console=Console(file=null_file),
                     )
-                    return run(recipe, options).exit_status
+                    settings = self._resolve_settings(job)
+                    return self.task.run_recipe(recipe, job.folder, settings, options)
 
             def attempt_unless_refused() -> int:
                 try:
@@ -175,16 +171,13 @@ class Populations:
                 with self._table_lock, convert_os_errors(job.folder.parent):
                     update_table(job.folder.parent)
 
-    def _open_pruner(self, job: PlannedJob) -> Pruner | None:
-        """Return the pruner of a trial; None outside of a study."""
+    def _resolve_settings(self, job: PlannedJob) -> Mapping[str, Any]:
+        """Return `hydra.sweeper` of a job; empty outside of a study."""
         trial = value_of(job.overrides, "hydra.sweeper.trial")
         if trial is None:
-            return None
+            return {}
         assert self.sweeper.config is not None
-        assert self.task.open_pruner is not None
-        hydra_config = self.sweeper.config.hydra
-        settings = {**resolve_sweeper(hydra_config), "trial": int(trial)}
-        return self.task.open_pruner(settings, Path(str(hydra_config.sweep.dir)))
+        return {**resolve_sweeper(self.sweeper.config.hydra), "trial": int(trial)}
 
 
 def _format_plan(groups: Mapping[ProgramKey, Sequence[str]], places: Places) -> str:

@@ -64,8 +64,9 @@ class StateSharing:
 
         def partition(array: Any) -> PartitionSpec:
             dimension = find_sharded_dimension(array.shape, self.devices)
-            axes = [] if dimension is None else [*[None] * dimension, self.axis]
-            return PartitionSpec(*axes)
+            if dimension is None:
+                return PartitionSpec()
+            return PartitionSpec(*[None] * dimension, self.axis)
 
         fields = {name: getattr(self.state, name) for name in SHARDED_FIELDS}
         replicated = jax.tree.map(lambda _: PartitionSpec(), self.state)

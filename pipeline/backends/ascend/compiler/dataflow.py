@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.backends.ascend.compiler.matmul_work import find_absorbed_transposes
 from pipeline.backends.ascend.compiler.phases import Phases, Signature
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
-from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node, list_users
 
 ROW_ELEMENTS = 32768
 """Elements of the longest row that fits the unified buffer with its result: 256 KiB hold two
@@ -150,10 +150,7 @@ def _is_along_rows(shape: Sequence[int], axes: Iterable[int]) -> bool:
 
 def _find_rearranged(graph: Graph, phases: Phases) -> set[int]:
     """Return the transposes and reversals of weights and gradients that products include."""
-    users: dict[int, list[Node]] = defaultdict(list)
-    for node in graph.nodes:
-        for index in node.inputs:
-            users[index].append(node)
+    users = list_users(graph.nodes)
     rearranged = set(find_absorbed_transposes(graph))
     for position, node in enumerate(graph.nodes):
         if node.primitive not in ("transpose", "rev"):

@@ -22,9 +22,10 @@ from pipeline.backends.ascend.compiler.horizontal_fusion import (
 )
 from pipeline.backends.ascend.compiler.phases import Phases
 from pipeline.backends.ascend.compiler.primitives import (
+    HEAVY,
+    SIMPLE,
     VIRTUAL,
     classify_primitive,
-    count_operations,
 )
 from pipeline.backends.graph.graph import Graph, Node
 from pipeline.models.modules.name_stack import find_layer
@@ -361,4 +362,4 @@ def _count_node_operations(graph: Graph, node: Node) -> tuple[float, float]:
         return 1.0, 0.0
     if node.primitive == "integer_pow" and node.params["y"] in (2, 3):
         return float(node.params["y"] - 1), 0.0
-    return count_operations(node.primitive)
+    return float(node.primitive in SIMPLE), float(node.primitive in HEAVY)

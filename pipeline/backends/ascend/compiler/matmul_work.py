@@ -11,7 +11,6 @@ product.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Literal
 
@@ -23,7 +22,7 @@ from pipeline.backends.ascend.chip.tasks import (
     simplify_permutation,
 )
 from pipeline.backends.ascend.compiler.phases import Phases
-from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node, list_users
 
 ConvRole = Literal["forward", "input_grad", "kernel_grad"]
 
@@ -135,10 +134,7 @@ def find_absorbed_transposes(graph: Graph, *, writes_heads: bool = True) -> froz
     `writes_heads` is whether products write the fractals of attention heads to their new places.
     """
     makers = {out: node for node in graph.nodes for out in node.outputs}
-    users: dict[int, list[Node]] = defaultdict(list)
-    for node in graph.nodes:
-        for index in node.inputs:
-            users[index].append(node)
+    users = list_users(graph.nodes)
     outputs = frozenset(graph.outputs)
     absorbed = set()
     for position, node in enumerate(graph.nodes):

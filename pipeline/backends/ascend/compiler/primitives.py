@@ -48,11 +48,6 @@ def classify_primitive(primitive: str) -> Kind:
     return "random" if primitive.startswith(GENERATORS) else "unsupported"
 
 
-def count_operations(primitive: str) -> tuple[float, float]:
-    """Return simple and heavy operations per output element of a primitive."""
-    return float(primitive in SIMPLE), float(primitive in HEAVY)
-
-
 class KernelPattern(Spec):
     """Conditions for a kernel to have the op type `type` and the cost class `class`.
 

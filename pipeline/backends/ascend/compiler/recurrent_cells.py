@@ -18,7 +18,7 @@ from pipeline.backends.ascend.chip.tasks import CubeWork, Task
 from pipeline.backends.ascend.compiler.buffers import Buffers
 from pipeline.backends.ascend.compiler.dataflow import Dataflow
 from pipeline.backends.ascend.compiler.primitives import classify_primitive
-from pipeline.backends.graph.graph import Graph, Node
+from pipeline.backends.graph.graph import Graph, Node, list_users
 
 CELLS = {(2, 1): "DynamicGRUV2", (3, 2): "DynamicRNN"}
 """The vendor's op by what a cell computes for each number of its state: (sigmoids, tanhs)."""
@@ -104,10 +104,7 @@ def _list_carried(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:
 
 def _analyse_loop(graph: Graph, nodes: Sequence[Node], type_: str) -> RecurrentCell | None:
     """Return the cell of a scan; None if no product depends on the state."""
-    users: dict[int, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for index in node.inputs:
-            users[index].append(node)
+    users = list_users(nodes)
     carried = _list_carried(graph, nodes)
     sums = {
         after

@@ -167,13 +167,12 @@ def calibrate_with(
     task_us: float,
     log_sd: float = 0.2,
     interval_scale: float = 1.0,
-    kernels: Efficiency | None = None,
 ) -> Calibration:
-    """Return a calibration from its parameters, by default with the package's kernel constants."""
+    """Return a calibration from its parameters, with the package's kernel constants."""
     by_class: dict[str, float] = {
         name: multipliers[group] for group in GROUPS for name in GROUPS[group]
     }
-    efficiency = (kernels or load_efficiency()).scale_rates(by_class)
+    efficiency = load_efficiency().scale_rates(by_class)
     return Calibration(efficiency, dict(multipliers), task_us, log_sd, interval_scale)
 
 

@@ -210,9 +210,11 @@ def _lay_out(chunks: Sequence[_Chunk], num_tasks: int, hw: Hardware) -> MemoryPl
         live += pool_bytes
         for chunk, offset in zip(in_pool, packing.offsets, strict=True):
             start = offset + chunk.guard_bytes
-            lifetime = (chunk.block.birth, chunk.block.death)
+            block = chunk.block
             for index, nbytes in chunk.buffers.items():
-                placements.append(Placement(index, pool, chunk.component, start, nbytes, *lifetime))
+                placements.append(
+                    Placement(index, pool, chunk.component, start, nbytes, block.birth, block.death)
+                )
                 start += nbytes
     peak = int(live.argmax())
     components = dict.fromkeys(COMPONENTS, 0)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from pipeline.backends.ascend.chip.tasks import TaskGraph
 from pipeline.backends.ascend.report.priced_step import Layer, find_slowest_layers
 from pipeline.backends.ascend.simulate.timeline import KINDS, STREAMS, Kind, Span, Timeline
-from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.pages.charts import LABELS as LABEL_WIDTH
 from pipeline.core.pages.charts import WIDE, Lane, LaneBar, draw_lanes, stack_blocks
 from pipeline.core.pages.drawing import Drawing
@@ -26,15 +24,8 @@ LABELS: dict[Kind, str] = {
 MODES = {"op_by_op": "op by op", "graph_sink": "graph sink", "loop_sink": "loop sink"}
 
 
-def write_picture(
-    timeline: Timeline, graph: TaskGraph, path: Path, *, title: str = "Modelled step"
-) -> None:
-    """Write one steady step as an HTML page without script or other files."""
-    write_whole(path, render_picture(timeline, graph, title))
-
-
 def render_picture(timeline: Timeline, graph: TaskGraph, title: str) -> str:
-    """Return the page as HTML text."""
+    """Return one steady step as an HTML page without script or other files."""
     exposed = [(kind, timeline.exposed_us[kind]) for kind in KINDS if timeline.exposed_us[kind] > 0]
     shares = {
         COLOURS[kind]: f"{LABELS[kind]} {us / timeline.step_us:.1%}, {_format_time(us)}"

@@ -10,11 +10,12 @@ from typing import Any
 
 from pipeline.backends.ascend.chip.options import Mode
 from pipeline.backends.ascend.memory.memory_plan import MemoryPlan
-from pipeline.backends.ascend.report.html_timeline import write_picture
+from pipeline.backends.ascend.report.html_timeline import render_picture
 from pipeline.backends.ascend.report.perfetto_trace import write_trace
 from pipeline.backends.ascend.report.priced_step import PricedStep
 from pipeline.backends.ascend.report.text import format_report
 from pipeline.backends.ascend.tune.autotune import TuneResult
+from pipeline.core.files.atomic_write import write_whole
 
 LAYERS_IN_JSON = 10
 
@@ -103,4 +104,4 @@ class Report(PricedStep):
 
     def save_picture(self, path: str | Path, title: str = "Modelled step") -> None:
         """Write the step as an HTML page without script or other files."""
-        write_picture(self.timeline, self.graph, Path(path), title=title)
+        write_whole(Path(path), render_picture(self.timeline, self.graph, title))

@@ -119,8 +119,8 @@ def _format_head(report: Report, steps: int | None) -> Iterator[str]:
         yield f"             above all {slowest}"
 
 
-def _list_slowest_types(report: Report, count: int = 2) -> str:
-    """Return the op types that take most of the limiting resource's time, each with its share."""
+def _list_slowest_types(report: Report) -> str:
+    """Return the two op types that take most of the limiting resource's time, with their shares."""
     type_us: dict[str, float] = {}
     for task in report.tasks:
         # A task with the time of an empty kernel (`floor`) counts as bound by its engine.
@@ -128,7 +128,7 @@ def _list_slowest_types(report: Report, count: int = 2) -> str:
         limit = "format" if task.cost_class in FORMAT else engine
         if limit == report.bound:
             type_us[task.type] = type_us.get(task.type, 0.0) + task.us
-    slowest = sorted(type_us, key=lambda name: (-type_us[name], name))[:count]
+    slowest = sorted(type_us, key=lambda name: (-type_us[name], name))[:2]
     return ", ".join(f"{name} {type_us[name] / report.timeline.step_us:.0%}" for name in slowest)
 
 

@@ -19,8 +19,9 @@ from pipeline.backends.ascend.chip.options import OptionError, StepOptions
 from pipeline.backends.ascend.chip.tasks import TaskGraph, TaskTime
 from pipeline.backends.ascend.simulate.streams import (
     Cause,
-    DeviceStream,
+    LaunchTimes,
     Run,
+    StreamAssignment,
     assign_streams,
     compute_launch_times,
     find_critical_path_us,
@@ -178,6 +179,35 @@ def compute_boundary(
     return Boundary(host_us, wait_us, copy_us, interval_us, loader)
 
 
+@dataclass(frozen=True, slots=True)
+class SteadyStep:
+    """One steady step of a graph whose task i takes `times[i]`, and the boundary before it.
+
+    `device_us` is the time of the graph launched at once, `launches` the host's launches op by op,
+    which are `ahead_us` ahead of the device's first step.
+    """
+
+    graph: TaskGraph
+    times: Sequence[TaskTime]
+    plan: StreamAssignment
+    run: Run
+    boundary: Boundary
+    device_us: float
+    launches: LaunchTimes | None = None
+    ahead_us: float = 0.0
+    is_host_slower: bool = False
+
+    @property
+    def step_us(self) -> float:
+        """Microseconds from the end of one step to the end of the next."""
+        return self.boundary.end_us + self.run.end_us
+
+    @property
+    def host_us(self) -> float:
+        """Microseconds in which the host launches the step and runs callbacks."""
+        return self.boundary.host_us + (self.launches.end_us if self.launches else 0.0)
+
+
 def schedule(
     graph: TaskGraph, times: Sequence[TaskTime], hw: Hardware, options: StepOptions
 ) -> Timeline:
@@ -190,110 +220,129 @@ def schedule(
     """
     if len(times) != len(graph.tasks):
         raise ValueError(f"{len(times)} times for {len(graph.tasks)} tasks")
-    plan = assign_streams(graph, options, hw)
-    loader = estimate_loader_times(options, hw)
-    graph_run = run_step(graph, times, plan, hw, options)
-    run = graph_run
-    launches = None
-    ahead_us = 0.0
-    is_host_slower = False
-    if options.mode == "op_by_op":
-        op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
-        launches = compute_launch_times(graph, plan, op_us, hw)
-        first_run = run_step(graph, times, plan, hw, options, launches)
-        device_us = hw.graph_launch_us + graph_run.end_us
-        # The host runs ahead by what a first step takes beyond the longer of host and device times.
-        ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
-        run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
-        is_host_slower = launches.end_us > device_us
-    boundary = compute_boundary(loader, run.end_us, hw, options)
-    step_us = boundary.end_us + run.end_us
-    host_us = boundary.host_us + (launches.end_us if launches else 0.0)
-
-    exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
-    limits: dict[Bound, float] = {}
-    for time_slice in (*boundary.list_slices(), *_compute_slices(graph, times, run)):
-        exposed_us[time_slice.kind] += time_slice.us
-        limits[time_slice.bound] = limits.get(time_slice.bound, 0.0) + time_slice.us
-    bound = max(limits, key=limits.__getitem__)
-    if boundary.wait_us:
-        # If the device waits for a stage, even briefly, the stage sets the pace.
-        bound = boundary.starved_by
-    elif is_host_slower:
-        bound = "host launch"
-
-    spans: list[Span] = []
-    begin_us = boundary.end_us - ahead_us
-    for span in boundary.list_spans():
-        if span.stream == "host" and ahead_us:
-            # A host that is ahead of the device runs callbacks and launches earlier.
-            early_us = begin_us - boundary.interval_us - span.duration_us
-            spans += wrap_span(replace(span, start_us=early_us), step_us)
-        else:
-            spans.append(span)
-    if launches:
-        spans += form_launch_spans(graph, plan, launches, begin_us, step_us)
-    spans += _form_run_spans(graph, times, plan.streams, run, boundary.end_us)
-    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
-    spans.sort(key=lambda span: (rank[span.stream], span.lane, span.start_us))
+    step = _simulate_step(graph, times, hw, options)
+    exposed_us, bound = _attribute_time(step)
     return Timeline(
         mode=options.mode,
         devices=options.devices,
-        spans=tuple(span for span in spans if span.duration_us > 0),
-        step_us=step_us,
-        device_us=graph_run.end_us,
-        host_us=host_us,
-        critical_path_us=find_critical_path_us(graph, times, plan),
-        iteration=_trace_iteration(graph, run, boundary.end_us),
+        spans=tuple(span for span in _list_spans(step) if span.duration_us > 0),
+        step_us=step.step_us,
+        device_us=step.device_us,
+        host_us=step.host_us,
+        critical_path_us=find_critical_path_us(graph, times, step.plan),
+        iteration=_trace_iteration(step),
         exposed_us=exposed_us,
         bound=bound,
-        launch_us=boundary.host_us * options.steps_per_launch,
+        launch_us=step.boundary.host_us * options.steps_per_launch,
         steps_per_launch=options.steps_per_launch,
     )
 
 
-def _compute_slices(graph: TaskGraph, times: Sequence[TaskTime], run: Run) -> Iterator[TimeSlice]:
+def _simulate_step(
+    graph: TaskGraph, times: Sequence[TaskTime], hw: Hardware, options: StepOptions
+) -> SteadyStep:
+    """Run the graph under the launch mode. Raises OptionError as `schedule` does."""
+    plan = assign_streams(graph, options, hw)
+    loader = estimate_loader_times(options, hw)
+    graph_run = run_step(graph, times, plan, hw, options)
+    if options.mode != "op_by_op":
+        boundary = compute_boundary(loader, graph_run.end_us, hw, options)
+        return SteadyStep(graph, times, plan, graph_run, boundary, graph_run.end_us)
+    op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
+    launches = compute_launch_times(graph, plan, op_us, hw)
+    first_run = run_step(graph, times, plan, hw, options, launches)
+    device_us = hw.graph_launch_us + graph_run.end_us
+    # The host runs ahead by what a first step takes beyond the longer of host and device times.
+    ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
+    run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
+    return SteadyStep(
+        graph,
+        times,
+        plan,
+        run,
+        compute_boundary(loader, run.end_us, hw, options),
+        graph_run.end_us,
+        launches,
+        ahead_us,
+        is_host_slower=launches.end_us > device_us,
+    )
+
+
+def _attribute_time(step: SteadyStep) -> tuple[dict[Kind, float], Bound]:
+    """Return the step's time by kind, and what bounds it."""
+    exposed_us: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+    limits: dict[Bound, float] = {}
+    for time_slice in (*step.boundary.list_slices(), *_compute_slices(step)):
+        exposed_us[time_slice.kind] += time_slice.us
+        limits[time_slice.bound] = limits.get(time_slice.bound, 0.0) + time_slice.us
+    if step.boundary.wait_us:
+        # If the device waits for a stage, even briefly, the stage sets the pace.
+        return exposed_us, step.boundary.starved_by
+    if step.is_host_slower:
+        return exposed_us, "host launch"
+    return exposed_us, max(limits, key=limits.__getitem__)
+
+
+def _list_spans(step: SteadyStep) -> list[Span]:
+    """Return the step's spans, sorted by stream, lane and start."""
+    spans: list[Span] = []
+    begin_us = step.boundary.end_us - step.ahead_us
+    for span in step.boundary.list_spans():
+        if span.stream == "host" and step.ahead_us:
+            # A host that is ahead of the device runs callbacks and launches earlier.
+            early_us = begin_us - step.boundary.interval_us - span.duration_us
+            spans += wrap_span(replace(span, start_us=early_us), step.step_us)
+        else:
+            spans.append(span)
+    if step.launches:
+        spans += form_launch_spans(step.graph, step.plan, step.launches, begin_us, step.step_us)
+    spans += _form_run_spans(step)
+    rank = {stream: number for number, (stream, _) in enumerate(STREAMS)}
+    return sorted(spans, key=lambda span: (rank[span.stream], span.lane, span.start_us))
+
+
+def _compute_slices(step: SteadyStep) -> Iterator[TimeSlice]:
     """Yield the slices of a run: compute tasks, and the causes of the AI Cores' idle time."""
-    for task, time, us in zip(graph.tasks, times, run.compute_us, strict=True):
+    for task, time, us in zip(step.graph.tasks, step.times, step.run.compute_us, strict=True):
         if us:
             kind = classify_time(task)
             # A task with the time of an empty kernel counts as bound by its engine.
             engine: Bound = "cube" if kind == "cube" else "vector"
             bound = "format" if kind == "format" else TASK_BOUNDS.get(time.bound, engine)
             yield TimeSlice(kind, bound, us)
-    for cause, us in run.idle_us.items():
+    for cause, us in step.run.idle_us.items():
         yield TimeSlice(*IDLE_KINDS[cause], us)
 
 
-def _trace_iteration(graph: TaskGraph, run: Run, begin_us: float) -> IterationTrace:
+def _trace_iteration(step: SteadyStep) -> IterationTrace:
     """Return the iteration's parts, split at the first and last task of both passes."""
+    run = step.run
     passes = [
-        index for index, task in enumerate(graph.tasks) if task.phase in ("forward", "backward")
+        index
+        for index, task in enumerate(step.graph.tasks)
+        if task.phase in ("forward", "backward")
     ]
     first_us = min((run.starts_us[index] for index in passes), default=0.0)
     last_us = max((run.ends_us[index] for index in passes), default=0.0)
-    return IterationTrace(begin_us + first_us, last_us - first_us, run.end_us - last_us)
+    interval_us = step.boundary.end_us + first_us
+    return IterationTrace(interval_us, last_us - first_us, run.end_us - last_us)
 
 
-def _form_run_spans(
-    graph: TaskGraph,
-    times: Sequence[TaskTime],
-    streams: Sequence[DeviceStream],
-    run: Run,
-    begin_us: float,
-) -> Iterator[Span]:
-    """Yield the spans of tasks and all-reduces; `begin_us` is when the run begins in the step."""
-    for index, task in enumerate(graph.tasks):
+def _form_run_spans(step: SteadyStep) -> Iterator[Span]:
+    """Yield the spans of tasks and all-reduces."""
+    run = step.run
+    begin_us = step.boundary.end_us
+    for index, task in enumerate(step.graph.tasks):
         yield Span(
             task.type,
-            streams[index],
+            step.plan.streams[index],
             begin_us + run.starts_us[index],
             run.ends_us[index] - run.starts_us[index],
             classify_time(task),
             task.phase,
             index,
             run.ai_cpu_lanes.get(index, 0),
-            times[index].bound,
+            step.times[index].bound,
         )
     for number, (start, end) in enumerate(run.buckets_us, 1):
         name = f"AllReduce {number}" if len(run.buckets_us) > 1 else "AllReduce"

@@ -218,10 +218,11 @@ def _make_child(
     elite: Sequence[Genes], objective: Objective, generator: np.random.Generator, blocks: int
 ) -> Genes:
     """Return genes of two parents, with cores multiplied and the block replaced by chance."""
-    parents = (elite[int(generator.integers(len(elite)))] for _ in range(2))
+    mother = elite[int(generator.integers(len(elite)))]
+    father = elite[int(generator.integers(len(elite)))]
     genes = [
-        mother if generator.random() < 0.5 else father
-        for mother, father in zip(*parents, strict=True)
+        first if generator.random() < 0.5 else second
+        for first, second in zip(mother, father, strict=True)
     ]
     for place in range(4):
         if generator.random() < MUTATION_CHANCE:

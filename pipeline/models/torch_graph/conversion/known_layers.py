@@ -133,9 +133,11 @@ _ACTIVATIONS: Mapping[str, standard.Activation] = {
 }
 
 
-@_register_reader(*_ACTIVATIONS)
 def _read_activation(reader: NodeReader) -> Chain:
     return _make_layer(reader, _ACTIVATIONS[reader.node.op.split(".")[1]])
+
+
+_READERS.update(dict.fromkeys(_ACTIVATIONS, _read_activation))
 
 
 @_register_reader("hardtanh")

@@ -84,10 +84,10 @@ def full_like(
     return x.with_array(jnp.full(x.array.shape, value, context.type_of(dtype, x.dtype)))
 
 
-def _register_constant(name: str, value: int, *overloads: str) -> None:
+def _register_constant(name: str, value: int, overload: str = "default") -> None:
     """Register `zeros`, `new_zeros` and `zeros_like`, or the operators of another number."""
 
-    @aten(f"{name}.default", *overloads)
+    @aten(f"{name}.{overload}")
     def make(context: OperatorContext, size: Sequence[int], *, dtype: Any = None) -> TorchTensor:
         return to_tensor(jnp.full(tuple(size), value, context.type_of(dtype)))
 
@@ -105,7 +105,7 @@ def _register_constant(name: str, value: int, *overloads: str) -> None:
 _register_constant("zeros", 0)
 _register_constant("ones", 1)
 # An empty array has zeros instead of random bits.
-_register_constant("empty", 0, "empty.memory_format")
+_register_constant("empty", 0, "memory_format")
 
 
 @aten("arange.default", "arange.start", "arange.start_step")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -47,8 +47,3 @@ def make_natural_key(name: str) -> list[str | int]:
     """Return a sort key that compares numbers as numbers: `features.10` after `features.2`."""
     parts = re.split(r"([0-9]+)", name)
     return [int(part) if position % 2 else part for position, part in enumerate(parts)]
-
-
-def sum_bytes(arrays: Mapping[str, np.ndarray]) -> int:
-    """Return the size of all arrays together, in bytes."""
-    return sum(array.nbytes for array in arrays.values())
