@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 from omegaconf.basecontainer import get_yaml_loader
-from omegaconf.omegaconf import get_omega_conf_dumper
 
 from pipeline.core.files.bounded_read import read_text
 
@@ -105,11 +104,6 @@ def _require_plain_tree(node: yaml.Node) -> None:
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
             _require_plain_tree(value)
-
-
-def format_yaml(value: Any) -> str:
-    """Return plain data as a YAML text, which `parse_yaml` reads back unchanged."""
-    return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
 
 
 class _PlainLoader(yaml.SafeLoader):
