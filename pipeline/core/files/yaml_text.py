@@ -1,4 +1,4 @@
-"""Plain data as YAML texts."""
+"""Plain data as YAML texts. `safe_yaml` reads without OmegaConf, whose grammar takes 0.1 s."""
 
 from __future__ import annotations
 
