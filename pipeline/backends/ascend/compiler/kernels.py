@@ -105,7 +105,7 @@ class Kernels:
         if source.loop != reader.loop or (is_mask and phases[0] != phases[1]):
             return True  # Masks for the backward pass are stored, as they take a bit per element.
         if out in self.random and reader.outputs[0] not in self.random:
-            return is_large
+            return True  # The vector unit draws no numbers, however few.
         if not self.by_op or phases[0] != phases[1] or source.op == reader.op:
             return False
         # Ops of a framework write large results, calls of custom code all results.
@@ -276,6 +276,7 @@ class Kernels:
                 for member in nodes
             )
             form = "rows" if along_rows else "elementwise"
+            form = "random" if node.outputs[0] in self.random else form
         return Kernel(
             form,
             self.phases.of_node[position],
