@@ -34,9 +34,9 @@ class RunOptions(Spec):
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
     """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
     software: str | None
-    """Stack whose launches and conversions are priced: mindspore_graph, mindspore_eager or
-    pytorch_eager, or one with its version (mindspore_graph@1.8); null: MindSpore's, in the launch
-    mode."""
+    """Stack whose launches and conversions are priced: mindspore_graph, mindcv_graph,
+    mindspore_eager or pytorch_eager, or one with its version (mindspore_graph@1.8); null:
+    MindSpore's, in the launch mode."""
     precision: Literal["O0", "O1", "O2", "O3"] | None
     """Level of mixed precision of the priced step, O1 as in apex, others as in MindSpore; null: the
     step's own types."""

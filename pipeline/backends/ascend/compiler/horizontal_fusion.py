@@ -52,15 +52,23 @@ class Kernel:
         return max(self.nodes)
 
 
-def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
-    """Return the kernels, joined as the device joins them, in the order in which they run."""
+def join_kernels(
+    kernels: list[Kernel], is_large: Callable[[int], bool], *, joins_updates: bool = True
+) -> list[Kernel]:
+    """Return the kernels, joined as the device joins them, in the order in which they run.
+
+    `joins_updates` is whether the ops of an optimizer may be joined.
+    """
     levels: dict[int, int] = {}
     for kernel in kernels:
         kernel.level = 1 + max((levels.get(index, 0) for index in kernel.sources), default=0)
         levels.update(dict.fromkeys(kernel.roots, kernel.level))
-    joins = _Joins(_merge_kernels(kernels, is_large))
+    alone = [kernel for kernel in kernels if kernel.phase == "optimizer" and not joins_updates]
+    others = [kernel for kernel in kernels if kernel.phase != "optimizer" or joins_updates]
+    joins = _Joins([*_merge_kernels(others, is_large), *alone])
     joins.join_statistics()
-    joins.join_updates()
+    if joins_updates:
+        joins.join_updates()
     return _sort_kernels(joins.kernels)
 
 

@@ -60,6 +60,9 @@ MOVERS: dict[str, CostClass] = {
 }
 """Cost classes of moves other than `transpose` and `copy`."""
 
+ADAM_FUSION = "adam_apply_one_with_decay"
+"""MindSpore's passes that make one kernel of Adam's update."""
+
 
 class UnsupportedError(RunError):
     """A primitive that the emulated device doesn't support."""
@@ -120,6 +123,7 @@ class _Lowering:
             self.phases,
             lambda index: graph.values[index].size * get_stored_bytes(self.dtypes[index]),
             by_op=options.by_op,
+            fuses_adam=ADAM_FUSION not in options.without,
         )
         self.dataflow = self.kernels.dataflow
         self.dtypes = self._choose_dtypes()
@@ -280,7 +284,7 @@ class _Lowering:
             after=frozenset(after) | ({"rows"} & kinds),
             channels=sum(size > 1 for size in root.shape) <= 1 and root.size > 1,
             maps=all(self._is_map_or_matrix(kernel, index) for index in kernel.sources),
-            updates=bool(self.updated.intersection(kernel.roots)),
+            updates=not self.kernels.composes_updates and not self.updated.isdisjoint(kernel.roots),
             results=len(kernel.roots),
             random_mask=not self.kernels.random.isdisjoint(kernel.sources),
         )
