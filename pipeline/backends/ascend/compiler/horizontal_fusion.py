@@ -21,14 +21,15 @@ SMALL_ELEMENTS = 16384
 FUSABLE = ("elementwise", "rows")
 """Kinds of nodes that share a kernel with others. A node of kind "reduce" can end such a kernel."""
 
-Form = Literal["elementwise", "rows", "reduce", "random", "single"]
+Form = Literal["elementwise", "rows", "reduce", "update", "random", "single"]
 
 
 @dataclass(eq=False)
 class Kernel:
     """Nodes that run together, and the values (indices) that they read and write.
 
-    `form` is "random" for an op that draws numbers, "single" for one node that isn't fused.
+    `form` is "update" for an op of an optimizer whose ops aren't fused, "random" for an op that
+    draws numbers, "single" for one node that isn't fused: these join no other kernels.
     `roots` are the values written to memory, `sources` the values read, in the order of first use.
     `elements` is the size of the largest value. `loop`, `repeat` and `call` are as in `Node`, but
     `call` is None if kernels may join several calls.
@@ -52,23 +53,15 @@ class Kernel:
         return max(self.nodes)
 
 
-def join_kernels(
-    kernels: list[Kernel], is_large: Callable[[int], bool], *, joins_updates: bool = True
-) -> list[Kernel]:
-    """Return the kernels, joined as the device joins them, in the order in which they run.
-
-    `joins_updates` is whether the ops of an optimizer may be joined.
-    """
+def join_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> list[Kernel]:
+    """Return the kernels, joined as the device joins them, in the order in which they run."""
     levels: dict[int, int] = {}
     for kernel in kernels:
         kernel.level = 1 + max((levels.get(index, 0) for index in kernel.sources), default=0)
         levels.update(dict.fromkeys(kernel.roots, kernel.level))
-    alone = [kernel for kernel in kernels if kernel.phase == "optimizer" and not joins_updates]
-    others = [kernel for kernel in kernels if kernel.phase != "optimizer" or joins_updates]
-    joins = _Joins([*_merge_kernels(others, is_large), *alone])
+    joins = _Joins(_merge_kernels(kernels, is_large))
     joins.join_statistics()
-    if joins_updates:
-        joins.join_updates()
+    joins.join_updates()
     return _sort_kernels(joins.kernels)
 
 
@@ -80,7 +73,7 @@ def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> li
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
     for kernel in kernels:
-        if kernel.form in ("random", "single"):
+        if kernel.form in ("update", "random", "single"):
             merged.append(kernel)
             continue
         form = "reduce" if kernel.form == "reduce" else "elementwise"

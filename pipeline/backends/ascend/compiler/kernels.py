@@ -85,7 +85,7 @@ class Kernels:
             if self.kinds[position] not in ("view", "loop_view")
             and any(self._is_written(out) for out in node.outputs)
         ]
-        return join_kernels(kernels, self._is_large, joins_updates=not self.composes_updates)
+        return join_kernels(kernels, self._is_large)
 
     def _is_large(self, index: int) -> bool:
         return self.graph.values[index].size > SMALL_ELEMENTS
@@ -291,7 +291,10 @@ class Kernels:
                 for member in nodes
             )
             form = "rows" if along_rows else "elementwise"
-            form = "random" if node.outputs[0] in self.random else form
+            if node.outputs[0] in self.random:
+                form = "random"
+            elif self.composes_updates and self.phases.of_node[position] == "optimizer":
+                form = "update"
         return Kernel(
             form,
             self.phases.of_node[position],

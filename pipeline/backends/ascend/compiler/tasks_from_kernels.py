@@ -284,7 +284,7 @@ class _Lowering:
             after=frozenset(after) | ({"rows"} & kinds),
             channels=sum(size > 1 for size in root.shape) <= 1 and root.size > 1,
             maps=all(self._is_map_or_matrix(kernel, index) for index in kernel.sources),
-            updates=not self.kernels.composes_updates and not self.updated.isdisjoint(kernel.roots),
+            updates=bool(self.updated.intersection(kernel.roots)),
             results=len(kernel.roots),
             random_mask=not self.kernels.random.isdisjoint(kernel.sources),
         )

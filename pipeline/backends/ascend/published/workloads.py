@@ -238,8 +238,8 @@ def trace_row(row: Published) -> TracedStep:
     if special is not None:
         return special(row)
     # MindCV recommends AdamW for networks like ViT (optim_factory.py of 0.3.0).
-    uses_adamw = row.framework.startswith(MINDCV) and row.family == "transformer"
-    optimizer = ADAMW if uses_adamw else None
+    is_vit = row.framework.startswith(MINDCV) and row.family == "transformer"
+    optimizer = ADAMW if is_vit else None
     return trace_image_step(row.model, row.batch, row.pixels, row.classes, optimizer)
 
 
@@ -262,28 +262,21 @@ def configure_row(row: Published) -> ExecutionConfig:
 
     TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
     """
+    name = "mindcv_graph" if row.framework.startswith(MINDCV) else "mindspore_graph"
+    if row.mode == "op_by_op":
+        name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
+    match = VERSION.search(row.framework)
+    version = match[1].replace("x", "0") if match else ""
+    software = f"{name}@{version}" if version in load_stacks()[name] else name
     return ExecutionConfig(
         row.precision,
         row.mode,
         sink_size=1000,
         devices=row.devices,
         fusion=row.fusion,
-        software=_find_software(row),
+        software=software,
         keep_batchnorm_fp32=row.keep_batchnorm_fp32 and row.precision == "O2",
     )
-
-
-def _find_software(row: Published) -> str:
-    """Return a row's stack, with its version if that is known."""
-    if row.mode == "op_by_op":
-        name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
-    elif row.framework.startswith(MINDCV):
-        return "mindcv_graph"
-    else:
-        name = "mindspore_graph"
-    match = VERSION.search(row.framework)
-    version = match[1].replace("x", "0") if match else ""
-    return f"{name}@{version}" if version in load_stacks()[name] else name
 
 
 def price_row(
