@@ -15,7 +15,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import DataError, RecipeError, UsageError
-from pipeline.core.files.safe_yaml import format_yaml
+from pipeline.core.files.yaml_text import format_yaml
 from tests.command_line import recommend as main
 from tests.study.runs.made_up import make_run
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
-
-from pydantic import Field, PositiveInt, field_validator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pipeline.backends.ascend.chip.hardware import Chip, extract_hardware, to_priced_chip
 from pipeline.backends.ascend.chip.options import (
@@ -13,12 +10,12 @@ from pipeline.backends.ascend.chip.options import (
     EmulatedDevice,
     ExecutionConfig,
     OptionError,
+    RunOptions,
 )
-from pipeline.backends.ascend.chip.software import find_stack
 from pipeline.backends.ascend.cost.collectives import AscendRates, check_devices
 from pipeline.backends.device_spec import DeviceSpec
 from pipeline.backends.rates import Rates
-from pipeline.core.registry import FilePath, Seq, component
+from pipeline.core.registry import component
 from pipeline.models.layers.precision import Level
 from pipeline.training.parallel.parallel_spec import ParallelSpec
 
@@ -27,48 +24,12 @@ if TYPE_CHECKING:
 
 
 @component("device")
-class Ascend(Chip, DeviceSpec):
+class Ascend(RunOptions, Chip, DeviceSpec):
     """An emulated Ascend 910: XLA computes on the host, a model of the chip estimates the time."""
 
     auto_precision: ClassVar[Level] = "O3"
     is_emulated: ClassVar[bool] = True
     name: Literal["ascend"] = "ascend"
-    mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
-    """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
-    software: str | None
-    """Stack whose launches and conversions are priced: mindspore_graph, mindspore_eager or
-    pytorch_eager, or one with its version (mindspore_graph@1.8); null: MindSpore's, in the launch
-    mode."""
-    precision: Literal["O0", "O1", "O2", "O3"] | None
-    """Level of mixed precision of the priced step, O1 as in apex, others as in MindSpore; null: the
-    step's own types."""
-    all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
-    """Indices of parameters at which gradients are split into all-reduces; null: one for all."""
-    host_workers: PositiveInt
-    """Processes of the emulated host that prepare data."""
-    auto_tune: Literal["exhaustive", "ga", "rl", "rl,ga"] | None
-    """Search for the tiles of every product: of all tiles, genetic, in a tree, or the last two."""
-    tune_bank: FilePath | None
-    """The knowledge bank of tiles, read before the search and written after it; null: the bank in
-    the folder TUNE_BANK_PATH, if any."""
-    repeat_tune: bool
-    """Whether to search again for tiles that a bank has, and use the faster tiles (REPEAT_TUNE)."""
-    strict: bool
-    """Whether to refuse an unsupported operation instead of estimating it by its bytes."""
-
-    @field_validator("software")
-    @classmethod
-    def _refuse_unknown_software(cls, software: str | None) -> str | None:
-        if software is not None:
-            find_stack(software)
-        return software
-
-    @field_validator("all_reduce_fusion")
-    @classmethod
-    def _refuse_unsorted(cls, points: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if points is not None and any(low >= high for low, high in pairwise(points)):
-            raise ValueError(f"{list(points)} must ascend, as in [85, 160]")
-        return points
 
     def find_dtype_problem(self, dtype: str) -> str | None:
         """Return the problem of a type that isn't in the chip's file."""

@@ -22,8 +22,9 @@ from pipeline.backends.planner.layouts import Layout, Mesh, convert_region_layou
 from pipeline.core.errors import RecipeError, get_system_reason
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe_problems
-from pipeline.core.files.safe_yaml import format_yaml, read_yaml
+from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import join_first, show
+from pipeline.core.files.yaml_text import format_yaml
 from pipeline.core.registry import Seq, Spec
 from pipeline.models.layers.path_patterns import covers
 from pipeline.training.parallel.parallel_spec import AXES, MeshSpec

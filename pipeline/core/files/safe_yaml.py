@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf.basecontainer import get_yaml_loader
-from omegaconf.omegaconf import get_omega_conf_dumper
 
 from pipeline.core.files.bounded_read import read_text
 
@@ -36,6 +34,9 @@ _COMMAND_LINE = {
 }
 """Pattern of each type's values on the command line. In YAML 1.1 some texts are values too: 017 is
 15, 1:30 is 90 and `no` is false."""
+_EXPONENT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+"""Numbers of OmegaConf that PyYAML reads as texts: 1e3 and 1.5e3. OmegaConf's dates are texts. Its
+loader isn't imported, as its grammar takes 0.1 s."""
 _MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
 """Errors that PyYAML raises, also for values that don't fit an explicit tag."""
 
@@ -107,16 +108,14 @@ def _require_plain_tree(node: yaml.Node) -> None:
             _require_plain_tree(value)
 
 
-def format_yaml(value: Any) -> str:
-    """Return plain data as a YAML text, which `parse_yaml` reads back unchanged."""
-    return yaml.dump(value, Dumper=get_omega_conf_dumper(), sort_keys=False)
-
-
 class _PlainLoader(yaml.SafeLoader):
     """A loader of YAML within bounds, which reads numbers and booleans as OmegaConf's loader does.
     OmegaConf's loader can't count nodes while it composes them: it is in C since 2.4."""
 
-    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's
+        first: [pair for pair in resolvers if pair[0] != f"{_CORE}timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -162,6 +161,9 @@ class _PlainLoader(yaml.SafeLoader):
         self._nodes += count
         if self._nodes > MAX_NODES:
             raise ValueError(f"more than {MAX_NODES:,} keys and values, with aliases expanded")
+
+
+_PlainLoader.add_implicit_resolver(f"{_CORE}float", _EXPONENT, list("-+0123456789"))
 
 
 def _require_plain(node: yaml.Node) -> None:

@@ -14,7 +14,8 @@ from pipeline.config.overrides import hide_secret_values
 from pipeline.core.errors import DataError, RecipeError, hide_secrets_in_tree
 from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.error_text import describe_problems
-from pipeline.core.files.safe_yaml import format_yaml, read_yaml
+from pipeline.core.files.safe_yaml import read_yaml
+from pipeline.core.files.yaml_text import format_yaml
 from pipeline.stages.record.run_directory import OUTPUTS, read_written_at_ns
 from pipeline.study.sweep.directory import read_model
 

@@ -21,7 +21,8 @@ from pipeline.core.files.atomic_write import write_whole
 from pipeline.core.files.bounded_read import read_json, read_text
 from pipeline.core.files.error_text import Model, validate_file
 from pipeline.core.files.folder_lock import LOCK, lock_file
-from pipeline.core.files.safe_yaml import MAX_BYTES, format_yaml, parse_written_yaml, parse_yaml
+from pipeline.core.files.safe_yaml import MAX_BYTES, parse_written_yaml, parse_yaml
+from pipeline.core.files.yaml_text import format_yaml
 from pipeline.stages.record.run_directory import (
     CLAIM,
     OVERRIDES,

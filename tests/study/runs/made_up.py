@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.files.safe_yaml import format_yaml
+from pipeline.core.files.yaml_text import format_yaml
 
 RECIPE: dict[str, Any] = {
     "name": "made_up",

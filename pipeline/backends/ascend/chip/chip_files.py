@@ -10,6 +10,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import FIGURES, UNREAD, Chip, find_unit
+from pipeline.backends.ascend.chip.options import RunOptions
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
 from pipeline.core.files.error_text import (
     describe_problems,
@@ -20,10 +21,11 @@ from pipeline.core.files.error_text import (
 from pipeline.core.files.package_paths import CONF
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
-from pipeline.core.registry import list_components
 
 DEVICES = CONF / "device"
 CHIP_KEYS = frozenset(Chip.model_fields)
+NO_FIGURES = UNREAD | frozenset(("name", *RunOptions.model_fields))
+"""Keys of a device file that aren't a chip's."""
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 
 
@@ -52,9 +54,7 @@ def load_chip(name_or_path: str | Path) -> Any:
     Raises ChipError for an unknown chip or file, and with all problems of a file at once.
     """
     file = _find_file(name_or_path)
-    # Keys of a device file that set how a run uses the chip.
-    run_keys = frozenset(list_components("device")["ascend"].model_fields) - CHIP_KEYS
-    tree = {key: value for key, value in _read_merged(file).items() if key not in run_keys | UNREAD}
+    tree = {key: value for key, value in _read_merged(file).items() if key not in NO_FIGURES}
     try:
         return Chip.model_validate(tree)
     except ValidationError as error:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import index
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, PositiveInt, field_validator
 
 from pipeline.backends.ascend.chip.hardware import PricedChip
 from pipeline.backends.ascend.chip.software import Stack, find_stack
 from pipeline.core.errors import PipelineError
+from pipeline.core.registry import FilePath, Seq, Spec
 
 Mode = Literal["op_by_op", "graph_sink", "loop_sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -22,6 +26,47 @@ class OptionError(PipelineError):
     """An option of a priced step is out of range, or doesn't fit the emulated device."""
 
     exit_status = 2
+
+
+class RunOptions(Spec):
+    """Keys of a device file that set how a run uses the chip."""
+
+    mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]
+    """Launch mode of steps; auto: by `train.sink` and `train.sink_size`."""
+    software: str | None
+    """Stack whose launches and conversions are priced: mindspore_graph, mindcv_graph,
+    mindspore_eager or pytorch_eager, or one with its version (mindspore_graph@1.8); null:
+    MindSpore's, in the launch mode."""
+    precision: Literal["O0", "O1", "O2", "O3"] | None
+    """Level of mixed precision of the priced step, O1 as in apex, others as in MindSpore; null: the
+    step's own types."""
+    all_reduce_fusion: Annotated[Seq[PositiveInt], Field(min_length=1)] | None
+    """Indices of parameters at which gradients are split into all-reduces; null: one for all."""
+    host_workers: PositiveInt
+    """Processes of the emulated host that prepare data."""
+    auto_tune: Literal["exhaustive", "ga", "rl", "rl,ga"] | None
+    """Search for the tiles of every product: of all tiles, genetic, in a tree, or the last two."""
+    tune_bank: FilePath | None
+    """The knowledge bank of tiles, read before the search and written after it; null: the bank in
+    the folder TUNE_BANK_PATH, if any."""
+    repeat_tune: bool
+    """Whether to search again for tiles that a bank has, and use the faster tiles (REPEAT_TUNE)."""
+    strict: bool
+    """Whether to refuse an unsupported operation instead of estimating it by its bytes."""
+
+    @field_validator("software")
+    @classmethod
+    def _refuse_unknown_software(cls, software: str | None) -> str | None:
+        if software is not None:
+            find_stack(software)
+        return software
+
+    @field_validator("all_reduce_fusion")
+    @classmethod
+    def _refuse_unsorted(cls, points: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if points is not None and any(low >= high for low, high in pairwise(points)):
+            raise ValueError(f"{list(points)} must ascend, as in [85, 160]")
+        return points
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def load_stacks() -> Mapping[str, Mapping[str, list[str]]]:
 def find_stack(software: str) -> Stack:
     """Return a stack by its name, or by its name and version, such as `pytorch_eager@1.8`.
 
-    A version may have a third number, which changes nothing. Raises ValueError, with the problem
-    and the nearest name or version, for an unknown one.
+    Without a version it is the newest. A version may have a third number, which changes nothing.
+    Raises ValueError, with the problem and the nearest name or version, for an unknown one.
     """
     stacks = load_stacks()
     name, at, version = software.partition("@")
@@ -54,10 +54,10 @@ def find_stack(software: str) -> Stack:
         raise ValueError(
             f"must be None (MindSpore) or one of {names}, or one with @VERSION{question}"
         )
-    if not at:
-        return Stack(name)
-    match = _VERSION.fullmatch(version)
     known = stacks[name]
+    if not at:
+        return Stack(name, frozenset(known[list(known)[-1]]))
+    match = _VERSION.fullmatch(version)
     if match is None:
         raise ValueError(f"must be {name}@VERSION, such as {name}@{list(known)[-1]}")
     if match[1] not in known:

@@ -21,17 +21,18 @@ SMALL_ELEMENTS = 16384
 FUSABLE = ("elementwise", "rows")
 """Kinds of nodes that share a kernel with others. A node of kind "reduce" can end such a kernel."""
 
-Form = Literal["elementwise", "rows", "reduce", "single"]
+Form = Literal["elementwise", "rows", "reduce", "update", "random", "single"]
 
 
 @dataclass(eq=False)
 class Kernel:
     """Nodes that run together, and the values (indices) that they read and write.
 
-    `form` is "single" for one node that isn't fused. `roots` are the values written to memory,
-    `sources` the values read, in the order of first use. `elements` is the size of the largest
-    value. `loop`, `repeat` and `call` are as in `Node`, but `call` is None if kernels may join
-    several calls.
+    `form` is "update" for an op of an optimizer whose ops aren't fused, "random" for an op that
+    draws numbers, "single" for one node that isn't fused: these join no other kernels.
+    `roots` are the values written to memory, `sources` the values read, in the order of first use.
+    `elements` is the size of the largest value. `loop`, `repeat` and `call` are as in `Node`, but
+    `call` is None if kernels may join several calls.
     """
 
     form: Form
@@ -72,7 +73,7 @@ def _merge_kernels(kernels: list[Kernel], is_large: Callable[[int], bool]) -> li
     leader: dict[tuple[object, ...], Kernel] = {}
     merged: list[Kernel] = []
     for kernel in kernels:
-        if kernel.form == "single":
+        if kernel.form in ("update", "random", "single"):
             merged.append(kernel)
             continue
         form = "reduce" if kernel.form == "reduce" else "elementwise"

@@ -45,17 +45,30 @@ MAX_SEARCHED_NODES = 300
 class Kernels:
     """Groups of nodes that become a graph's kernels. Nodes are positions, values are indices.
 
-    `nbytes` returns the bytes of a value. `by_op` makes a kernel of each op of the framework.
-    `stored` are the fusable values that kernels write to memory.
+    `nbytes` returns the bytes of a value. `by_op` makes a kernel of each op of the framework, and
+    `fuses_adam=False` of each op of an update with a root, as Adam's. `stored` are the fusable
+    values that kernels write to memory.
     """
 
     def __init__(
-        self, graph: Graph, phases: Phases, nbytes: Callable[[int], float], *, by_op: bool = False
+        self,
+        graph: Graph,
+        phases: Phases,
+        nbytes: Callable[[int], float],
+        *,
+        by_op: bool = False,
+        fuses_adam: bool = True,
     ) -> None:
         self.graph = graph
         self.phases = phases
         self.nbytes = nbytes
         self.by_op = by_op
+        self.composes_updates = not fuses_adam and any(
+            node.primitive in ("sqrt", "rsqrt") and graph.values[node.outputs[0]].size > 1
+            for position, node in enumerate(graph.nodes)
+            if phases.of_node[position] == "optimizer"
+        )
+        """Whether each op of an update is a kernel."""
         self.dataflow = find_dataflow(graph, phases)
         self.kinds = self.dataflow.kinds
         self.outputs = {self.dataflow.alias[index] for index in graph.outputs}
@@ -101,12 +114,14 @@ class Kernels:
             return True  # The all-reduce needs a final gradient before any update.
         if source.primitive in VIRTUAL and source.loop == reader.loop:
             return False
+        if self.composes_updates and phases[0] == "optimizer" and self.graph.values[out].size > 1:
+            return True
         is_large = self._is_large(out)
         is_mask = is_large and self.graph.values[out].dtype == "bool"
         if source.loop != reader.loop or (is_mask and phases[0] != phases[1]):
             return True  # Masks for the backward pass are stored, as they take a bit per element.
         if out in self.random and reader.outputs[0] not in self.random:
-            return is_large
+            return True  # The vector unit draws no numbers, however few.
         if not self.by_op or phases[0] != phases[1] or source.op == reader.op:
             return False
         # Ops of a framework write large results, calls of custom code all results.
@@ -277,6 +292,10 @@ class Kernels:
                 for member in nodes
             )
             form = "rows" if along_rows else "elementwise"
+            if node.outputs[0] in self.random:
+                form = "random"
+            elif self.composes_updates and self.phases.of_node[position] == "optimizer":
+                form = "update"
         return Kernel(
             form,
             self.phases.of_node[position],

@@ -60,6 +60,9 @@ MOVERS: dict[str, CostClass] = {
 }
 """Cost classes of moves other than `transpose` and `copy`."""
 
+ADAM_FUSION = "adam_apply_one_with_decay"
+"""MindSpore's passes that make one kernel of Adam's update."""
+
 
 class UnsupportedError(RunError):
     """A primitive that the emulated device doesn't support."""
@@ -120,6 +123,7 @@ class _Lowering:
             self.phases,
             lambda index: graph.values[index].size * get_stored_bytes(self.dtypes[index]),
             by_op=options.by_op,
+            fuses_adam=ADAM_FUSION not in options.without,
         )
         self.dataflow = self.kernels.dataflow
         self.dtypes = self._choose_dtypes()
@@ -235,7 +239,7 @@ class _Lowering:
         """Add a kernel of the vector unit, with the conversions and the MemSet that it needs."""
         nodes = [self.graph.nodes[position] for position in kernel.nodes]
         reads, writes = self.maps.lay_out(kernel)
-        if any(root in self.kernels.random for root in kernel.roots):
+        if kernel.form == "random":
             self._add_random(kernel, reads, writes)
             return
         features = self._describe_kernel(kernel, nodes)
@@ -258,9 +262,9 @@ class _Lowering:
         )  # fmt: skip
 
     def _add_random(self, kernel: Kernel, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """Add random numbers as AI CPU work. A few numbers, such as keys, are scalar work."""
+        """Add random numbers as AI CPU work, however few. Keys are scalar work."""
         value = self.graph.values[kernel.roots[0]]
-        if value.size <= TINY_ELEMENTS:
+        if value.size <= TINY_ELEMENTS and value.dtype.startswith(("key", "uint")):
             work = VectorWork(value.size, "float32")
             self.inserted.add(kernel, "Random", "elementwise", reads, writes, vector=work)
             return

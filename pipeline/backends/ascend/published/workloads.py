@@ -42,7 +42,7 @@ from pipeline.models.layers.model_spec import ModelSpec
 from pipeline.training.component_specs import OptimizerSpec
 from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
-from pipeline.training.optimizers.first_order import Adam, Momentum
+from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum
 from pipeline.training.state import StepConfig
 from pipeline.training.step import make_train_step, make_update_only_step
 
@@ -50,7 +50,7 @@ PUBLISHED = Path(__file__).with_name("published.csv")
 ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
 """Steps on an Atlas A2, which no fit reads."""
 
-BATCHNORM_IN_FLOAT32 = "MindSpore 2.x / mindcv"
+MINDCV = "MindSpore 2.x / mindcv"
 """`framework` of MindCV's rows, which have batch normalisation in float32 under O2."""
 
 VERSION = re.compile(r"(?:MindSpore |PyTorch |branch r)(\d+\.(?:\d+|x))")
@@ -113,11 +113,14 @@ def _parse_row(row: Mapping[str, str]) -> Published:
         return Published(
             **columns,
             suspicion=row.get("suspicion") or "",
-            keep_batchnorm_fp32=(row["framework"] or "").startswith(BATCHNORM_IN_FLOAT32),
+            keep_batchnorm_fp32=(row["framework"] or "").startswith(MINDCV),
         )
     except ValidationError as error:
         raise ValueError("; ".join(describe_problems(error, columns))) from error
 
+
+ADAM = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
+ADAMW = AdamW(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "vit_s_16": ("vit_b_16", {"features": 384, "hidden": 1536, "heads": 6})
@@ -137,10 +140,12 @@ def load_model_spec(name: str) -> ModelSpec:
 
 
 @cache
-def trace_image_step(model: str, batch: int, pixels: int, classes: int) -> TracedStep:
-    """Return a step with momentum on square images, of 1 channel for LeNet, else of 3."""
-    channels = 1 if model.startswith("lenet") else 3
-    return trace_network(load_model_spec(model), batch, (pixels, pixels, channels), classes)
+def trace_image_step(
+    model: str, batch: int, pixels: int, classes: int, optimizer: OptimizerSpec | None = None
+) -> TracedStep:
+    """Return a step on square images, of 1 channel for LeNet, else of 3; momentum by default."""
+    shape = (pixels, pixels, 1 if model.startswith("lenet") else 3)
+    return trace_network(load_model_spec(model), batch, shape, classes, optimizer)
 
 
 def trace_network(
@@ -190,9 +195,8 @@ def trace_module(
 
 def _trace_wide_deep(row: Published) -> TracedStep:
     """Return a step of Wide & Deep. A sample has fields with an index and a value each."""
-    adam = Adam(lr=1e-4, weight_decay=0.0, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
     shape = (row.pixels, 1, 2)
-    return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, adam)
+    return trace_network(load_model_spec(row.model), row.batch, shape, row.classes, ADAM)
 
 
 def _trace_text_detector(row: Published) -> TracedStep:
@@ -209,14 +213,12 @@ def _trace_text_detector(row: Published) -> TracedStep:
 
 
 def _trace_swin_or_convnext(row: Published) -> TracedStep:
-    """Return a step of Swin or ConvNeXt with smoothed labels and Adam, which costs about as much as
-    their authors' AdamW."""
-    adam = Adam(lr=1e-3, weight_decay=0.05, decay_rules=(), b1=0.9, b2=0.999, eps=1e-8)
+    """Return a step of Swin or ConvNeXt with smoothed labels and their authors' AdamW."""
     loss = CrossEntropy(reduction="mean", smoothing=0.1, smoothing_convention="uniform").build()
     shape = (row.batch, row.pixels, row.pixels, 3)
     labels = jax.ShapeDtypeStruct((row.batch,), jnp.int32)
     network = (Swin if row.model == "swin_t" else ConvNeXt)(row.classes)
-    return trace_module(network, loss, shape, labels, row.classes, adam)
+    return trace_module(network, loss, shape, labels, row.classes, ADAMW)
 
 
 SPECIAL: dict[str, Callable[[Published], TracedStep]] = {
@@ -235,7 +237,10 @@ def trace_row(row: Published) -> TracedStep:
     special = SPECIAL.get(row.model)
     if special is not None:
         return special(row)
-    return trace_image_step(row.model, row.batch, row.pixels, row.classes)
+    # MindCV recommends AdamW for networks like ViT (optim_factory.py of 0.3.0).
+    is_vit = row.framework.startswith(MINDCV) and row.family == "transformer"
+    optimizer = ADAMW if is_vit else None
+    return trace_image_step(row.model, row.batch, row.pixels, row.classes, optimizer)
 
 
 def load_left_out() -> Mapping[str, Calibration]:
@@ -257,7 +262,7 @@ def configure_row(row: Published) -> ExecutionConfig:
 
     TensorFlow's graphs are priced as MindSpore's, as both are compiled by the same engine.
     """
-    name = "mindspore_graph"
+    name = "mindcv_graph" if row.framework.startswith(MINDCV) else "mindspore_graph"
     if row.mode == "op_by_op":
         name = "pytorch_eager" if row.framework.startswith("PyTorch") else "mindspore_eager"
     match = VERSION.search(row.framework)

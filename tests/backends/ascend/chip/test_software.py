@@ -9,12 +9,13 @@ from pipeline.backends.ascend import price
 from pipeline.backends.ascend.chip.options import OptionError
 from pipeline.backends.ascend.chip.software import find_stack, load_stacks
 from pipeline.backends.ascend.compiler.primitives import load_patterns
+from pipeline.backends.ascend.compiler.tasks_from_kernels import ADAM_FUSION
 from pipeline.core.errors import RecipeError
 from tests.backends.ascend.dense_step import BATCH, WEIGHTS, step
 
 MESSAGES = {
-    "mindspore_grph": "must be None (MindSpore) or one of mindspore_graph, mindspore_eager, "
-    "pytorch_eager, or one with @VERSION; did you mean mindspore_graph?",
+    "mindspore_grph": "must be None (MindSpore) or one of mindspore_graph, mindcv_graph, "
+    "mindspore_eager, pytorch_eager, or one with @VERSION; did you mean mindspore_graph?",
     "mindspore_graph@1.4": "this version isn't known; the nearest is mindspore_graph@1.5, of ",
     "mindspore_graph@9.9.9": "this version isn't known; the nearest is mindspore_graph@2.0, of ",
     "mindspore_graph@0.1": "this version isn't known; the nearest is mindspore_graph@0.3, of ",
@@ -45,7 +46,10 @@ def test_unknown_version_in_a_recipe_is_refused() -> None:
 
 
 def test_versions_omit_only_existing_fusions() -> None:
-    names = {fusion.name for fusion in load_patterns().fusions} | {"matmul_confusiontranspose"}
+    names = {fusion.name for fusion in load_patterns().fusions} | {
+        "matmul_confusiontranspose",
+        ADAM_FUSION,
+    }
     for versions in load_stacks().values():
         assert all(names.issuperset(missing) for missing in versions.values())
 

@@ -146,6 +146,23 @@ def test_dropout_draws_its_mask_once() -> None:
     assert graph.buffers[mask].nbytes == ROWS * WIDTH // 8
 
 
+def test_masks_of_few_numbers_are_drawn_one_after_another() -> None:
+    def forward(p: Array, batch: Any) -> Array:
+        x = batch["x"]
+        for key in jax.random.split(batch["key"], 3):
+            keep = jax.random.bernoulli(key, 0.9, (ROWS, 1))
+            x = x + (x @ p) * (keep / 0.9)
+        return x
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    batch = {"x": of(ROWS, WIDTH), "key": key}
+    graph = gradient_step(forward, of(WIDTH, WIDTH), batch).tasks("O2")
+    drawn = [task for task in graph.tasks if task.type == "StatelessRandomUniform"]
+    assert [len(task.writes) for task in drawn] == [1, 1, 1]
+    assert {task.engine for task in drawn} == {"ai_cpu"}
+    assert all(graph.buffers[task.writes[0]].shape == (ROWS, 1) for task in drawn)
+
+
 def unknown(p: Array, x: Array) -> Array:
     return jnp.fft.fft(x @ p).real
 
