@@ -33,7 +33,7 @@ CASES = (
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     if reason := reason_to_skip():
         pytest.skip(reason)
-    with Harness(tmp_path_factory.mktemp("faults")) as harness:
+    with Harness(tmp_path_factory.mktemp("faults"), at_once=1) as harness:
         yield harness
 
 
