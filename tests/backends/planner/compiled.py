@@ -28,7 +28,7 @@ from tests.backends.planner.recipes import GPT2, network_to_plan
 from tests.models.build import QUICK
 
 DEVICES = 8
-SMALL_GPT = (*GPT2, "model.blocks=1", "model.features=256", "model.hidden=1024", "model.heads=8")
+SMALL_GPT = (*GPT2, "model.blocks=2", "model.features=256", "model.hidden=1024", "model.heads=8")
 CASES: dict[str, tuple[tuple[Any, ...], LinkRates]] = {
     "head": (
         (("model=lenet5",), 100_000, (64, 28, 28, 1)),
