@@ -228,6 +228,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def runs_slow_tests(config: pytest.Config) -> bool:
+    """Whether the tests marked slow are run: all of them, or those that are named."""
+    return config.getoption("--complete") or any("::" in argument for argument in config.args)
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[Any] | None:
+    """Make no cases of functions marked slow if these aren't run: a third of all cases."""
+    if not name.startswith("test_") or runs_slow_tests(collector.config):
+        return None
+    return [] if any(mark.name == "slow" for mark in getattr(obj, "pytestmark", ())) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest files; leave the tests marked slow to `--complete`.
 
@@ -235,7 +249,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     place = {ROOT / "tests" / file: number for number, file in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
-    if config.getoption("--complete") or any("::" in argument for argument in config.args):
+    if runs_slow_tests(config):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow:
