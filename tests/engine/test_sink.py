@@ -95,6 +95,7 @@ def test_log_has_every_metric_of_every_step(tmp_path: Path, expected: Any) -> No
     assert all(f"train/{name}".encode() in events for name in expected[0])
 
 
+@pytest.mark.slow
 def test_no_seed_reads_examples_in_file_order() -> None:
     data = {"x": np.zeros((50, 4), np.float32), "y": np.arange(50, dtype=np.float32)}
     metrics, _, _ = train(data, steps=4, seed=None)
@@ -385,6 +386,7 @@ def test_iterator_error_is_raised_after_saving(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "33").is_dir()
 
 
+@pytest.mark.slow
 def test_iterator_with_changed_batches_is_refused(tmp_path: Path) -> None:
     train(batches(), batch_size=None, steps=20, save=tmp_path)
     others = ({**batch, "y": batch["y"] + 1} for batch in batches())
@@ -458,6 +460,7 @@ def test_donated_state_is_refused() -> None:
         train(state=state)
 
 
+@pytest.mark.slow
 def test_step_with_its_own_donation_trains(expected: Any) -> None:
     metrics, _, _ = train(step=jax.jit(step, donate_argnums=0))
     assert np.array_equal(metrics["loss"], expected[0]["loss"])
@@ -513,6 +516,7 @@ def test_batches_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "9").is_dir()
 
 
+@pytest.mark.slow
 def test_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     train(steps=5, save=tmp_path)
 
