@@ -33,6 +33,12 @@ TRAINED = {
 }
 """Recipes of networks small enough to train here, and the source whose twin stands in."""
 
+MADE_SMALL = {
+    "resnet20_cifar10": ["model.blocks=[1,1]", "model.widths=[4,8]"],
+    "unet_digit_masks": ["model.widths=[2,4]"],
+}
+"""What makes small the networks that take long to compile; others are trained as they are."""
+
 OF_FILES: dict[str, Callable[[Path], Path]] = {
     "lenet5_unbalanced": lambda folder: save_images(folder, {"train": 22, "eval": 6}),
     "unet_digit_masks": lambda folder: save_masks(folder, 56),
@@ -151,7 +157,9 @@ def test_recipe_document_matches_recipe_headers() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_small_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(name, [*twin(TRAINED[name]), f"cache.root={cache}"])
+    recipe = load_recipe(
+        name, [*twin(TRAINED[name]), *MADE_SMALL.get(name, []), f"cache.root={cache}"]
+    )
     summary = run(recipe, tmp_path)
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
     assert [line["step"] for line in outcome.metrics(tmp_path)] == [1, 2, 3, 4]
@@ -179,7 +187,7 @@ def test_text_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -
 def test_image_file_recipe_trains_end_to_end(name: str, cache: Path, tmp_path: Path) -> None:
     root = OF_FILES[name](tmp_path / "files")
     short = ["train.batch_size=8", "++train.passes=null", "train.steps=4", "train.sink_size=2"]
-    overrides = [f"dataset.root={root}", *short, f"cache.root={cache}"]
+    overrides = [f"dataset.root={root}", *short, *MADE_SMALL.get(name, []), f"cache.root={cache}"]
     summary = run(load_recipe(name, overrides), tmp_path / "run")
     assert (summary.status, summary.steps, summary.sinks) == ("done", 4, 2)
     assert [line["step"] for line in outcome.metrics(tmp_path / "run")] == [1, 2, 3, 4]

@@ -23,7 +23,7 @@ from tests.outcome import arrays, assert_equal_arrays, metrics, read_summary
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[1]
-SHORT = ("train.steps=300", "eval.every_steps=100", "checkpoint.every_steps=20")
+SHORT = ("train.steps=150", "eval.every_steps=50")
 SLOWEST_S = 300.0
 
 
@@ -64,23 +64,11 @@ def sinks_of_100(
 
 @pytest.mark.usefixtures("optimized_programs_of_module")
 @pytest.mark.slow
-def test_sinks_of_7_and_100_steps_have_the_same_losses(
-    command: Command, sinks_of_100: Path, tmp_path: Path
-) -> None:
-    ran = command([*SHORT, "train.sink_size=7"], timeout=SLOWEST_S)
-    assert ran.returncode == 0, ran.stderr
-    run_dir = run_directory(tmp_path)
-    assert len(metrics(run_dir)) == 300
-    assert metrics(run_dir) == metrics(sinks_of_100)
-    assert_equal_arrays(arrays(run_dir), arrays(sinks_of_100))
-
-
-@pytest.mark.usefixtures("optimized_programs_of_module")
-@pytest.mark.slow
-def test_killed_run_resumes_with_the_same_losses(
+def test_killed_run_in_sinks_of_7_resumes_with_the_losses_of_sinks_of_100(
     command: Command, sinks_of_100: Path, cache: Path, tmp_path: Path
 ) -> None:
-    arguments = [*SHORT, "train.resume=auto"]
+    often = ["train.sink_size=7", "checkpoint.every_steps=20"]
+    arguments = [*SHORT, *often, "train.resume=auto"]
     with subprocess.Popen(
         [sys.executable, "-m", "pipeline", *arguments],
         cwd=tmp_path,
@@ -102,6 +90,7 @@ def test_killed_run_resumes_with_the_same_losses(
     assert ran.returncode == 0, ran.stderr
     resumed = run_directory(tmp_path)
     assert read_summary(resumed)["resumed_from"]["step"] >= 20
+    assert len(metrics(resumed)) == 150
     assert metrics(resumed) == metrics(sinks_of_100)
     assert_equal_arrays(arrays(resumed), arrays(sinks_of_100))
 

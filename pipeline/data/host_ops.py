@@ -132,5 +132,7 @@ def read_epoch_values(column: Column, rows: np.ndarray, keys: np.ndarray, epoch:
     samples in the keys of random draws."""
     if not isinstance(column, HostMappedColumn):
         return column[rows]
-    pairs = zip(rows.tolist(), keys.tolist(), strict=True)
-    return np.stack([column.sample_at(row, key, epoch) for row, key in pairs])
+    values = np.empty((len(rows), *column.shape[1:]), column.dtype)
+    for position, (row, key) in enumerate(zip(rows.tolist(), keys.tolist(), strict=True)):
+        values[position] = column.sample_at(row, key, epoch)
+    return values

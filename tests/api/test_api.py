@@ -25,6 +25,7 @@ def test_public_names() -> None:
         _ = pipeline.Runner  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_components_import_without_jax() -> None:
     """Recipes are checked without it."""
     script = (

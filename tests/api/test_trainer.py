@@ -19,6 +19,8 @@ from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
 from pipeline.training.telemetry import Telemetry
 from tests import outcome
+from tests.conftest import compose_tiny
+from tests.slow_cases import mark_slow_except
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -138,10 +140,20 @@ def test_run_is_read_and_changed_between_sinks(trainer: Trainer, tmp_path: Path)
     assert trainer.evaluate()["loss"] == trainer.summary.metrics["loss"]
 
 
+@pytest.fixture(scope="module")
+def whole_loop(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run whose loop halves the rate after each of the first two sinks."""
+    whole = Trainer(compose_tiny(cache, *MLP), run_dir=tmp_path_factory.mktemp("whole") / "run")
+    for report in whole.sinks():
+        if report.step <= 16:
+            whole.control.scale_learning_rate(0.5)
+    return whole.run_dir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["break", "exception", "dropped"])
 def test_interrupted_loop_can_be_resumed(
-    how: str, trainer: Trainer, recipe: Recipe, tiny: Compose, tmp_path: Path
+    how: str, trainer: Trainer, whole_loop: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     def leave() -> None:
         for report in trainer.sinks():
@@ -171,11 +183,7 @@ def test_interrupted_loop_can_be_resumed(
 
     # As by the command, without the loop: what it has set is part of the run.
     run(tiny(*MLP, f"train.resume={tmp_path / 'run'}"))
-    whole = Trainer(recipe, run_dir=tmp_path / "whole")
-    for report in whole.sinks():
-        if report.step <= 16:
-            whole.control.scale_learning_rate(0.5)
-    left, unbroken = tmp_path / "run", tmp_path / "whole"
+    left, unbroken = tmp_path / "run", whole_loop
     assert outcome.metrics(left) == outcome.metrics(unbroken)
     assert outcome.read_lines(left / "evals.jsonl") == outcome.read_lines(unbroken / "evals.jsonl")
     outcome.assert_equal_arrays(outcome.arrays(left), outcome.arrays(unbroken))
@@ -304,7 +312,7 @@ def _run(recipe: Recipe, run_dir: Path) -> object:
     return pipeline.run(recipe, run_dir, [_Terminate()])
 
 
-@pytest.mark.parametrize("train", [_fit, _loop, _run])
+@pytest.mark.parametrize("train", mark_slow_except({_fit}, [_fit, _loop, _run]))
 def test_signal_raises_interrupted_after_saving(
     train: Callable[[Recipe, Path], object], recipe: Recipe, tmp_path: Path
 ) -> None:

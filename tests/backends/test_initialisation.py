@@ -67,6 +67,7 @@ def whole() -> Any:
     return _compile(_state, (SEED,), UNOPTIMIZED)(SEED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worth", [0, 2**40])
 def test_initialisation_in_pieces_is_bit_equal_to_one_program(
     worth: int, whole: Any, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_programs._IN_MEMORY.clear()
 
 
+@pytest.mark.slow
 def test_same_program_is_compiled_once() -> None:
     """Wherever it is made: the text has the functions that were called."""
 

@@ -36,6 +36,8 @@ from tests.conftest import compose_tiny
 from tests.whole_run import run
 
 AUGMENTED = [
+    "model=mlp",
+    "model.hidden=[16]",
     "dataset.train.ops=[{name: random_crop, size: [8, 8], padding: [1, 1, 1, 1]},"
     "{name: random_horizontal_flip, prob: 0.5},"
     "{name: resize, size: [32, 32], interpolation: linear},"
@@ -95,6 +97,7 @@ def test_events_do_not_change_training(reference: Path, tiny: Compose, tmp_path:
     outcome.assert_equal_arrays(outcome.arrays(tmp_path), outcome.arrays(reference))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_evaluation_is_compiled_when_due_on_cpu(
     evaluates: bool, tiny: Compose, capsys: pytest.CaptureFixture[str]
@@ -119,6 +122,7 @@ def test_different_seed_changes_the_run(reference: Path, tiny: Compose, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sink", ["train.sink=false", "train.sink_size=20"])
+@pytest.mark.mlp
 def test_divergence_saves_the_state_of_the_previous_step(
     sink: str, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -144,6 +148,7 @@ def test_divergence_saves_the_state_of_the_previous_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["loop", "soft"])
+@pytest.mark.mlp
 def test_nan_image_stops_the_run_at_its_step(
     mechanism: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +184,7 @@ def test_nan_image_stops_the_run_at_its_step(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_run_without_the_checkpoint_stage_reports_no_saved_state(
     tiny: Compose, tmp_path: Path
 ) -> None:
@@ -191,6 +197,7 @@ def test_run_without_the_checkpoint_stage_reports_no_saved_state(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_failed_run_has_its_failure_in_the_summary(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         run(tiny("train.optimizer.lr=1e30"), tmp_path)

@@ -3,12 +3,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import re
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +25,7 @@ from pipeline.core.errors import DataError, RunError
 from pipeline.stages.record.saved_recipe import restore_state, restore_weights
 from pipeline.training.state import TrainState
 from tests import outcome
-from tests.conftest import MLP, ROOT, compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.engine.monitors.disk import files_end_at
 from tests.whole_run import run
 
@@ -110,6 +107,7 @@ def test_done_run_can_be_continued(unbroken: Path, tiny: Compose, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_final_evaluation_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
     """A run that was killed after it makes it again."""
     every = "eval.every_steps=15"
@@ -122,6 +120,7 @@ def test_final_evaluation_is_logged_once(tiny: Compose, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_newest_checkpoints_are_retained(tiny: Compose, tmp_path: Path) -> None:
     """K-01."""
     run(tiny("checkpoint.every_steps=10", "checkpoint.keep=2"), tmp_path)
@@ -354,47 +353,29 @@ def test_missing_checkpoint_is_named_with_valid_forms(
     )
 
 
-FULL_DISK = """
-import resource
-from pathlib import Path
-import numpy as np
-from pipeline.core.errors import RunError
-from pipeline.checkpoint.checkpointer import Checkpoints
-from pipeline.checkpoint.checkpoint_folder import make_checkpoint_path
-from tests.checkpoint.test_checkpointer import kept, state_of
-
-noise = np.random.default_rng(0).normal(size=(100, 100))
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-for name, steps in (("one", [3]), ("two", [3, 4])):
-    Path(name).mkdir()
-    try:
-        with Checkpoints(Path(name), kept(5, None)) as checkpoints:
-            for step in steps:
-                checkpoints.save(step, state_of(step, kernel=noise), {}, None)
-    except RunError as error:
-        print(error)
-"""
+def save_noise(folder: Path, steps: Sequence[int]) -> None:
+    """Save 80 kB that can't be compressed at each step."""
+    noise = np.random.default_rng(0).normal(size=(100, 100))
+    with Checkpoints(folder, kept(5, None)) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state_of(step, kernel=noise), {}, None)
 
 
-@pytest.mark.slow
-def test_background_write_error_is_raised(tmp_path: Path) -> None:
+def test_background_write_error_is_raised(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Files can't grow beyond 20 kB here. Written in the background, so the error comes later."""
-    result = subprocess.run(
-        [sys.executable, "-c", FULL_DISK],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    at_the_end, at_the_next = result.stdout.splitlines()
-    assert re.search(r"one/checkpoints: can't save step 3: .*File too large", at_the_end)
-    assert re.search(r"two/checkpoints: can't save step 3: .*File too large", at_the_next)
-    assert result.stderr == ""
-    assert outcome.checkpoints(tmp_path / "one") == outcome.checkpoints(tmp_path / "two") == []
+    message = r"can't save step 3: .*File too large"
+    for name, steps in (("at the end", [3]), ("at the next", [3, 4])):
+        (tmp_path / name).mkdir()
+        with files_end_at(20_000), pytest.raises(RunError, match=message):
+            save_noise(tmp_path / name, steps)
+        assert outcome.checkpoints(tmp_path / name) == []
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_full_disk_fails_run_and_keeps_saved_checkpoints(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

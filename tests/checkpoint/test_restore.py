@@ -344,6 +344,7 @@ def test_resume_with_another_recipe_is_refused(tiny: Compose, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_warm_start_lists_changed_layers_and_inputs(tiny: Compose, tmp_path: Path) -> None:
     length = "train.steps=7"
     run(tiny(length), tmp_path / "one")

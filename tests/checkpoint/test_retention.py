@@ -8,6 +8,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ def test_checkpoint_of_unknown_age_is_removable(tmp_path: Path) -> None:
     assert Retention(1, minutes=10).list_removable(tmp_path, steps) == [1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 30), min_size=1, max_size=12), st.integers(1, 40))
 def test_incremental_removal_equals_removal_at_the_end(gaps: list[float], minutes: int) -> None:
     """Kept ones are far enough apart, and what is kept does not depend on earlier removals."""

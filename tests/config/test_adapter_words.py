@@ -16,12 +16,16 @@ STEPS = "train.steps=200"
     ("word", "key", "value"),
     [
         ("precision_mode=must_keep_origin_dtype", "precision", "O0"),
-        ("precision_mode=allow_fp32_to_fp16", "precision", "O1"),
-        ("precision_mode=allow_mix_precision", "precision", "O2"),
-        ("precision_mode=force_fp16", "precision", "O3"),
-        ("opt_level=O1", "precision", "O1"),
+        pytest.param(
+            "precision_mode=allow_fp32_to_fp16", "precision", "O1", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "precision_mode=allow_mix_precision", "precision", "O2", marks=pytest.mark.slow
+        ),
+        pytest.param("precision_mode=force_fp16", "precision", "O3", marks=pytest.mark.slow),
+        pytest.param("opt_level=O1", "precision", "O1", marks=pytest.mark.slow),
         ("iterations_per_loop=100", "sink_size", 100),
-        ("enable_data_pre_proc=false", "sink", False),
+        pytest.param("enable_data_pre_proc=false", "sink", False, marks=pytest.mark.slow),
         ("mix_compile_mode=true", "mode", "eager"),
     ],
 )
@@ -78,6 +82,7 @@ def test_adapter_rules_are_enforced(overrides: list[str], problem: str) -> None:
         load_recipe("lenet5_digits", keys)
 
 
+@pytest.mark.slow
 def test_loop_size_must_divide_steps_of_all_epochs() -> None:
     """The 1,438 digits are 44 batches of 32 an epoch."""
     keys = ["train.sink_size=-1", "train.passes=5"]

@@ -72,6 +72,7 @@ def test_invalid_until_is_refused(tiny: Compose, text: str) -> None:
         tiny(f"train.until='{text}'")
 
 
+@pytest.mark.slow
 def test_deadline_counts_from_the_start(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(time=lambda: utc("2026-11-26T12:00"), perf_counter=lambda: 100.0)
     monkeypatch.setattr(deadline, "time", clock)

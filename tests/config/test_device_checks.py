@@ -7,6 +7,7 @@ import pytest
 from pipeline import load_recipe
 from pipeline.config.checks import fit_to_processes
 from pipeline.core.errors import RecipeError
+from tests.slow_cases import mark_slow_except
 
 DATA = "parallel.mode=data"
 MEMORY = "train.memory=auto"
@@ -144,7 +145,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", mark_slow_except([*REFUSED][::4], REFUSED))
 def test_incompatible_device_settings_are_refused(case: str) -> None:
     overrides, message = REFUSED[case]
     with pytest.raises(RecipeError) as refused:
@@ -152,7 +153,7 @@ def test_incompatible_device_settings_are_refused(case: str) -> None:
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("mode", ["semi_auto", "auto"])
+@pytest.mark.parametrize("mode", mark_slow_except(["auto"], ["semi_auto", "auto"]))
 def test_default_shards_are_not_reported(mode: str) -> None:
     """`exact` fills them in; it alone is refused."""
     with pytest.raises(RecipeError) as refused:
@@ -172,7 +173,13 @@ def test_batch_per_device_sets_total_batch() -> None:
 
 @pytest.mark.parametrize(
     ("devices", "batch_size", "shards"),
-    [(1, 32, 8), (8, 32, 8), (2, 12, 4), (1, 7, 1), (16, 64, 16)],
+    [
+        (2, 12, 4),
+        pytest.param(1, 32, 8, marks=pytest.mark.slow),
+        pytest.param(8, 32, 8, marks=pytest.mark.slow),
+        pytest.param(1, 7, 1, marks=pytest.mark.slow),
+        pytest.param(16, 64, 16, marks=pytest.mark.slow),
+    ],
 )
 def test_recipe_has_its_number_of_shards(devices: int, batch_size: int, shards: int) -> None:
     """So that a run that is resumed on other devices has as many."""
@@ -184,12 +191,34 @@ def test_recipe_has_its_number_of_shards(devices: int, batch_size: int, shards: 
     ("processes", "overrides", "message"),
     [
         (3, [], "parallel.devices = 3: must divide parallel.shards = 8"),
-        (16, [], "parallel.devices = 16: must divide parallel.shards = 8"),
-        (2, ["train.batch_size=33"], "parallel.devices = 2: must divide parallel.shards = 1"),
-        (3, ["parallel.reproducible=layout"], "train.batch_size = 32: must be a multiple of the 3"),
-        (2, ["monitor.collect_every=5", "parallel.mode=fsdp"], "monitor.collect_every = 5: must"),
+        pytest.param(
+            16, [], "parallel.devices = 16: must divide parallel.shards = 8", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            2,
+            ["train.batch_size=33"],
+            "parallel.devices = 2: must divide parallel.shards = 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            3,
+            ["parallel.reproducible=layout"],
+            "train.batch_size = 32: must be a multiple of the 3",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            2,
+            ["monitor.collect_every=5", "parallel.mode=fsdp"],
+            "monitor.collect_every = 5: must",
+            marks=pytest.mark.slow,
+        ),
         (2, ["device=ascend910"], "device = ascend: is emulated by one process"),
-        (20_000, [], "parallel.devices = 20000: must be less than or equal to 16384"),
+        pytest.param(
+            20_000,
+            [],
+            "parallel.devices = 20000: must be less than or equal to 16384",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_processes_count_as_devices_without_devices_key(

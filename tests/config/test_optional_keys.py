@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -16,7 +17,7 @@ from pipeline.config.optional_keys import mark_optional_keys
 from pipeline.config.overrides import list_swept_keys
 from pipeline.config.recipe import Recipe
 from pipeline.core.files.package_paths import CONF
-from pipeline.core.files.safe_yaml import parse_yaml
+from pipeline.core.files.safe_yaml import parse_written_yaml
 from pipeline.core.registry import list_components
 from pipeline.study.sweep.command import Command, Sweeper
 
@@ -29,32 +30,39 @@ def composed(*overrides: str) -> Recipe:
         return check(compose("config", known), known)
 
 
-def optional_keys_that_conf_lacks() -> list[tuple[str, str, str, object]]:
-    """(group, option, key, default) for one option of every component."""
+def optional_keys_that_conf_lacks() -> dict[tuple[str, str], dict[str, object]]:
+    """Defaults by key, by (group, option); for one option of every component."""
     found = {}
     for group in SECTIONS:
         for option, file in find_groups()[group].items():
-            tree = parse_yaml(file.read_text("utf-8"))
+            tree = parse_written_yaml(file.read_text("utf-8"))
             spec = list_components(group).get(tree.get("name", ""))
             for field, info in spec.model_fields.items() if spec is not None else ():
                 if not info.is_required() and field not in tree:
                     key = ".".join((*SECTIONS[group], field))
                     found[tree["name"], field] = (group, option, key, info.default)
-    return list(found.values())
+    by_option: dict[tuple[str, str], dict[str, object]] = defaultdict(dict)
+    for group, option, key, default in found.values():
+        by_option[group, option][key] = default
+    return by_option
+
+
+OPTIONAL_KEYS = optional_keys_that_conf_lacks()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "option", "key", "default"), optional_keys_that_conf_lacks())
-def test_every_optional_key_that_conf_lacks_can_be_set(
-    group: str, option: str, key: str, default: object
-) -> None:
-    known = [f"{group}={option}", f"{key}={json.dumps(default)}"]
+@pytest.mark.parametrize(("group", "option"), OPTIONAL_KEYS)
+def test_every_optional_key_that_conf_lacks_can_be_set(group: str, option: str) -> None:
+    defaults = OPTIONAL_KEYS[group, option]
+    keys = [f"{key}={json.dumps(default)}" for key, default in defaults.items()]
     if option in ("image_folder", "image_masks", "numpy", "records"):
-        known.append("dataset.root=x")
-    value: object = composed(*known)
-    for name in key.split("."):
-        value = getattr(value, name)
-    assert value == default
+        keys.append("dataset.root=x")
+    recipe = composed(f"{group}={option}", *keys)
+    for key, default in defaults.items():
+        value: object = recipe
+        for name in key.split("."):
+            value = getattr(value, name)
+        assert value == default, key
 
 
 RULES = "[{pattern: 'conv_*', init: zeros}]"

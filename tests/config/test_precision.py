@@ -165,9 +165,7 @@ def test_loss_scale_follows_overflows(overflowing: Path) -> None:
     "how",
     [
         ["train.sink=false"],
-        ["train.sink_size=1"],
         ["train.sink_size=1000"],
-        ["train.sink_size=-1", "train.steps=45"],
         ["train.mechanism=soft"],
         ["train.feed=stream"],
     ],
@@ -208,11 +206,13 @@ def test_fixed_scale_drops_the_update_or_ends_the_run(tiny: Compose, tmp_path: P
     assert outcome.arrays(tmp_path / "ends")["step"] == 0
 
 
+@pytest.mark.mlp
 def test_non_finite_loss_fails_run_with_dynamic_scale(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"loss is (nan|inf)"):
         run(tiny("train.loss_scale=dynamic", "train.optimizer.lr=1e30"), tmp_path)
 
 
+@pytest.mark.mlp
 def test_layers_selected_by_path_train_in_their_dtype(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("train.to_float=[{pattern: 'dense_*', dtype: bfloat16}]", "train.steps=6"), tmp_path)
     run(tiny("train.steps=6"), tmp_path / "float32")

@@ -96,10 +96,22 @@ def test_quoted_value_is_read_literally_by_hydra(text: str) -> None:
     ("text", "problem"),
     [
         ("dataset: [1]", "dataset = [1]: must be a section of keys"),
-        ("monitor: [3]\neval: [4]", "monitor = [3]: must be a section of keys"),
-        ("train: {loss: [mse]}", "train.loss = ['mse']: must be a section of keys"),
-        ("stages: {a: 3}", "stages = {'a': 3}: must be a list"),
-        ("dataset: {train: {ops: {a: 3}}}", "dataset.train.ops = {'a': 3}: must be a list"),
+        pytest.param(
+            "monitor: [3]\neval: [4]",
+            "monitor = [3]: must be a section of keys",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "train: {loss: [mse]}",
+            "train.loss = ['mse']: must be a section of keys",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("stages: {a: 3}", "stages = {'a': 3}: must be a list", marks=pytest.mark.slow),
+        pytest.param(
+            "dataset: {train: {ops: {a: 3}}}",
+            "dataset.train.ops = {'a': 3}: must be a list",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path: Path) -> None:
@@ -112,6 +124,7 @@ def test_list_in_place_of_a_section_is_named(text: str, problem: str, tmp_path: 
     assert load_recipe(str(file)).seed == 3
 
 
+@pytest.mark.slow
 def test_several_values_for_one_run_are_refused_with_a_hint() -> None:
     expected = "seed=1,2: has several values; must have one, or a list in brackets; -m runs each"
     assert problem("seed=1,2") == expected

@@ -7,6 +7,7 @@ import pytest
 from pipeline.config.compose import load_recipe
 from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
+from tests.slow_cases import mark_slow_except
 
 PGD = "++train.adversarial={attack: pgd, radius: 0.1}"
 REFUSED = {
@@ -39,10 +40,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("overrides", "problem"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize("case", mark_slow_except([*REFUSED][::4], REFUSED))
 def test_attacks_with_incompatible_settings_are_refused(
-    overrides: list[str], problem: str, tiny: Callable[..., Recipe]
+    case: str, tiny: Callable[..., Recipe]
 ) -> None:
+    overrides, problem = REFUSED[case]
     with pytest.raises(RecipeError) as caught:
         tiny(*overrides)
     assert problem in str(caught.value)

@@ -236,6 +236,7 @@ def test_shards_partition_a_balanced_epoch() -> None:
     assert sorted(np.concatenate(rows).tolist()) == sorted(whole.tolist())
 
 
+@pytest.mark.slow
 def test_keys_fit_into_int32() -> None:
     labels = np.ones(60_000, int)
     labels[0] = 0

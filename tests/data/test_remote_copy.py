@@ -189,6 +189,7 @@ def test_faulty_storage_is_registered_with_fsspec() -> None:
     assert isinstance(fsspec.filesystem("s3"), FaultyFileSystem)
 
 
+@pytest.mark.slow
 def test_run_reads_data_and_weights_from_addresses(bucket: Path, tmp_path: Path) -> None:
     """The data of a folder, and the weight file of a repository; the recipe keeps the addresses."""
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), np.uint8)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.data.columns import BatchedColumn, LazyColumn, Split, read_samples
 from pipeline.data.padding.buckets import RaggedColumn, make_ragged_array
 from pipeline.data.row_views import join_splits, select_samples
+from tests.slow_cases import mark_slow_except
 
 VALUES = np.arange(7 * 6, dtype=np.int32).reshape(7, 2, 3)
 
@@ -58,7 +59,7 @@ KINDS: tuple[Any, ...] = (np.asarray, Plain, Lazy, Batched)
 Rows = st.lists(st.integers(0, 6), min_size=1, max_size=9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mark_slow_except([np.asarray, Lazy], KINDS))
 @given(rows=Rows, positions=st.lists(st.integers(-1, 0), max_size=4))
 def test_selected_rows_are_read(kind: Any, rows: list[int], positions: list[int]) -> None:
     column = select_samples(Split({"x": kind(VALUES)}), np.array(rows)).columns["x"]

@@ -15,6 +15,7 @@ values = arrays(np.float64, (6, 2), elements=st.floats(-1e3, 1e3, width=32)).fil
 )
 
 
+@pytest.mark.slow
 @given(train=values, evaluated=values)
 def test_predictions_are_converted_to_data_units(train: np.ndarray, evaluated: np.ndarray) -> None:
     scaled, other, targets = standardise_targets(train, evaluated, ("a", "b"))

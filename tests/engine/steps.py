@@ -52,18 +52,21 @@ def batches(stop: int | None = None, fail_at: int | None = None) -> Any:
 
 
 if __name__ == "__main__":
-    folder, kind, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    # The kind of data, a folder and a size for each run, and whether to wait after each sink.
+    kind, *runs = sys.argv[1:]
+    waits = runs[-1] == "wait"
     arrays = kind == "arrays"
-    for report in sink(
-        step,
-        make_state(),
-        make_data() if arrays else batches(),
-        steps=STEPS,
-        size=size,
-        save=folder,
-        batch_size=BATCH if arrays else None,
-        save_every=9,
-    ):
-        print(report.step, flush=True)
-        if len(sys.argv) > 4:
-            input()
+    for folder, size in zip(runs[::2], runs[1::2], strict=False):
+        for report in sink(
+            step,
+            make_state(),
+            make_data() if arrays else batches(),
+            steps=STEPS,
+            size=int(size),
+            save=Path(folder),
+            batch_size=BATCH if arrays else None,
+            save_every=9,
+        ):
+            print(report.step, flush=True)
+            if waits:
+                input()

@@ -41,6 +41,7 @@ def test_engine_modules_import_no_recipe_packages(file: Path) -> None:
     assert refused == set()
 
 
+@pytest.mark.slow
 def test_engine_loads_without_recipe_packages() -> None:
     program = (
         f"import sys, {', '.join(map(module_name, LOADED))}\n"

@@ -24,6 +24,7 @@ from pipeline.backends.ascend import price
 from pipeline.core.errors import DataError, RunError
 from pipeline.engine.sink import sink
 from tests.engine.steps import BATCH, STEPS, batches, make_data, make_state, step
+from tests.slow_cases import mark_slow_except
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -94,6 +95,7 @@ def test_log_has_every_metric_of_every_step(tmp_path: Path, expected: Any) -> No
     assert all(f"train/{name}".encode() in events for name in expected[0])
 
 
+@pytest.mark.slow
 def test_no_seed_reads_examples_in_file_order() -> None:
     data = {"x": np.zeros((50, 4), np.float32), "y": np.arange(50, dtype=np.float32)}
     metrics, _, _ = train(data, steps=4, seed=None)
@@ -107,7 +109,7 @@ def test_structured_array_is_batched_by_field(expected: Any) -> None:
     assert np.array_equal(train(table)[0]["loss"], expected[0]["loss"])
 
 
-@pytest.mark.parametrize("size", [1, 7, "all"])
+@pytest.mark.parametrize("size", mark_slow_except([7], [1, 7, "all"]))
 def test_iterator_is_read_in_order_and_not_ahead(size: Any) -> None:
     source = batches()
     metrics, _, _ = train(source, batch_size=None, size=size)
@@ -122,8 +124,7 @@ def test_iterator_is_read_in_order_and_not_ahead(size: Any) -> None:
 @pytest.mark.parametrize("kind", ["arrays", "iterator"])
 def test_killed_run_continues_with_the_same_bits(tmp_path: Path, kind: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run_process(whole, kind, 1).communicate()
-    process = run_process(broken, kind, 7, "wait")
+    process = run_process(kind, broken, 7, "wait")
     for _ in range(4):
         process.stdout.readline()
         process.stdin.write("\n")
@@ -134,8 +135,8 @@ def test_killed_run_continues_with_the_same_bits(tmp_path: Path, kind: str) -> N
     assert process.returncode == -signal.SIGKILL
     assert (broken / "checkpoints" / "18").is_dir()
     assert not (broken / "checkpoints" / "36").exists()
-    output, errors = run_process(broken, kind, 60).communicate()
-    assert output.split() == ["60"], errors
+    output, errors = run_process(kind, broken, 60, whole, 1).communicate()
+    assert output.split() == ["60", *map(str, range(1, 61))], errors
     assert (broken / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     newest = [read_arrays(folder / "checkpoints" / "60" / "state") for folder in (whole, broken)]
     assert all(np.array_equal(newest[0][name], newest[1][name]) for name in newest[0])
@@ -147,9 +148,9 @@ def read_arrays(folder: Path) -> Any:
     return read_arrays(folder)
 
 
-def run_process(folder: Path, kind: str, size: int, *more: str) -> Any:
-    """Start a run in a process of its own."""
-    command = [sys.executable, "-m", "tests.engine.steps", str(folder), kind, str(size), *more]
+def run_process(kind: str, *arguments: str | Path | int) -> Any:
+    """Start runs in a process of its own: a folder and a size of sinks for each."""
+    command = [sys.executable, "-m", "tests.engine.steps", kind, *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
@@ -173,6 +174,7 @@ def test_sigterm_saves_and_a_second_call_continues(tmp_path: Path, expected: Any
     assert metrics["loss"].tobytes() == expected[0]["loss"][21:].tobytes()
 
 
+@pytest.mark.slow
 def test_leaving_the_loop_saves_the_state(tmp_path: Path) -> None:
     for report in sink(
         step, make_state(), make_data(), steps=STEPS, size=10, batch_size=BATCH, save=tmp_path
@@ -183,6 +185,7 @@ def test_leaving_the_loop_saves_the_state(tmp_path: Path) -> None:
     assert train(save=tmp_path, size=10)[2] == [30, 40, 50, 60]
 
 
+@pytest.mark.slow
 def test_finished_run_yields_its_state(tmp_path: Path) -> None:
     before = train(save=tmp_path)[1]
     (report,) = sink(step, make_state(), make_data(), steps=STEPS, batch_size=BATCH, save=tmp_path)
@@ -260,6 +263,7 @@ def test_sink_sizes_have_the_same_bits_with_convolutions() -> None:
         jax.tree.map(np.testing.assert_array_equal, state.params, after.params)
 
 
+@pytest.mark.slow
 def test_flax_network_trains_as_in_a_jitted_loop(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     data = draw.normal(size=(32, 8, 8, 1)).astype(np.float32), np.arange(32) % 3
@@ -354,7 +358,9 @@ class Counter:
         self.seeks.append(self.number)
 
 
-@pytest.mark.parametrize("stops", [[1, 2, 5], [128, 129, 140], [200, 256, 300]])
+@pytest.mark.parametrize(
+    "stops", mark_slow_except([[1, 2, 5]], [[1, 2, 5], [128, 129, 140], [200, 256, 300]])
+)
 def test_stateful_iterator_continues_at_the_exact_batch(tmp_path: Path, stops: list[int]) -> None:
     seen: list[float] = []
     for stop in stops:
@@ -364,6 +370,7 @@ def test_stateful_iterator_continues_at_the_exact_batch(tmp_path: Path, stops: l
     assert seen == list(range(1, stops[-1] + 1))
 
 
+@pytest.mark.slow
 def test_data_that_end_early_save_the_state(tmp_path: Path) -> None:
     text = r"data: ended after 40 of 60 batches; the state of step 40 is saved in "
     with pytest.raises(DataError, match=text):
@@ -379,6 +386,7 @@ def test_iterator_error_is_raised_after_saving(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "33").is_dir()
 
 
+@pytest.mark.slow
 def test_iterator_with_changed_batches_is_refused(tmp_path: Path) -> None:
     train(batches(), batch_size=None, steps=20, save=tmp_path)
     others = ({**batch, "y": batch["y"] + 1} for batch in batches())
@@ -386,6 +394,7 @@ def test_iterator_with_changed_batches_is_refused(tmp_path: Path) -> None:
         train(others, batch_size=None, save=tmp_path)
 
 
+@pytest.mark.slow
 def test_non_finite_loss_ends_the_run_at_the_previous_step(tmp_path: Path) -> None:
     def diverge(state: Any, batch: Any) -> Any:
         after, metrics = step(state, batch)
@@ -451,6 +460,7 @@ def test_donated_state_is_refused() -> None:
         train(state=state)
 
 
+@pytest.mark.slow
 def test_step_with_its_own_donation_trains(expected: Any) -> None:
     metrics, _, _ = train(step=jax.jit(step, donate_argnums=0))
     assert np.array_equal(metrics["loss"], expected[0]["loss"])
@@ -506,6 +516,7 @@ def test_batches_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "9").is_dir()
 
 
+@pytest.mark.slow
 def test_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     train(steps=5, save=tmp_path)
 

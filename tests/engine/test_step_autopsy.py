@@ -58,6 +58,7 @@ def test_non_finite_batch_or_state_value_is_named() -> None:
     assert text.startswith("the step reads state: float32 3 with 1 Inf")
 
 
+@pytest.mark.slow
 def test_flax_layer_and_loop_are_named() -> None:
     class Network(nn.Module):
         @nn.compact
@@ -93,6 +94,7 @@ def test_run_ended_by_its_loss_names_the_operation(tmp_path: Path) -> None:
         list(sink(step, jnp.float32(5), BATCH, steps=20, batch_size=2, size=4, save=tmp_path))
 
 
+@pytest.mark.slow
 def test_iterator_batch_is_examined_in_any_window() -> None:
     """A dispatch of 300 steps has three windows of at most 128 batches."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.data.tables import read_parquet as reader
 from pipeline.data.tables.raw_table import Numbers, RawTable, Texts
+from tests.slow_cases import mark_slow_except
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -42,6 +43,7 @@ def texts_of(table: RawTable, name: str) -> list[str | None]:
     return [column.texts[code] if code >= 0 else None for code in column.codes]
 
 
+@pytest.mark.slow
 def test_repeated_text_is_stored_once(tmp_path: Path) -> None:
     """3 GB of texts, beyond the limit of 1.1 GB, of which a dictionary needs 10 kB."""
     rows = 300_000
@@ -70,7 +72,10 @@ def test_shared_prefixes_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     assert "takes more than 1.1 GB of memory" in message
 
 
-@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
+@pytest.mark.parametrize(
+    "encoding",
+    mark_slow_except(["PLAIN"], ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"]),
+)
 def test_text_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     texts = [None, "bb", "a", "bb", None, "c\u00e9"]
     file = write(tmp_path, {"x": texts}, use_dictionary=False, column_encoding={"x": encoding})
@@ -117,6 +122,7 @@ def test_dictionaries_become_texts_in_row_order(tmp_path: Path) -> None:
     assert texts_of(read(file, "category"), "n") == ["3", "1", "3", None]
 
 
+@pytest.mark.slow
 def test_columns_are_read_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_COLUMNS_AT_ONCE", 2)
     columns = {"a": [1.5, 2], "b": ["x", "y"], "c": [True, False], "d": [7, 8], "e": ["", "z"]}
@@ -126,13 +132,14 @@ def test_columns_are_read_in_portions(tmp_path: Path, monkeypatch: pytest.Monkey
     assert texts_of(table, "e") == ["", "z"]
 
 
-@pytest.mark.parametrize("of", ["float64", "string", "dictionary"])
+@pytest.mark.parametrize("of", mark_slow_except(["string"], ["float64", "string", "dictionary"]))
 def test_table_without_rows_has_its_columns(of: str, tmp_path: Path) -> None:
     kind = pa.dictionary(pa.int32(), pa.string()) if of == "dictionary" else of
     table = read(write(tmp_path, {"x": pa.array([], kind), "y": pa.array([], "int64")}))
     assert (table.rows, table.names) == (0, ("x", "y"))
 
 
+@pytest.mark.slow
 def test_column_of_only_missing_texts_is_read(tmp_path: Path) -> None:
     missing = pa.array([None, None], "string")
     columns = {"x": missing, "d": missing.dictionary_encode(), "n": pa.nulls(2)}

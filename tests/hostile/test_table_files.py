@@ -44,8 +44,14 @@ def test_special_file_path_is_refused(kind: str, tmp_path: Path) -> None:
         ),
         (b"x,y\n1,1e400\n", "line 2: y = inf: must be a number"),
         (b"x,y\n1e308,1\n-1e308,2\n", r"line 2: x = 1e+308: must be a number of at most 3.403e+38"),
-        (b"x," * 120_000 + b"y\n", "has the column x more than once"),
-        (b",".join(b"c%d" % n for n in range(120_000)) + b"\n", "has more than 20,000 columns"),
+        pytest.param(
+            b"x," * 120_000 + b"y\n", "has the column x more than once", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            b",".join(b"c%d" % n for n in range(120_000)) + b"\n",
+            "has more than 20,000 columns",
+            marks=pytest.mark.slow,
+        ),
         (b"\x1b[2J,y\nred\x1b[2J,1\n" + b"2,3\n" * 5, r"line 2: \x1b[2J = 'red\x1b[2J', and 83.3%"),
     ],
     ids=["huge", "endless", "nul", "zeros", "png", "1e400", "1e308", "same", "wide", "steering"],

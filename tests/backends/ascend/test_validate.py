@@ -38,6 +38,7 @@ HEAD, *ROWS = PUBLISHED.read_text(encoding="utf-8").splitlines()
 ALEXNET = next(row for row in ROWS if row.startswith("TR0341,"))
 
 
+@pytest.mark.slow
 def test_custom_step_has_the_price_of_the_same_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_device_count_must_be_whole_servers_and_divide_the_batch(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_training_is_bit_equal_with_and_without_emulation(tiny: Compose, tmp_path: Path) -> None:
     on, off = tmp_path / "on", tmp_path / "off"
     for folder, name in ((on, "ascend910_proa"), (off, "cpu")):

@@ -71,6 +71,7 @@ def in_a_graph() -> GpuExecutable:
     return compile_counting("loop")
 
 
+@pytest.mark.slow
 def test_sink_consists_of_programs_of_fixed_length(
     by_threes: GpuExecutable, in_a_graph: GpuExecutable
 ) -> None:

@@ -38,10 +38,6 @@ CASES: dict[str, tuple[tuple[Any, ...], LinkRates]] = {
         (SMALL_GPT, 2048, (8, 64, 1, 1), (8, 64)),
         LinkRates(1.0, 30_000.0),
     ),
-    "resnet_head": (
-        (("model=resnet20",), 32_768, (256, 32, 32, 3)),
-        LinkRates(50.0, 3_000.0),
-    ),
     "resnet": (
         (("model=resnet20",), 10, (64, 32, 32, 3)),
         LinkRates(50.0, 3_000.0),

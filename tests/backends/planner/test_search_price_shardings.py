@@ -31,6 +31,7 @@ def test_searched_plan_is_repriced_equally(step: LossToPlan, rates: Rates) -> No
         assert priced.data_parallel == found.data_parallel
 
 
+@pytest.mark.slow
 def test_bound_by_shardings_is_not_above_the_time_of_a_plan() -> None:
     """The head reads the whole batch in some, without a sharding: these layers have no names."""
     step = conv_and_head(64, 4096)

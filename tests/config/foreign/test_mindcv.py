@@ -16,6 +16,8 @@ from pipeline.config.recipe import Recipe
 from pipeline.core.errors import RecipeError
 from pipeline.training.optimizers.first_order import Momentum
 from tests.config.foreign.files import LARGE, MINDCV, SMALL, TRAINED
+from tests.conftest import MLP
+from tests.slow_cases import mark_slow_except
 from tests.whole_run import run
 
 
@@ -49,7 +51,7 @@ def test_yaml_values_are_in_the_recipe(tmp_path: Path) -> None:
     assert scale == {"name": "fixed", "scale": 1024, "drop_overflow_update": False}
 
 
-@pytest.mark.parametrize("name", MINDCV)
+@pytest.mark.parametrize("name", mark_slow_except({"squeezenet_mixup", "densenet121"}, MINDCV))
 def test_ten_yamls_become_recipes(name: str, tmp_path: Path) -> None:
     values = MINDCV[name]
     recipe = write_recipe(tmp_path, values)
@@ -57,6 +59,7 @@ def test_ten_yamls_become_recipes(name: str, tmp_path: Path) -> None:
     assert recipe.train.passes == values["epoch_size"]
 
 
+@pytest.mark.slow
 def test_imagenet_recipe_has_its_crops(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, MINDCV["mobilenet_v2"])
     dataset = recipe.dataset.model_dump(mode="json")
@@ -75,6 +78,7 @@ def test_imagenet_recipe_has_its_crops(tmp_path: Path) -> None:
     assert recipe.model.model_dump()["dropout"] == 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "patterns"), [("resnet50", ["*/bias", "*/scale"]), ("vgg16", ["*/bias"])]
 )
@@ -102,7 +106,11 @@ def decayed(name: str, epoch: float) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", ["constant", "cosine_decay", "exponential_decay", "polynomial_decay", "step_decay"]
+    "name",
+    mark_slow_except(
+        {"step_decay"},
+        ["constant", "cosine_decay", "exponential_decay", "polynomial_decay", "step_decay"],
+    ),
 )
 def test_learning_rates_match_mindcv(name: str, tmp_path: Path) -> None:
     values = {**SMALL, **RATES, "scheduler": name, "decay_epochs": 2}
@@ -112,6 +120,7 @@ def test_learning_rates_match_mindcv(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(table, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_accumulated_batch_is_split_into_microbatches(tmp_path: Path) -> None:
     train = write_recipe(tmp_path, MINDCV["squeezenet_accumulated"]).train
     assert (train.batch_size, train.accumulate_steps) == (16, 2)
@@ -134,6 +143,7 @@ def test_unsupported_setting_is_refused(changes: dict[str, Any], problem: str) -
         adopt("mindcv", "a file", {**SMALL, **changes}, RULES)
 
 
+@pytest.mark.slow
 def test_imagenet_without_a_folder_names_the_key_to_set(tmp_path: Path) -> None:
     values = {key: value for key, value in LARGE.items() if key != "data_dir"}
     assert str(write_recipe(tmp_path, values).dataset.root) == "."
@@ -149,8 +159,11 @@ def test_unmapped_settings_have_reasons() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_five_yamls_train_on_synthetic_images(name: str, tmp_path: Path, cache: Path) -> None:
+    """All settings of each; the network is one of mindcv, made small, with the first alone."""
+    small = ("model.stem_features=4", "model.squeezes=[2,2]", "model.pool_after=[]")
+    network = small if name == TRAINED[0] else MLP
     sizes = ["+dataset.like=cifar10", "+dataset.train_size=32", "+dataset.eval_size=16"]
-    overrides = ["dataset.name=synthetic", *sizes, f"cache.root={cache}"]
+    overrides = ["dataset.name=synthetic", *sizes, *network, f"cache.root={cache}"]
     summary = run(write_recipe(tmp_path, MINDCV[name], *overrides), tmp_path / "run")
     assert summary.status == "done"
     assert summary.steps == 4

@@ -57,6 +57,7 @@ def test_full_run_config_becomes_a_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_script_without_literal_steps_trains_one_loop(tmp_path: Path) -> None:
     text = "config = NPURunConfig(iterations_per_loop=100)\nestimator.train(f, max_steps=FLAGS.n)"
     assert write_recipe(tmp_path, text).train.steps == 100
@@ -68,6 +69,7 @@ def test_steps_not_divisible_by_the_loop_are_refused(tmp_path: Path) -> None:
         write_recipe(tmp_path, text)
 
 
+@pytest.mark.slow
 def test_eager_mode_and_closed_sessions_are_accepted(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, EAGER_RUN)
     assert (recipe.train.mode, recipe.train.sink_size) == ("eager", 1)
@@ -146,9 +148,15 @@ def test_non_literal_value_is_unmapped(tmp_path: Path) -> None:
         "x" * 300_000,
         "a = a.b" + ".c" * 50_000,
         "-" * 100_000 + "1",
-        "\n".join(f"a{k} = f(x=a{k + 1}, y=a{k + 1})" for k in range(60))
-        + "\na60 = 1\nNPURunConfig(session_config=a0)",
-        f"a = {[1] * 10_000}\nNPURunConfig(b=f({', '.join(f'k{k}=a' for k in range(10_000))}))",
+        pytest.param(
+            "\n".join(f"a{k} = f(x=a{k + 1}, y=a{k + 1})" for k in range(60))
+            + "\na60 = 1\nNPURunConfig(session_config=a0)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            f"a = {[1] * 10_000}\nNPURunConfig(b=f({', '.join(f'k{k}=a' for k in range(10_000))}))",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["def", "nul", "long", "attributes", "signs", "doubled calls", "repeated list"],
 )

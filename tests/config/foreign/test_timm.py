@@ -57,8 +57,10 @@ def test_device_string_selects_the_device(device: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "precision", "scale"),
     [
-        ({"amp": False}, "O0", "fixed"),
-        ({"amp": True, "amp_dtype": "bfloat16"}, "bf16", "fixed"),
+        pytest.param({"amp": False}, "O0", "fixed", marks=pytest.mark.slow),
+        pytest.param(
+            {"amp": True, "amp_dtype": "bfloat16"}, "bf16", "fixed", marks=pytest.mark.slow
+        ),
         ({"amp": True, "amp_dtype": "float16", "amp_impl": "apex"}, "O1", "dynamic"),
     ],
 )
@@ -71,10 +73,12 @@ def test_mixed_precision_is_mapped(
     assert train.loss_scale.model_dump()["name"] == scale
 
 
+@pytest.mark.slow
 def test_gradients_are_not_clipped_without_clip_grad(tmp_path: Path) -> None:
     assert write_recipe(tmp_path, clip_grad=None).train.clip.norm is None
 
 
+@pytest.mark.slow
 def test_adaptive_optimizer_rate_scales_with_square_root_of_batch(tmp_path: Path) -> None:
     values = {"opt": "adamw", "opt_betas": [0.8, 0.95], "opt_eps": 1e-6}
     optimizer = write_recipe(tmp_path, **values).train.optimizer.model_dump()

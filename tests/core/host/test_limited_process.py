@@ -36,7 +36,12 @@ def test_error_has_one_line_and_the_process_continues(process: LimitedProcess) -
     ("kind", "limits", "message"),
     [
         (b"m", LIMITS, r"takes more than \d+\.\d GB of memory"),
-        (b"c", ChildLimits(4 << 30, 1), "takes more than 1 s of processor time"),
+        pytest.param(
+            b"c",
+            ChildLimits(4 << 30, 1),
+            "takes more than 1 s of processor time",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_exceeded_limit_ends_the_process(kind: bytes, limits: ChildLimits, message: str) -> None:

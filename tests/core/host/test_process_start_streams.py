@@ -46,6 +46,7 @@ def test_command_without_stdout_succeeds() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_command_without_streams_keeps_its_status() -> None:
     assert _run((0, 1, 2), "-m", "pipeline", "train.sink_sise=5").returncode == 2
 

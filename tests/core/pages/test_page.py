@@ -112,6 +112,7 @@ def test_page_fits_a_narrow_screen() -> None:
     )
 
 
+@pytest.mark.slow
 def test_jinja2_is_not_imported_before_a_page_is_written() -> None:
     modules = "pipeline.inspect.report.write_report, pipeline.cli.runs.runs, pipeline.cli.profile"
     script = f"import sys, {modules}; print('jinja2' in sys.modules)"

@@ -236,6 +236,7 @@ def test_digests_cover_the_file_and_its_local_imports(write: Write) -> None:
     assert plugin.describe()["sha256"] == expected
 
 
+@pytest.mark.slow
 def test_digests_exclude_other_plugins(write: Write) -> None:
     """They would depend on the order of the flags."""
     one, other = write("x = 1\n"), write("x = 2\n")
@@ -259,13 +260,15 @@ except RecipeError as error:
     ("text", "printed"),
     [
         ("from animals.nets import Net", "animals.nets"),
-        (
+        pytest.param(
             "def __getattr__(name):\n    import animals.nets as it\n    return it.Net",
             "animals.nets",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "from typing import Literal\nfrom pipeline.api import Op, component\n_net = abs",
             "--plugin zoo: registers no component and exports nothing",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["re-export", "lazy", "nothing"],

@@ -126,7 +126,11 @@ ENDLESS = (
         (lambda path: Path(f"{path}.db").write_bytes(b"no database" * 99), "index .* is damaged"),
         (lambda path: Path(f"{path}.db").write_bytes(b""), "no such table: INDEXES"),
         (change_index(*ENDLESS), "is damaged: interrupted"),
-        (change_index("UPDATE INDEXES SET PAGE_ID_RAW = zeroblob(90000000)"), "too big"),
+        pytest.param(
+            change_index("UPDATE INDEXES SET PAGE_ID_RAW = zeroblob(90000000)"),
+            "too big",
+            marks=pytest.mark.slow,
+        ),
         (change_index("UPDATE INDEXES SET ROW_ID = 9 WHERE ROW_ID = 1"), "samples are missing"),
         (change_index("UPDATE INDEXES SET PAGE_ID_BLOB = 'x'"), "index .* is damaged"),
         (change_index("UPDATE INDEXES SET PAGE_ID_RAW = 7"), "record 0 is outside the file"),
@@ -175,6 +179,7 @@ def test_all_shards_are_required(golden: Path, tmp_path: Path) -> None:
         read(tmp_path / "train.mindrecord0")
 
 
+@pytest.mark.slow
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

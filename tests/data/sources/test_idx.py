@@ -133,6 +133,7 @@ def test_failed_download_names_the_files_and_the_twin(tmp_path: Path) -> None:
     assert "dataset.like=fashion_mnist" in message
 
 
+@pytest.mark.slow
 @needs_real_files
 def test_changed_downloaded_file_is_named(tmp_path: Path) -> None:
     """A whole file of the right shape, which would be trained on; the user's own may be any."""
@@ -156,6 +157,7 @@ def test_class_names_match_number_of_classes() -> None:
         assert (facts.image, facts.train_size, facts.eval_size) == ((28, 28, 1), 60_000, 10_000)
 
 
+@pytest.mark.slow
 @needs_real_files
 def test_real_mnist_is_read(tmp_path: Path) -> None:
     data = Mnist(**section(root=REAL)).read(tmp_path)
@@ -178,6 +180,7 @@ def test_real_mnist_is_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_real_files
 def test_real_mnist_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")

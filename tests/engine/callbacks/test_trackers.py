@@ -146,6 +146,7 @@ def test_files_outside_the_run_directory_are_refused(path: str, tiny: Compose) -
         tiny(f"train.callbacks=[{{name: mlflow, files: ['{path}']}}]")
 
 
+@pytest.mark.slow
 def test_failing_tracker_is_a_warning(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

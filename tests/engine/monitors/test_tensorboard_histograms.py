@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -8,6 +9,7 @@ from hypothesis.extra import numpy as arrays
 from pipeline.engine.monitors.tensorboard import BINS, histogram_of
 
 
+@pytest.mark.slow
 @given(
     arrays.arrays(
         np.float32,

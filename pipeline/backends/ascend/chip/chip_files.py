@@ -91,9 +91,10 @@ def _find_file(name_or_path: str | Path) -> Path:
         if file.is_file():
             return file
         raise ChipError(f"hardware = {text}", ["there is no such file"])
+    file = DEVICES / f"{text}.yaml"
+    if file.is_file() and "chip" in _read_merged(file):
+        return file
     chips = [chip.stem for chip in sorted(DEVICES.glob("*.yaml")) if "chip" in _read_merged(chip)]
-    if text in chips:
-        return DEVICES / f"{text}.yaml"
     hint = explain_unknown_name("chip", text, chips)
     raise ChipError(f"hardware = {text}", [f"{hint}; or name a YAML file"])
 

@@ -71,6 +71,7 @@ def test_split_at_partial_blocks_is_converted_on_both_sides(by_op: bool) -> None
         assert touched == {"ND"}
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.lists(st.integers(1, 70), min_size=2, max_size=4), st.booleans())
 def test_split_costs_at_least_one_move_of_its_bytes(parts: list[int], by_op: bool) -> None:

@@ -88,6 +88,7 @@ def test_fused_cell_has_the_multiply_adds_of_its_scan(monkeypatch: pytest.Monkey
         assert macs(traced(kind, 32, 20, 64, within=True).tasks("O2")) == macs(scan)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(("gru", "lstm")),

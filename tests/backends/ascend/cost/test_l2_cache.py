@@ -23,6 +23,7 @@ def test_bytes_are_read_from_the_l2_or_from_memory(graph: TaskGraph, l2_bytes: i
         assert moved.write_bytes == sum(graph.buffers[index].nbytes for index in task_.writes)
 
 
+@pytest.mark.slow
 @given(graph=graphs(), l2_bytes=st.integers(1, 20_000))
 def test_larger_cache_never_has_fewer_hits(graph: TaskGraph, l2_bytes: int) -> None:
     small, large = (measure_traffic(graph, size, 0.5, 1.5) for size in (l2_bytes, 2 * l2_bytes))

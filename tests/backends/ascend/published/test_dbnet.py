@@ -65,7 +65,7 @@ def test_binary_map_is_a_steep_step_at_the_threshold() -> None:
 
 @pytest.mark.slow
 def test_gradients_have_parameter_shapes_in_half_precision() -> None:
-    module = dbnet("mobilenet_v3_large", dtype="float16")
+    module = dbnet("resnet18", dtype="float16")
     variables = shapes(module, (64, 64, 3))
 
     def loss(params: object, statistics: object, images: jax.Array) -> jax.Array:

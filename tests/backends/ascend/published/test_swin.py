@@ -19,6 +19,7 @@ from tests.backends.ascend.steps import find_round_trips, only
 from tests.models.build import count, shapes
 
 
+@pytest.mark.slow
 def test_parameter_count_matches_torchvision() -> None:
     """torchvision's swin_t has 28,288,354."""
     assert count(shapes(Swin(1000), (224, 224, 3))) == 28_288_354
@@ -47,6 +48,7 @@ def test_shifted_mask_allows_only_former_neighbours() -> None:
     assert (mask[3] == 0).sum() == 16**2 + 12**2 * 2 + 9**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_op", [False, True])
 def test_tokens_are_not_converted_back_to_convolution_blocks(by_op: bool) -> None:
     row = next(row for row in load_published_steps() if row.model == "swin_t")

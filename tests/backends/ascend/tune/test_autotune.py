@@ -110,6 +110,7 @@ def test_same_seed_has_the_same_result(mode: TuneMode) -> None:
     assert tuned(mode=mode, seed=3) == tuned(mode=mode, seed=3)
 
 
+@pytest.mark.slow
 def test_different_seeds_search_differently() -> None:
     """Experience has all seeds begin alike, so they differ in later tilings."""
     assert len({tuned(mode="ga", seed=seed).tasks[0].trials for seed in range(6)}) > 1

@@ -30,6 +30,7 @@ def test_bank_without_tuning_stores_defaults_and_is_used(tmp_path: Path) -> None
     assert again.step_ms == tuned.step_ms <= plain.step_ms
 
 
+@pytest.mark.slow
 def test_stored_defaults_do_not_prevent_tuning(tmp_path: Path) -> None:
     bank = tmp_path / "bank.json"
     price(step, WEIGHTS, ALIGNED, tune_bank=bank)
@@ -42,6 +43,7 @@ def test_stored_defaults_do_not_prevent_tuning(tmp_path: Path) -> None:
     assert tuned.after_us == alone.after_us
 
 
+@pytest.mark.slow
 def test_repeat_tune_variable_works_without_a_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +59,7 @@ def test_repeat_tune_variable_works_without_a_mode(
         price(step, WEIGHTS, ALIGNED, tune_bank=bank)
 
 
+@pytest.mark.slow
 def test_combined_search_is_no_worse_than_rl() -> None:
     both = price(step, WEIGHTS, ALIGNED, auto_tune="RL,GA").tuning  # type: ignore[arg-type]
     alone = [price(step, WEIGHTS, ALIGNED, auto_tune=mode).tuning for mode in ("rl", "ga")]

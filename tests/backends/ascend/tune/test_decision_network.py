@@ -5,12 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pipeline.backends.ascend.tune.decision_network import DecisionNetwork, make_inputs
 
 LIMITS = (1, 288, 98, 32)
 
 
+@pytest.mark.slow
 def test_gradients_match_cross_entropy_gradients() -> None:
     generator = np.random.default_rng(1)
     network = DecisionNetwork(generator)
