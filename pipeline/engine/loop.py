@@ -113,10 +113,11 @@ def train(
     the last finite state has been saved, and `history` ends at it.
     """
     started_at = time.monotonic()
-    run = restore_progress(hooks, state, host, history)
+    run = Progress.restore(state, host, history)
+    run.saved_at = started_at
     dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
     training = Training(program, hooks, run, dispatch_size)
-    begin_run(training)
+    begin_run(training, host)
     # The first segment has the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
     segment = Segment(history.step, history.step, segment_events)
@@ -146,8 +147,7 @@ def train(
         is_last = history.step == schedule.run.total
         decision = decide(training, is_last=is_last)
         is_over = hooks.early_stop.is_over or run.granted.stop or decision.prune
-        is_inside_segment = has_steps and not events
-        if is_last or decision.stop or (is_over and not is_inside_segment):
+        if is_last or decision.stop or (is_over and (events or not has_steps)):
             break
         if has_steps and decision.save:
             save(training)
@@ -156,26 +156,16 @@ def train(
         requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 
-    end_run(training, decision, started_at, is_last=is_last)
-    return run.state
+    return end_run(training, decision, started_at, is_last=is_last)
 
 
-def restore_progress(
-    hooks: Hooks, state: TrainState, host: HostState, history: History
-) -> Progress:
-    """Restore the hooks and the progress of a run from the host's part of a checkpoint."""
+def begin_run(training: Training, host: HostState) -> None:
+    """Restore the hooks and notify callbacks of the start; at step 0 also log, collect and save."""
+    hooks = training.hooks
+    run = training.run
     hooks.early_stop.restore(host.early_stop)
     hooks.rollbacks.remember(host.rollbacks)
     hooks.callbacks.restore(host.callbacks)
-    run = Progress.restore(state, host, history)
-    run.saved_at = time.monotonic()
-    return run
-
-
-def begin_run(training: Training) -> None:
-    """Notify the callbacks of the start; at step 0 also log, collect and save."""
-    hooks = training.hooks
-    run = training.run
     set_rates(training)
     hooks.callbacks.notify("on_begin", run.state, run.history.step)
     raise_failure(training)
@@ -197,7 +187,6 @@ def run_segment(
     hooks = training.hooks
     run = training.run
     history = run.history
-    events = segment.events
     telemetry, seconds = dispatch(training.program, segment, run)
     training.dispatch_size.record(len(telemetry), seconds)
     hooks.saves.prepare()  # not earlier: the first step would wait for it
@@ -206,8 +195,8 @@ def run_segment(
     training.sink.add(telemetry, seconds)
     run.recent.add(telemetry)
     answer_non_finite_step(training, run_schedule, telemetry)
-    if history.step < segment.stop:  # after a rollback
-        events = frozenset()
+    # A rollback ends before the boundary.
+    events = segment.events if history.step == segment.stop else frozenset()
     hooks.callbacks.notify("on_steps", run.state, history.step, telemetry)
     if Event.COLLECT in events:
         hooks.collect(run.state, history.step)
@@ -285,23 +274,12 @@ def decide(training: Training, *, is_last: bool) -> Decision:
     return Decision._make(hooks.agree(make_decision))
 
 
-def end_run(training: Training, decision: Decision, started_at: float, *, is_last: bool) -> None:
-    """Record why the run has ended, save its state and notify callbacks."""
+def end_run(
+    training: Training, decision: Decision, started_at: float, *, is_last: bool
+) -> TrainState:
+    """Record the status and the reason of a run's end, save and notify. Returns the state."""
     hooks = training.hooks
     run = training.run
-    history = run.history
-    record_end(hooks, run, decision, is_last=is_last)
-    save(training)
-    history.train_s = time.monotonic() - started_at
-    hooks.callbacks.notify("on_end", run.state, history.step, history.status)
-    if history.status == "done":
-        # A stopped run has its scalars in its checkpoint, and a resumed run writes them.
-        hooks.callbacks.write_scalars()
-    raise_failure(training)
-
-
-def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool) -> None:
-    """Record the status of a run that has ended, and its reason."""
     history = run.history
     history.left_out = count_skipped(run.state)
     if run.pending is not None:
@@ -317,6 +295,14 @@ def record_end(hooks: Hooks, run: Progress, decision: Decision, *, is_last: bool
     elif not is_last:
         history.status = "stopped"
         history.reason = decision.stop
+    save(training)
+    history.train_s = time.monotonic() - started_at
+    hooks.callbacks.notify("on_end", run.state, history.step, history.status)
+    if history.status == "done":
+        # A stopped run has its scalars in its checkpoint, and a resumed run writes them.
+        hooks.callbacks.write_scalars()
+    raise_failure(training)
+    return run.state
 
 
 def exhaust(steps: Generator[Any, None, T]) -> T:

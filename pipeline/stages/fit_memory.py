@@ -208,15 +208,11 @@ class FittedExecutable(WrappedExecutable[XlaExecutable]):
             try:
                 return method(self._executable)
             except (MemoryError, jax.errors.JaxRuntimeError) as error:
-                if not is_out_of_memory(error):
+                has_status = str(error).startswith("RESOURCE_EXHAUSTED")
+                if not isinstance(error, MemoryError) and not has_status:
                     raise
                 reason = first_line(error)
             self.halve(f"{name}: {reason}")
-
-
-def is_out_of_memory(error: MemoryError | jax.errors.JaxRuntimeError) -> bool:
-    """Return whether memory has run out, by a status of XLA or by Python."""
-    return isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED")
 
 
 def _format(size_bytes: int) -> str:

@@ -193,19 +193,14 @@ class SteadyStep:
     run: Run
     boundary: Boundary
     device_us: float
-    launches: LaunchTimes | None = None
-    ahead_us: float = 0.0
-    is_host_slower: bool = False
+    launches: LaunchTimes | None
+    ahead_us: float
+    is_host_slower: bool
 
     @property
     def step_us(self) -> float:
         """Microseconds from the end of one step to the end of the next."""
         return self.boundary.end_us + self.run.end_us
-
-    @property
-    def host_us(self) -> float:
-        """Microseconds in which the host launches the step and runs callbacks."""
-        return self.boundary.host_us + (self.launches.end_us if self.launches else 0.0)
 
 
 def schedule(
@@ -228,7 +223,7 @@ def schedule(
         spans=tuple(span for span in _list_spans(step) if span.duration_us > 0),
         step_us=step.step_us,
         device_us=step.device_us,
-        host_us=step.host_us,
+        host_us=step.boundary.host_us + (step.launches.end_us if step.launches else 0.0),
         critical_path_us=find_critical_path_us(graph, times, step.plan),
         iteration=_trace_iteration(step),
         exposed_us=exposed_us,
@@ -245,26 +240,22 @@ def _simulate_step(
     plan = assign_streams(graph, options, hw)
     loader = estimate_loader_times(options, hw)
     graph_run = run_step(graph, times, plan, hw, options)
-    if options.mode != "op_by_op":
-        boundary = compute_boundary(loader, graph_run.end_us, hw, options)
-        return SteadyStep(graph, times, plan, graph_run, boundary, graph_run.end_us)
-    op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
-    launches = compute_launch_times(graph, plan, op_us, hw)
-    first_run = run_step(graph, times, plan, hw, options, launches)
-    device_us = hw.graph_launch_us + graph_run.end_us
-    # The host runs ahead by what a first step takes beyond the longer of host and device times.
-    ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
-    run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
+    run = graph_run
+    launches = None
+    ahead_us = 0.0
+    is_host_slower = False
+    if options.mode == "op_by_op":
+        op_us = hw.op_launch_us if options.op_launch_us is None else options.op_launch_us
+        launches = compute_launch_times(graph, plan, op_us, hw)
+        first_run = run_step(graph, times, plan, hw, options, launches)
+        device_us = hw.graph_launch_us + graph_run.end_us
+        # The host runs ahead by what a first step takes beyond the longer of host and device times.
+        ahead_us = max(0.0, first_run.end_us - max(launches.end_us, device_us))
+        run = run_step(graph, times, plan, hw, options, launches.shift_earlier(ahead_us, hw))
+        is_host_slower = launches.end_us > device_us
+    boundary = compute_boundary(loader, run.end_us, hw, options)
     return SteadyStep(
-        graph,
-        times,
-        plan,
-        run,
-        compute_boundary(loader, run.end_us, hw, options),
-        graph_run.end_us,
-        launches,
-        ahead_us,
-        is_host_slower=launches.end_us > device_us,
+        graph, times, plan, run, boundary, graph_run.end_us, launches, ahead_us, is_host_slower
     )
 
 
