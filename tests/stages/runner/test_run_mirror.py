@@ -85,6 +85,7 @@ def test_newer_of_local_run_and_mirror_is_continued(
     assert named.status == "done"
 
 
+@pytest.mark.slow
 def test_failing_mirror_sets_the_exit_status(
     tiny: Compose,
     tmp_path: Path,
@@ -112,6 +113,7 @@ def test_failing_mirror_sets_the_exit_status(
     assert not any("s3ntinel" in text for text in texts)
 
 
+@pytest.mark.slow
 def test_failing_restoration_leaves_no_directory(
     tiny: Compose, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
