@@ -52,6 +52,7 @@ def test_run_continues_from_the_mirror_alone(
     assert sorted(os.listdir(tmp_path / "store/records")) == ["40.json", "45.json"]
 
 
+@pytest.mark.slow
 def test_mirror_of_another_run_is_refused_before_any_write(
     tiny: Compose, tmp_path: Path, mirror: str
 ) -> None:
