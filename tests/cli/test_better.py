@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.study.sweep.jobs import Job
 from tests import outcome
 from tests.conftest import MLP, TINY
+from tests.forked import start_forked
 
 Better = Callable[..., int]
 LENGTH = ("train.steps=12", "eval.every_passes=null")
@@ -149,31 +148,31 @@ def test_time_limit_stops_before_an_unfinishable_pair(
 def test_killed_comparison_resumes_and_is_shared_by_processes(
     better: Better, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--json", "--", "train.optimizer.momentum=0.5", "--pairs", "8"]
+    words = ["--json", "--", "train.optimizer.momentum=0.5", "--pairs", "6"]
     assert better("hydra.sweep.dir=whole", *words) == 0
     expected = json.loads(capsys.readouterr().out)
-    for pair in range(8):
+    for pair in range(6):
         logs = [tmp_path / "whole" / str(2 * pair + side) / "metrics.jsonl" for side in (0, 1)]
         first = [json.loads(log.read_text().splitlines()[0])["loss"] for log in logs]
         assert first[0] == first[1], "the same weights and batch"
     keys = ["+recipe=lenet5_digits", *TINY, *MLP, *LENGTH, f"cache.root={cache}"]
-    command = [sys.executable, "-m", "pipeline", "better", *keys, "hydra.sweep.dir=mine", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = ["better", *keys, "hydra.sweep.dir=mine", *words]
 
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
+    def start(name: str) -> ForkServerProcess:
+        streams = [tmp_path / f"{name}.{stream}" for stream in ("out", "err")]
+        return start_forked(command, tmp_path, os.environ, streams)
 
-    killed = start()
-    while killed.poll() is None and not summaries(tmp_path / "mine"):
+    killed = start("killed")
+    while killed.is_alive() and not summaries(tmp_path / "mine"):
         time.sleep(0.02)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    both = [start(), start()]
-    results = [json.loads(process.communicate(timeout=100)[0]) for process in both]
-    for facts in results:
-        assert {**facts, "sweep": "whole"} == expected
+    killed.kill()
+    killed.join()
+    other = start("other")
+    assert better("hydra.sweep.dir=mine", *words) == 0
+    other.join(100)
+    assert other.exitcode == 0
+    for printed in (capsys.readouterr().out, (tmp_path / "other.out").read_text()):
+        assert {**json.loads(printed), "sweep": "whole"} == expected
 
 
 @pytest.mark.parametrize(
@@ -223,6 +222,7 @@ def test_wrong_side_starts_no_run(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_signal_before_the_first_job_stops_the_sweep(
     better: Better, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

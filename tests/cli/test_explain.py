@@ -26,8 +26,9 @@ from pipeline.engine.schedule import Event, RunSchedule
 from pipeline.stages.autosink.dispatch_costs import Measurement
 from pipeline.stages.data import load_data
 from pipeline.training.parallel.placement import DevicePlacement
-from tests.conftest import STEPS, TINY
+from tests.conftest import MLP, STEPS, TINY
 
+RECIPE = "+recipe=lenet5_digits"
 Compose = Callable[..., Recipe]
 Explain = Callable[..., tuple[int, str, str]]
 
@@ -86,7 +87,9 @@ def test_sinks_of_the_default_recipe_are_explained(
 @pytest.mark.slow
 @pytest.mark.usefixtures("long_runs")
 def test_out_option_writes_a_file(explained: Explain, tmp_path: Path) -> None:
-    status, _, err = explained(*TINY, STEPS, "train.sink_size=auto", "--out=deep/mine")
+    status, _, err = explained(
+        RECIPE, *TINY, *MLP, STEPS, "train.sink_size=auto", "--out=deep/mine"
+    )
     assert (status, err) == (0, "")
     told = json.loads((tmp_path / "deep" / "mine" / "explain.json").read_text())
     assert (told["recipe"], told["batch_size"], told["asked"]) == ("lenet5_digits", 16, None)
@@ -103,7 +106,7 @@ def test_busy_machine_is_warned_of(
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    _, out, _ = explained(*TINY, "train.steps=1")
+    _, out, _ = explained(RECIPE, *TINY, *MLP, "train.steps=1")
     warning = "warning    load 7.0 on 2 processors: other programs use them, so times will vary\n"
     assert (warning in out) is (load > 1)
 
@@ -113,7 +116,7 @@ def test_recipe_without_sinks_has_no_achieved_speedup(
     explained: Explain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choosing(monkeypatch, None)
-    status, out, _ = explained(*TINY, STEPS)
+    status, out, _ = explained(RECIPE, *TINY, *MLP, STEPS)
     assert status == 0
     assert "  chosen      no sinks: made up" in out
     assert "achieved" not in out
@@ -121,7 +124,7 @@ def test_recipe_without_sinks_has_no_achieved_speedup(
 
 @pytest.mark.slow
 def test_run_of_single_steps_is_not_measured(explained: Explain) -> None:
-    status, out, _ = explained(*TINY, "train.steps=1")
+    status, out, _ = explained(RECIPE, *TINY, *MLP, "train.steps=1")
     assert status == 0
     assert "no sinks: a sink would hold one step: the run has no more than 1 step" in out
     assert "ms/step" not in out
@@ -142,7 +145,7 @@ def test_plan_of_a_file_is_explained_instead_of_a_searched_one(
     Path(tmp_path, "mine.yaml").write_text(PLAN)
     status, out, err = explained(
         *TINY,
-        *(STEPS, "model=mlp", "model.hidden=[16]", "train.sink_size=auto"),
+        *(*MLP, STEPS, "train.sink_size=auto"),
         *("parallel.mode=auto", "parallel.devices=2", "parallel.reproducible=layout"),
         "parallel.plan=mine.yaml",
     )
@@ -216,7 +219,7 @@ def test_invalid_recipe_returns_2(arguments: list[str], message: str, explained:
 
 @pytest.mark.slow
 def test_steps_that_diverge_return_1(explained: Explain) -> None:
-    status, _, err = explained(*TINY, STEPS, "train.optimizer.lr=1e30")
+    status, _, err = explained(RECIPE, *TINY, *MLP, STEPS, "train.optimizer.lr=1e30")
     assert status == 1
     assert "Invalid loss, terminating training" in err
 

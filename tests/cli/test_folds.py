@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +18,7 @@ from pipeline.cli.commands.root import ROOT
 from pipeline.core.errors import RecipeError, UsageError
 from tests import outcome
 from tests.conftest import TINY
+from tests.forked import start_forked
 
 OPS = "[{name: rescale, factor: 0.0625, shift: 0.0}]"
 DIGITS = [
@@ -122,11 +120,11 @@ def test_regression_folds_of_eager_recipe_are_separate_jobs(
     """An eager recipe can't be in a population, so its folds are jobs one after the other."""
     keys = ["+recipe=diabetes_mlp", "train.steps=4", "train.mode=eager", f"cache.root={cache}"]
     length = ["train.epochs=null", "train.passes=null", "eval.every_steps=null"]
-    command = ["folds", "--k", "4", *keys, *length, "hydra.sweep.dir=numbers", "--json"]
+    command = ["folds", "--k", "2", *keys, *length, "hydra.sweep.dir=numbers", "--json"]
     assert ROOT(command) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["folds"] == 4
-    assert len(facts["metrics"]["mae"]["values"]) == 4
+    assert facts["folds"] == 2
+    assert len(facts["metrics"]["mae"]["values"]) == 2
     predictions = rows(folder / "numbers" / "out_of_fold.csv")
     assert len(predictions) == len({row["index"] for row in predictions}) == 354
     names = ("progression", "predicted progression")
@@ -153,17 +151,20 @@ def test_samples_have_the_numbers_that_exclude_reads(folder: Path, cache: Path) 
 
 @pytest.mark.slow
 def test_killed_folds_are_resumed(folder: Path, cache: Path) -> None:
-    keys = [*DIGITS, f"cache.root={cache}", "checkpoint.every_steps=100", "train.sink_size=100"]
-    keys = [*(key for key in keys if not key.startswith("train.steps")), f"train.steps={STEPS}"]
+    own = ("train.steps", "eval.every_steps")
+    keys = [*(key for key in DIGITS if not key.startswith(own)), f"cache.root={cache}"]
+    keys += [f"train.steps={STEPS}", "train.sink_size=100"]
+    keys += ["eval.every_steps=500", "checkpoint.every_steps=500"]
     command = ["folds", "--k", "3", *keys]
     assert main([*command, "hydra.sweep.dir=whole"]) == 0
     killed = [*command, "hydra.sweep.dir=killed"]
-    process = subprocess.Popen([sys.executable, "-m", "pipeline", *killed, "--quiet"])
+    lines = [folder / "killed.txt"] * 2
+    process = start_forked([*killed, "--quiet"], folder, os.environ, lines)
     until = time.monotonic() + 120
     while not list(folder.glob("killed/*/checkpoints/[0-9]*")) and time.monotonic() < until:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     assert not (folder / "killed" / "out_of_fold.csv").exists()
     assert main(killed) == 0
     for name in ("folds.csv", "out_of_fold.csv"):

@@ -20,7 +20,7 @@ from pipeline.core.errors import RecipeError, RunError, UsageError
 from pipeline.core.files.package_paths import PROJECT
 from pipeline.inspect.forecast.trial_run import TrialRun
 from pipeline.stages.launch.job_file import ENGINES, GIB
-from tests.conftest import TINY
+from tests.conftest import MLP, TINY
 
 LIMITS = ("--minutes", "30", "--memory-gib", "4")
 DATA = ("parallel.mode=data", "parallel.devices=4")
@@ -167,6 +167,7 @@ def test_gpus_are_counted_per_process(capsys: pytest.CaptureFixture[str]) -> Non
     assert sky["resources"]["accelerators"] == "L4:2"
 
 
+@pytest.mark.slow
 def test_local_files_get_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*LIMITS, *RECIPE, f"cache.root={tmp_path}")
     warning = f"cache.root = {tmp_path}: is a file of this machine; the job needs a copy there\n"
@@ -198,9 +199,11 @@ def test_local_recipe_and_plugin_get_a_warning(
 
 @pytest.mark.slow
 def test_job_file_is_printed_for_a_measured_recipe(
-    command: Callable[..., CompletedProcess[str]],
+    forked: Callable[..., CompletedProcess[str]],
 ) -> None:
-    printed = command(["job", "--to", "slurm", *TINY, "train.steps=20000"], timeout=300)
+    printed = forked(
+        ["job", "--to", "slurm", "+recipe=lenet5_digits", *TINY, *MLP, "train.steps=20000"]
+    )
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.startswith("#!/bin/bash\n")
     time = re.search(

@@ -70,8 +70,11 @@ def test_proposals_are_near_the_best_runs(
     ("section", "value"),
     [
         ("checkpoint", {"restore": "w.npz"}),
-        ("train", {"lr_rules": [{"pattern": "conv_0", "factor": 0.0}]}),
-        ("dataset", {"train": {"ops": []}}),
+        pytest.param(
+            *("train", {"lr_rules": [{"pattern": "conv_0", "factor": 0.0}]}),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("dataset", {"train": {"ops": []}}, marks=pytest.mark.slow),
     ],
 )
 def test_run_of_another_recipe_is_not_a_trial(

@@ -17,7 +17,7 @@ from pipeline.data.records import record_writer
 from pipeline.data.records.record_format import DESCRIPTION
 from tests import outcome
 from tests.command_line import convert_records
-from tests.conftest import OPS, STEPS
+from tests.conftest import MLP, OPS, STEPS
 from tests.image_folders import save_images, save_masks
 from tests.whole_run import run
 
@@ -29,6 +29,7 @@ SOURCE = [
     "+dataset.eval_size=40",
 ]
 SAME = [
+    *MLP,
     f"dataset.train.ops={CROP}",
     f"dataset.eval.ops={OPS}",
     "schedule=constant",

@@ -104,11 +104,11 @@ def test_wrong_arguments_are_refused(args: list[str], message: str) -> None:
 
 @pytest.mark.slow
 def test_table_is_the_last_output_of_the_command(
-    theirs: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+    theirs: Path, forked: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     arrays = read_weights(theirs)
     write_weights(theirs, arrays | {"fc3.weight": np.zeros((7, 84), np.float32)})
-    said = command(["convert", "weights", str(theirs), "ours.npz", LENET5])
+    said = forked(["convert", "weights", str(theirs), "ours.npz", LENET5])
     assert (said.returncode, said.stdout) == (2, "")
     lines = said.stderr.splitlines()
     assert lines[0].startswith(f"error: {theirs}: 7 of 8 arrays matched (torch names), 1 misshapen")

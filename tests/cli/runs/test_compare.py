@@ -116,9 +116,22 @@ def test_dumps_are_compared_by_file(
         (["A", "B", "--max-absolute=0.5"], UsageError, "must be a number from 1 to 5"),
         (["A", "B", "--map=conv"], UsageError, "must be LEFT:RIGHT"),
         (["A", "B", "--what=x"], UsageError, "must be one of input, output, all"),
+        (["nowhere", "nothing"], DataError, "must be a run directory or a dump"),
+    ],
+)
+def test_wrong_arguments_are_refused(args: list[str], error: type[Exception], problem: str) -> None:
+    """Before a run is read."""
+    with pytest.raises(error, match=problem) as caught:
+        main(args)
+    assert getattr(caught.value, "exit_status", None) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("args", "error", "problem"),
+    [
         (["A", "--against=train.precision=bf17"], RecipeError, "train.precision = bf17"),
         (["A", "nowhere"], DataError, "isn't a run directory"),
-        (["nowhere", "nothing"], DataError, "must be a run directory or a dump"),
         (["other", "A"], DataError, "different networks: flatten_0 is flatten|different networks"),
         (["A", "B", "--layers=dens_*"], RecipeError, "did you mean dense_0"),
         (
@@ -138,6 +151,7 @@ def test_bad_input_error_has_one_line(
     assert getattr(caught.value, "exit_status", None) == 2
 
 
+@pytest.mark.slow
 def test_run_without_checkpoints_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes((runs["A"] / "recipe.yaml").read_bytes())
     with pytest.raises(DataError, match="has no checkpoints"):

@@ -324,9 +324,9 @@ def test_killed_run_is_listed_with_its_dataset(trained: Path, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["export", "infer"])
 def test_command_error_has_one_line(
-    name: str, command: Callable[..., subprocess.CompletedProcess[str]]
+    name: str, forked: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    said = command([name, "nowhere", "x.png"])
+    said = forked([name, "nowhere", "x.png"])
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr == "error: nowhere: isn't a run directory; it holds no recipe.yaml\n"
 

@@ -111,6 +111,7 @@ def test_old_run_is_reproduced_bit_for_bit(
     outcome.assert_same_run(old, tmp_path / "again")
 
 
+@pytest.mark.mlp
 def test_stopped_run_is_reproduced_up_to_its_last_step(
     tiny: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,7 @@ def test_error_is_marked_at_its_operator(
     assert "the first is relu_0:output:0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_layer_maps_to_several_operators(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_layer_maps_to_several_operators(
     assert forward == ["fc_MatMul", "fc_BiasAdd"]
 
 
+@pytest.mark.slow
 def test_dump_is_compared_by_its_files(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +166,7 @@ def test_dump_is_compared_by_its_files(
     assert "0 of " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_recipe_is_compared_with_dump_files_by_name(
     plain: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -181,6 +184,7 @@ def test_recipe_is_compared_with_dump_files_by_name(
     assert set(distances) == {"0"}
 
 
+@pytest.mark.slow
 def test_reference_of_another_network_is_refused(
     plain: Path, outputs: dict[str, np.ndarray], cache: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +195,7 @@ def test_reference_of_another_network_is_refused(
     assert caught.value.exit_status == 2
 
 
+@pytest.mark.slow
 def test_reference_of_another_batch_size_names_both_shapes(
     plain: Path, outputs: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

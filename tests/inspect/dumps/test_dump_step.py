@@ -71,6 +71,7 @@ def test_dumps_do_not_change_training(
     assert images.shape == (16, 32, 32, 1)
 
 
+@pytest.mark.slow
 def test_full_disk_does_not_end_the_run(
     plain: Path,
     tmp_path: Path,

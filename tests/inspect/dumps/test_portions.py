@@ -108,6 +108,7 @@ def test_tensors_are_equal_in_any_layout(tiny: Callable[..., Recipe]) -> None:
             np.testing.assert_allclose(other, array, rtol=1e-3, atol=1e-5, err_msg=f"{kind} {path}")
 
 
+@pytest.mark.slow
 def test_dropout_draws_are_equal_in_any_precision(tiny: Callable[..., Recipe]) -> None:
     masks = [
         captured(open_recipe(tiny(*SMALL, f"train.precision={level}")))

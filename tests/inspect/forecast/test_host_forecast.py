@@ -74,6 +74,7 @@ def test_forecast_is_the_sum_of_its_parts(timed: list[StepPart]) -> None:
     assert str(found).startswith("FORECAST, not measured: lenet5_digits on ")
 
 
+@pytest.mark.slow
 def test_untimed_parts_are_scaled_like_timed_parts(
     timed: list[StepPart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def test_untimed_parts_are_scaled_like_timed_parts(
     assert some.rest_ms == pytest.approx(every.rest_ms)
 
 
+@pytest.mark.slow
 def test_timing_stops_at_its_budget(timed: list[StepPart], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_forecast, "BUDGET_S", -1.0)
     found = forecast()
@@ -94,11 +96,13 @@ def test_timing_stops_at_its_budget(timed: list[StepPart], monkeypatch: pytest.M
     assert found.products_ms + found.rest_ms > 0
 
 
+@pytest.mark.slow
 def test_doubled_batch_takes_up_to_twice_as_long(timed: list[StepPart]) -> None:
     small, large = (forecast(f"train.batch_size={size}") for size in (48, 96))
     assert small.products_ms < large.products_ms < 2.05 * small.products_ms
 
 
+@pytest.mark.slow
 def test_every_microbatch_is_counted(timed: list[StepPart]) -> None:
     once, twice = (forecast(f"train.accumulate_steps={n}") for n in (1, 2))
     assert twice.products_ms == pytest.approx(once.products_ms, rel=0.2)

@@ -14,7 +14,12 @@ from pipeline.inspect.fuzz.mutations import KINDS, ChangeLimits, _blur, mutate
 
 
 @pytest.mark.parametrize(
-    ("radius", "white", "channels"), [(0.0, 255, 1), (0.3, 16, 1), (0.11, 255, 3)]
+    ("radius", "white", "channels"),
+    [
+        pytest.param(0.0, 255, 1, marks=pytest.mark.slow),
+        pytest.param(0.3, 16, 1, marks=pytest.mark.slow),
+        (0.11, 255, 3),
+    ],
 )
 def test_changes_are_within_the_limits(radius: float, white: int, channels: int) -> None:
     seed = 5

@@ -98,6 +98,7 @@ def test_overfitted_run_leaks(overfitted_run: Path, tmp_path: Path) -> None:
     assert [row["attack"] for row in only_loss["attacks"]] == ["loss", "loss"]
 
 
+@pytest.mark.slow
 def test_refusals(overfitted_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be 0, or at least 4"):
         leakage.main(overfitted_run, shadows=2, samples=10)

@@ -27,7 +27,7 @@ from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
 from pipeline.stages.data import load_data
 from pipeline.stages.lower import lower
-from tests.conftest import TINY
+from tests.conftest import MLP, TINY
 from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
@@ -52,6 +52,7 @@ def program_text(recipe: Recipe) -> str:
 
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_scopes_do_not_change_instructions(tiny: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny(SHORT, "cache.compiled=false")
     scoped = program_text(recipe)
@@ -78,6 +79,7 @@ def without_metadata(text: str) -> list[str]:
 
 @pytest.mark.usefixtures("optimized_programs")
 @pytest.mark.slow
+@pytest.mark.mlp
 @pytest.mark.parametrize("how", ["train.sink_size=20", "train.mechanism=soft", "train.sink=false"])
 def test_profile_does_not_change_the_losses(how: str, tiny: Compose, tmp_path: Path) -> None:
     on = ["profile.mode=on", "profile.start=13", "profile.steps=20"]
@@ -162,6 +164,7 @@ def test_stages_without_steps_to_trace_are_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_complete_run_can_be_traced(tiny: Compose, tmp_path: Path) -> None:
     recipe = tiny(SHORT, "profile.mode=on", "profile.start=0", "profile.steps=90")
     assert run(recipe, tmp_path / "run").status == "done"
@@ -192,12 +195,13 @@ def test_too_short_run_is_refused(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = [*TINY, "train.steps=25", f"cache.root={cache}"]
-    assert main(["profile", *given]) == 2
+    keys = ["+recipe=lenet5_digits", *TINY, *MLP, "train.steps=25", f"cache.root={cache}"]
+    assert main(["profile", *keys]) == 2
     assert "the run has 25 steps, too few to profile" in capsys.readouterr().err
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_run_resumed_near_its_end_has_no_profile(tiny: Compose, tmp_path: Path) -> None:
     run(tiny("train.steps=80"), tmp_path)
     summary = run(tiny(SHORT, "profile.mode=on", f"train.resume={tmp_path}"))
@@ -207,6 +211,7 @@ def test_run_resumed_near_its_end_has_no_profile(tiny: Compose, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_failing_profile_does_not_end_its_run(
     tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +237,9 @@ def test_trace_without_operations_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Tracer, "stop", lambda self: setattr(self, "_folder", None) or b"")
     monkeypatch.setattr(Tracer, "start", lambda self: setattr(self, "_folder", "somewhere"))
-    assert main(["profile", *TINY, SHORT, f"cache.root={cache}"]) == 2
+    assert (
+        main(["profile", "+recipe=lenet5_digits", *TINY, *MLP, SHORT, f"cache.root={cache}"]) == 2
+    )
     assert "has no operations" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.config.recipe import Recipe
 from pipeline.inspect.profiler.run_record import RAW, RECORD, XSPACE
-from tests.conftest import compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ FILES = ("profile.json", "table.txt", "trace.json", "picture.svg")
 def profiled(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was profiled while it trained."""
     run_dir = tmp_path_factory.mktemp("profiled")
-    run(compose_tiny(cache, "train.steps=90", "profile.mode=on"), run_dir)
+    run(compose_tiny(cache, *MLP, "train.steps=90", "profile.mode=on"), run_dir)
     return run_dir
 
 

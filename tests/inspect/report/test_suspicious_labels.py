@@ -90,6 +90,7 @@ def test_page_shows_the_worst_samples_and_duplicates(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_excluded_samples_keep_sample_indices(folder: Path, cache: Path) -> None:
     lines = (folder / "report" / "suspicious_labels.csv").read_text().splitlines()
     (folder / "wrong.csv").write_text("\n".join(lines[: WRONG + 1]) + "\n")
@@ -164,6 +165,7 @@ def test_pipe_as_exclude_file_is_refused(folder: Path, cache: Path, tmp_path: Pa
         run(recipe, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_report_shows_table_rows(cache: Path, tmp_path: Path) -> None:
     keys = ["train.passes=2", "train.ledger=true", "monitor.tensorboard=false"]
     run(load_recipe("breast_cancer_mlp", [*keys, f"cache.root={cache}"]), tmp_path / "run")
@@ -172,6 +174,7 @@ def test_report_shows_table_rows(cache: Path, tmp_path: Path) -> None:
     assert "margin below 0" in figures
 
 
+@pytest.mark.slow
 def test_report_with_changed_data_is_refused(folder: Path, cache: Path, tmp_path: Path) -> None:
     save_digits(tmp_path)
     run(compose(cache, tmp_path, "train.passes=1"), tmp_path / "run")

@@ -214,6 +214,7 @@ def test_run_continues_with_its_chosen_sinks(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_diverging_run_ends_at_its_step_with_auto(
     eager: None, tiny: Compose, tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_auto_without_sinks_is_ignored_with_a_warning(tiny: Compose, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_emulated_device_has_the_best_sinks_of_its_model(
     tiny: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,6 +261,7 @@ def test_emulated_device_has_the_best_sinks_of_its_model(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_run_on_an_emulated_device_uses_modelled_sinks(tiny: Compose, tmp_path: Path) -> None:
     summary = run(tiny("device=ascend910", AUTO), tmp_path / "run")
     assert summary.sink["size"] == summary.modelled["sink_size"]

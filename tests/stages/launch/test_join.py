@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from pipeline import load_recipe
@@ -15,8 +14,9 @@ from pipeline.core.errors import RecipeError
 from pipeline.stages.run import run
 from pipeline.stages.runner.context import RunOptions
 from tests import outcome
-from tests.forked import start_forked
+from tests.forked import CONTEXT
 from tests.stages.launch.engines import ENGINES
+from tests.stages.launch.forked_processes import find_open_port, train_in_processes
 
 TINY = (
     "model=mlp",
@@ -30,81 +30,51 @@ TINY = (
 )
 
 
-def open_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def train(engine: str, size: int, cache: Path, folder: Path) -> list[str]:
     """Run the recipe in `size` processes of an engine; return their lines."""
-    port = open_port()
-    said = [folder / f"{engine}_{size}_{rank}.txt" for rank in range(size)]
-    processes = []
-    for rank, lines in enumerate(said):
-        environment = {
-            **os.environ,
-            "XDG_CACHE_HOME": str(cache.parent),
-            **ENGINES[engine](rank, size, port),
-        }
-        words = ["+recipe=lenet5_digits", *TINY, f"hydra.run.dir={engine}_{size}"]
-        processes.append(start_forked(words, folder, environment, [lines] * 2))
-    for process in processes:
-        process.join(240)
-    texts = [lines.read_text() for lines in said]
-    assert [process.exitcode for process in processes] == [0] * size, texts
+    words = ["+recipe=lenet5_digits", *TINY, f"hydra.run.dir={engine}_{size}"]
+    statuses, texts = train_in_processes(words, cache, folder, size, engine)
+    assert statuses == [0] * size, texts
     return texts
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
 def test_engines_train_one_network(cache: Path, tmp_path: Path) -> None:
-    train("torchrun", 1, cache, tmp_path)
+    (text,) = train("torchrun", 1, cache, tmp_path)
+    assert "rank_size" not in text.replace("rank_size 1", "")
     expected = outcome.metrics(tmp_path / "torchrun_1")
     assert len(expected) == 20
     for engine in ENGINES:
-        if engine != "torchrun":
-            assert "rank_size" not in train(engine, 1, cache, tmp_path)[0].replace(
-                "rank_size 1", ""
-            )
-            assert outcome.metrics(tmp_path / f"{engine}_1") == expected, engine
         texts = train(engine, 2, cache, tmp_path)
         assert "rank_id 0 of rank_size 2" in texts[0], engine
         assert "rank_id 1 of rank_size 2" in texts[1], engine
         assert outcome.metrics(tmp_path / f"{engine}_2") == expected, engine
 
 
+def train_two_runs(rank: int, port: int, cache: Path, folder: Path) -> None:
+    """Train twice in one of two processes that are connected and have opened their devices."""
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+    jax.devices()
+    recipe = load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}"])
+    steps = [run(recipe, RunOptions(run_dir=folder / name)).steps for name in ("a", "b")]
+    (folder / f"steps_{rank}").write_text(str(steps))
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimized_programs")
 def test_connected_processes_train_several_runs(cache: Path, tmp_path: Path) -> None:
     """As Ray Train's workers, which jax.distributed connects first; devices are open already."""
-    script = (
-        "import sys, jax\n"
-        "from pathlib import Path\n"
-        "from pipeline import load_recipe\n"
-        "from pipeline.stages.run import run\n"
-        "from pipeline.stages.runner.context import RunOptions\n"
-        "rank, port, cache, *words = sys.argv[1:]\n"
-        "jax.distributed.initialize(f'127.0.0.1:{port}', 2, int(rank))\n"
-        "jax.devices()\n"
-        "recipe = load_recipe('lenet5_digits', [*words, f'cache.root={cache}'])\n"
-        "print([run(recipe, RunOptions(run_dir=Path(name))).steps for name in ('a', 'b')])\n"
-    )
-    port = open_port()
-    words = [str(port), str(cache), *TINY]
+    port = find_open_port()
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), *words],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        CONTEXT.Process(target=train_two_runs, args=(rank, port, cache, tmp_path))
         for rank in range(2)
     ]
-    texts = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], texts
-    assert "[20, 20]" in texts[1]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [(tmp_path / f"steps_{rank}").read_text() for rank in range(2)] == ["[20, 20]"] * 2
     assert outcome.metrics(tmp_path / "a") == outcome.metrics(tmp_path / "b")
 
 
@@ -121,7 +91,7 @@ def test_unreachable_first_process_is_reported() -> None:
         "recipe = load_recipe('lenet5_digits', ['parallel.mode=data'])\n"
         "join._connect(RankPlace(1, 2, sys.argv[1]), recipe.launch, None)\n"
     )
-    address = f"127.0.0.1:{open_port()}"
+    address = f"127.0.0.1:{find_open_port()}"
     command = [sys.executable, "-c", script, address]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1

@@ -12,6 +12,7 @@ from pipeline import load_recipe
 from pipeline.checkpoint.restore import read_saved
 from pipeline.core.errors import PipelineError
 from tests import outcome
+from tests.stages.launch.forked_processes import train_in_processes
 from tests.whole_run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized_programs_of_module")]
@@ -25,8 +26,8 @@ TINY = (
     "train.sink_size=10",
     "train.steps=40",
     "monitor.tensorboard=false",
-    "eval.every_passes=null",
-    "checkpoint.every_steps=5",
+    "checkpoint.every_steps=20",
+    "stages=[data,build,compile,train,checkpoint]",
 )
 SHARED = (
     "parallel.mode=semi_auto",
@@ -36,13 +37,18 @@ SHARED = (
 BAD_SAMPLE = 17
 
 
-def train(cache: Path, run_dir: Path, *overrides: str, processes: int = 1) -> Path:
-    """Train in a number of processes; return the run directory."""
-    keys = [*TINY, f"cache.root={cache}", *overrides]
-    if processes > 1:
-        keys += ["launch=local", f"launch.processes={processes}"]
-    run(load_recipe("lenet5_digits", keys), run_dir)
+def train(cache: Path, run_dir: Path, *overrides: str) -> Path:
+    """Train in this process; return the run directory."""
+    run(load_recipe("lenet5_digits", [*TINY, f"cache.root={cache}", *overrides]), run_dir)
     return run_dir
+
+
+def train_in_two(cache: Path, run_dir: Path, *overrides: str, status: int = 0) -> list[str]:
+    """Train in two processes; return their lines, after the exit status of both is compared."""
+    words = ["+recipe=lenet5_digits", *TINY, *overrides, f"hydra.run.dir={run_dir}"]
+    statuses, texts = train_in_processes(words, cache, run_dir.parent)
+    assert statuses == [status] * 2, texts
+    return texts
 
 
 def require_same(one: Path, other: Path) -> None:
@@ -70,7 +76,8 @@ def bad_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 def test_processes_share_parameters(cache: Path, tmp_path: Path) -> None:
     """A done run of two processes continues in one."""
-    two = train(cache, tmp_path / "two", *SHARED, "train.steps=20", processes=2)
+    two = tmp_path / "two"
+    train_in_two(cache, two, *SHARED, "train.steps=20")
     one = train(cache, tmp_path / "one", *SHARED)
     train(cache, two, *SHARED, f"train.resume={two}")
     require_same(two, one)
@@ -78,7 +85,8 @@ def test_processes_share_parameters(cache: Path, tmp_path: Path) -> None:
 
 def test_first_process_plans_for_all(cache: Path, tmp_path: Path) -> None:
     auto = "parallel.mode=auto"
-    two = train(cache, tmp_path / "two", auto, processes=2)
+    two = tmp_path / "two"
+    train_in_two(cache, two, auto)
     one = train(
         cache, tmp_path / "one", auto, "parallel.devices=2", f"parallel.plan={two}/plan.yaml"
     )
@@ -88,9 +96,10 @@ def test_first_process_plans_for_all(cache: Path, tmp_path: Path) -> None:
 def test_processes_roll_back_together(
     cache: Path, tmp_path: Path, bad_data: tuple[str, ...]
 ) -> None:
-    back = (*bad_data, "train.on_nan={name: rollback, most: 9}")
+    back = (*bad_data, "train.on_nan={name: rollback, most: 9}", "checkpoint.every_steps=5")
     one = train(cache, tmp_path / "one", *back)
-    two = train(cache, tmp_path / "two", *back, processes=2)
+    two = tmp_path / "two"
+    train_in_two(cache, two, *back)
     require_same(two, one)
     went_back = [outcome.read_summary(run_dir)["bad_steps"] for run_dir in (one, two)]
     assert went_back[0]["rollbacks"]
@@ -102,9 +111,10 @@ def test_first_process_examines_a_non_finite_step(
     cache: Path, tmp_path: Path, bad_data: tuple[str, ...]
 ) -> None:
     """Each equation of the step is a program, whose compilation takes most of the time."""
-    for name, processes in (("one", 1), ("two", 2)):
-        with pytest.raises(PipelineError, match="Invalid loss"):
-            train(cache, tmp_path / name, *bad_data, processes=processes)
+    with pytest.raises(PipelineError, match="Invalid loss"):
+        train(cache, tmp_path / "one", *bad_data)
+    texts = train_in_two(cache, tmp_path / "two", *bad_data, status=1)
+    assert "Invalid loss" in texts[0]
     findings = [
         json.loads((tmp_path / name / "autopsy.json").read_text()) for name in ("one", "two")
     ]
@@ -114,7 +124,8 @@ def test_first_process_examines_a_non_finite_step(
 
 def test_every_process_writes_its_profile(cache: Path, tmp_path: Path) -> None:
     keys = ("parallel.mode=data", "train.steps=90", "profile.mode=on")
-    two = train(cache, tmp_path / "two", *keys, processes=2)
+    two = tmp_path / "two"
+    train_in_two(cache, two, *keys)
     one = train(cache, tmp_path / "one", "parallel.mode=data", "train.steps=90")
     require_same(two, one)
     for folder in (two / "profile", two / "profile/ranks/1"):

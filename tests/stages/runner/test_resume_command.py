@@ -142,6 +142,7 @@ def test_resume_hint_is_an_override_in_python(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 @pytest.mark.parametrize(
     ("end", "overrides"),
     [

@@ -52,6 +52,7 @@ def test_run_continues_from_the_mirror_alone(
     assert sorted(os.listdir(tmp_path / "store/records")) == ["40.json", "45.json"]
 
 
+@pytest.mark.slow
 def test_mirror_of_another_run_is_refused_before_any_write(
     tiny: Compose, tmp_path: Path, mirror: str
 ) -> None:
@@ -85,6 +86,7 @@ def test_newer_of_local_run_and_mirror_is_continued(
     assert named.status == "done"
 
 
+@pytest.mark.slow
 def test_failing_mirror_sets_the_exit_status(
     tiny: Compose,
     tmp_path: Path,
@@ -112,6 +114,7 @@ def test_failing_mirror_sets_the_exit_status(
     assert not any("s3ntinel" in text for text in texts)
 
 
+@pytest.mark.slow
 def test_failing_restoration_leaves_no_directory(
     tiny: Compose, tmp_path: Path, mirror: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,16 +31,19 @@ from tests.forked import start_forked
 from tests.stages.launch.engines import ENGINES
 
 Main = Callable[..., int]
+SMALL = ("+recipe=lenet5_digits", *MLP)
+"""Without the recipe, a network that is named would have no length."""
 
 
 @pytest.fixture
 def pipeline(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Main:
-    """The command line in the test's own folder, in this process."""
+    """The command line in the test's own folder, in this process, with an MLP by default."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["pipeline"])
 
     def run(flag: str, *overrides: str) -> int:
-        return main([flag, *TINY, f"cache.root={cache}", *overrides])
+        network = () if any(key.startswith("model=") for key in overrides) else SMALL
+        return main([flag, *TINY, *network, f"cache.root={cache}", *overrides])
 
     return run
 
@@ -184,7 +187,7 @@ def test_sweep_without_jobs_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_recipe_refused_while_building_has_exit_status_2(pipeline: Main, tmp_path: Path) -> None:
     """The status that the job alone would have had."""
-    small = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
+    small = ["+recipe=lenet5_digits", "model=lenet5", "dataset.train.ops=[]", "dataset.eval.ops=[]"]
     assert main([*TINY, *small, BUILD]) == 2
     assert pipeline("-m", BUILD, "seed=1,2", *small) == 2
 
@@ -432,7 +435,7 @@ def two_jobs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a sweep over two seeds that is done."""
     folder = tmp_path_factory.mktemp("two") / "jobs"
     sweep = ("stages=[data]", "seed=1,2", f"hydra.sweep.dir={folder}")
-    assert main(["-m", *TINY, f"cache.root={cache}", *sweep]) == 0
+    assert main(["-m", *TINY, *SMALL, f"cache.root={cache}", *sweep]) == 0
     return folder
 
 
