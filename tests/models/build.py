@@ -52,6 +52,20 @@ def initialise(module: nn.Module, images: np.ndarray) -> Variables:
     return draw(jax.random.key(0))
 
 
+def draw_variables(variables: Variables) -> Variables:
+    """Variables of these shapes, drawn without compiling: kernels He normal, scales and variances
+    one, all else zero."""
+    generator = np.random.default_rng(0)
+
+    def draw(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if len(leaf.shape) > 1:
+            deviation = (2 / np.prod(leaf.shape[:-1])) ** 0.5
+            return generator.normal(0, deviation, leaf.shape).astype(np.float32)
+        return np.full(leaf.shape, path[-1].key in ("scale", "var"), np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, variables)
+
+
 def positions(module: nn.Module, image: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Shape of each module's output for one image, without the batch, by path."""
     _, seen = jax.eval_shape(

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from pipeline.core.registry import list_components
 from pipeline.models.modules.standard import Network
-from tests.models.build import QUICK, Variables, conf_model, parameters, random, shapes
+from tests.models.build import QUICK, conf_model, draw_variables, parameters, random, shapes
 
 RESNET = {"blocks": [1, 1], "widths": [4, 8]}
 SQUEEZENET = {"stem_features": 8, "squeezes": [2, 2, 4], "pool_after": [2]}
@@ -67,20 +67,6 @@ OTHERS = {"layers", "lenet5", "mlp"}
 """Components whose files are small enough: `test_conf` trains those."""
 
 
-def drawn(variables: Variables) -> Variables:
-    """Variables of these shapes, drawn without compiling: kernels He normal, scales and variances
-    one, all else zero."""
-    generator = np.random.default_rng(0)
-
-    def draw(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        if len(leaf.shape) > 1:
-            deviation = (2 / np.prod(leaf.shape[:-1])) ** 0.5
-            return generator.normal(0, deviation, leaf.shape).astype(np.float32)
-        return np.full(leaf.shape, path[-1].key in ("scale", "var"), np.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, variables)
-
-
 IMPORTED = {"flax", "function", "keras", "onnx", "torch"}
 """Networks of the user's own, which tests of their own train."""
 
@@ -110,7 +96,7 @@ def small(name: str, dtype: str = "float32") -> tuple[nn.Module, np.ndarray, np.
 @pytest.mark.parametrize("name", SMALL)
 def test_gradient_step_lowers_the_loss(name: str) -> None:
     module, samples, labels = small(name)
-    variables = drawn(shapes(module, samples.shape[1:]))
+    variables = draw_variables(shapes(module, samples.shape[1:]))
 
     def loss(params: object) -> jax.Array:
         logits, _ = module.apply(
