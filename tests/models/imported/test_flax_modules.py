@@ -97,7 +97,7 @@ def test_classes_placeholder_is_replaced_at_any_depth(imported: Build) -> None:
     assert found["Dense_2/kernel"] == (3, 10)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
 )

@@ -222,6 +222,7 @@ def test_gradients_are_recognised_for_any_pads_and_dilation() -> None:
             assert counted == {f"conv2d {role}": 1 for role in ROLES}, (how, numbers)
 
 
+@pytest.mark.slow
 def test_gradients_of_grouped_large_kernels_match_jax() -> None:
     how = {"padding": ((3, 4), (2, 5)), "window_strides": (2, 1), "feature_group_count": 2}
     gradients = differentiated(lax_convolution(NHWC, **how))
@@ -271,6 +272,7 @@ def test_gradient_of_flax_max_pool_matches_jax() -> None:
     assert_agrees(gradients, random(2, 7, 6, 3, seed=1), x)
 
 
+@pytest.mark.slow
 def test_gradients_of_products_match_jax() -> None:
     for kernel, rows in (((5, 4), (6, 5)), ((5, 150), (6, 5)), ((5, 4), (2, 3, 5))):
         gradients = differentiated(lambda kernel, x: x @ kernel)

@@ -43,6 +43,7 @@ def variables() -> Any:
     return draw_variables(shapes(MODULE, IMAGES.shape[1:]))
 
 
+@pytest.mark.slow
 def test_scores_train_either_generator_or_discriminator(variables: Any) -> None:
     def sum_scores(params: Any) -> jax.Array:
         return train(params, variables["batch_stats"])[0].sum(0)

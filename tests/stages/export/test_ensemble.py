@@ -47,6 +47,7 @@ def test_probabilities_are_averaged(count: int, shape: tuple[int, ...], scale: f
     np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.floats(0.1, 10))
 def test_label_probabilities_are_averaged(count: int, scale: float) -> None:
     outputs = scale * np.random.default_rng(count).normal(size=(count, 3, 4))
