@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from pipeline.models.modules.layer_capture import (
     Observations,
     grad_observing_layers,
 )
-from tests.models.build import QUICK, initialise
+from tests.models.build import QUICK, draw_variables, shapes
 
 
 def scalar(module: nn.Module, variables: dict[str, Any], images: np.ndarray) -> Any:
@@ -36,11 +37,15 @@ def scalar(module: nn.Module, variables: dict[str, Any], images: np.ndarray) -> 
 
 def observe(module: nn.Module, images: np.ndarray) -> tuple[Any, Any, Any, Any, Any]:
     """Gradients and logits as jax has them, then both and the observations as we have them."""
-    variables = initialise(module, images)
+    variables = jax.tree.map(jnp.asarray, draw_variables(shapes(module, images.shape[1:])))
     function = scalar(module, variables, images)
-    plain = jax.jit(jax.grad(function, has_aux=True), compiler_options=QUICK)
-    ours = jax.jit(grad_observing_layers(function), compiler_options=QUICK)
-    return *plain(variables["params"]), *ours(variables["params"])
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(params: Any) -> tuple[Any, ...]:
+        plain, ours = jax.grad(function, has_aux=True), grad_observing_layers(function)
+        return *plain(params), *ours(params)
+
+    return compute(variables["params"])  # type: ignore[no-any-return]
 
 
 def patches(layer: LayerCapture) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.files.package_paths import CONF
-from tests.models.build import QUICK, conf_model, count, initialise, parameters, random, shapes
+from tests.models.build import QUICK, conf_model, count, draw_variables, parameters, random, shapes
 from tests.models.conftest import GOLDEN
 
 EVERY_FILE = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -75,6 +75,11 @@ SIZES = {
     "wide_deep": ((39, 1, 2), 2),
 }
 PUBLISHED = {
+    "resnet18": 11_689_512,  # torchvision
+    "resnet34": 21_797_672,  # torchvision
+    "resnet50": 25_557_032,  # torchvision
+    "resnet101": 44_549_160,  # torchvision
+    "resnet152": 60_192_808,  # torchvision
     "alexnet": 56_057_418,  # by hand, from the layers of MindSpore's zoo
     "vgg11": 132_863_336,  # torchvision
     "vgg11_bn": 132_868_840,  # torchvision
@@ -152,7 +157,7 @@ def loss_and_gradients(name: str) -> tuple[jax.Array, dict[str, np.ndarray]]:
     (height, width, channels), classes = SIZES[name]
     module = conf_model(name).build(classes, "float32")
     images, labels = random(2, height, width, channels), np.array([1, 7])
-    variables = initialise(module, images)
+    variables = draw_variables(shapes(module, images.shape[1:]))
 
     def loss(params: object) -> jax.Array:
         logits, _ = module.apply(

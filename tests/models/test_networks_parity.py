@@ -16,7 +16,7 @@ from pipeline.data.columns import ColumnSpec
 from pipeline.stages.export.matching import match_weights
 from pipeline.stages.export.network import trace_model_arrays
 from tests.golden.network_cases import CASES, EVEN, Case, drawn, samples
-from tests.models.build import QUICK, Variables, conf_model, count
+from tests.models.build import QUICK, ZEROS, Variables, conf_model, count
 from tests.models.conftest import GOLDEN
 
 TOLERANCE = 1e-4
@@ -29,7 +29,8 @@ def kept(case: Case) -> dict[str, Any]:
 def filled(case: Case, golden: Mapping[str, Any]) -> Variables:
     """The weights that the other definition was given, as they come out of a file of them."""
     image = ColumnSpec(case.image, "float32")
-    network = trace_model_arrays(conf_model(case.model, **case.changes), case.classes, image)
+    model = conf_model(case.model, **case.changes, init=ZEROS)
+    network = trace_model_arrays(model, case.classes, image)
     renames = [RenameSpec.model_validate({"match": a, "to": b}) for a, b in case.renames]
     matching = match_weights(case.file, drawn(case, golden["arrays"]), network, renames)
     matching.require(partial=False)

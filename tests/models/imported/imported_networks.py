@@ -29,6 +29,20 @@ class ConvNet(nn.Module):
         return nn.Dense(self.classes, dtype=self.dtype)(x)
 
 
+class OneConv(nn.Module):
+    """The layers of ConvNet, but for its pooling, once each."""
+
+    classes: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool) -> Array:
+        x = nn.Conv(4, (3, 3), use_bias=False, dtype=self.dtype)(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, dtype=self.dtype)(x)
+        x = nn.Dropout(0.2, deterministic=not train)(nn.relu(x).mean((1, 2)))
+        return nn.Dense(self.classes, dtype=self.dtype)(x)
+
+
 class TwoConvs(nn.Module):
     """Two convolutions with max pooling, and a dense layer."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,14 +15,14 @@ from flax import nnx
 
 from pipeline.models.imported.with_lowerings import with_lowerings
 from pipeline.models.lowerings.problem.lowering import RecordingPolicy
-from tests.models.build import initialise, parameters, random, shapes
+from tests.models.build import QUICK, draw_variables, initialise, parameters, random, shapes
 from tests.models.imported.imported_networks import ConvNet, NnxNet
 
 Build = Callable[..., Any]
 IMAGES = random(4, 8, 8, 1)
 
 
-def train(module: nn.Module, variables: Any, key: int = 1) -> tuple[Any, Any]:
+def train(module: nn.Module, variables: Any, key: Any = 1) -> tuple[Any, Any]:
     """Logits and statistics of a step of training."""
     rngs = {"dropout": jax.random.key(key)}
     logits, changed = module.apply(
@@ -30,17 +31,34 @@ def train(module: nn.Module, variables: Any, key: int = 1) -> tuple[Any, Any]:
     return logits, changed.get("batch_stats", {})
 
 
+def compile_train(module: nn.Module) -> Callable[..., tuple[Any, Any]]:
+    """The step as a program of variables and a key."""
+    return jax.jit(partial(train, module), compiler_options=QUICK)
+
+
+def compile_evaluation(module: nn.Module) -> Callable[[Any], Any]:
+    """Logits in evaluation as a program of variables."""
+    return jax.jit(
+        lambda variables: module.apply(variables, IMAGES, train=False), compiler_options=QUICK
+    )
+
+
 def test_linen_module_keeps_its_names_and_results(imported: Build) -> None:
     module, own = imported("flax", "ConvNet", width=4), ConvNet(width=4)
-    variables = initialise(module, IMAGES)
+    variables = draw_variables(shapes(module, IMAGES.shape[1:]))
     expected = jax.eval_shape(lambda: own.init(jax.random.key(0), IMAGES, False))
     assert jax.tree.map(jnp.shape, variables) == jax.tree.map(jnp.shape, expected)
-    logits = module.apply(variables, IMAGES, train=False)
-    np.testing.assert_allclose(logits, own.apply(variables, IMAGES, False), rtol=1e-5, atol=1e-5)
-    _, statistics = train(module, variables)
-    _, changed = own.apply(
-        variables, IMAGES, True, mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)}
-    )
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(variables: Any) -> tuple[Any, Any]:
+        return own.apply(variables, IMAGES, False), own.apply(
+            variables, IMAGES, True, mutable=["batch_stats"], rngs={"dropout": jax.random.key(1)}
+        )
+
+    expected_logits, (_, changed) = compute(variables)
+    logits = compile_evaluation(module)(variables)
+    np.testing.assert_allclose(logits, expected_logits, rtol=1e-5, atol=1e-5)
+    _, statistics = compile_train(module)(variables)
     for ours, theirs in zip(
         jax.tree.leaves(statistics), jax.tree.leaves(changed["batch_stats"]), strict=True
     ):
@@ -55,12 +73,13 @@ def test_dropout_depends_on_the_key_only_in_training(
     name: str, arguments: dict[str, Any], imported: Build
 ) -> None:
     module = imported("flax", name, **arguments)
-    variables = initialise(module, IMAGES)
-    first, again, other = (train(module, variables, key)[0] for key in (1, 1, 2))
+    variables = draw_variables(shapes(module, IMAGES.shape[1:]))
+    step = compile_train(module)
+    first, again, other = (step(variables, key)[0] for key in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-    once, twice = (module.apply(variables, IMAGES, train=False) for _ in range(2))
-    np.testing.assert_array_equal(once, twice)
+    evaluation = compile_evaluation(module)
+    np.testing.assert_array_equal(evaluation(variables), evaluation(variables))
 
 
 def test_module_fields_are_set_by_the_recipe(imported: Build) -> None:
@@ -78,7 +97,7 @@ def test_classes_placeholder_is_replaced_at_any_depth(imported: Build) -> None:
     assert found["Dense_2/kernel"] == (3, 10)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ConvNet", {}), ("Untyped", {}), ("NnxNet", {"width": 4})]
 )
@@ -118,10 +137,11 @@ def test_nnx_module_keeps_its_results_and_statistics(imported: Build) -> None:
 
 def test_nnx_weights_depend_on_the_seed(imported: Build) -> None:
     module = imported("flax", "NnxNet", width=4)
-    first, again, other = (
-        module.init(jax.random.key(seed), IMAGES, train=False)["params"]["out"]["kernel"]
-        for seed in (0, 0, 1)
+    draw = jax.jit(
+        lambda key: module.init(key, IMAGES, train=False)["params"]["out"]["kernel"],
+        compiler_options=QUICK,
     )
+    first, again, other = (draw(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 

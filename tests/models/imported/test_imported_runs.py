@@ -27,10 +27,11 @@ from tests.whole_run import run
 Compose = Callable[..., Recipe]
 
 CONV = ["model=flax", "model.import=imported_networks:ConvNet", "model.arguments.width=4"]
+ONE_CONV = ["model=flax", "model.import=imported_networks:OneConv"]
 NNX = ["model=flax", "model.import=imported_networks:NnxNet", "model.arguments.width=4"]
 FUNCTION = ["model=function", "model.import=imported_networks:perceptron"]
-VOLUME = ["model=flax", "model.import=imported_networks:Volume", "dataset.train.ops=[]"]
-VOLUME += ["dataset.eval.ops=[]"]
+SMALL_IMAGES = ["dataset.train.ops=[]", "dataset.eval.ops=[]"]
+VOLUME = ["model=flax", "model.import=imported_networks:Volume", *SMALL_IMAGES]
 SHORT = ["train.steps=12", "train.sink_size=4", "checkpoint.every_steps=6"]
 
 
@@ -50,24 +51,26 @@ def reported(recipe: Recipe) -> tuple[str, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [CONV, NNX, FUNCTION], ids=["linen", "nnx", "function"])
-def test_resumed_run_is_bit_equal_to_the_unbroken_one(
-    network: list[str], tiny: Compose, tmp_path: Path
+def test_resumed_run_of_functions_is_bit_equal_to_the_unbroken_one(
+    tiny: Compose, tmp_path: Path
 ) -> None:
+    """Those of modules are resumed with THOR."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run(tiny(*network, *SHORT), whole)
+    run(tiny(*FUNCTION, *SHORT), whole)
     shutil.copytree(whole, broken)
     shutil.rmtree(make_checkpoint_path(broken / "checkpoints", 12))
-    run(tiny(*network, *SHORT, f"train.resume={broken}"))
+    run(tiny(*FUNCTION, *SHORT, f"train.resume={broken}"))
     assert outcome.metrics(broken) == outcome.metrics(whole)
     outcome.assert_equal_arrays(outcome.arrays(broken, 12), outcome.arrays(whole, 12))
 
 
 @pytest.mark.slow
 def test_run_is_the_same_with_any_sink(tiny: Compose, tmp_path: Path) -> None:
-    run(tiny(*CONV, *SHORT), tmp_path / "whole")
-    for how in ("train.sink=false", "train.mechanism=soft", "train.feed=stream"):
-        run(tiny(*CONV, *SHORT, how), tmp_path / how)
+    """Sinks of other sizes have a test with THOR."""
+    keys = [*ONE_CONV, *SMALL_IMAGES, *SHORT]
+    run(tiny(*keys), tmp_path / "whole")
+    for how in ("train.mechanism=soft", "train.feed=stream"):
+        run(tiny(*keys, how), tmp_path / how)
         assert losses(tmp_path / how) == losses(tmp_path / "whole"), how
 
 
@@ -111,9 +114,9 @@ def test_completely_lowered_network_reports_nothing(tiny: Compose) -> None:
         ("train.accumulate_steps=2",),
         ("train.precision=bf16",),
         ("train.precision=O3", "train.loss_scale=dynamic"),
-        ("parallel.mode=data", "parallel.devices=2"),
         (
             "parallel.mode=semi_auto",
+            *CONV[1:],
             "parallel.reproducible=layout",
             "parallel.mesh={data: 2, model: 2}",
             "parallel.specs=[{pattern: Dense_0/kernel, axes: [null, model]}]",
@@ -125,22 +128,27 @@ def test_completely_lowered_network_reports_nothing(tiny: Compose) -> None:
 def test_imported_network_trains_in_every_mode(
     how: tuple[str, ...], tiny: Compose, tmp_path: Path
 ) -> None:
+    """Data parallelism has a test with THOR."""
     steps = [] if any("train.steps" in key for key in how) else ["train.steps=6"]
     run_of_all = ["eval.every_steps=null", "checkpoint.every_steps=null", *steps]
-    summary = run(tiny(*CONV, *run_of_all, *how, "dataset.eval_size=16"), tmp_path / "run")
+    keys = [*ONE_CONV, *SMALL_IMAGES, *run_of_all, *how, "dataset.eval_size=16"]
+    summary = run(tiny(*keys), tmp_path / "run")
     assert summary.status == "done"
     assert np.isfinite(losses(tmp_path / "run")).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [CONV, NNX], ids=["linen", "nnx"])
 @pytest.mark.usefixtures("optimized_programs")
-def test_thor_is_bit_equal_across_sinks_and_devices(
-    network: list[str], tiny: Compose, tmp_path: Path
-) -> None:
-    keys = [*network, "parallel.mode=data", "parallel.devices=1"]
-    others = (["train.sink_size=7"], ["train.sink_size=-1", "parallel.devices=4"])
+def test_thor_is_bit_equal_across_sinks_and_devices(tiny: Compose, tmp_path: Path) -> None:
+    keys = [*ONE_CONV, *SMALL_IMAGES, "parallel.mode=data", "parallel.devices=1"]
+    others = [["train.sink_size=-1", "parallel.devices=2"]]
     require_same_bits(tiny, tmp_path, keys, others)
+
+
+@pytest.mark.slow
+def test_thor_of_an_nnx_module_is_bit_equal_across_sinks(tiny: Compose, tmp_path: Path) -> None:
+    """One program, whose sinks are of 1, of an epoch and, resumed, of 7."""
+    require_same_bits(tiny, tmp_path, [*NNX, *SMALL_IMAGES], [["train.sink_size=-1"]])
 
 
 @pytest.mark.slow
@@ -156,7 +164,7 @@ def test_layers_are_priced_by_name_on_an_emulated_device(tiny: Compose, tmp_path
 @pytest.mark.slow
 def test_autopsy_reports_the_layer(tiny: Compose, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Invalid loss"):
-        run(tiny(*CONV, *SHORT, "train.optimizer.lr=1e38"), tmp_path / "run")
+        run(tiny(*CONV, *SMALL_IMAGES, *SHORT, "train.optimizer.lr=1e38"), tmp_path / "run")
     found = (tmp_path / "run" / "run.log").read_text()
     assert "parameter Conv_" in found or "parameter Dense_0" in found
 

@@ -18,7 +18,7 @@ from jax import Array, lax
 from pipeline.models.imported.with_lowerings import list_unreplaced, with_lowerings
 from pipeline.models.lowerings.candidates import list_candidates
 from pipeline.models.lowerings.problem.lowering import DEFAULTS, Lowering, Problem, RecordingPolicy
-from tests.models.build import QUICK
+from tests.models.build import QUICK, draw_variables
 
 Loss = Callable[[Any, Array], Array]
 
@@ -43,6 +43,10 @@ class Only(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         return self.body(x)
+
+
+def draw_weights(module: nn.Module, x: Array) -> Any:
+    return draw_variables(jax.eval_shape(module.init, jax.random.key(0), x))
 
 
 LAYERS: dict[str, tuple[Callable[[Array], Array], tuple[int, ...]]] = {
@@ -124,15 +128,14 @@ def weighed(function: Callable[[Any, Array], Array]) -> Loss:
 
 
 def assert_agrees(function: Callable[[Any, Array], Array], weights: Any, x: Array) -> None:
-    """Results and gradients with lowerings are those without."""
-
-    def differentiated(loss: Loss) -> Any:
-        gradients = jax.value_and_grad(loss, argnums=(0, 1))
-        return jax.jit(gradients, compiler_options=QUICK)(weights, x)
-
-    plain = differentiated(weighed(function))
-    for policy in (DEFAULTS, LastCandidate()):
-        ours = differentiated(weighed(with_lowerings(function, policy)))
+    """Results and gradients with lowerings are those without; one program computes all."""
+    losses = [weighed(function)] + [
+        weighed(with_lowerings(function, policy)) for policy in (DEFAULTS, LastCandidate())
+    ]
+    gradients = [jax.value_and_grad(loss, argnums=(0, 1)) for loss in losses]
+    compute = jax.jit(lambda *operands: [f(*operands) for f in gradients], compiler_options=QUICK)
+    plain, *lowered = compute(weights, x)
+    for ours in lowered:
         for own, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
             scale = max(1.0, float(np.abs(expected).max()))
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=3e-5 * scale)
@@ -143,7 +146,7 @@ def assert_agrees(function: Callable[[Any, Array], Array], weights: Any, x: Arra
 def test_flax_layers_match_with_lowerings(name: str) -> None:
     body, shape = LAYERS[name]
     module, x = Only(body), random(*shape)
-    weights = module.init(jax.random.key(0), x)
+    weights = draw_weights(module, x)
     assert_agrees(module.apply, weights, x)
     recording = RecordingPolicy()
     jax.eval_shape(with_lowerings(module.apply, recording), weights, x)
@@ -209,7 +212,7 @@ def test_scopes_are_layer_paths_below_the_root() -> None:
             )
 
     module, x = Root(), random(2, 6, 6, 1)
-    weights = module.init(jax.random.key(0), x)
+    weights = draw_weights(module, x)
 
     def applied(weights: Any, x: Array) -> Any:
         with jax.named_scope("Outer"):
@@ -228,7 +231,7 @@ def test_scopes_are_layer_paths_below_the_root() -> None:
 
 def test_transformed_scopes_are_preserved() -> None:
     module, x = Only(lambda x: nn.relu(nn.Dense(3, name="head")(x))), random(4, 2)
-    weights = module.init(jax.random.key(0), x)
+    weights = draw_weights(module, x)
 
     def scopes_of(function: Callable[..., Any]) -> set[str]:
         traced = jax.make_jaxpr(jax.grad(lambda w: function(w, x).sum()))(weights)
@@ -282,6 +285,6 @@ def test_unreplaced_operations_are_reported_with_the_reason(
 
 def test_convolution_in_3d_is_not_replaced() -> None:
     module, x = Kept3D(), random(2, 4, 5, 6, 1)
-    weights = module.init(jax.random.key(0), x)
+    weights = draw_weights(module, x)
     (kept,) = list_unreplaced(jax.make_jaxpr(module.apply)(weights, x), root="Kept3D")
     assert (str(kept), kept.is_convolution) == ("volume: convolution is 3-D", True)

@@ -17,7 +17,7 @@ from pipeline.models.layers.precision import LEVELS, Level, PathListing, ToFloat
 from pipeline.models.layers.tokens import Embedding, FirstToken, SelfAttention
 from pipeline.models.modules.apply_layers import LayerContext, apply_layers
 from pipeline.models.modules.standard import Network
-from tests.models.build import INIT, conf_model, initialise, network, random
+from tests.models.build import INIT, conf_model, initialise, network, random, shapes
 
 with np.load(Path(__file__).parents[2] / "golden" / "precision" / "levels.npz") as stored:
     GOLDEN = dict(stored)
@@ -132,9 +132,9 @@ def types(module: Network, images: np.ndarray) -> dict[str, str]:
             found["/".join(context.module.path)] = str(result.dtype)
         return result
 
-    variables = initialise(module, images)
+    variables = shapes(module, images.shape[1:])
     with nn.intercept_methods(note):
-        jax.eval_shape(lambda x: module.apply(variables, x, train=False), images)
+        jax.eval_shape(lambda v, x: module.apply(v, x, train=False), variables, images)
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {np.dtype("float32")}
     return found
 

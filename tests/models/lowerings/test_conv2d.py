@@ -107,10 +107,19 @@ def test_conv2d_matches_its_definition(
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+PADDINGS = ("SAME", "VALID", [[1, 0], [2, 3]])
+"""In every pair with a size and with a stride."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("padding", ["SAME", "VALID", [[1, 0], [2, 3]]])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [
+        (size, stride, PADDINGS[(row + column) % 3])
+        for row, size in enumerate((1, 2, 3, 5, 7))
+        for column, stride in enumerate((1, 2, 3))
+    ],
+)
 def test_gradients_match_jax(size: int, stride: int, padding: Any) -> None:
     images, kernel = random(2, 9, 8, 3), random(size, size, 3, 5, seed=1)
     assert_native_gradients(images, kernel, strides=(stride, stride), padding=padding)

@@ -59,10 +59,19 @@ def assert_native(images: np.ndarray, kernel: np.ndarray, **how: Any) -> None:
         np.testing.assert_allclose(our, theirs, rtol=0, atol=TOLERANCE * largest)
 
 
+PADDINGS = ("SAME", "VALID", ((1, 0), (2, 3)))
+"""In every pair with a size and with a stride; random windows have the other combinations."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 0), (2, 3))])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 3, 5, 7])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [
+        (size, stride, PADDINGS[(row + column) % 3])
+        for row, size in enumerate((1, 3, 5, 7))
+        for column, stride in enumerate((1, 2, 3))
+    ],
+)
 def test_chwn_convolution_and_gradients_match_native(size: int, stride: int, padding: Any) -> None:
     images, kernel = random(3, 9, 8, 4), random(size, size, 3, 5, seed=1)
     assert_native(images, kernel, strides=(stride, stride), padding=padding)
@@ -82,7 +91,7 @@ EDGES = st.tuples(st.integers(0, 4), st.integers(0, 4))
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     sizes=st.tuples(st.integers(5, 9), st.integers(5, 9)),
     window=st.tuples(SMALL, SMALL),

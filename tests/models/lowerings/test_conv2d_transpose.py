@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from pipeline.models.lowerings.problem.lowering import (
     Problem,
     RecordingPolicy,
 )
+from tests.models.build import QUICK
 
 RNG = np.random.default_rng(0)
 
@@ -40,8 +42,11 @@ def by_jax(x: Array, kernel: Array, stride: int, padding: Padding) -> Array:
 
 
 def with_gradients(function: Any, *args: Array) -> Any:
-    y, backward = jax.vjp(function, *args)
-    return y, backward(jnp.cos(y))
+    def compute(*args: Array) -> Any:
+        y, backward = jax.vjp(function, *args)
+        return y, backward(jnp.cos(y))
+
+    return jax.jit(compute, compiler_options=QUICK)(*args)
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -109,7 +114,7 @@ def test_grouped_windows_with_unreached_rows_match_jax(policy: LoweringPolicy) -
 def test_chosen_lowerings_match_the_default() -> None:
     x, weights = operands(kernel=2)
     recording = RecordingPolicy()
-    conv2d_transpose(x, weights, strides=(2, 2), policy=recording)
+    jax.eval_shape(partial(conv2d_transpose, strides=(2, 2), policy=recording), x, weights)
     families = {"input_grad": "phases", "weight_grad": "per_tap_matmul"}
     chosen = Lowerings(
         tuple(

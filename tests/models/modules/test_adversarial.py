@@ -19,7 +19,7 @@ from pipeline.models.layers.standard import (
     Reshape,
     Tanh,
 )
-from tests.models.build import initialise, network, random
+from tests.models.build import draw_variables, network, random, shapes
 
 IMAGES = random(6, 4, 4, 1)
 GENERATOR = (Dense(features=16), BatchNorm(), LeakyRelu(), Reshape(shape=(4, 4, 1)), Tanh())
@@ -40,9 +40,10 @@ def train(params: Any, statistics: Any) -> tuple[jax.Array, Any]:
 
 @pytest.fixture(scope="module")
 def variables() -> Any:
-    return initialise(MODULE, IMAGES)
+    return draw_variables(shapes(MODULE, IMAGES.shape[1:]))
 
 
+@pytest.mark.slow
 def test_scores_train_either_generator_or_discriminator(variables: Any) -> None:
     def sum_scores(params: Any) -> jax.Array:
         return train(params, variables["batch_stats"])[0].sum(0)

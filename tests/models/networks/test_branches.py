@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.models.build import conf_model, count, initialise, parameters, positions, random, shapes
+from tests.models.build import (
+    QUICK,
+    conf_model,
+    count,
+    draw_variables,
+    parameters,
+    positions,
+    random,
+    shapes,
+)
 
 SMALL = {"widths": [3, 4, 5]}
 
@@ -26,10 +36,11 @@ def test_unet_depths_halve_and_restore_the_image_size() -> None:
 def test_unet_depths_enlarge_the_receptive_field() -> None:
     module = conf_model("unet", **SMALL, batch_norm=False).build(2, "float32")
     images = random(1, 32, 32, 1)
-    variables = initialise(module, images)
+    variables = draw_variables(shapes(module, images.shape[1:]))
     changed = images.copy()
     changed[0, 0, 0] += 1
-    before, after = (module.apply(variables, x, train=False) for x in (images, changed))
+    compute = jax.jit(lambda x: module.apply(variables, x, train=False), compiler_options=QUICK)
+    before, after = compute(images), compute(changed)
     rows = np.flatnonzero(np.abs(after - before).max((0, 2, 3)) > 0)
     # Four 3x3 convolutions in the size of the image would reach 4 pixels.
     assert 12 < rows.max() < 31

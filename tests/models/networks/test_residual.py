@@ -13,22 +13,6 @@ from tests.models.build import conf_model, count, parameters, positions, shapes
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("resnet18", 11_689_512),
-        ("resnet34", 21_797_672),
-        ("resnet50", 25_557_032),
-        ("resnet101", 44_549_160),
-        ("resnet152", 60_192_808),
-    ],
-)
-def test_resnet_parameter_counts_match_torchvision(name: str, expected: int) -> None:
-    module = conf_model(name).build(1000, "float32")
-    assert count(shapes(module, (224, 224, 3))) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"blocks": [3, 4, 23, 3], "groups": 32, "group_width": 8}, 88_791_336),

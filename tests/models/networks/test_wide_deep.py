@@ -66,8 +66,11 @@ from pipeline.models.networks.wide_deep import WideDeep
 normal = {"name": "normal"}
 init = {"conv": normal, "dense": normal, "bias": normal}
 spec = WideDeep(vocabulary=9, embedding=2, hidden=(3,), table_init=normal, init=init)
-samples = jnp.zeros((4, 5, 1, 2))
-print(spec.build(2, "float32").init_with_output(jax.random.key(0), samples, train=False)[0].shape)
+module, samples = spec.build(2, "float32"), jnp.zeros((4, 5, 1, 2))
+trace = jax.eval_shape(
+    lambda key: module.init_with_output(key, samples, train=False), jax.random.key(0)
+)
+print(trace[0].shape)
 """
 
 

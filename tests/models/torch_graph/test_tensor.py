@@ -27,7 +27,7 @@ def make_tensors(draw: st.DrawFn) -> TorchTensor:
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     order = tuple(draw(st.permutations(range(len(sizes)))))
     values = np.arange(math.prod(sizes), dtype=np.float32).reshape(sizes)
-    return TorchTensor(jnp.asarray(np.transpose(values, order)), order)
+    return TorchTensor(np.transpose(values, order), order)
 
 
 def plain(x: TorchTensor) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import jax
-import numpy as np
 from flax.traverse_util import flatten_dict
 
 from pipeline.config.recipe import Recipe
@@ -13,6 +11,7 @@ from pipeline.data.transform import compute_column_specs
 from pipeline.stages.build import build_network
 from pipeline.stages.export.trained_run import Samples, TrainedRun
 from pipeline.training.step import get_image_shape
+from tests.models.build import draw_variables, shapes
 
 DIGITS = Samples((8, 8, 1), "uint8", Targets(tuple("0123456789")))
 
@@ -22,7 +21,5 @@ def make_run(recipe: Recipe, seed: int, samples: Samples = DIGITS) -> TrainedRun
     network = build_network(recipe, len(samples.classes))
     columns = {"image": ColumnSpec(samples.shape, samples.dtype)}
     mapped = compute_column_specs(recipe.dataset.eval.ops, columns)["image"]
-    images = np.zeros((1, *get_image_shape(mapped)), np.float32)
-    variables = network.init(jax.random.key(seed), images, train=False)
-    arrays = {name: np.asarray(a) for name, a in flatten_dict(variables, sep="/").items()}
-    return TrainedRun(recipe, arrays, seed, samples)
+    variables = draw_variables(shapes(network, get_image_shape(mapped)), seed)
+    return TrainedRun(recipe, flatten_dict(variables, sep="/"), seed, samples)

@@ -22,7 +22,18 @@ from pipeline.stages.export.ensemble import (
 )
 from pipeline.stages.export.prediction import make_predict
 from tests.conftest import MLP, compose_tiny
+from tests.models.build import QUICK
 from tests.stages.export.ensembles import make_run
+
+average_compiled = jax.jit(average_outputs, static_argnums=1, compiler_options=QUICK)
+"""The averages as `predict` computes them: one program for outputs of one shape."""
+
+CONVOLUTION = (
+    "model=layers",
+    "model.blocks={}",
+    "model.layers=[{name: conv, features: 2, kernel: 3}, flatten,"
+    "{name: dense, features: $classes}]",
+)
 
 
 @pytest.mark.slow
@@ -31,16 +42,17 @@ def test_probabilities_are_averaged(count: int, shape: tuple[int, ...], scale: f
     outputs = scale * np.random.default_rng(count).normal(size=(count, *shape))
     powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
     expected = (powers / powers.sum(axis=-1, keepdims=True)).mean(axis=0)
-    found = np.exp(np.asarray(average_outputs(list(outputs), "classification"), np.float64))
+    found = np.exp(np.asarray(average_compiled(list(outputs), "classification"), np.float64))
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-30)
     np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 5), st.floats(0.1, 10))
 def test_label_probabilities_are_averaged(count: int, scale: float) -> None:
     outputs = scale * np.random.default_rng(count).normal(size=(count, 3, 4))
     expected = (1 / (1 + np.exp(-outputs))).mean(axis=0)
-    found = np.asarray(average_outputs(list(outputs), "multi_label"), np.float64)
+    found = np.asarray(average_compiled(list(outputs), "multi_label"), np.float64)
     np.testing.assert_allclose(1 / (1 + np.exp(-found)), expected, rtol=2e-5)
 
 
@@ -51,7 +63,7 @@ def test_regression_outputs_are_averaged() -> None:
 
 def test_impossible_class_has_finite_logits() -> None:
     outputs = [np.array([[0.0, -1e4]], np.float32), np.array([[0.0, -2e4]], np.float32)]
-    assert np.isfinite(average_outputs(outputs, "classification")).all()
+    assert np.isfinite(average_compiled(outputs, "classification")).all()
 
 
 def test_outputs_of_other_shapes_are_refused() -> None:
@@ -61,7 +73,7 @@ def test_outputs_of_other_shapes_are_refused() -> None:
 
 def test_ensemble_predicts_the_mean_of_its_members(cache: Path) -> None:
     """Of two architectures, each with its own names of weights."""
-    recipes = [compose_tiny(cache, *MLP), compose_tiny(cache, "model=lenet5")]
+    recipes = [compose_tiny(cache, *MLP), compose_tiny(cache, *CONVOLUTION)]
     runs = [make_run(recipe, seed) for seed, recipe in enumerate(recipes)]
     run = make_ensemble(dict(zip((Path("a"), Path("b")), runs, strict=True)))
     images = np.random.default_rng(0).integers(0, 17, (5, 8, 8, 1), dtype=np.uint8)
@@ -73,7 +85,7 @@ def test_ensemble_predicts_the_mean_of_its_members(cache: Path) -> None:
     found = np.asarray(jax.jit(make_predict(run))(run.arrays, images), np.float64)
     np.testing.assert_allclose(np.exp(found), np.mean(powers, axis=0), rtol=2e-5)
     assert select_weights(run.arrays, 1).keys() == runs[1].arrays.keys()
-    assert str(run) == "ensemble of 2 runs of mlp, lenet5"
+    assert str(run) == "ensemble of 2 runs of mlp, layers"
 
 
 @pytest.mark.parametrize(

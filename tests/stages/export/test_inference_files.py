@@ -11,14 +11,14 @@ from PIL import Image
 
 from pipeline.core.errors import DataError, UsageError
 from tests.command_line import infer
-from tests.conftest import compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     run_dir = tmp_path_factory.mktemp("folders") / "run"
-    run(compose_tiny(cache, "model=mlp", "model.hidden=[8]", "train.steps=6"), run_dir)
+    run(compose_tiny(cache, *MLP), run_dir)
     return run_dir
 
 

@@ -13,17 +13,15 @@ from pipeline.models.weights.files.weight_files import read_weights
 from pipeline.stages.export.mindspore_checkpoints import find_free_prefix
 from tests import outcome
 from tests.command_line import export
-from tests.conftest import compose_tiny
+from tests.conftest import MLP, compose_tiny
 from tests.whole_run import run
-
-MLP = ("model=mlp", "model.hidden=[8]", "train.steps=24")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """Sinks of 10 of 24 steps, saved at 10, 20 and 24."""
+    """Sinks of 20 of 45 steps, saved at 20, 40 and 45."""
     run_dir = tmp_path_factory.mktemp("ckpt") / "run"
-    saves = ("checkpoint.every_steps=10", "checkpoint.keep=5", "train.sink_size=10")
+    saves = ("checkpoint.every_steps=20", "checkpoint.keep=5", "train.sink_size=20")
     run(compose_tiny(cache, *MLP, *saves), run_dir)
     return run_dir
 
@@ -32,21 +30,21 @@ def test_file_names_have_sink_epoch_and_step(trained: Path, tmp_path: Path) -> N
     folder = tmp_path / "out"
     for _ in range(2):
         assert export([str(trained), str(folder), "--to=ckpt"]) == 0
-    steps = ("1_10", "2_10", "3_4")
+    steps = ("1_20", "2_20", "3_5")
     expected = [f"{prefix}-{step}.ckpt" for prefix in ("mlp", "mlp_1") for step in steps]
     assert sorted(file.name for file in folder.iterdir()) == sorted(expected)
 
 
 def test_optimizer_state_is_exported_on_request(trained: Path, tmp_path: Path) -> None:
-    one = make_checkpoint_path(trained / "checkpoints", 20)
+    one = make_checkpoint_path(trained / "checkpoints", 40)
     assert export([str(one), str(tmp_path), "--to=ckpt", "--optimizer", "--prefix=net"]) == 0
     (file,) = tmp_path.iterdir()
-    assert file.name == "net-2_10.ckpt"
-    arrays, saved = read_weights(file), outcome.arrays(trained, 20)
+    assert file.name == "net-2_20.ckpt"
+    arrays, saved = read_weights(file), outcome.arrays(trained, 40)
     params = [name.removeprefix("params/") for name in saved if name.startswith("params/")]
     moments = [f"moments.{name}" for name in params]
     assert sorted(arrays) == sorted([*params, *moments, "global_step"])
-    assert arrays["global_step"].tolist() == [20]
+    assert arrays["global_step"].tolist() == [40]
     for name in params:
         np.testing.assert_array_equal(arrays[name], saved[f"params/{name}"])
         (trace,) = [a for path, a in saved.items() if path.endswith(f"trace/{name}")]

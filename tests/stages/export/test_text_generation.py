@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -50,10 +51,21 @@ def sampled(
     return [int(token) for part in parts for token in part]
 
 
-def by_full_passes(run_: TrainedRun, prompt: str, count: int) -> list[int]:
+@pytest.fixture(scope="module")
+def predict(trained: TrainedRun) -> Callable[..., jax.Array]:
+    return jax.jit(make_predict(trained))
+
+
+@pytest.fixture(scope="module")
+def uncached(trained: TrainedRun) -> Decoder:
+    return make_uncached_decoder(make_predict(trained), LENGTH, trained.samples.dtype)
+
+
+def by_full_passes(
+    run_: TrainedRun, predict: Callable[..., jax.Array], prompt: str, count: int
+) -> list[int]:
     """The most probable tokens by `predict` alone, each from a context that is read as a whole."""
     assert run_.samples.text is not None
-    predict = jax.jit(make_predict(run_))
     known = run_.samples.text.encode_prompt(prompt).tolist()
     start = max(0, len(known) - LENGTH)
     prompt_length = len(known)
@@ -70,19 +82,25 @@ def by_full_passes(run_: TrainedRun, prompt: str, count: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["t", PROMPT, "the dog ran to the hat. the cat"])
-def test_greedy_tokens_equal_full_passes(prompt: str, trained: TrainedRun, cached: Decoder) -> None:
+def test_greedy_tokens_equal_full_passes(
+    prompt: str,
+    trained: TrainedRun,
+    predict: Callable[..., jax.Array],
+    cached: Decoder,
+    uncached: Decoder,
+) -> None:
     """Past the end of the context too, and from a prompt that is longer than it."""
     greedy = Sampling(temperature=0.0)
     found = sampled(trained, cached, prompt, 70, greedy)
-    assert found == by_full_passes(trained, prompt, 70)
-    whole = make_uncached_decoder(make_predict(trained), LENGTH, trained.samples.dtype)
-    assert sampled(trained, whole, prompt, 70, greedy) == found
+    assert found == by_full_passes(trained, predict, prompt, 70)
+    assert sampled(trained, uncached, prompt, 70, greedy) == found
 
 
 @pytest.mark.slow
-def test_cached_logits_equal_uncached_logits(trained: TrainedRun, cached: Decoder) -> None:
+def test_cached_logits_equal_uncached_logits(
+    trained: TrainedRun, predict: Callable[..., jax.Array], cached: Decoder
+) -> None:
     tokens = np.arange(LENGTH, dtype=np.uint8) % 7
-    predict = jax.jit(make_predict(trained))
     expected = np.asarray(predict(trained.arrays, tokens.reshape(1, -1, 1, 1)))[0]
     cache = jax.tree.map(lambda kept: jnp.full(kept.shape, 9e9, kept.dtype), cached.shapes)
     step = jax.jit(cached.step)
