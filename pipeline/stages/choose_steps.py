@@ -42,7 +42,7 @@ SHORT_ROUNDS = 8
 LONG_ROUND = SHORT_ROUNDS // 2
 MOST_EVALUATIONS = 20
 """At most this many evaluations are timed between steps."""
-CLOSING_S = 0.2
+CLOSING_S = 0.15
 """Seconds for logs, pictures and the summary, from the last evaluation to the process's end, on an
 idle machine."""
 
