@@ -218,6 +218,10 @@ class Bar:
         """Show that `step` steps are done, with the last loss."""
         self._progress.update(self._task, completed=step, loss=f"loss {loss:.4f}")
 
+    def set_total(self, total: int) -> None:
+        """Show `total` steps in all."""
+        self._progress.update(self._task, total=total)
+
     def close(self) -> None:
         """Remove the bar from the screen."""
         self._progress.stop()

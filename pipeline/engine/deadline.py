@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.engine.schedule import DispatchSize, Event, Schedule
+from pipeline.engine.schedule import LEAST_S, DispatchSize, Event, Schedule
 
 NO_COST: Mapping[Event, float] = {}
 
@@ -41,6 +41,69 @@ class Deadline:
             return schedule
         self.note_end(end)
         return _end_at(schedule, end)
+
+
+@dataclass
+class MovableEnd:
+    """The deadline of a run whose learning rates don't depend on its number of steps.
+
+    The number is chosen again whenever half of the remaining time is over, by the pace since the
+    last choice, and also before an end that another dispatch may reach.
+    """
+
+    stop_at: float
+    """As in `Deadline`, with `event_s`."""
+    event_s: Mapping[Event, float]
+    note_end: Callable[[int], None]
+    """Records the new number of steps."""
+    most_steps: int
+    """The largest number of steps."""
+    _chosen_at: float | None = None
+    """Time of the last choice, after `_chosen_step` steps."""
+    _chosen_step: int = 0
+    _due_at: float = 0.0
+
+    def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
+        """Return the schedule from boundary `step` on, with fewer steps or more."""
+        now = time.perf_counter()
+        left_s = self.stop_at - now
+        longest = replace(schedule, run=replace(schedule.run, total=self.most_steps))
+        if self._chosen_at is None:  # The first step is slower.
+            self._note_choice(now, step)
+        # The next dispatches are a part of the time, so that a slow one can't use all of it.
+        dispatch_size.dispatch_s = min(schedule.dispatch_seconds, max(left_s, 0.0) / 4)
+        step_s = dispatch_size.step_s or 0.0
+        soon = step + 2 * dispatch_size.max_steps
+        last = find_last_step(longest, step, left_s, max(step_s, LEAST_S), self.event_s)
+        if now < self._due_at and soon < min(last, schedule.run.total):
+            return schedule
+        if step > self._chosen_step:
+            # The faster pace, as a choice of too many steps is mended, and one of too few isn't.
+            step_s = min(step_s, self._measure_pace(schedule, now, step))
+        self._note_choice(now, step)
+        last = find_last_step(longest, step, left_s, max(step_s, LEAST_S), self.event_s)
+        end = max(step + 1, last)
+        if end == schedule.run.total:
+            return schedule
+        self.note_end(end)
+        return replace(schedule, run=replace(schedule.run, total=end))
+
+    def _note_choice(self, now: float, step: int) -> None:
+        self._chosen_at = now
+        self._chosen_step = step
+        self._due_at = (now + self.stop_at) / 2
+
+    def _measure_pace(self, schedule: Schedule, now: float, step: int) -> float:
+        """Return the seconds of a step since the last choice, at least half of the time of all."""
+        assert self._chosen_at is not None
+        first = self._chosen_step
+        seconds = now - self._chosen_at
+        events_s = sum(
+            event_s * (step // period - first // period)
+            for event, event_s in self.event_s.items()
+            for period in schedule.every.get(event, ())
+        )
+        return max(seconds - events_s, seconds / 2) / (step - first)
 
 
 def _end_at(schedule: Schedule, step: int) -> Schedule:

@@ -10,7 +10,7 @@ from pipeline.checkpoint.host_state import CallbackState
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callback_calls import NoCallbacks
 from pipeline.engine.callbacks.events import Evaluation, Monitor
-from pipeline.engine.deadline import Deadline
+from pipeline.engine.deadline import Deadline, MovableEnd
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import Progress
 from pipeline.engine.non_finite_step import Examined
@@ -109,7 +109,7 @@ class Hooks:
     prune: Callable[[str | None], str | None] = never_prune
     """Returns the reason to end the run at this boundary; None if it should continue. The argument
     is the reason that was returned before an evaluation was interrupted."""
-    deadline: Deadline = field(default_factory=Deadline)
+    deadline: Deadline | MovableEnd = field(default_factory=Deadline)
     rollbacks: NoRollbacks = field(default_factory=NoRollbacks)
     on_non_finite_step: str = "stop"
     """Name of the policy for non-finite steps, on which the advice depends."""

@@ -152,7 +152,11 @@ def train(
         if has_steps and decision.save:
             save(training)
             run.num_answered_saves = hooks.signals.saves
+        length = schedule.run.total
         schedule = hooks.deadline.shorten(schedule, history.step, dispatch_size)
+        if schedule.run.total != length:
+            for monitor in hooks.monitors:
+                monitor.on_length(schedule.run.total)
         requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 

@@ -1,7 +1,7 @@
 """The number of steps of a run with a deadline, chosen by its measured pace before it trains.
 
-The learning rates depend on the number of steps. So it is frozen before the first step, and written
-into the run's recipe: a run with that `train.steps` has the same numbers.
+It is written into the run's recipe: a run with that `train.steps` has the same numbers. If learning
+rates depend on it, it is frozen before the first step. Else it follows the pace of training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.checkpoint.retention import Retention
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import MAX_STEPS, UNPLANNED_STEPS, schedule_events
 from pipeline.core.errors import RecipeError
-from pipeline.engine.deadline import Deadline, find_last_step
+from pipeline.engine.deadline import Deadline, MovableEnd, find_last_step
 from pipeline.engine.hooks import refuse_evaluation
 from pipeline.engine.schedule import Event
 from pipeline.stages.autosink.choose_sink import SinkPlan
@@ -35,15 +35,16 @@ LATE_SHARE = 0.02
 """Share of the time by which a run may be late before its steps are cut."""
 TIMED_SHARE = 0.03
 """Share of the time for measuring steps, within `LEAST_TIMED_S` and `MOST_TIMED_S`."""
-LEAST_TIMED_S = 1.0
+LEAST_TIMED_S = 1.5
 MOST_TIMED_S = 10.0
 SHORT_ROUNDS = 8
 """The time for measuring holds this many short rounds. A long round is as long as half of them."""
 LONG_ROUND = SHORT_ROUNDS // 2
 MOST_EVALUATIONS = 20
 """At most this many evaluations are timed between steps."""
-CLOSING_S = 0.4
-"""Seconds for logs, pictures and the summary, from the last evaluation to the process's end."""
+CLOSING_S = 0.15
+"""Seconds for logs, pictures and the summary, from the last evaluation to the process's end, on an
+idle machine."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,27 @@ def freeze_steps(
         "deadline",
         f"{steps:,} steps for {train.deadline}: {pace}; {measured_s:.1f} s to measure this",
     )
-    deadline = Deadline(stop_at + LATE_SHARE * budget_s, events, write)
+    deadline: Deadline | MovableEnd = Deadline(stop_at + LATE_SHARE * budget_s, events, write)
+    if _is_movable(run, recipe, steps):
+        deadline = MovableEnd(
+            stop_at, events, partial(_write_steps, context, recipe), UNPLANNED_STEPS
+        )
     return _set_steps(run, replace(context, recipe=recipe, deadline=deadline), open_programs)
+
+
+def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:
+    """Return whether the numbers of a run's steps don't depend on how many steps follow.
+
+    Callbacks, pruners and profiles get the number of steps.
+    """
+    options = run.context.options
+    train = recipe.train
+    if train.callbacks or options.callbacks or options.pruner or recipe.profile.mode != "off":
+        return False
+    if train.iterations_per_loop is not None or steps > UNPLANNED_STEPS:
+        return False
+    rates = make_learning_rates(train, replace(run.built.run_schedule, total=steps))
+    return np.array_equal(rates, run.built.learning_rates[: len(rates)])
 
 
 def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
@@ -114,22 +134,26 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
     recipe = run.context.recipe
     executable = run.executable
     executable.set_learning_rates(np.zeros_like(run.built.learning_rates))
+    started_at = time.perf_counter()
+    worked_s = time.process_time()
     timed_s = float(np.clip(TIMED_SHARE * budget_s, LEAST_TIMED_S, MOST_TIMED_S))
     evaluation_s = compile_s = 0.0
     is_terminal = run.context.reporter.console.is_terminal
     with TimedRuns(recipe, run.built.run_schedule, executable, is_terminal=is_terminal) as trials:
         step_s = time_steps(trials, sink, timed_s)
         if "eval" in recipe.stages:
-            started_at = time.perf_counter()
+            began_at = time.perf_counter()
             executable.evaluate(trials.state, 0, 1)
-            compile_s = time.perf_counter() - started_at
+            compile_s = time.perf_counter() - began_at
             evaluation_s = _time_whole_evaluation(run, sink, trials, step_s, timed_s)
         save_s = _time_save(run, trials) if "checkpoint" in recipe.stages else 0.0
     executable.set_learning_rates(run.built.learning_rates)
     executable.loader.close()
     # The program that predicts samples at the end takes about as long to compile as evaluation.
     predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
-    closing_s = CLOSING_S + (compile_s if predicts else 0.0)
+    # Other work on the machine slows down the end of the run as it slowed down this measurement.
+    slowdown = (time.perf_counter() - started_at) / (time.process_time() - worked_s)
+    closing_s = CLOSING_S * max(1.0, slowdown) + (compile_s if predicts else 0.0)
     return Pace(step_s, evaluation_s, save_s, closing_s)
 
 
@@ -157,10 +181,11 @@ def time_steps(trials: TimedRuns, sink: SinkPlan, timed_s: float) -> float:
         if time.perf_counter() - started_at > timed_s / 2:
             break
         step_s = time_round(steps, 1) / steps
-    size = min(sink.size or 1, steps // 4)
+    long_steps = LONG_ROUND * steps
+    # Both rounds are a part of a sink if sinks are long, so that no end of a sink is in between.
+    size = min(sink.size or 1, long_steps)
     time_round(steps, size)
     short_s = time_round(steps, size)
-    long_steps = LONG_ROUND * steps
     long_s = time_round(long_steps, size)
     step_s = (long_s - short_s) / (long_steps - steps)
     # If other work slowed down the short round alone, the difference is too small. Half the mean
@@ -212,6 +237,12 @@ def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
     return time.perf_counter() - started_at
 
 
+def _write_steps(context: RunContext, recipe: Recipe, steps: int) -> None:
+    """Write the run's recipe with a number of steps."""
+    train = recipe.train.model_copy(update={"steps": steps})
+    _write_recipe(context, recipe.model_copy(update={"train": train}), None)
+
+
 def _write_recipe(context: RunContext, recipe: Recipe, end: int | None) -> None:
     """Write the run's recipe; `end` is the step after which training ends early, None if not."""
     if end is not None:
@@ -227,6 +258,8 @@ def _set_steps(run: CompiledRun, context: RunContext, open_programs: OpenProgram
     train = context.recipe.train
     built = run.built
     schedule = replace(built.run_schedule, total=train.steps or 0)
+    if not isinstance(context.deadline, Deadline):
+        return replace(run, context=context, built=replace(built, run_schedule=schedule))
     rates = make_learning_rates(train, schedule)
     # The program keeps its number of rates, and doesn't read those after the last step.
     rows = [(0, max(0, UNPLANNED_STEPS - len(rates))), *[(0, 0)] * (rates.ndim - 1)]

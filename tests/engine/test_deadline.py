@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine import deadline as deadline_module
-from pipeline.engine.deadline import Deadline, find_last_step
+from pipeline.engine.deadline import Deadline, MovableEnd, find_last_step
 from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule
 
 Patch = pytest.MonkeyPatch
@@ -72,3 +72,61 @@ def test_schedule_is_unchanged_without_a_deadline() -> None:
     schedule = schedule_of(100)
     assert Deadline().shorten(schedule, 3, DispatchSize(1.0, 1.0)) is schedule
     assert Deadline(0.0).shorten(schedule, 0, DispatchSize(1.0)) is schedule
+
+
+def train_until(monkeypatch: Patch, paces: dict[float, float], planned: int) -> tuple[float, int]:
+    """Train to a movable end at 100 s, at the seconds of a step from each time on.
+
+    Evaluations take 2 s each 50 steps. Returns the time of the last step, and the steps.
+    """
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    totals: list[int] = []
+    end = MovableEnd(100.0, {Event.EVALUATE: 2.0}, totals.append, most_steps=10**6)
+    schedule = schedule_of(planned, evals=50)
+    size = DispatchSize(1.0)
+    step = 0
+    while step < schedule.run.total:
+        segment = schedule.next_segment(step, size.max_steps, {})
+        steps = segment.stop - step
+        seconds = 0.0
+        for _ in range(steps):
+            seconds += next(s for at, s in reversed(paces.items()) if at <= clock.now + seconds)
+        size.record(steps, seconds)
+        clock.now += seconds
+        step = segment.stop
+        if step == schedule.run.total:
+            break
+        clock.now += 2.0 * (Event.EVALUATE in segment.events)
+        schedule = end.shorten(schedule, step, size)
+        assert schedule.run.total == ([planned, *totals])[-1] > step
+    assert step == ([planned, *totals])[-1]
+    assert len(totals) < 60
+    return clock.now, step
+
+
+@pytest.mark.parametrize("planned", [10, 200, 5000])
+@pytest.mark.parametrize(
+    "paces",
+    [
+        {0.0: 0.2},
+        {0.0: 0.2, 50.0: 0.4},
+        {0.0: 0.2, 50.0: 0.1},
+        {0.0: 0.2, 90.0: 1.0, 95.0: 0.05},
+        {float(at): 0.1 + 0.3 * (at % 2) for at in range(100)},
+    ],
+)
+def test_movable_end_is_on_time_at_any_pace(
+    planned: int, paces: dict[float, float], monkeypatch: Patch
+) -> None:
+    """Whatever the first number of steps; the last 2 s may be an evaluation that isn't begun."""
+    seconds, steps = train_until(monkeypatch, paces, planned)
+    assert 97.5 < seconds < 101.5
+    assert steps > 100
+
+
+def test_movable_end_has_at_most_its_most_steps(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    end = MovableEnd(100.0, {}, lambda steps: None, most_steps=64)
+    schedule = end.shorten(schedule_of(20), 10, DispatchSize(1.0, 0.1))
+    assert schedule.run.total == 64

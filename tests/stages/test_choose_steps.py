@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
+from pipeline.engine.deadline import MovableEnd
+from pipeline.engine.schedule import DispatchSize, Schedule
 from pipeline.stages import choose_steps
 from pipeline.stages.choose_steps import Pace
 from tests.conftest import MLP
@@ -60,6 +63,18 @@ class StopAtStep(Callback):
             self.signals.stop = "SIGTERM"
 
 
+class SoonEnd(MovableEnd):
+    """Ends 1 s after step 20."""
+
+    is_soon = False
+
+    def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
+        if step >= 20 and not self.is_soon:
+            self.is_soon = True
+            self.stop_at = time.perf_counter() + 1.0
+        return super().shorten(schedule, step, dispatch_size)
+
+
 @pytest.mark.parametrize("sink", ["1", "7", "-1"])
 def test_chosen_steps_are_recorded_and_reproducible(
     tiny: Compose, pace: Any, tmp_path: Path, sink: str
@@ -74,6 +89,22 @@ def test_chosen_steps_are_recorded_and_reproducible(
     lengths = (train["steps"], train["minutes"], train["end_step"], train["planned_for"])
     assert lengths == (summary.steps, None, None, "minutes = 1")
     run(tiny(*COSINE, sinks, f"train.steps={summary.steps}"), tmp_path / "repeated")
+    assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
+
+
+@pytest.mark.parametrize("schedule", ["constant", "exponential"])
+def test_steps_follow_the_pace_if_rates_do_not_need_them(
+    tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch, schedule: str
+) -> None:
+    """At most 5 steps are chosen first, and then more."""
+    monkeypatch.setattr(choose_steps, "MovableEnd", SoonEnd)
+    pace(10.0)
+    keys = (*MLP, f"schedule={schedule}", "train.sink_size=5", "eval.every_passes=50")
+    summary = run(tiny(*keys, "train.minutes=1"), tmp_path / "run")
+    train = read_train(tmp_path / "run")
+    assert (summary.status, summary.reason) == ("done", None)
+    assert summary.steps == train["steps"] > 20
+    run(tiny(*keys, f"train.steps={summary.steps}"), tmp_path / "repeated")
     assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
 
 

@@ -83,6 +83,9 @@ class Monitor:
     def on_rollback(self, step: int, to: int) -> None:
         """The non-finite `step` rolled the state back to boundary `to`; training continues."""
 
+    def on_length(self, total: int) -> None:
+        """A deadline has changed the run's number of steps to `total`."""
+
     def flush(self) -> None:
         """Write all events so far to files or the system, so that they outlive the process."""
 
@@ -111,6 +114,9 @@ class MonitorRelay(Monitor, ABC):
 
     def on_rollback(self, step: int, to: int) -> None:
         self.relay(lambda monitor: monitor.on_rollback(step, to))
+
+    def on_length(self, total: int) -> None:
+        self.relay(lambda monitor: monitor.on_length(total))
 
 
 class Pruner(Monitor, ABC):

@@ -88,6 +88,9 @@ class StatusMonitor(Monitor):
         """Note the evaluation for the next write."""
         self.evaluation = {"step": step, **evaluation.scalars()}
 
+    def on_length(self, total: int) -> None:
+        self.total = total
+
     def close(self) -> None:
         """Remove the file."""
         (self.run_dir / STATUS).unlink(missing_ok=True)

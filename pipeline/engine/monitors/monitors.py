@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -112,6 +112,9 @@ class TimeMonitor(Monitor):
         self.seconds = 0.0
         self.steps = 0
 
+    def on_length(self, total: int) -> None:
+        self.run_schedule = replace(self.run_schedule, total=total)
+
 
 @dataclass
 class EvalMonitor(Monitor):
@@ -131,6 +134,9 @@ class ProgressMonitor(Monitor):
 
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         self.bar.advance_to(telemetry.start + len(telemetry), float(telemetry.loss[-1]))
+
+    def on_length(self, total: int) -> None:
+        self.bar.set_total(total)
 
     def close(self) -> None:
         self.bar.close()

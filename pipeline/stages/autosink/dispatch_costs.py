@@ -126,10 +126,10 @@ class DispatchClock(Monitor):
         self._steps.append(telemetry.start + len(telemetry))
 
     def make_timing(self, skipped: int) -> Timing:
-        """Return the timing of the dispatches after the first `skipped` steps."""
+        """Return the timing of the dispatches after the first `skipped` steps, or of the last."""
         steps = np.array(self._steps)
         at_ms = 1000 * np.array(self._ends_s)
-        begin = int(np.searchsorted(steps, skipped))
+        begin = min(int(np.searchsorted(steps, skipped)), len(steps) - 2)
         step_ms = (at_ms[-1] - at_ms[begin]) / (steps[-1] - steps[begin])
         return Timing(float(step_ms), np.diff(at_ms[begin:]))
 

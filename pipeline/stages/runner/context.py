@@ -24,7 +24,7 @@ from pipeline.core.reporter import Reporter
 from pipeline.data.dataset import Dataset
 from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor, Pruner
-from pipeline.engine.deadline import Deadline
+from pipeline.engine.deadline import Deadline, MovableEnd
 from pipeline.engine.hooks import examine_nothing
 from pipeline.engine.non_finite_step import Examined
 from pipeline.stages.build import Built
@@ -142,7 +142,7 @@ class RunContext:
     summary: Summary
     lock: Lock | None = None
     """Lock on the directory against other processes."""
-    deadline: Deadline = field(default_factory=Deadline)
+    deadline: Deadline | MovableEnd = field(default_factory=Deadline)
     process: Provenance | None = None
     """Provenance of the first process, once its data are read; None in other processes."""
 

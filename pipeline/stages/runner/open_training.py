@@ -18,6 +18,7 @@ from pipeline.core.files.value_text import show
 from pipeline.engine.callback_calls import Callbacks, NoCallbacks, RunView
 from pipeline.engine.callbacks.callback import Callback
 from pipeline.engine.callbacks.events import Monitor
+from pipeline.engine.deadline import Deadline
 from pipeline.engine.early_stop import EarlyStop
 from pipeline.engine.history import History
 from pipeline.engine.hooks import Hooks, Saves, do_nothing, never_prune
@@ -297,7 +298,8 @@ def _record_results(run: CompiledRun, history: History, training: Training) -> N
     hooks = training.hooks
     summary.status = history.status
     summary.reason = history.reason
-    if history.status == "done" and history.reason is None and history.step < run_schedule.total:
+    is_cut = isinstance(hooks.deadline, Deadline) and history.step < run_schedule.total
+    if history.status == "done" and history.reason is None and is_cut:
         summary.reason = f"the deadline: {history.step:,} of {run_schedule.total:,} steps"
     summary.exit_status = get_exit_status(history.status)
     summary.steps = history.step
