@@ -55,35 +55,40 @@ def read_image_table(
         raise ValueError(f"{show_name(names[path_at])} must not be both the path and a label")
     if not rows:
         raise ValueError("has no rows below the names of its columns")
-    for number, row in enumerate(rows, 2):  # row 1 has the names
+    for number, row in rows.items():
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
-    labels = {names[column]: [row[column].strip() for row in rows] for column in labels_at}
+    labels = {names[column]: [row[column].strip() for row in rows.values()] for column in labels_at}
     for name, values in labels.items():
-        missing = [number for number, value in enumerate(values, 2) if not value]
+        missing = [number for number, value in zip(rows, values, strict=True) if not value]
         if missing:
             raise ValueError(
                 f"{show_name(name)} is empty in {len(missing):,} of {len(values):,} rows, first in "
                 f"row {missing[0]}; every image needs a label"
             )
-    paths = _resolve_paths([row[path_at] for row in rows], folder, follow_links=follow_links)
+    image_names = {number: row[path_at] for number, row in rows.items()}
+    paths = _resolve_paths(image_names, folder, follow_links=follow_links)
     return ImageTable(paths, labels)
 
 
-def _read_rows(file: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the names of the columns, all different, and the rows that aren't empty."""
+def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
+    """Return the names of the columns, all different, and the rows that aren't empty.
+
+    Rows have their numbers in the file, which count empty rows.
+    """
     text = read_bytes(file, MAX_TABLE_BYTES).decode("utf-8-sig")
     try:
-        rows = [row for row in csv.reader(StringIO(text, newline=""), strict=True) if row]
+        reader = csv.reader(StringIO(text, newline=""), strict=True)
+        rows = {number: row for number, row in enumerate(reader, 1) if row}
     except csv.Error as error:
         raise ValueError(f"isn't a CSV: {error}") from error
     if not rows:
         raise ValueError("is empty; its first row must name the columns")
-    names = rows[0]
+    names = rows.pop(min(rows))
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"has several columns {show_name(repeated[0])}; names must be different")
-    return names, rows[1:]
+    return names, rows
 
 
 def _find_column(names: Sequence[str], name: str, key: str) -> int:
@@ -94,14 +99,16 @@ def _find_column(names: Sequence[str], name: str, key: str) -> int:
     return names.index(name)
 
 
-def _resolve_paths(names: Sequence[str], folder: Path, *, follow_links: bool) -> list[str]:
-    """Return the paths of image files, with the folder. Raises ValueError for a path out of the
-    folder or to a missing file."""
+def _resolve_paths(names: Mapping[int, str], folder: Path, *, follow_links: bool) -> list[str]:
+    """Return the paths of image files, with the folder. `names` has their rows.
+
+    Raises ValueError for a path out of the folder or to a missing file.
+    """
     root = os.path.normpath(folder)
     real_root = os.path.realpath(folder)
     paths = []
     missing_files = []
-    for number, name in enumerate(names, 2):
+    for number, name in names.items():
         if "\0" in name:
             raise ValueError(f"row {number}: {show_name(name)} isn't a path")
         path = os.path.normpath(os.path.join(root, name))
