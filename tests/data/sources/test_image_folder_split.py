@@ -186,7 +186,7 @@ GOOD = [f"{number}.png,{number % 2}" for number in range(12)]
             r"2 of 4 images are not in .*photos; the first is a.png, in row 3",
         ),
         (["", "file,kind", "", "0.png,1", "../up.png,1"], {}, r"row 5: \.\./up\.png leads out"),
-        (["file,kind", "0.png,1", "", "1.png,"], {}, r"kind is empty in 1 of 2 rows, first in row 4"),
+        (["file,kind", "a,1", "", "b,"], {}, r"kind is empty in 1 of 2 rows, first in row 4"),
         (["file,kind", "", "0.png"], {}, r"row 3 has 1 values for 2 columns"),
         (["file,kind", "0.png,1", "../up.png,1"], {}, r"row 3: \.\./up\.png leads out of .*photos"),
         (["file,kind", "0.png,1", "/etc/hosts,1"], {}, r"row 3: /etc/hosts leads out of .*photos"),
