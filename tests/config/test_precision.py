@@ -165,6 +165,7 @@ def test_loss_scale_follows_overflows(overflowing: Path) -> None:
     "how",
     [
         ["train.sink=false"],
+        ["train.sink_size=1"],
         ["train.sink_size=1000"],
         ["train.mechanism=soft"],
         ["train.feed=stream"],

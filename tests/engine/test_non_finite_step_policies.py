@@ -40,6 +40,8 @@ SKIP = ["train.on_nan=skip", *COURSE]
 ROLLBACK = ["train.on_nan={name: rollback, most: 9}", *COURSE]
 SINKS = {
     "skip, no sink": (SKIP, ["train.sink=false"]),
+    "skip, one sink": (SKIP, ["train.sink_size=1000"]),
+    "rollback, sinks of 1": (ROLLBACK, ["train.sink_size=1"]),
     "rollback, one sink": (ROLLBACK, ["train.sink_size=1000"]),
     "rollback, soft": (ROLLBACK, ["train.mechanism=soft"]),
 }

@@ -19,13 +19,14 @@ from tests.faults.scenarios import RUN, Prepared
 pytestmark = pytest.mark.slow
 
 CASES = (
+    Fault("mkdir", ["mkdir"], "once", 4, errno.ENOSPC),
     Fault("write", ["write"], "once", 20, errno.ENOSPC),
     Fault("write, short", ["write"], "short", 25),
     Fault("rename", ["rename"], "once", 12, errno.EIO),
     Fault("sync", ["sync"], "once", 8, errno.EIO),
     Fault("disk full", ["mkdir", "create", "write", "rename"], "from", 60, errno.ENOSPC),
 )
-"""One of each sort, most of them while a checkpoint is written. A full disk makes no folder."""
+"""One of each sort, most of them while a checkpoint is written."""
 
 
 @pytest.fixture(scope="module")
