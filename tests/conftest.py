@@ -57,7 +57,7 @@ TINY = [
 ]
 """LeNet-5 on a few made-up digits: 6 steps an epoch, an evaluation of 3 batches."""
 
-MLP = ("model=mlp", "model.hidden=[8]")
+MLP = ("model=mlp", "model.hidden=[16]")
 """A network that compiles and trains in a moment, for tests of something else."""
 
 STEPS = "train.steps=45"
