@@ -38,7 +38,7 @@ def arrays(run_dir: Path, step: int | None = None) -> dict[str, np.ndarray]:
     """All arrays of a checkpoint by path; of the newest one unless a step is given."""
     step = max(checkpoints(run_dir)) if step is None else step
     folder = (make_checkpoint_path(run_dir / "checkpoints", step) / "state").absolute()
-    with ocp.StandardCheckpointer() as reader:
+    with ocp.PyTreeCheckpointer() as reader:
         return reader.restore(folder)
 
 

@@ -129,17 +129,15 @@ def test_failure_is_a_single_warning(tiny: Callable[..., Recipe]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 @pytest.mark.usefixtures("unoptimized_programs")
 @pytest.mark.parametrize(
     "overrides",
     [
         ["parallel.mode=data", "parallel.devices=2"],
         ["train.precision=O2", "train.loss_scale=dynamic"],
-        [
-            *("model=mlp", "+model.hidden=[8]"),
-            *("train.mode=eager", "train.steps=3", "monitor.collect_every=2"),
-        ],
-        ["train.freeze=[conv_*]", "train.unfreeze=[{pattern: conv_1, after_steps: 20}]"],
+        ["train.mode=eager", "train.steps=3", "monitor.collect_every=2"],
+        ["train.freeze=[dense_0]", "train.unfreeze=[{pattern: dense_0, after_steps: 20}]"],
         ["train.accumulate_steps=2"],
         ["optimizer=thor"],
     ],
@@ -173,6 +171,7 @@ class Slower(Callback):
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_callback_requests_take_effect_at_the_same_step(
     tiny: Callable[..., Recipe], tmp_path: Path
 ) -> None:

@@ -56,13 +56,13 @@ def read_memory(run_dir: Path) -> dict[str, Any]:
 def test_losses_have_the_bits_of_shards_at_any_memory_and_sink(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tiny("parallel.mode=data", *MEMORY[1:]), tmp_path / "data")
+    run(tiny(*SMALL, "parallel.mode=data", *MEMORY[1:]), tmp_path / "data")
     losses = read_losses(tmp_path / "data")
     assert len(losses) == 14
     for count, sink_size in ((1, 1), (2, 7), (4, 14), (8, 7)):
         at_once(monkeypatch, count)
         run_dir = tmp_path / f"{count}"
-        run(tiny(*MEMORY, f"train.sink_size={sink_size}"), run_dir)
+        run(tiny(*SMALL, *MEMORY, f"train.sink_size={sink_size}"), run_dir)
         assert read_losses(run_dir) == losses
         assert read_memory(run_dir)["samples_at_once"] == count * 2
     evaluations = {(tmp_path / name / "evals.jsonl").read_bytes() for name in ("data", "1", "8")}
@@ -119,6 +119,7 @@ def test_run_out_of_memory_continues_with_half_as_many_at_once(
     ]
 
 
+@pytest.mark.mlp
 def test_single_shard_out_of_memory_ends_the_run(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,8 @@ def test_single_shard_out_of_memory_ends_the_run(
     assert error.value.exit_status == 1
 
 
+@pytest.mark.slow
+@pytest.mark.mlp
 def test_other_errors_of_the_device_are_raised(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +153,7 @@ def test_other_errors_of_the_device_are_raised(
         run(tiny(*MEMORY, "train.sink_size=7"), tmp_path)
 
 
+@pytest.mark.mlp
 def test_too_little_memory_for_a_shard_ends_the_run_before_its_first_step(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +164,7 @@ def test_too_little_memory_for_a_shard_ends_the_run_before_its_first_step(
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_scarce_memory_halves_before_a_step(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +176,8 @@ def test_scarce_memory_halves_before_a_step(
     assert read_memory(tmp_path)["halved"] == ["4 -> 2 samples at once: step 1: 1 MB are at hand"]
 
 
+@pytest.mark.slow
+@pytest.mark.mlp
 def test_measurements_take_the_shards_of_the_run(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -360,7 +360,7 @@ def test_image_files_of_several_sizes_are_padded(ragged: Compose, tmp_path: Path
 def test_resumed_run_continues_its_buckets(ragged: Compose, tmp_path: Path) -> None:
     """The batches of a step are a function of its number: stopped at 12, then on to 30."""
     run(ragged(), tmp_path / "whole")
-    run(ragged("train.steps=12"), tmp_path / "broken")
+    run(ragged("train.end_step=12"), tmp_path / "broken")
     run(ragged(f"train.resume={tmp_path / 'broken'}"))
     assert outcome.metrics(tmp_path / "broken") == outcome.metrics(tmp_path / "whole")
 

@@ -25,6 +25,12 @@ Compose = Callable[..., Recipe]
 COSINE = "{pattern: conv_*, schedule: {name: cosine}}"
 SLOW = "{pattern: dense_2, factor: 0.1, schedule: {name: polynomial, power: 2.0}}"
 STEPS, STEPS_PER_EPOCH = 45, 6
+NETWORK = (
+    "model=layers",
+    "model.layers=[{name: conv, features: 3, kernel: 3, stride: 4}, relu, global_avg_pool,"
+    "{name: dense, features: 8}, {name: dense, features: 8}, {name: dense, features: $classes}]",
+)
+"""Few layers, with the names that the rules have."""
 
 
 def table_of(recipe: Recipe) -> np.ndarray:
@@ -115,7 +121,7 @@ def test_changed_group_rates_reuse_the_program(tiny: Compose, tmp_path: Path) ->
     )
     for number, given in enumerate(rules):
         run_dir = tmp_path / str(number)
-        assert run(tiny(f"train.lr_rules={given}"), run_dir).status == "done"
+        assert run(tiny(*NETWORK, f"train.lr_rules={given}"), run_dir).status == "done"
         log = (run_dir / "run.log").read_text()
         (found,) = re.findall(r"training step: .* cache (\w+)", log)
         assert found == "hit" or number == 0
@@ -129,8 +135,8 @@ def test_changed_group_rates_reuse_the_program(tiny: Compose, tmp_path: Path) ->
 def losses_of_groups(how: str, tiny: Compose, folder: Path) -> list[list[float]]:
     """Losses of six steps with rates by group, in a sink and in another way."""
     rules, length = f"train.lr_rules=[{COSINE}, {SLOW}]", "train.steps=6"
-    run(tiny(rules, length), folder / "whole")
-    run(tiny(rules, length, how), folder / "other")
+    run(tiny(*NETWORK, rules, length), folder / "whole")
+    run(tiny(*NETWORK, rules, length, how), folder / "other")
     return [
         [line["loss"] for line in outcome.metrics(folder / name)] for name in ("whole", "other")
     ]
@@ -149,6 +155,7 @@ def test_groups_are_the_same_in_eager_mode(tiny: Compose, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.mlp
 def test_resume_with_a_changed_rate_file_is_refused(tiny: Compose, tmp_path: Path) -> None:
     file = tmp_path / "lr.npy"
     np.save(file, np.linspace(0.1, 0.01, STEPS))

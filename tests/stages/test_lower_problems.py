@@ -123,7 +123,11 @@ def formulas(built: Built, step_config: StepConfig) -> Counter[tuple[str, ...]]:
     )
 
 
-@pytest.mark.parametrize("policy", [DEFAULTS, LastCandidate()], ids=["defaults", "chosen"])
+@pytest.mark.parametrize(
+    "policy",
+    [DEFAULTS, pytest.param(LastCandidate(), marks=pytest.mark.slow)],
+    ids=["defaults", "chosen"],
+)
 def test_equivalent_networks_are_lowered_alike(policy: LoweringPolicy, tiny: Compose) -> None:
     built = {name: built_of(tiny(*IMAGES, *keys)) for name, keys in WRITTEN.items()}
     problems = {
@@ -153,10 +157,8 @@ def test_few_channels_use_chwn_in_layers_and_from_torch(tiny: Compose, tmp_path:
     assert found["torch"].total() >= 6
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "layout"),
-    [(BATCH, "chwn"), pytest.param(2048, "nhwc", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch_size", "layout"), [(BATCH, "chwn"), (2048, "nhwc")])
 def test_custom_step_is_lowered_like_recipe_layers(
     tiny: Compose, tmp_path: Path, batch_size: int, layout: Layout
 ) -> None:
@@ -210,7 +212,12 @@ def prepared_convolution(channels: int, groups: int = 1) -> PreparedSink:
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups", "layout"), [(16, 1, "chwn"), (32, 1, "nhwc"), (16, 4, "nhwc")]
+    ("channels", "groups", "layout"),
+    [
+        (16, 1, "chwn"),
+        pytest.param(32, 1, "nhwc", marks=pytest.mark.slow),
+        pytest.param(16, 4, "nhwc", marks=pytest.mark.slow),
+    ],
 )
 def test_custom_step_uses_chwn_for_few_ungrouped_channels(
     channels: int, groups: int, layout: Layout
@@ -233,6 +240,7 @@ def test_custom_network_formulas_change_by_lowering(tiny: Compose) -> None:
     assert formulas(built, plain) != formulas(built, built.step_config)
 
 
+@pytest.mark.slow
 def test_unlowered_convolutions_are_named_and_disable_loops(tiny: Compose) -> None:
     keys = ("model.name=volume", "dataset.train.ops=[]", "dataset.eval.ops=[]")
     text, built = reported(tiny(*keys))
@@ -241,11 +249,13 @@ def test_unlowered_convolutions_are_named_and_disable_loops(tiny: Compose) -> No
     assert built.single_steps
 
 
+@pytest.mark.slow
 def test_eager_mode_does_not_lower_a_custom_network(tiny: Compose) -> None:
     _, built = reported(tiny(*IMAGES, *WRITTEN["ModelSpec"], "train.mode=eager"))
     assert built.step_config.lowerings is None
 
 
+@pytest.mark.slow
 def test_custom_network_layers_keep_their_names(tiny: Compose) -> None:
     for name in ("ModelSpec", "flax"):
         built = built_of(tiny(*IMAGES, *WRITTEN[name]))

@@ -36,25 +36,28 @@ MLP = ("model=mlp", "model.hidden=[8]")
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_programs")
-@pytest.mark.parametrize("adversarial", [PGD, TRADES], ids=["pgd", "trades"])
+@pytest.mark.parametrize(
+    ("adversarial", "mode"), [(PGD, "none"), (TRADES, "data")], ids=["pgd", "trades"]
+)
 def test_run_does_not_depend_on_sinks_resume_and_devices(
-    adversarial: str, tiny: Compose, tmp_path: Path
+    adversarial: str, mode: str, tiny: Compose, tmp_path: Path
 ) -> None:
-    data = "parallel.mode=data"
+    fixed = (*LAYERS, *RUN, adversarial)
+    alone, data = f"parallel.mode={mode}", "parallel.mode=data"
     for name, *overrides in (
-        ("1", "train.sink_size=1"),
-        ("7", "train.sink_size=7"),
-        ("14", "train.sink_size=14"),
+        ("1", alone, "train.sink_size=1"),
+        ("7", alone, "train.sink_size=7"),
+        ("14", alone, "train.sink_size=14"),
         ("one", data, "parallel.devices=1"),
         ("four", data, "parallel.devices=4"),
     ):
-        run(tiny(*LAYERS, *RUN, adversarial, *overrides), tmp_path / name)
+        run(tiny(*fixed, *overrides), tmp_path / name)
     assert_same_run(tmp_path / "1", tmp_path / "7")
     assert_same_run(tmp_path / "1", tmp_path / "14")
     assert_same_run(tmp_path / "one", tmp_path / "four")
     half = tmp_path / "half"
-    run(tiny(*LAYERS, *RUN, adversarial, "train.steps=7"), half)
-    run(tiny(*LAYERS, *RUN, adversarial, f"train.resume={half}"))
+    run(tiny(*fixed, alone, "train.end_step=7"), half)
+    run(tiny(*fixed, alone, f"train.resume={half}"))
     assert outcome.metrics(half) == outcome.metrics(tmp_path / "7")
     assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
 

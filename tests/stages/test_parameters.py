@@ -17,12 +17,18 @@ from tests.whole_run import run
 
 Compose = Callable[..., Recipe]
 
+INIT = "model.init={rules: [{pattern: dense_2/bias, init: zeros}]}"
 ALL = [
+    "model=layers",
+    "model.layers=[{name: conv, features: 3, kernel: 3, stride: 4}, relu,"
+    "{name: conv, features: 3, kernel: 3}, relu, global_avg_pool, {name: dense, features: 8}, relu,"
+    "{name: dense, features: 8}, relu, {name: dense, features: $classes}]",
     "train.freeze=[conv_*]",
     "train.lr_rules=[{pattern: 'dense_2', factor: 2.0}]",
     "train.ema={decay: 0.9, warmup: true}",
     "train.accumulate_steps=2",
-    "model.init={rules: [{pattern: dense_2/bias, init: zeros}]}",
+    INIT,
+    "train.steps=30",
     "train.sink_size=7",
     "eval.every_steps=10",
     "checkpoint.every_steps=5",
@@ -32,7 +38,7 @@ ALL = [
 
 @pytest.fixture(scope="module")
 def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """45 steps with everything on."""
+    """30 steps with everything on."""
     run_dir = tmp_path_factory.mktemp("whole")
     run(compose_tiny(cache, *ALL), run_dir)
     return run_dir
@@ -40,7 +46,7 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_frozen_weights_are_unchanged_and_the_average_is_saved(whole: Path) -> None:
-    first, last = outcome.arrays(whole, 5), outcome.arrays(whole, 45)
+    first, last = outcome.arrays(whole, 5), outcome.arrays(whole, 30)
     still = [path for path in first if path.startswith("params/conv_")]
     assert len(still) == 2
     assert all(np.array_equal(first[path], last[path]) for path in still)
@@ -82,10 +88,10 @@ def test_checkpoint_evaluation_uses_its_average(
     on: bool, whole: Path, tiny: Compose, tmp_path: Path
 ) -> None:
     """With or without an average of its own, a restored network is the one that was measured."""
-    options = ALL if on else ALL[4:5]
+    options = ALL if on else [*ALL[:2], INIT]
     stages = "stages=[data,build,compile,eval]"
     summary = run(tiny(*options, stages, f"checkpoint.restore={whole}"), tmp_path)
-    (own,) = [e for e in outcome.read_lines(whole / "evals.jsonl") if e["step"] == 40]
+    (own,) = [e for e in outcome.read_lines(whole / "evals.jsonl") if e["step"] == 20]
     final = outcome.read_summary(whole)["metrics"]
     assert summary.metrics == {name: final[name] for name in summary.metrics}
     assert own["loss"] != final["loss"]

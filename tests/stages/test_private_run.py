@@ -47,7 +47,7 @@ def test_run_does_not_depend_on_sinks_resume_and_devices(tiny: Compose, tmp_path
     assert_same_run(tmp_path / "1", tmp_path / "20")
     assert_same_run(tmp_path / "one", tmp_path / "four")
     half = tmp_path / "half"
-    run(tiny(*LAYERS, *RUN, TESTED, "train.steps=10"), half)
+    run(tiny(*LAYERS, *RUN, TESTED, "train.end_step=10"), half)
     run(tiny(*LAYERS, *RUN, TESTED, f"train.resume={half}"))
     assert outcome.metrics(half) == outcome.metrics(tmp_path / "7")
     assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
@@ -78,7 +78,7 @@ def test_secret_key_is_only_in_checkpoints(tiny: Compose, tmp_path: Path) -> Non
     assert b"eval/epsilon" in events
     # Another run has another secret, and a resumed run has the same.
     other = tmp_path / "other"
-    run(tiny(*MLP, *RUN, PRIVATE, "train.steps=10"), other)
+    run(tiny(*MLP, *RUN, PRIVATE, "train.end_step=10"), other)
     before = outcome.arrays(other)["privacy/key"]
     assert (before != secret).any()
     run(tiny(*MLP, *RUN, PRIVATE, f"train.resume={other}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -42,20 +43,28 @@ def open_state(config: StepConfig, noise: float = 1.0) -> TrainState:
     return replace(state, privacy=replace(state.privacy, key=key, noise=jnp.float32(noise)))
 
 
-def sum_batch(config: StepConfig, batch: Batch) -> np.ndarray:
+def make_sum(config: StepConfig) -> Callable[[Batch], np.ndarray]:
+    """Compile the sum of the gradients of a batch."""
     gradients = jax.jit(lambda state, batch: compute_step_gradients(config, state, batch).values)
-    return flat(gradients(open_state(config), batch))
+    state = open_state(config)
+    return lambda batch: flat(gradients(state, batch))
+
+
+@pytest.fixture(scope="module")
+def sum_batch() -> Callable[[Batch], np.ndarray]:
+    return make_sum(make_private())
 
 
 @pytest.mark.parametrize("left_out", range(BATCH))
-def test_sample_changes_the_sum_by_at_most_the_clip(left_out: int) -> None:
+def test_sample_changes_the_sum_by_at_most_the_clip(
+    left_out: int, sum_batch: Callable[[Batch], np.ndarray]
+) -> None:
     """Planted mistakes: clipping after the mean, and samples that depend on each other."""
-    config = make_private()
     batch = make_batch()
     order = [*(n for n in range(BATCH) if n != left_out), left_out]
     columns = {name: column[order] for name, column in batch.columns.items()}
-    whole = sum_batch(config, replace(batch, columns=columns))
-    part = sum_batch(config, replace(batch, columns=columns, count=np.int32(BATCH - 1)))
+    whole = sum_batch(replace(batch, columns=columns))
+    part = sum_batch(replace(batch, columns=columns, count=np.int32(BATCH - 1)))
     change = np.linalg.norm(whole - part)
     # Gradients are longer than the clip here, so that a sample has all of it.
     assert change == pytest.approx(CLIP, rel=1e-4)
@@ -64,9 +73,9 @@ def test_sample_changes_the_sum_by_at_most_the_clip(left_out: int) -> None:
 def test_microbatches_clip_samples_instead_of_their_sums() -> None:
     """Planted mistake: accumulation that clips each microbatch."""
     batch = make_batch(samples=8)
-    whole = sum_batch(make_private(), batch)
+    whole = make_sum(make_private())(batch)
     for accumulate in (2, 8):
-        parts = sum_batch(make_private(accumulate=accumulate), batch)
+        parts = make_sum(make_private(accumulate=accumulate))(batch)
         np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
 
 
@@ -75,12 +84,13 @@ def test_divisor_is_the_expected_batch_size(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(add_noise, "draw_normals", lambda key, step, number, size: jnp.zeros(size))
     config = make_private(optimizer=make_plain_optimizer())
     step = jax.jit(make_train_step(config).step)
+    sum_batch = make_sum(config)
     state = open_state(config)
     for count in (1, 3):
         batch = replace(make_batch(), count=np.int32(count))
         after, record = step(state, batch, RATES)
         moved = flat(state.params) - flat(after.params)
-        expected = RATES[0] * sum_batch(config, batch) / EXPECTED
+        expected = RATES[0] * sum_batch(batch) / EXPECTED
         np.testing.assert_allclose(moved, expected, atol=1e-7)
         assert np.isfinite(record.loss)
 
@@ -93,17 +103,18 @@ def make_plain_optimizer() -> Any:
 
 def test_step_without_samples_is_only_noise() -> None:
     config = make_private(optimizer=make_plain_optimizer())
+    step = jax.jit(make_train_step(config).step)
     state = open_state(config, noise=2.0)
     batch = replace(make_batch(), count=np.int32(0))
-    after, record = jax.jit(make_train_step(config).step)(state, batch, RATES)
+    after, record = step(state, batch, RATES)
     assert record.loss == 0
     noise = (flat(state.params) - flat(after.params)) * EXPECTED / (RATES[0] * CLIP * 2.0)
     assert 0.5 < noise.std() < 1.5
     # Another step has other noise, and the same step the same.
     later = replace(state, step=state.step + 1)
-    again, _ = jax.jit(make_train_step(config).step)(state, batch, RATES)
+    again, _ = step(state, batch, RATES)
     np.testing.assert_array_equal(flat(again.params), flat(after.params))
-    other, _ = jax.jit(make_train_step(config).step)(later, batch, RATES)
+    other, _ = step(later, batch, RATES)
     assert (flat(other.params) != flat(after.params)).mean() > 0.9
 
 
