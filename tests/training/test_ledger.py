@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ def test_readings_match_numpy(scale: float) -> None:
 def test_ledger_matches_a_loop_over_readings(seed: int, repeats: bool) -> None:
     random = np.random.default_rng(seed)
     ledger = make_ledger(6)
+    add = jax.jit(add_readings, static_argnames="repeats")
     expected = {name: [0.0] * 6 for name in vars(ledger)}
     for _ in range(8):
         rows = random.integers(0, 6, 4) if repeats else random.permutation(6)[:4]
@@ -73,9 +75,7 @@ def test_ledger_matches_a_loop_over_readings(seed: int, repeats: bool) -> None:
         valid = random.integers(0, 2, 4)
         applied = bool(random.integers(0, 4))
         readings = Readings(*map(jnp.asarray, (*numbers, rival, valid)))
-        ledger = add_readings(
-            ledger, jnp.asarray(rows), readings, jnp.asarray(applied), repeats=repeats
-        )
+        ledger = add(ledger, jnp.asarray(rows), readings, jnp.asarray(applied), repeats=repeats)
         read = set()
         for place, row in enumerate(rows.tolist()):
             if not (applied and valid[place]) or row in read:
@@ -142,7 +142,7 @@ def test_ledger_does_not_depend_on_sinks_resume_and_devices(
     assert_same_run(tmp_path / "1", tmp_path / "all")
     assert_same_run(tmp_path / "one", tmp_path / "four")
     half = tmp_path / "half"
-    run(tiny(*settings, "train.steps=7"), half)
+    run(tiny(*settings, "train.end_step=7"), half)
     run(tiny(*settings, f"train.resume={half}"))
     assert outcome.metrics(half) == outcome.metrics(tmp_path / "7")
     assert_equal_arrays(outcome.arrays(half), outcome.arrays(tmp_path / "7"))
@@ -191,7 +191,7 @@ def test_attacked_steps_keep_a_ledger(
         ("off", "train.ledger=false", "train.sink_size=7"),
         ("1", "train.sink_size=1"),
         ("7", "train.sink_size=7"),
-        ("half", "train.steps=7"),
+        ("half", "train.end_step=7"),
     ):
         run(tiny(*settings, *more), tmp_path / name)
     run(tiny(*settings, f"train.resume={tmp_path / 'half'}"))
@@ -208,7 +208,7 @@ def test_resume_with_other_data_is_refused(tiny: Compose, tmp_path: Path) -> Non
     file = tmp_path / "wrong.csv"
     file.write_text("3\n")
     settings = (*RUN, f"dataset.exclude={file}")
-    run(tiny(*settings, "train.steps=7"), tmp_path / "run")
+    run(tiny(*settings, "train.end_step=7"), tmp_path / "run")
     file.write_text("4\n5\n")
     resumed = f"train.resume={tmp_path / 'run'}"
     with pytest.raises(DataError, match="the data have changed since the run was trained"):
