@@ -230,7 +230,7 @@ class MindRecord(ExampleFilesSpec):
     """MindRecord files with their indices NAME.db.
 
     The image is an array (of pixels or tokens) or a field of bytes: an encoded file, such as PNG or
-    JPEG, or plain 8-bit pixels. The label is one integer (a class), one float or an array of numbers.
+    JPEG, or plain 8-bit pixels. The label is an integer (a class), a float or an array of numbers.
     """
 
     root_must_be = "a folder with MindRecord files, train* and one of eval*, val* or test*"
