@@ -22,13 +22,14 @@ def check_privacy(recipe: Recipe) -> Iterator[str]:
     """
     if recipe.privacy is None:
         return
-    for find_refusals in (_check_step, _check_data, _check_outputs):
-        for key, value, rule in find_refusals(recipe):
+    for check in (_check_step, _check_data, _check_outputs):
+        for key, value, rule in check(recipe):
             yield f"{key} = {show(value)}: {rule} with privacy"
 
 
 def _check_step(recipe: Recipe) -> Iterator[Refusal]:
-    """Yield the keys of a step with which samples' gradients can't be separated or clipped."""
+    """Yield the keys of a step with which samples' gradients can't be separated, clipped or given
+    noise."""
     train = recipe.train
     loss = train.loss
     scale = resolve_loss_scale(recipe)

@@ -90,14 +90,14 @@ class ExampleFilesSpec(LocalDatasetSpec):
             train, evaluated = self._hold_out(train, self.split)
         if train.images.layout.shape != evaluated.images.layout.shape:
             raise DataError(
-                f"{self.root}: images to train on have shape {train.images.layout.shape}, those to "
-                f"evaluate {evaluated.images.layout.shape}; dataset.image_size=[H,W] resizes PNG, "
+                f"{self.root}: training images have shape {train.images.layout.shape}, evaluation "
+                f"images {evaluated.images.layout.shape}; dataset.image_size=[H,W] resizes PNG, "
                 "JPEG and BMP"
             )
         if train.labels.shape[1:] != evaluated.labels.shape[1:]:
             raise DataError(
-                f"{self.root}: a label to train on has shape {train.labels.shape[1:]}, one to "
-                f"evaluate {evaluated.labels.shape[1:]}"
+                f"{self.root}: a training label has shape {train.labels.shape[1:]}, an evaluation "
+                f"label {evaluated.labels.shape[1:]}"
             )
         with name_file(self.root):
             labels, eval_labels, targets = self._make_targets(train, evaluated)
