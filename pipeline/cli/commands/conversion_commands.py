@@ -73,7 +73,7 @@ CONVERT = CommandGroup(
         LazyCommand(
             "convert model",
             "a network of PyTorch or ONNX as a recipe",
-            """Write a torch.nn.Module, or the network of an ONNX file, as a recipe with weights.
+            """Write a torch.nn.Module or an ONNX file's network as a recipe with weights.
             The recipe lists layers, or names a graph file if no layer fits a module.""",
             [
                 Argument(
@@ -100,8 +100,8 @@ CONVERT = CommandGroup(
                     "arguments",
                     multiple=True,
                     metavar="NAME=VALUE",
-                    help="An argument of MODULE, such as num_classes=10; repeatable. With an ONNX "
-                    "file: output=NAME, the tensor of logits.",
+                    help="An argument of MODULE, such as num_classes=10; repeatable. For ONNX: "
+                    "output=NAME, the tensor of logits.",
                 ),
             ],
             example="--plugin torchvision.models convert model torchvision.models:resnet18 \\\n"
