@@ -27,7 +27,7 @@ _NOTHING = object()
 
 
 def names_every_component(tree: Mapping[str, Any]) -> bool:
-    """Return whether a recipe names every component, like a run's recipe and `--cfg job`."""
+    """Return whether a recipe names every component, as a run's recipe and `--cfg job` do."""
     sections = (find_value(tree, path) for path in SECTIONS.values())
     return "defaults" not in tree and all(
         isinstance(section, Mapping) and "name" in section for section in sections
@@ -41,26 +41,29 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     default stay missing.
     """
     filled = deepcopy(dict(tree))
-    # Repeat: a section's missing keys are reported only once the section exists.
-    while sum(_fill_key(filled, path) for path in _find_missing(filled)):
-        pass
+    # Validation reports a section's missing keys only once the section exists.
+    is_changed = True
+    while is_changed:
+        was_filled = [_fill_key(filled, path) for path in _find_missing(filled)]
+        is_changed = any(was_filled)
     return filled
 
 
 def fill_component(group: str, component: Mapping[str, Any]) -> Tree:
-    """Copy a custom component, with the defaults that all shipped components of its name share.
+    """Copy a custom component, with the defaults that all shipped options of its name share.
 
-    A missing key stays missing if the shipped values differ, as the shapes of ResNets do, or if its
-    value has a source, as the figures of a chip have. A component that names bases in `defaults` is
-    returned unchanged.
+    A key stays missing if the options have different values, such as the shapes of ResNets. So does
+    a figure of a chip, a mapping with `value` and `source`. A component that names bases in
+    `defaults` is returned unchanged.
     """
     if any(base != "_self_" for base in component.get("defaults", ())):
         return dict(component)
-    first, *later_options = list(find_options(group, str(component.get("name"))).values()) or [{}]
+    options = list(find_options(group, str(component.get("name"))).values())
+    first_option = options[0] if options else {}
     shared = {
         key: value
-        for key, value in first.items()
-        if all(option.get(key, _NOTHING) == value for option in later_options)
+        for key, value in first_option.items()
+        if all(option.get(key, _NOTHING) == value for option in options)
         and not (isinstance(value, Mapping) and {"value", "source"} <= value.keys())
     }
     return _update(shared, component)
@@ -72,10 +75,11 @@ def make_option(group: str, component: type[Spec]) -> Tree:
     A required key gets the value of the group's default option in conf/config.yaml, if that option
     has the key. For example, every loss has `reduction`.
     """
-    choices = (
-        entry for entry in _read_config_file("config")["defaults"] if isinstance(entry, dict)
-    )
-    default = _read_option(group, next(entry[group] for entry in choices if group in entry))
+    default_names: Tree = {}
+    for entry in _read_config_file("config")["defaults"]:
+        if isinstance(entry, dict):
+            default_names |= entry
+    default = _read_option(group, default_names[group])
     required = [key for key, field in component.model_fields.items() if field.is_required()]
     return {
         "name": component.model_fields["name"].default,
@@ -84,7 +88,10 @@ def make_option(group: str, component: type[Spec]) -> Tree:
 
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
-    """Return a run's recipe with defaults for newer keys, as validated if it is still valid."""
+    """Return a run's recipe with defaults for newer keys.
+
+    If it is valid then, the values are those of the validated recipe.
+    """
     tree = fill_missing(tree)
     try:
         return Recipe.model_validate(tree).model_dump(mode="json")
@@ -93,7 +100,10 @@ def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
 
 
 def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:
-    """Return `base` updated by `part`, recursively; a section with another name is replaced."""
+    """Return `base` updated by `part`, recursively.
+
+    A section of `base` is replaced as a whole if `part` has another `name` for it.
+    """
     tree = deepcopy({**base, **part})
     for key, section in part.items():
         base_section = base.get(key)
@@ -109,8 +119,9 @@ def _find_missing(tree: Tree) -> list[TreePath]:
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:
-        missing = (item for item in error.errors(include_url=False) if item["type"] == "missing")
-        return [split_location(item["loc"], tree)[0] for item in missing]
+        problems = error.errors(include_url=False)
+        missing = [problem["loc"] for problem in problems if problem["type"] == "missing"]
+        return [split_location(location, tree)[0] for location in missing]
     return []
 
 
@@ -125,29 +136,36 @@ def _fill_key(tree: Tree, path: TreePath) -> bool:
 
 
 def _find_default(tree: Tree, path: TreePath) -> Any:
-    """Return a key's default, or `_NOTHING`; in a component, that of the most similar option."""
+    """Return a key's default, or `_NOTHING` if conf/ has none.
+
+    The default of a component's key is its value in the most similar option.
+    """
     for group, section in SECTIONS.items():
         if path[: len(section)] != section:
             continue
         component = find_value(tree, section)
         if not isinstance(component, Mapping):
             return _NOTHING
-        values = set(map(str, iterate_leaves(component)))
+        leaves = _list_leaf_texts(component)
         most_similar = max(
             find_options(group, str(component.get("name"))).values(),
-            key=lambda option: len(values & set(map(str, iterate_leaves(option)))),
+            key=lambda option: len(leaves & _list_leaf_texts(option)),
             default={},
         )
         return find_value(most_similar, path[len(section) :], _NOTHING)
-    return find_value(
-        {**_read_config_file("config"), "train": _read_config_file("train/default")}, path, _NOTHING
-    )
+    config = {**_read_config_file("config"), "train": _read_config_file("train/default")}
+    return find_value(config, path, _NOTHING)
+
+
+def _list_leaf_texts(component: Mapping[str, Any]) -> set[str]:
+    """Return the (path, value) of each leaf of a component, as texts."""
+    return set(map(str, iterate_leaves(component)))
 
 
 @cache
 def find_options(group: str, name: str) -> Mapping[str, Tree]:
     """Return the options of a group that configure the component `name`, by file name."""
-    # A file with bases may have its name from one of them.
+    # A file that lists bases in `defaults` may take `name` from a base.
     pattern = re.compile(rf"^(name: {re.escape(name)}|defaults: .*)$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     stems = [file.stem for file in files if pattern.search(file.read_text("utf-8"))]
@@ -156,7 +174,7 @@ def find_options(group: str, name: str) -> Mapping[str, Tree]:
 
 
 def _read_option(group: str, name: str) -> Tree:
-    """Read a file of conf/, merged with its bases."""
+    """Read an option's file, over the options that its `defaults` list."""
     tree = dict(_read_config_file(f"{group}/{name}"))
     bases = [base for base in tree.pop("defaults", []) if base != "_self_"]
     for base in bases:

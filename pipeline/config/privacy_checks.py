@@ -1,4 +1,4 @@
-"""Rules about differential privacy: what may read training samples, and what mixes them."""
+"""Rules of differential privacy: the settings that a private run excludes."""
 
 from __future__ import annotations
 
@@ -11,35 +11,41 @@ from pipeline.data.dataset_spec import BatchOp
 from pipeline.engine.callbacks.events import TRAINED
 
 Refusal = tuple[str, object, str]
-"""(key, its value, what it must be)"""
+"""(key, its value, rule). A rule ends in "must be ...", after the reason if there is one."""
 
 
 def check_privacy(recipe: Recipe) -> Iterator[str]:
-    """In a private run only noisy gradients read training samples, each sample separately."""
+    """Yield the problems of a private run's settings; none if the recipe isn't private.
+
+    Only gradients with noise may depend on training samples, and the gradient of a sample, which is
+    clipped, may depend on no other sample.
+    """
     if recipe.privacy is None:
         return
-    for find_refusals in (_find_mixing_keys, _find_mixing_data_keys, _find_reading_keys):
-        for key, value, rule in find_refusals(recipe):
+    for check in (_check_step, _check_data, _check_outputs):
+        for key, value, rule in check(recipe):
             yield f"{key} = {show(value)}: {rule} with privacy"
 
 
-def _find_mixing_keys(recipe: Recipe) -> Iterator[Refusal]:
-    """Yield the keys of a step by which a gradient would depend on several samples."""
+def _check_step(recipe: Recipe) -> Iterator[Refusal]:
+    """Yield the keys of a step with which samples' gradients can't be separated, clipped or given
+    noise."""
     train = recipe.train
     loss = train.loss
     scale = resolve_loss_scale(recipe)
     if loss.reduction != "mean":
         yield "train.loss.reduction", loss.reduction, "must be mean"
     if loss.hardest_share < 1:
-        rule = "chooses samples by the others; must be 1.0"
+        rule = "compares the losses of samples; must be 1.0"
         yield "train.loss.hardest_share", loss.hardest_share, rule
     if scale.initial != 1 or scale.skips_overflow:
-        yield "train.loss_scale", scale.name, "must be 1, as gradients are clipped in float32,"
+        rule = "gradients are clipped in float32; must be 1"
+        yield "train.loss_scale", scale.name, rule
     if train.on_nan.name != "stop":
-        rule = "must be stop, as gradients that aren't finite count as 0,"
+        rule = "non-finite gradients count as 0; must be stop"
         yield "train.on_nan", train.on_nan.name, rule
     if train.gradients.name != "plain":
-        rule = "must be plain, as each sample's gradient is clipped,"
+        rule = "each sample's gradient is clipped; must be plain"
         yield "train.gradients", train.gradients.name, rule
     if train.optimizer.observes_layers:
         rule = "reads samples without noise; must be another optimizer"
@@ -54,8 +60,8 @@ def _find_mixing_keys(recipe: Recipe) -> Iterator[Refusal]:
         yield "parallel.mirror_mean", False, "must be true"
 
 
-def _find_mixing_data_keys(recipe: Recipe) -> Iterator[Refusal]:
-    """Yield the keys of the dataset by which a gradient would depend on several samples."""
+def _check_data(recipe: Recipe) -> Iterator[Refusal]:
+    """Yield the keys of the dataset that mix samples, or repeat or choose them."""
     split = recipe.dataset.train
     if recipe.dataset.buckets:
         yield "dataset.buckets", "set", "must be null"
@@ -63,18 +69,19 @@ def _find_mixing_data_keys(recipe: Recipe) -> Iterator[Refusal]:
         if isinstance(op, BatchOp):
             key = f"dataset.train.ops.{position} ({op.name})"
             yield key, op.name, "mixes samples; must be another op"
-    harmless = {"balance": False, "interleave": None, "num_shards": None, "repeat": 1}
-    for name, value in harmless.items():
-        if getattr(split, name) != value:
-            yield f"dataset.train.{name}", getattr(split, name), f"must be {show(value)}"
+    defaults = {"balance": False, "interleave": None, "num_shards": None, "repeat": 1}
+    for name, default in defaults.items():
+        value = getattr(split, name)
+        if value != default:
+            yield f"dataset.train.{name}", value, f"must be {show(default)}"
 
 
-def _find_reading_keys(recipe: Recipe) -> Iterator[Refusal]:
-    """Yield the keys that release something about training samples without noise."""
+def _check_outputs(recipe: Recipe) -> Iterator[Refusal]:
+    """Yield the keys that use or release training samples without noise, or the noise's seed."""
     monitor = recipe.monitor
     loss = recipe.train.loss
     stop_metric = monitor.early_stop.metric
-    evaluated = "must be a metric of evaluation samples"
+    metric_rule = "must be a metric of evaluation samples"
     if loss.counts_classes:
         rule = "counts training labels; must be a loss without weights of classes"
         yield "train.loss", loss.name, rule
@@ -83,7 +90,7 @@ def _find_reading_keys(recipe: Recipe) -> Iterator[Refusal]:
     if recipe.eval.on_train:
         yield "eval.on_train", True, "releases metrics of samples; must be false"
     if stop_metric is not None and stop_metric.startswith(TRAINED):
-        yield "monitor.early_stop.metric", stop_metric, f"stops by training samples; {evaluated}"
+        yield "monitor.early_stop.metric", stop_metric, f"stops by training samples; {metric_rule}"
     if monitor.tensorboard and monitor.sample_images > 0:
         yield "monitor.sample_images", monitor.sample_images, "writes training images; must be 0"
     if monitor.collect_every is not None:
@@ -98,7 +105,7 @@ def _find_reading_keys(recipe: Recipe) -> Iterator[Refusal]:
         metric = getattr(callback, "metric", "")
         if str(metric).startswith(TRAINED):
             key = f"train.callbacks.{position} ({callback.name}).metric"
-            yield key, metric, f"decides by training samples; {evaluated}"
+            yield key, metric, f"decides by training samples; {metric_rule}"
     for position, callback in enumerate(recipe.train.callbacks):
         if not type(callback).__module__.startswith("pipeline."):
             rule = "reads losses of training samples; must be one of this package"

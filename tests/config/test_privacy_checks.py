@@ -13,10 +13,16 @@ Compose = Callable[..., Recipe]
 PRIVACY = "+privacy={noise: 1.0, delta: 1.0e-3}"
 KEYS = {
     "train.loss.reduction=sum": "train.loss.reduction = sum: must be mean",
-    "train.loss.hardest_share=0.5": "train.loss.hardest_share = 0.5: chooses samples by the others",
-    "train.loss_scale=128.0": "train.loss_scale = fixed: must be 1",
-    "train.on_nan=skip": "train.on_nan = skip: must be stop",
-    "train.gradients=sam": "train.gradients = sam: must be plain",
+    "train.loss.hardest_share=0.5": (
+        "train.loss.hardest_share = 0.5: compares the losses of samples; must be 1.0"
+    ),
+    "train.loss_scale=128.0": (
+        "train.loss_scale = fixed: gradients are clipped in float32; must be 1"
+    ),
+    "train.on_nan=skip": "train.on_nan = skip: non-finite gradients count as 0; must be stop",
+    "train.gradients=sam": (
+        "train.gradients = sam: each sample's gradient is clipped; must be plain"
+    ),
     "train.remat=auto": "train.remat = auto: must be none",
     "dataset.train.balance=true": "dataset.train.balance = true: must be false",
     "dataset.train.repeat=2": "dataset.train.repeat = 2: must be 1",

@@ -1,11 +1,11 @@
-"""Compare published with modelled steps: `python -m pipeline.backends.ascend.validate [FILE]`.
+"""Compare published with modelled steps: `python -m pipeline.backends.ascend.validate`.
 
     python -m pipeline.backends.ascend.validate --row MS0042     # the kernels of a row by class
     python -m pipeline.backends.ascend.validate FILE --chip atlas_a2
 
-Every row is priced with parameters that are fitted to the rows of other families. Rows that the
-host may have limited are only upper bounds of the device's time. With a FILE, the steps in the file
-are compared instead, with the package's calibration.
+Each published row is priced with a calibration that is fitted to all other families of networks. If
+the host may have been slower than the device, the published time is an upper bound of the device's
+time. FILE is a table of steps to compare instead, with the package's calibration.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from pipeline.backends.ascend.report.priced_step import NORMAL_90
 from pipeline.core.errors import PipelineError, RunError
 
 HARD_FAMILIES = {
-    "depthwise networks, both": ("mobilenet", "efficientnet", "shufflenet"),
-    "vision transformers, both": ("transformer",),
+    "depthwise networks, graph and eager": ("mobilenet", "efficientnet", "shufflenet"),
+    "vision transformers, graph and eager": ("transformer",),
 }
-"""Groups of families with the largest errors, which are also scored separately."""
+"""Families by group. These groups have the largest errors, so each also has a score of its own."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A published row, and its modelled time and 80 % interval."""
+class PricedRow:
+    """A published row, its modelled time and the 80 % interval of the time."""
 
     row: Published
     modelled_ms: float
@@ -63,43 +63,44 @@ class Verdict:
 
     @property
     def log_sd(self) -> float:
-        """Standard deviation of the log of the modelled time, whose interval is 80 % of it."""
+        """Standard deviation of the log of the time, a normal distribution with this interval."""
         return math.log(self.high_ms / self.low_ms) / (2 * NORMAL_90)
 
     @property
     def deviation(self) -> float:
-        """Log of published / modelled time, in standard deviations."""
+        """Log of (published / modelled time), in units of `log_sd`."""
         return -math.log1p(self.error) / self.log_sd
 
     @property
     def crps(self) -> float:
-        """Continuous ranked probability score of the log of the published time.
+        """Continuous ranked probability score of the log of the published time; 0 is the best.
 
-        For a normal distribution it has a closed form (Gneiting and Raftery 2007, section 4.2). For
-        a distribution without spread it is the absolute error of the log.
+        The closed form for a normal distribution (Gneiting and Raftery 2007, section 4.2).
         """
         z = self.deviation
-        density = 2 * norm.pdf(z) - 1 / math.sqrt(math.pi)
-        return float(self.log_sd * (z * (2 * norm.cdf(z) - 1) + density))
+        error_term = z * (2 * norm.cdf(z) - 1)
+        spread_term = 2 * norm.pdf(z) - 1 / math.sqrt(math.pi)
+        return float(self.log_sd * (error_term + spread_term))
 
 
 @dataclass(frozen=True)
 class Score:
-    """Errors, rank order and coverage of some rows: the share of published times in intervals.
-
-    `crps` is the mean score of the modelled distributions of the log of the time. `ks` is the
-    Kolmogorov-Smirnov distance of the published times' quantiles in them to uniform ones: 0 if the
-    distributions are right at all levels, not only at 80 %.
-    """
+    """Errors, rank order and calibration of modelled times. Errors are relative, without sign."""
 
     rows: int
+    """Number of rows."""
     median_error: float
     mean_error: float
     worst_error: float
     kendall_tau: float
+    """Rank correlation of published and modelled times."""
     coverage: float
+    """Share of published times in their 80 % intervals."""
     crps: float
+    """Mean of `PricedRow.crps`."""
     ks: float
+    """Kolmogorov-Smirnov distance from the uniform distribution. Its samples are the quantiles of
+    the published times in the modelled distributions; 0 if these are right at every level."""
 
     def __str__(self) -> str:
         return (
@@ -110,71 +111,77 @@ class Score:
         )
 
 
-def validate(rows: Sequence[Published]) -> tuple[Verdict, ...]:
-    """Price every row with the calibration that leaves its family out."""
+def validate(rows: Sequence[Published]) -> tuple[PricedRow, ...]:
+    """Price each row with the calibration whose fit left out the row's family."""
     calibrations = load_left_out()
-    return tuple(_price_verdict(row, calibrations[row.family]) for row in rows)
+    return tuple(_price_with_interval(row, calibrations[row.family]) for row in rows)
 
 
-def score(verdicts: Sequence[Verdict]) -> Score:
-    """Return errors, order and coverage of rows."""
-    errors = np.array([abs(verdict.error) for verdict in verdicts])
+def score(priced_rows: Sequence[PricedRow]) -> Score:
+    """Return the score of rows."""
+    errors = np.array([abs(priced_row.error) for priced_row in priced_rows])
+    published_ms = [priced_row.row.ms for priced_row in priced_rows]
+    modelled_ms = [priced_row.modelled_ms for priced_row in priced_rows]
+    quantiles = [norm.cdf(priced_row.deviation) for priced_row in priced_rows]
     return Score(
-        len(verdicts),
-        float(np.median(errors)),
-        float(errors.mean()),
-        float(errors.max()),
-        kendall_tau(
-            [verdict.row.ms for verdict in verdicts], [verdict.modelled_ms for verdict in verdicts]
-        ),
-        float(np.mean([verdict.inside for verdict in verdicts])),
-        float(np.mean([verdict.crps for verdict in verdicts])),
-        float(kstest([norm.cdf(verdict.deviation) for verdict in verdicts], "uniform").statistic),
+        rows=len(priced_rows),
+        median_error=float(np.median(errors)),
+        mean_error=float(errors.mean()),
+        worst_error=float(errors.max()),
+        kendall_tau=kendall_tau(published_ms, modelled_ms),
+        coverage=float(np.mean([priced_row.inside for priced_row in priced_rows])),
+        crps=float(np.mean([priced_row.crps for priced_row in priced_rows])),
+        ks=float(kstest(quantiles, "uniform").statistic),
     )
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Kendall's tau over pairs that are tied in neither sequence (Kendall 1938)."""
+    """Return Kendall's tau over the pairs of positions that are tied in neither sequence.
+
+    It is NaN if all are tied (Kendall 1938).
+    """
     upper = np.triu_indices(len(first), 1)
     first_signs = np.sign(np.subtract.outer(first, first))[upper]
     second_signs = np.sign(np.subtract.outer(second, second))[upper]
-    order = first_signs * second_signs
-    return float(order.sum() / np.count_nonzero(order)) if np.any(order) else math.nan
+    agreement = first_signs * second_signs  # 1: same order, -1: opposite order, 0: tied.
+    return float(agreement.sum() / np.count_nonzero(agreement)) if np.any(agreement) else math.nan
 
 
-def compute_pair_ratios(verdicts: Sequence[Verdict]) -> list[tuple[str, float, float]]:
-    """Return (name, published ratio, modelled ratio) of networks with rows in two launch modes.
+def compute_pair_ratios(priced_rows: Sequence[PricedRow]) -> list[tuple[str, float, float]]:
+    """Return (name, published ratio, modelled ratio) of networks with rows in two modes.
 
-    A ratio is the op-by-op time relative to graph mode.
+    A ratio is eager (op-by-op) time / time in graph mode.
     """
-    pairs = [verdict for verdict in verdicts if verdict.row.quality == "pair"]
+    pairs = [priced_row for priced_row in priced_rows if priced_row.row.quality == "pair"]
     ratios = []
-    for name in dict.fromkeys(verdict.row.model for verdict in pairs):
-        by_mode = {verdict.row.mode: verdict for verdict in pairs if verdict.row.model == name}
+    for name in dict.fromkeys(priced_row.row.model for priced_row in pairs):
+        by_mode = {
+            priced_row.row.mode: priced_row for priced_row in pairs if priced_row.row.model == name
+        }
         eager = by_mode["op_by_op"]
         graph = by_mode["loop_sink"]
         ratios.append((name, eager.row.ms / graph.row.ms, eager.modelled_ms / graph.modelled_ms))
     return ratios
 
 
-def _print_table(verdicts: Sequence[Verdict]) -> None:
+def _print_table(priced_rows: Sequence[PricedRow]) -> None:
     print(
         f"{'id':7} {'network':22} {'batch':>6} {'dev.':>5} {'mode':10} {'published':>10} "
         f"{'modelled':>9} {'error':>7}  80 % interval"
     )
-    for verdict in verdicts:
-        row = verdict.row
+    for priced_row in priced_rows:
+        row = priced_row.row
         bound = "<=" if row.quality == "at_most" else "  "
-        note = "" if verdict.inside or row.quality == "at_most" else "  outside"
+        note = "" if priced_row.inside or row.quality == "at_most" else "  outside"
         note += f"  ({row.suspicion})" if row.suspicion else ""
         print(
             f"{row.id:7} {row.model:22} {row.batch:6d} {row.devices:5d} {row.mode:10} "
-            f"{bound}{row.ms:8.2f} {verdict.modelled_ms:9.2f} {verdict.error:+7.0%}  "
-            f"[{verdict.low_ms:.2f}, {verdict.high_ms:.2f}]{note}"
+            f"{bound}{row.ms:8.2f} {priced_row.modelled_ms:9.2f} {priced_row.error:+7.0%}  "
+            f"[{priced_row.low_ms:.2f}, {priced_row.high_ms:.2f}]{note}"
         )
 
 
-def price_file(file: Path, chip: str = "ascend910") -> tuple[Verdict, ...]:
+def price_file(file: Path, chip: str = "ascend910") -> tuple[PricedRow, ...]:
     """Price the steps of a CSV file in the form of published.csv, with the package's calibration.
 
     Raises RunError for a file that isn't such a table, ChipError for an unknown chip.
@@ -182,7 +189,7 @@ def price_file(file: Path, chip: str = "ascend910") -> tuple[Verdict, ...]:
     priced_chip = chipset(chip)
     try:
         rows = load_published_steps(file)
-        return tuple(_price_verdict(row, load_calibration(), priced_chip) for row in rows)
+        return tuple(_price_with_interval(row, load_calibration(), priced_chip) for row in rows)
     except (OSError, UnicodeError, KeyError, ValueError, TypeError) as error:
         columns = ", ".join(field.name for field in fields(Published))
         raise RunError(
@@ -191,18 +198,20 @@ def price_file(file: Path, chip: str = "ascend910") -> tuple[Verdict, ...]:
         ) from error
 
 
-def _price_verdict(
+def _price_with_interval(
     row: Published, calibration: Calibration, chip: PricedChip | None = None
-) -> Verdict:
+) -> PricedRow:
     step = price_row(row, calibration, chip)
-    return Verdict(row, step.step_ms, *step.interval_ms)
+    return PricedRow(row, step.step_ms, *step.interval_ms)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and scores of published steps, a table of other steps, or a row's kernels."""
+    """Print the published steps and their scores, the steps of a file, or the kernels of a row."""
     parser = ArgumentParser(prog="python -m pipeline.backends.ascend.validate")
-    parser.add_argument("file", nargs="?", type=Path, help="your own steps, as in published.csv")
-    parser.add_argument("--row", metavar="ID", help="print the kernels of one row by class instead")
+    parser.add_argument(
+        "file", nargs="?", type=Path, help="your own steps, in the form of published.csv"
+    )
+    parser.add_argument("--row", metavar="ID", help="print only this row's kernels, by class")
     parser.add_argument("--chip", default="ascend910", help="the chip of the file's steps")
     options = parser.parse_args(arguments)
     file: Path | None = options.file
@@ -220,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def describe_row(row_id: str, file: Path) -> Iterator[str]:
-    """Yield lines with the kernels of a row by class, with the package's calibration.
+    """Yield lines with the times of a row's kernels by class, with the package's calibration.
 
     Raises RunError if the file doesn't have the row.
     """
@@ -240,23 +249,24 @@ def describe_row(row_id: str, file: Path) -> Iterator[str]:
 
 
 def _print_published() -> None:
-    verdicts = validate(load_published_steps())
-    _print_table(verdicts)
-    measured = [verdict for verdict in verdicts if verdict.row.quality == "device"]
-    graph = [verdict for verdict in measured if verdict.row.mode != "op_by_op"]
-    eager = [verdict for verdict in measured if verdict.row.mode == "op_by_op"]
-    bounds = [verdict for verdict in verdicts if verdict.row.quality == "at_most"]
-    fast_enough = sum(verdict.error <= 0.1 for verdict in bounds)
+    priced_rows = validate(load_published_steps())
+    _print_table(priced_rows)
+    measured = [priced_row for priced_row in priced_rows if priced_row.row.quality == "device"]
+    graph = [priced_row for priced_row in measured if priced_row.row.mode != "op_by_op"]
+    eager = [priced_row for priced_row in measured if priced_row.row.mode == "op_by_op"]
+    bounds = [priced_row for priced_row in priced_rows if priced_row.row.quality == "at_most"]
+    num_within_bound = sum(priced_row.error <= 0.1 for priced_row in bounds)
     print()
     print(f"graph mode, device-bound, family left out: {score(graph)}")
-    print(f"eager PyTorch, 80 us an op: {score(eager)}")
+    print(f"eager PyTorch, launches of 80 us an op, family left out: {score(eager)}")
     for title, families in HARD_FAMILIES.items():
-        hard = [verdict for verdict in (*graph, *eager) if verdict.row.family in families]
+        hard = [priced_row for priced_row in (*graph, *eager) if priced_row.row.family in families]
         print(f"{title}: {score(hard)}")
-    print(f"rows bounded by the host: {fast_enough} of {len(bounds)} kept, within 10 %")
-    for name, published, modelled in compute_pair_ratios(verdicts):
+    counts = f"{num_within_bound} of {len(bounds)}"
+    print(f"upper bounds: {counts} modelled times are at most 10 % above the published time")
+    for name, published, modelled in compute_pair_ratios(priced_rows):
         print(f"eager against graph, {name}: published {published:.2f}, modelled {modelled:.2f}")
-    print("\nAtlas A2, of which no kernel and no step is in the fit:")
+    print("\nAtlas A2; the fit uses none of its kernels or steps:")
     _print_table(price_file(ATLAS_A2, "atlas_a2"))
 
 

@@ -15,7 +15,7 @@ MAX_SIZE = 999_999_999
 
 
 class Size(WholeNumber):
-    """A size of a sample. For NAME=VALUE, the error advises to use `--argument`."""
+    """A size of a sample. The error for NAME=VALUE advises to write `--argument NAME=VALUE`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number. Raises UsageError for another value."""
@@ -28,8 +28,8 @@ CONVERT = CommandGroup(
     "convert",
     "weights, data and networks, from one format into another",
     "Convert weights from one format and one set of names into another, a dataset into ArrayRecord "
-    "files, or a network of PyTorch or ONNX into a recipe. `convert weights --help` and the others "
-    "say more.",
+    "files, or a network of PyTorch or ONNX into a recipe. Each has its own help: "
+    "`convert weights --help`.",
     [
         LazyCommand(
             "convert weights",
@@ -39,17 +39,17 @@ CONVERT = CommandGroup(
             [
                 path_argument(
                     "source",
-                    ".safetensors, .ckpt, .pt, .pth, .npz, .index, .keras or .h5, or a run, "
-                    "whose recipe counts.",
+                    ".safetensors, .ckpt, .pt, .pth, .npz, .index, .keras or .h5, or a run "
+                    "(default recipe: the run's).",
                 ),
                 path_argument("target", ".safetensors, .ckpt or .npz."),
-                overrides(text="The recipe of the network, and its keys."),
+                overrides(text="The network's recipe, and its keys."),
                 Option(
                     "--rules",
                     type=OneOf(["auto", "none", "torch", "mindspore", "tensorflow"]),
-                    help="Framework of the names in SOURCE, as checkpoint.rules.",
+                    help="Framework whose names SOURCE has (sets checkpoint.rules).",
                 ),
-                flag("--partial", text="Take what matches, as checkpoint.partial=true."),
+                flag("--partial", text="Take what matches (sets checkpoint.partial=true)."),
                 Option(
                     "--like", type=FilePath(), help="Write the names, layout and dtypes of FILE."
                 ),
@@ -73,18 +73,19 @@ CONVERT = CommandGroup(
         LazyCommand(
             "convert model",
             "a network of PyTorch or ONNX as a recipe",
-            """Write a torch.nn.Module, or the network of an ONNX file, as a recipe with weights,
-            which lists layers if all modules are known, else names a graph file.""",
+            """Write a torch.nn.Module or an ONNX file's network as a recipe with weights.
+            The recipe lists layers, or names a graph file if no layer fits a module.""",
             [
                 Argument(
                     "module",
                     metavar="MODULE",
-                    text="A class, function or module of a plug-in, as my_nets:MyNet, or net.onnx.",
+                    text="A class, function or module of a plug-in, such as my_nets:MyNet, or an "
+                    "ONNX file.",
                 ),
                 path_argument(
                     "target",
-                    "my_net.yaml, with the weights in my_net.safetensors beside it. "
-                    "my_net.torch.json always writes the graph.",
+                    "my_net.yaml, weights beside it in my_net.safetensors; or my_net.torch.json "
+                    "for a graph without recipe.",
                 ),
                 Argument(
                     "sizes",
@@ -99,8 +100,8 @@ CONVERT = CommandGroup(
                     "arguments",
                     multiple=True,
                     metavar="NAME=VALUE",
-                    help="An argument of MODULE, as num_classes=10; repeatable. With an ONNX "
-                    "file: output=NAME, the tensor of logits.",
+                    help="An argument of MODULE, such as num_classes=10; repeatable. For ONNX: "
+                    "output=NAME, the tensor of logits.",
                 ),
             ],
             example="--plugin torchvision.models convert model torchvision.models:resnet18 \\\n"

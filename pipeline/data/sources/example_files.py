@@ -1,4 +1,4 @@
-"""Samples in files of many samples: TFRecord, MindSpore's MindRecord, and webdataset's tars."""
+"""Datasets in files of many examples: TFRecord, MindSpore's MindRecord, and webdataset's tars."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 
 class ExampleFilesSpec(LocalDatasetSpec):
-    """Files of examples with named features, one of which is an image and one its label.
+    """Files of examples with named features. One feature is an image, another its label.
 
-    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All are read before
-    training, to collect labels and find damage. Images are read again on demand.
+    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All files are read
+    before training, to collect labels and find damage. Images are read again on demand.
     """
 
-    suffix_left_out: ClassVar[str | None] = None
-    """Suffix of files without examples, such as the index of another file."""
+    index_suffix: ClassVar[str | None] = None
+    """Suffix of the index that belongs to each file of examples; None: files have no index."""
     root: RequiredRoot
     """The folder with the files, or a file."""
     train_files: Pattern = "train*"
@@ -60,7 +60,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
     image_size: ImageSize | None = None
     """[height, width] that image files are resized to; null: all must have one size."""
     image_shape: ImageShape | None = None
-    """[height, width, channels] of plain pixels; null: their features height, width and depth."""
+    """[height, width, channels] of plain pixels; null: the features height, width and depth."""
 
     @model_validator(mode="after")
     def _require_compatible(self) -> Self:
@@ -90,14 +90,14 @@ class ExampleFilesSpec(LocalDatasetSpec):
             train, evaluated = self._hold_out(train, self.split)
         if train.images.layout.shape != evaluated.images.layout.shape:
             raise DataError(
-                f"{self.root}: images to train on have shape {train.images.layout.shape}, those to "
-                f"evaluate {evaluated.images.layout.shape}; dataset.image_size=[H,W] resizes PNG, "
+                f"{self.root}: training images have shape {train.images.layout.shape}, evaluation "
+                f"images {evaluated.images.layout.shape}; dataset.image_size=[H,W] resizes PNG, "
                 "JPEG and BMP"
             )
         if train.labels.shape[1:] != evaluated.labels.shape[1:]:
             raise DataError(
-                f"{self.root}: a label to train on has shape {train.labels.shape[1:]}, one to "
-                f"evaluate {evaluated.labels.shape[1:]}"
+                f"{self.root}: a training label has shape {train.labels.shape[1:]}, an evaluation "
+                f"label {evaluated.labels.shape[1:]}"
             )
         with name_file(self.root):
             labels, eval_labels, targets = self._make_targets(train, evaluated)
@@ -108,8 +108,10 @@ class ExampleFilesSpec(LocalDatasetSpec):
         )
 
     def _read_matching(self, pattern: str) -> Examples:
-        """Read the examples of the files that match `pattern`, in the order of names. Raises
-        DataError without such files, for a link out of the root, and for a damaged file."""
+        """Read the examples of the files that match `pattern`, in the order of the files' names.
+
+        Raises DataError if no file matches, for a link out of the root, and for a damaged file.
+        """
         # Python 3.11's glob raises IndexError for the pattern ".".
         with name_file(self.root, (ValueError, IndexError)):
             paths = self._list_files(pattern)
@@ -117,13 +119,14 @@ class ExampleFilesSpec(LocalDatasetSpec):
             raise DataError(f"{self.root}: has no files {pattern}")
         folder = self.root.parent if self.root.is_file() else self.root
         for path in paths:
-            for suffix in {"", self.suffix_left_out or ""}:
-                require_within(path.with_name(f"{path.name}{suffix}"), folder.resolve())
-        return read_examples(paths, self.index_file, self._settings)
+            require_within(path, folder.resolve())
+            if self.index_suffix is not None:
+                require_within(path.with_name(path.name + self.index_suffix), folder.resolve())
+        return read_examples(paths, self.file_reader, self._settings)
 
     @property
     @abstractmethod
-    def index_file(self) -> IndexFile:
+    def file_reader(self) -> IndexFile:
         """The function that reads a file of examples."""
 
     @property
@@ -131,8 +134,10 @@ class ExampleFilesSpec(LocalDatasetSpec):
         return ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape)
 
     def _list_files(self, pattern: str) -> list[Path]:
-        """Return the files that match `pattern`, in the order of names. Raises DataError if braces
-        name files of which some are missing; [] if all are."""
+        """Return the files that match `pattern`, in the order of their names; [] if none match.
+
+        Raises DataError if braces stand for several names, and only some of them have files.
+        """
         if self.root.is_file():
             return [self.root]
         matches = {name: [*self.root.glob(name)] for name in expand_braces(pattern)}
@@ -140,16 +145,16 @@ class ExampleFilesSpec(LocalDatasetSpec):
         if 0 < len(missing) < len(matches):
             raise DataError(f"{self.root}: lacks {join_first(missing, 3)} of {pattern}")
         paths = {path for paths in matches.values() for path in paths}
-        return sorted(
-            path for path in paths if path.suffix != self.suffix_left_out and path.is_file()
-        )
+        return sorted(path for path in paths if path.suffix != self.index_suffix and path.is_file())
 
     def _find_eval_pattern(self) -> str:
-        """Return the pattern of the evaluation files. Raises DataError without any."""
+        """Return the pattern of the evaluation files. Raises DataError if there are none."""
         if self.eval_files is not None:
             return self.eval_files
         if self.root.is_file():
-            raise DataError(f"{self.root}: is a single file; must be with dataset.split=0.2")
+            raise DataError(
+                f"{self.root}: is a single file; hold out a part of it by dataset.split=0.2"
+            )
         for name in EVAL_FOLDERS:
             if self._list_files(f"{name}*"):
                 return f"{name}*"
@@ -159,7 +164,11 @@ class ExampleFilesSpec(LocalDatasetSpec):
         )
 
     def _hold_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
-        """Hold out `share` of the examples: of each class, or of all if labels are numbers."""
+        """Return the examples to train on, and `share` of the examples, held out to evaluate.
+
+        If labels are classes, `share` of each class is held out. If they are floats, the examples
+        count as one class.
+        """
         labels = examples.labels
         with name_file(self.root):
             groups = np.zeros(len(labels), np.int64)
@@ -173,21 +182,25 @@ class ExampleFilesSpec(LocalDatasetSpec):
     def _make_targets(
         self, train: Examples, evaluated: Examples
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of both splits and the targets. Raises ValueError for wrong classes."""
+        """Return the labels of both splits and the targets.
+
+        Raises ValueError for labels outside the range of the classes.
+        """
         if train.labels.ndim > 1:
             count = train.labels.shape[1]
             key = train.label_key
             names = (key,) if count == 1 else tuple(f"{key}_{number}" for number in range(count))
             return standardise_targets(train.labels, evaluated.labels, names)
-        both = np.concatenate([train.labels, evaluated.labels])
+        all_labels = np.concatenate([train.labels, evaluated.labels])
         first = self.first_label
-        self._require_classes(both, train.label_key)
-        names = self.classes or tuple(map(str, range(first, int(both.max()) + 1)))
-        labels = [(half.labels - first).astype(np.int32) for half in (train, evaluated)]
-        return labels[0], labels[1], Targets(tuple(names))
+        self._require_classes(all_labels, train.label_key)
+        names = self.classes or tuple(map(str, range(first, int(all_labels.max()) + 1)))
+        classes = (train.labels - first).astype(np.int32)
+        eval_classes = (evaluated.labels - first).astype(np.int32)
+        return classes, eval_classes, Targets(tuple(names))
 
     def _require_classes(self, labels: np.ndarray, key: str) -> None:
-        """Raise ValueError for labels that aren't classes; `key` is their feature."""
+        """Raise ValueError for labels outside the range of the classes; `key` is their feature."""
         first = self.first_label
         last = first + (MAX_CLASSES if self.classes is None else len(self.classes)) - 1
         lowest = int(labels.min())
@@ -201,14 +214,14 @@ class ExampleFilesSpec(LocalDatasetSpec):
 
 @component("dataset")
 class TFRecord(ExampleFilesSpec):
-    """TFRecord files of images with labels: files such as PNG and JPEG, plain 8-bit pixels, or
-    lists of tokens."""
+    """TFRecord files of images or lists of tokens, with labels. An image is an encoded file, such
+    as PNG or JPEG, or plain 8-bit pixels."""
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
     name: Literal["tfrecord"] = "tfrecord"
 
     @property
-    def index_file(self) -> IndexFile:
+    def file_reader(self) -> IndexFile:
         return index_tfrecord
 
 
@@ -216,18 +229,18 @@ class TFRecord(ExampleFilesSpec):
 class MindRecord(ExampleFilesSpec):
     """MindRecord files with their indices NAME.db.
 
-    The image is a field of bytes, a file such as PNG or JPEG or plain 8-bit pixels, or an array: an
-    image, or tokens. The label is an integer, a number or an array of numbers.
+    The image is an array (of pixels or tokens) or a field of bytes: an encoded file, such as PNG or
+    JPEG, or plain 8-bit pixels. The label is an integer (a class), a float or an array of numbers.
     """
 
     root_must_be = "a folder with MindRecord files, train* and one of eval*, val* or test*"
-    suffix_left_out: ClassVar[str | None] = ".db"
+    index_suffix: ClassVar[str | None] = ".db"
     name: Literal["mindrecord"] = "mindrecord"
     image_layout: Literal["hwc", "chw"] = "hwc"
     """The order of axes of images that are arrays."""
 
     @property
-    def index_file(self) -> IndexFile:
+    def file_reader(self) -> IndexFile:
         return index_mindrecord
 
     @property
@@ -237,16 +250,19 @@ class MindRecord(ExampleFilesSpec):
 
 @component("dataset")
 class WebDataset(ExampleFilesSpec):
-    """Tars of samples, as the webdataset package writes them: members KEY.EXT, grouped by KEY.
+    """Tars of samples, as the webdataset package writes them: a sample is the members KEY.EXT of
+    one KEY.
 
-    The image is the member with an image's extension. The label is cls, the field `label` of json,
-    or txt: a number, or the name of one of `classes`.
+    The image is the member with an image's extension. The label is the member cls or txt, or the
+    field `label` of the member json. It is a number, or a name in `classes`.
     """
 
-    root_must_be = "a tar with split, or a folder with tars, train* and one of eval*, val* or test*"
+    root_must_be = (
+        "a folder with tars, train* and one of eval*, val* or test*; or one tar, and dataset.split"
+    )
     name: Literal["webdataset"] = "webdataset"
 
     @property
-    def index_file(self) -> IndexFile:
+    def file_reader(self) -> IndexFile:
         labels = {name: self.first_label + n for n, name in enumerate(self.classes or ())}
         return partial(index_tar, labels=labels)

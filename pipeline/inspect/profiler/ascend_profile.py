@@ -1,4 +1,4 @@
-"""Profile of a step that is modelled for an Ascend, with the figures of a measured profile."""
+"""Profile of a step that is modelled for an Ascend, in the form of a measured profile."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
         return None
     report = estimate.report
     step_ms = report.step_ms
-    trace = report.iteration
-    times_us = (trace.iteration_us, trace.interval_us, trace.fp_bp_us, trace.tail_us)
+    iteration = report.iteration
     operators = _list_operators(report)
     idle_ms = step_ms - sum(report.phases.values())
-    phases = {**report.phases, "between operators": max(0.0, idle_ms)}
+    phase_ms = {**report.phases, "between operators": max(0.0, idle_ms)}
     return StepProfile(
         source="modelled",
         device=estimate.device,
@@ -32,23 +31,34 @@ def modelled_profile(recipe: Recipe, estimate: Estimate | None) -> StepProfile |
         steps=0,
         step_ms=step_ms,
         traced_step_ms=None,
-        phases=tuple(PhaseTime(name, ms, ms / step_ms, ms) for name, ms in phases.items()),
+        phases=tuple(
+            PhaseTime(phase, ms=ms, share=ms / step_ms, busy_ms=ms)
+            for phase, ms in phase_ms.items()
+        ),
         layers=_list_layers(report),
         operators=operators if recipe.profile.task_trace else (),
-        iteration=IterationTimes(*(us / 1e3 for us in times_us)),
-        memory={limit.pool: int(limit.used_bytes) for limit in report.memory.pools.values()},
+        iteration=IterationTimes(
+            iteration=iteration.iteration_us / 1e3,
+            data_tail=iteration.interval_us / 1e3,
+            fp_bp=iteration.fp_bp_us / 1e3,
+            update_tail=iteration.tail_us / 1e3,
+        ),
+        memory={name: int(pool.used_bytes) for name, pool in report.memory.pools.items()},
         shares={str(kind): share for kind, share in report.shares.items()},
     )
 
 
 def _list_operators(report: Report) -> tuple[OperatorTime, ...]:
     """Return the times of tasks by type, engine, layer and phase, the longest first."""
-    spent: dict[tuple[str, str, str, str], float] = defaultdict(float)
+    sum_ms: dict[tuple[str, str, str, str], float] = defaultdict(float)
     calls: Counter[tuple[str, str, str, str]] = Counter()
     for task in report.tasks:
         layer = name_layer(task)
-        key = task.type, task.engine, "" if layer.startswith("(") else layer, task.phase
-        spent[key] += task.us / 1e3
+        # A name in parentheses is of tasks outside all layers.
+        if layer.startswith("("):
+            layer = ""
+        key = (task.type, task.engine, layer, task.phase)
+        sum_ms[key] += task.us / 1e3
         calls[key] += task.repeat
     rows = [
         OperatorTime(
@@ -61,17 +71,18 @@ def _list_operators(report: Report) -> tuple[OperatorTime, ...]:
             share=ms / report.step_ms,
             busy_ms=ms,
         )
-        for (task_type, engine, layer, phase), ms in spent.items()
+        for (task_type, engine, layer, phase), ms in sum_ms.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.ms, row.name, row.layer)))
 
 
 def _list_layers(report: Report) -> tuple[LayerTime, ...]:
-    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    """Return the times of layers, the longest first."""
+    layer_phase_ms: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for task in report.tasks:
-        spent[name_layer(task)][task.phase] += task.us / 1e3
+        layer_phase_ms[name_layer(task)][task.phase] += task.us / 1e3
     rows = []
-    for layer, phase_ms in spent.items():
+    for layer, phase_ms in layer_phase_ms.items():
         ms = sum(phase_ms.values())
         share = ms / report.step_ms
         rows.append(LayerTime(layer, ms, share, phase_ms["forward"], phase_ms["backward"]))

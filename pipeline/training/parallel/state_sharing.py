@@ -1,15 +1,15 @@
 """A state that devices share: each has a part of every parameter and of the optimizer's arrays.
 
-Parameters are gathered before a step, and gradients are added whole, as for data parallelism. The
-update is computed on parts, equation by equation. So values are the same bits as on a device that
-has the whole state.
+Each device gathers whole parameters before a step, and sums whole gradients of all devices, as in
+data parallelism. Then it computes the update of its parts, equation by equation. The values have
+the same bits as on a device that has the whole state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -29,24 +29,28 @@ SHARDED_FIELDS = ("params", "opt_state", "average")
 
 
 def find_sharded_dimension(shape: Sequence[int], devices: int) -> int | None:
-    """Return the dimension along which an array is sharded: the largest one that devices divide.
+    """Return the dimension along which an array is sharded; None if every device has all of it.
 
-    Of equal ones it is the first. None if they divide none: every device has the whole array.
+    It is the largest dimension whose size is a multiple of the number of devices, and the first of
+    several with that size.
     """
-    divided = [dimension for dimension, size in enumerate(shape) if size and size % devices == 0]
-    return max(divided, key=shape.__getitem__, default=None)
+    divisible = [dimension for dimension, size in enumerate(shape) if size and size % devices == 0]
+    return max(divisible, key=shape.__getitem__, default=None)
 
 
 class _Value(NamedTuple):
-    """An array of an update. Its part and the whole array are computed if something reads them."""
+    """An array of an update, computed when an equation or the result reads it."""
 
     shape: tuple[int, ...]
+    """Shape of the whole array."""
     part: Callable[[], Array]
+    """Returns this device's part."""
     whole: Callable[[], Array]
+    """Returns the whole array. Raises _WholeNeededError if this device has only its part."""
 
 
 class _WholeNeededError(Exception):
-    """An equation of an update can't be computed on parts with the bits of the whole."""
+    """An equation of an update reads a whole array of which this device has only a part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +60,7 @@ class StateSharing:
     state: Any
     """Shapes and dtypes of the whole state, a dataclass with `SHARDED_FIELDS`."""
     devices: int
+    """Number of devices."""
     axis: str = DATA
 
     @cached_property
@@ -68,9 +73,9 @@ class StateSharing:
                 return PartitionSpec()
             return PartitionSpec(*[None] * dimension, self.axis)
 
-        fields = {name: getattr(self.state, name) for name in SHARDED_FIELDS}
+        sharded_fields = {name: getattr(self.state, name) for name in SHARDED_FIELDS}
         replicated = jax.tree.map(lambda _: PartitionSpec(), self.state)
-        return replace(replicated, **jax.tree.map(partition, fields))
+        return replace(replicated, **jax.tree.map(partition, sharded_fields))
 
     @property
     def part_bytes(self) -> int:
@@ -84,11 +89,11 @@ class StateSharing:
     def take_parts(self, state: Any) -> Any:
         """Return this device's part of a whole state."""
         return jax.tree.map(
-            lambda array, spec: self._take(array) if spec else array, state, self.specs
+            lambda array, spec: self._take_part(array) if spec else array, state, self.specs
         )
 
     def gather_fields(self, state: Any, *names: str) -> Any:
-        """Return a state of parts with the fields `names` whole."""
+        """Return a state of parts, in which the arrays of the fields `names` are whole."""
 
         def gather(name: str) -> Any:
             leaves, structure = jax.tree.flatten(getattr(state, name))
@@ -100,21 +105,23 @@ class StateSharing:
     def update(self, function: Callable[..., Any], state: Any, gradients: Any) -> Any:
         """Return this device's part of the state `function(state, gradients)`.
 
-        Takes the device's part of a state, and whole gradients. The update is computed on parts if
-        its equations are elementwise, except scalars that read no array of the state, such as norms
-        of gradients. Else it is computed on whole arrays, as for LAMB, which takes norms of the
-        state's arrays. Copies keep XLA from
-        fusing the update with the taking and joining of parts, and so from rounding differently.
+        `state` is the device's part of a state; `gradients` are whole. The update is computed on
+        parts if all its equations on arrays of the state are elementwise. Scalars may be computed
+        from whole gradients, such as a norm. An update that needs whole arrays of the state, such
+        as LAMB with its norms of parameters, is computed on whole arrays.
+
+        XLA would round differently if it fused the update with slices and all-gathers. Copies
+        prevent that.
         """
         leaves, structure = jax.tree.flatten(state)
         arrays = list(
             zip(leaves, jax.tree.leaves(self.state), jax.tree.leaves(self.specs), strict=True)
         )
         operands = [
-            _Value(whole.shape, partial(_return, leaf), _refuse) if spec else self._wrap(leaf)
+            _wrap_part(leaf, whole.shape) if spec else self._wrap_whole(leaf)
             for leaf, whole, spec in arrays
         ]
-        operands += map(self._wrap, jax.tree.leaves(gradients))
+        operands += map(self._wrap_whole, jax.tree.leaves(gradients))
         try:
             values = self._run(jax.make_jaxpr(function)(self.state, gradients), operands)
             results = [
@@ -122,77 +129,90 @@ class StateSharing:
                 for value, (_, _, spec) in zip(values, arrays, strict=True)
             ]
         except _WholeNeededError:
-            wholes = [
+            whole_leaves = [
                 copy_unfused(self._gather([leaf], [whole.shape])[0]) if spec else leaf
                 for leaf, whole, spec in arrays
             ]
-            updated = function(jax.tree.unflatten(structure, wholes), gradients)
+            updated = function(jax.tree.unflatten(structure, whole_leaves), gradients)
             results = [
-                self._take(copy_unfused(array)) if spec else array
+                self._take_part(copy_unfused(array)) if spec else array
                 for array, (_, _, spec) in zip(jax.tree.leaves(updated), arrays, strict=True)
             ]
         return jax.tree.unflatten(structure, results)
 
     def _run(self, closed: ClosedJaxpr, operands: Sequence[_Value]) -> list[_Value]:
-        return interpret_jaxpr(closed, operands, self._compute, lambda _, value: self._wrap(value))
+        """Return the results of a jaxpr. Raises _WholeNeededError."""
+        return interpret_jaxpr(
+            closed, operands, self._compute, lambda _, constant: self._wrap_whole(constant)
+        )
 
     def _compute(self, equation: JaxprEqn, operands: list[_Value]) -> list[_Value]:
         """Compute an equation of an update. Raises _WholeNeededError."""
         called = find_called_jaxpr(equation)
         if called is not None:
             return self._run(called, operands)
+        name = equation.primitive.name
         shapes: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in equation.outvars]
         shape = shapes[0]
+        # Arrays of 1 element count as scalars.
         array_shapes = {value.shape for value in operands if prod(value.shape) != 1}
-        repeats_scalar = equation.primitive.name == "broadcast_in_dim" and not array_shapes
-        is_local = repeats_scalar or (
-            equation.primitive.name in ELEMENTWISE and array_shapes <= {shape}
-        )
-        is_shared = find_sharded_dimension(shape, self.devices) is not None
+        is_broadcast_scalar = name == "broadcast_in_dim" and not array_shapes
+        is_elementwise = name in ELEMENTWISE and array_shapes.issubset({shape})
+        has_parts = is_broadcast_scalar or is_elementwise
+        is_sharded = find_sharded_dimension(shape, self.devices) is not None
 
         def compute_whole() -> list[Array]:
             return bind_equation(equation, [value.whole() for value in operands])
 
         def compute_part() -> Array:
-            if repeats_scalar:
-                return self._take(compute_whole()[0])
+            if is_broadcast_scalar:
+                return self._take_part(compute_whole()[0])
             parts = [value.part() if value.shape == shape else value.whole() for value in operands]
             return bind_equation(equation, parts)[0]
 
-        if is_local and is_shared:
+        if has_parts and is_sharded:
             return [_Value(shape, cache(compute_part), cache(lambda: compute_whole()[0]))]
-        if not is_local and any(prod(other) != 1 for other in shapes):
+        returns_scalars = all(prod(result_shape) == 1 for result_shape in shapes)
+        if not has_parts and not returns_scalars:
             raise _WholeNeededError
-        return list(map(self._wrap, compute_whole()))
+        return list(map(self._wrap_whole, compute_whole()))
 
-    def _wrap(self, array: Any) -> _Value:
-        """Return the value of an array that every device has."""
-        part = cache(lambda: copy_unfused(self._take(array)))
-        return _Value(jnp.shape(array), part, partial(_return, array))
+    def _wrap_whole(self, array: Any) -> _Value:
+        """Return the value of an array that every device has whole."""
+        part = cache(lambda: copy_unfused(self._take_part(array)))
+        return _Value(jnp.shape(array), part, lambda: array)
 
-    def _take(self, array: Array) -> Array:
-        """Return this device's part of a whole array of a sharded shape."""
+    def _take_part(self, array: Array) -> Array:
+        """Return this device's part of a whole array, which must have a sharded dimension."""
         dimension = find_sharded_dimension(array.shape, self.devices)
-        assert dimension is not None, "devices share the array"
+        assert dimension is not None, "an array that isn't sharded has no parts"
         size = array.shape[dimension] // self.devices
         start = lax.axis_index(self.axis) * size
         part: Array = lax.dynamic_slice_in_dim(array, start, size, dimension)
         return part
 
     def _gather(self, parts: Sequence[Array], shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-        """Return arrays of these shapes from their parts, by one all-gather for each dtype."""
+        """Return arrays of these whole shapes from their parts, by one all-gather for each dtype.
+
+        An array that isn't sharded is returned unchanged.
+        """
         arrays = list(parts)
         dimensions = [find_sharded_dimension(shape, self.devices) for shape in shapes]
         for dtype in dict.fromkeys(part.dtype for part in parts):
-            shared = {
+            dimension_by_position = {
                 position: dimension
                 for position, dimension in enumerate(dimensions)
                 if dimension is not None and parts[position].dtype == dtype
             }
-            flat, unravel = ravel_pytree([parts[position] for position in shared])
-            rows = jax.vmap(unravel)(lax.all_gather(flat, self.axis))
-            for (position, dimension), pieces in zip(shared.items(), rows, strict=True):
-                arrays[position] = jnp.moveaxis(pieces, 0, dimension).reshape(shapes[position])
+            flat, unravel = ravel_pytree([parts[position] for position in dimension_by_position])
+            rows = lax.all_gather(flat, self.axis)  # (devices, elements of all parts)
+            stacks = jax.vmap(unravel)(rows)  # Of each array (devices, *shape of a part).
+            for (position, dimension), stack in zip(
+                dimension_by_position.items(), stacks, strict=True
+            ):
+                # The axis of devices goes before the sharded axis, and reshape merges the two.
+                moved = jnp.moveaxis(stack, 0, dimension)
+                arrays[position] = moved.reshape(shapes[position])
         return arrays
 
 
@@ -201,9 +221,10 @@ def make_state_sharing(parallel: ParallelSpec, state: Any, devices: int) -> Stat
     return StateSharing(state, devices) if parallel.mode == "fsdp" and devices > 1 else None
 
 
-def _return(array: Array) -> Array:
-    return array
+def _wrap_part(part: Array, whole_shape: tuple[int, ...]) -> _Value:
+    """Return the value of an array of which this device has only `part`."""
 
+    def refuse_whole() -> Array:
+        raise _WholeNeededError
 
-def _refuse() -> Array:
-    raise _WholeNeededError
+    return _Value(whole_shape, lambda: part, refuse_whole)

@@ -26,7 +26,7 @@ from pipeline.backends.ascend.published.workloads import (
     trace_image_step,
 )
 from pipeline.backends.ascend.validate import (
-    Verdict,
+    PricedRow,
     kendall_tau,
     main,
     price_file,
@@ -44,12 +44,12 @@ def test_custom_step_has_the_price_of_the_same_recipe(
 ) -> None:
     file = tmp_path / "own.csv"
     file.write_text(f"{HEAD}\n{ALEXNET}\n")
-    (verdict,) = price_file(file)
+    (priced_row,) = price_file(file)
     pricing = Pricing(
         trace_image_step("alexnet", 32, 227, 10), chipset("ascend910"), load_calibration()
     )
-    assert verdict.modelled_ms == pricing.price_step(ExecutionConfig(devices=8)).step_ms
-    assert verdict.low_ms < verdict.modelled_ms < verdict.high_ms
+    assert priced_row.modelled_ms == pricing.price_step(ExecutionConfig(devices=8)).step_ms
+    assert priced_row.low_ms < priced_row.modelled_ms < priced_row.high_ms
 
     assert main([str(file)]) == 0
     heading, line = capsys.readouterr().out.splitlines()
@@ -99,25 +99,25 @@ def test_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_published_row_is_priced_with_its_family_left_out() -> None:
     row = next(row for row in load_published_steps() if row.id == "MS0081")
-    (verdict,) = validate([row])
+    (priced_row,) = validate([row])
     without = load_left_out()["lenet"]
-    assert verdict.modelled_ms == price_row(row, without).step_ms
+    assert priced_row.modelled_ms == price_row(row, without).step_ms
     assert without.multipliers != load_calibration().multipliers
     assert set(load_left_out()) == {row.family for row in load_published_steps()}
 
 
 def test_score_matches_hand_calculation() -> None:
     row = load_published_steps()[0]
-    verdicts = [
-        Verdict(row, row.ms * factor, row.ms * low, row.ms * 2)
+    priced_rows = [
+        PricedRow(row, row.ms * factor, row.ms * low, row.ms * 2)
         for factor, low in ((1.1, 0.5), (0.8, 0.5), (1.5, 1.2))
     ]
-    found = score(verdicts)
+    found = score(priced_rows)
     assert (found.rows, found.median_error, found.worst_error) == pytest.approx((3, 0.2, 0.5))
     assert found.mean_error == pytest.approx(0.8 / 3)
     assert found.coverage == pytest.approx(2 / 3)
-    assert found.crps == pytest.approx(np.mean([verdict.crps for verdict in verdicts]))
-    quantiles = sorted(NormalDist().cdf(verdict.deviation) for verdict in verdicts)
+    assert found.crps == pytest.approx(np.mean([priced_row.crps for priced_row in priced_rows]))
+    quantiles = sorted(NormalDist().cdf(priced_row.deviation) for priced_row in priced_rows)
     steps = [
         abs(quantile - place / 3)
         for number, quantile in enumerate(quantiles)
@@ -130,24 +130,26 @@ def test_score_matches_hand_calculation() -> None:
 def test_crps_matches_numeric_integration(ratio: float, width: float):
     row = load_published_steps()[0]
     modelled = row.ms * ratio
-    verdict = Verdict(row, modelled, modelled / width, modelled * width)
-    normal = NormalDist(math.log(modelled), verdict.log_sd)
+    priced_row = PricedRow(row, modelled, modelled / width, modelled * width)
+    normal = NormalDist(math.log(modelled), priced_row.log_sd)
     logs = np.linspace(math.log(row.ms) - 12, math.log(row.ms) + 12, 40_001)
     reached = np.array([normal.cdf(log) for log in logs[::10]])
     steps = (logs[::10] >= math.log(row.ms)).astype(float)
-    assert verdict.crps == pytest.approx(np.trapezoid((reached - steps) ** 2, logs[::10]), abs=5e-3)
-    if abs(verdict.deviation) != pytest.approx(1.2816):
-        assert verdict.inside == (abs(verdict.deviation) < 1.2816)
+    assert priced_row.crps == pytest.approx(
+        np.trapezoid((reached - steps) ** 2, logs[::10]), abs=5e-3
+    )
+    if abs(priced_row.deviation) != pytest.approx(1.2816):
+        assert priced_row.inside == (abs(priced_row.deviation) < 1.2816)
 
 
 @pytest.mark.slow
 def test_unfitted_chip_has_wider_intervals():
-    verdicts = price_file(ATLAS_A2, "atlas_a2")
+    priced_rows = price_file(ATLAS_A2, "atlas_a2")
     fitted = price_file(ATLAS_A2)
-    for verdict, narrow in zip(verdicts, fitted, strict=True):
-        assert verdict.log_sd > 1.2 * narrow.log_sd
-        assert verdict.modelled_ms < narrow.modelled_ms
-    assert all(verdict.inside for verdict in verdicts)
+    for priced_row, narrow in zip(priced_rows, fitted, strict=True):
+        assert priced_row.log_sd > 1.2 * narrow.log_sd
+        assert priced_row.modelled_ms < narrow.modelled_ms
+    assert all(priced_row.inside for priced_row in priced_rows)
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_single_tar_is_split(folder: Path) -> None:
     raw = read(folder / "train-000.tar", split=0.25)
     assert (len(raw.train), len(raw.eval)) == (5, 3)
     with pytest.raises(
-        DataError, match=r"train-000.tar: is a single file; must be with dataset.split"
+        DataError, match=r"train-000.tar: is a single file; hold out a part of it by dataset.split"
     ):
         read(folder / "train-000.tar")
 

@@ -2,21 +2,25 @@
 
 The index is a sorted table in LevelDB's format (its table_format.md):
 
-    file    blocks, and a footer of 48 bytes: the places of two blocks (offset and size, varints),
-            of which the second lists the data blocks, padding, and a number of 8 bytes
-    block   entries, offsets of restarts (uint32) and their number; then a byte for the compression,
-            which TensorFlow doesn't use, and a checksum of 4 bytes
-    entry   length of the key that is shared with the key before, length of the rest, length of the
-            value (varints), the rest of the key, the value
+    file    blocks, then a footer of 48 bytes
+    footer  offset and size of the metaindex block, offset and size of the index block (varints),
+            padding, a magic number of 8 bytes; the index block lists the data blocks
+    block   entries, offsets of restarts (uint32), number of restarts (uint32); then a byte for the
+            compression, which TensorFlow doesn't use, and a checksum of 4 bytes
+    entry   number of bytes that the key shares with the previous key, number of its other bytes,
+            number of bytes of the value (varints), the key's other bytes, the value
 
-Values are messages by field number, as in tensor_bundle.proto and trackable_object_graph.proto:
+Each value is a protocol buffer message of tensor_bundle.proto or trackable_object_graph.proto:
 
-    ""                  BundleHeaderProto   1: num_shards   2: endianness
-    name of a tensor    BundleEntryProto    1: dtype   2: shape, in which 2.1 are the sizes
-                                            3: shard_id   4: offset   5: size   7: slices
-    object graph        1: nodes, in which 2: attributes (2: full_name   3: checkpoint_key)
+    key                 message                 fields by number
+    ""                  BundleHeaderProto       1: num_shards   2: endianness
+    name of a tensor    BundleEntryProto        1: dtype   2: shape   3: shard_id   4: offset
+                                                5: size   7: slices
+                        TensorShapeProto        2: dimensions, each a message with 1: size
+    object graph        TrackableObjectGraph    1: nodes, each a message with 2: attributes
+                        SerializedTensor        2: full_name   3: checkpoint_key (an attribute)
 
-The index is read entry by entry within bounds, and arrays together are no larger than the data
+The index is read entry by entry within bounds. All arrays together are at most as large as the data
 files.
 """
 
@@ -46,10 +50,10 @@ _MAX_INDEX_BYTES = 2**28
 _FOOTER_BYTES = 48
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _TRAILER_BYTES = 5
-"""Size of the compression and the checksum after a block."""
+"""Size of the byte for the compression and of the checksum, which follow a block."""
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_TEXT = 7
-"""Number of texts in TensorFlow's types.proto."""
+_STRING = 7
+"""The number of DT_STRING, the type of texts, in TensorFlow's types.proto."""
 _DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype("<f4"),
     2: np.dtype("<f8"),
@@ -64,18 +68,22 @@ _DTYPES: Mapping[int, np.dtype] = {
     22: np.dtype("<u4"),
     23: np.dtype("<u8"),
 }
-"""Types by the number in TensorFlow's types.proto."""
+"""The numeric types that are read, by their numbers in TensorFlow's types.proto."""
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_MODEL_VARIABLE = re.compile(r"(?!(?:.*/)?(?:optimizer|keras_api)/(?!_trainable_variables/)|_all_)")
-"""Matches keys of a model's variables. Keras 3 has the trained variables under the optimizer, and
-all variables of a SavedModel a second time, under `_all_variables`."""
+_NO_MODEL_VARIABLE = re.compile(
+    r"(?:.*/)?(?:optimizer|keras_api)/(?!_trainable_variables/)"
+    r"|_all_"  # In a SavedModel of Keras 3, `_all_variables` has every variable a second time.
+)
+"""Matches keys of variables that don't belong to the model, and of second copies. It doesn't match
+`optimizer/_trainable_variables/`, under which Keras 3 has the model's trained variables."""
 
 
 def read_tensorflow(path: Path) -> Arrays:
     """Return the arrays of a checkpoint by name. Raises OSError, and ValueError if it is damaged.
 
-    Variables of objects have the names of their layers after the layer's number in the model, such
-    as `3.sequential.conv2d.kernel`; others have their names in natural order. Slashes are dots.
+    The model's variables come first, in the order of the object graph. Their names are the layer's
+    number and the full name, such as `3.sequential.conv2d.kernel`. All other arrays follow in
+    natural order, under their keys. Slashes become dots.
     """
     entries = dict(_read_table(read_bytes(path, _MAX_INDEX_BYTES)))
     header = dict(read_fields(memoryview(entries.pop("", b"")), 16, _KIND))
@@ -89,7 +97,8 @@ def read_tensorflow(path: Path) -> Arrays:
     names = {} if graph is None else _name_variables(_read_object_graph(graph, files))
     arrays: Arrays = {}
     unread_bytes = sum(file.stat().st_size for file in files if file.is_file())
-    for key in [*names, *sorted(set(entries) - set(names), key=make_natural_key)]:
+    other_keys = sorted(set(entries) - set(names), key=make_natural_key)
+    for key in [*names, *other_keys]:
         if key not in entries:
             raise ValueError(f"its object graph has {show_name(key)}, which is missing")
         array = _read_tensor(key, entries[key], files)
@@ -103,17 +112,19 @@ def read_tensorflow(path: Path) -> Arrays:
 
 
 def _read_table(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the keys and values of the table."""
+    """Yield the keys and values of the index."""
     if len(content) < _FOOTER_BYTES or content[-8:] != _MAGIC:
         raise ValueError(f"it is not {_KIND}")
     message = memoryview(content)
-    places = [0, 0, 0, 0]
     at = len(content) - _FOOTER_BYTES
-    for number in range(4):
-        places[number], at = decode_varint(message, at, _KIND)
+    footer_numbers = []
+    for _ in range(4):
+        number, at = decode_varint(message, at, _KIND)
+        footer_numbers.append(number)
+    _, _, index_offset, index_size = footer_numbers
     count = 0
     unread_bytes = len(content)
-    for _, place in _read_block(message, places[2], places[3]):
+    for _, place in _read_block(message, index_offset, index_size):
         offset, at = decode_varint(memoryview(place), 0, _KIND)
         size, _ = decode_varint(memoryview(place), at, _KIND)
         unread_bytes -= size
@@ -132,20 +143,21 @@ def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[b
     if offset < 0 or size < 4 or end + _TRAILER_BYTES > len(content):
         raise ValueError("it ends in the middle of a block")
     if content[end]:
-        raise ValueError("its index is compressed, as TensorFlow's isn't")
+        raise ValueError("its index is compressed, which isn't read")
     block = content[offset:end]
     restarts = int.from_bytes(block[-4:], "little")
-    last = len(block) - 4 * (restarts + 1)
+    entries_end = len(block) - 4 * (restarts + 1)
     at = 0
     key = b""
-    while at < last:
+    while at < entries_end:
         shared, at = decode_varint(block, at, _KIND)
         added, at = decode_varint(block, at, _KIND)
         length, at = decode_varint(block, at, _KIND)
-        if not 0 <= shared <= len(key) or min(added, length) < 0 or at + added + length > last:
+        is_negative = min(shared, added, length) < 0
+        if is_negative or shared > len(key) or at + added + length > entries_end:
             raise ValueError("it ends in the middle of an entry")
         if shared + added > MAX_NAME_LENGTH:
-            raise ValueError(f"a name has more than {MAX_NAME_LENGTH} characters")
+            raise ValueError(f"a name has more than {MAX_NAME_LENGTH} bytes")
         key = key[:shared] + bytes(block[at : at + added])
         at += added
         yield key, bytes(block[at : at + length])
@@ -153,7 +165,7 @@ def _read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[b
 
 
 def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | None:
-    """Return the array of an entry; None for a text."""
+    """Return the array of an entry; None if the entry is a text."""
     fields: dict[int, int | memoryview] = {}
     sizes: list[int] = []
     for number, value in read_fields(memoryview(entry), 64, _KIND):
@@ -163,7 +175,7 @@ def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | Non
             sizes += _read_shape(value)
         fields[number] = value
     kind = fields.get(1, 0)
-    if kind == _TEXT:
+    if kind == _STRING:
         return None
     if not isinstance(kind, int) or kind not in _DTYPES:
         raise ValueError(f"{show_name(name)} is of type {kind} of TensorFlow, which isn't read")
@@ -174,6 +186,7 @@ def _read_tensor(name: str, entry: bytes, files: list[Path]) -> np.ndarray | Non
 
 
 def _read_shape(message: memoryview) -> Iterator[int]:
+    """Yield the sizes of a tensor's axes."""
     for number, dimension in read_fields(message, MAX_AXES, _KIND):
         if number == 2 and not isinstance(dimension, int):
             size = dict(read_fields(dimension, 4, _KIND)).get(1, 0)
@@ -185,9 +198,12 @@ def _read_data(name: str, fields: Mapping[int, int | memoryview], files: list[Pa
     """Return the bytes of a tensor in its data file."""
     shard, offset, size = (fields.get(number, 0) for number in (3, 4, 5))
     if not isinstance(shard, int) or not isinstance(offset, int) or not isinstance(size, int):
-        raise ValueError(f"{show_name(name)} has no possible place")
+        raise ValueError(f"{show_name(name)} has a shard, offset or size that isn't a number")
     if not 0 <= shard < len(files) or offset < 0 or size < 0:
-        raise ValueError(f"{show_name(name)} has no possible place")
+        raise ValueError(
+            f"{show_name(name)} has an impossible place: shard {shard}, offset {offset}, size "
+            f"{size}"
+        )
     file = files[shard]
     if not file.is_file() or file.stat().st_size < offset + size:
         raise ValueError(f"{show_name(name)} is in {file.name}, which is missing or too short")
@@ -199,37 +215,43 @@ def _read_data(name: str, fields: Mapping[int, int | memoryview], files: list[Pa
 def _read_object_graph(entry: bytes, files: list[Path]) -> dict[str, str]:
     """Return the full names of variables by key, in the order of the graph's nodes."""
     fields = dict(read_fields(memoryview(entry), 64, _KIND))
-    # A text has its length and a checksum of the length before it.
+    # The data begin with the graph's length (a varint) and a checksum of the length (4 bytes).
     data = memoryview(_read_data(_OBJECT_GRAPH, fields, files))
-    _, start = decode_varint(data, 0, _KIND)
+    _, checksum_start = decode_varint(data, 0, _KIND)
     names: dict[str, str] = {}
-    for number, node in read_fields(data[start + 4 :], MAX_ENTRIES, _KIND):
+    for number, node in read_fields(data[checksum_start + 4 :], MAX_ENTRIES, _KIND):
         if number != 1 or isinstance(node, int):
             continue
-        for inner, attribute in read_fields(node, MAX_ENTRIES, _KIND):
-            if inner == 2 and not isinstance(attribute, int):
+        for node_number, attribute in read_fields(node, MAX_ENTRIES, _KIND):
+            if node_number == 2 and not isinstance(attribute, int):
                 texts = dict(read_fields(attribute, 16, _KIND))
-                full_name, key = (
-                    "" if isinstance(text, int) else str(text, "utf-8")
-                    for text in (texts.get(2, 0), texts.get(3, 0))
-                )
+                full_name = _decode_text(texts.get(2))
+                key = _decode_text(texts.get(3))
                 if full_name and key.endswith(_SUFFIX):
                     names.setdefault(key, full_name)
     return names
 
 
+def _decode_text(field: int | memoryview | None) -> str:
+    """Return the text of a field; "" if the field is missing or a number."""
+    return str(field, "utf-8") if isinstance(field, memoryview) else ""
+
+
 def _name_variables(full_names: Mapping[str, str]) -> dict[str, str]:
-    """Return names of a model's variables by key: the layer's number, and the full name."""
+    """Return the names of a model's variables by key, such as `3.sequential.conv2d.kernel`.
+
+    A layer's number counts the layers, in the order of `full_names`.
+    """
     numbers: dict[str, int] = {}
     names: dict[str, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for key, full_name in full_names.items():
         layer = full_name.rpartition("/")[0]
-        if layer and _MODEL_VARIABLE.match(key):
+        if layer and not _NO_MODEL_VARIABLE.match(key):
             number = numbers.setdefault(layer, len(numbers))
             name = f"{number}.{full_name.partition(':')[0].replace('/', '.')}"
-            # Another variable of this name keeps its key.
-            if name not in taken:
+            # A second variable with the same name is called by its key.
+            if name not in used_names:
                 names[key] = name
-                taken.add(name)
+                used_names.add(name)
     return names

@@ -1,4 +1,4 @@
-"""Names of small networks: MobileNets, EfficientNet, ShuffleNet and SqueezeNet."""
+"""Rules for layers' names in files of MobileNets, EfficientNet, ShuffleNet and SqueezeNet."""
 
 from __future__ import annotations
 
@@ -8,69 +8,90 @@ from pipeline.models.weights.rules.residual import make_squeeze_rules
 from pipeline.models.weights.rules.syntax import LayerRules
 
 
-def _number_blocks(blocks: Sequence[int], first: int, stage: int) -> Iterator[tuple[int, str]]:
-    """Yield each block's number in the file, from `first` on, and its scope, from `stage` on."""
-    for number, count in enumerate(blocks, start=stage):
-        for block in range(count):
-            yield first, f"stage{number}_block{block}"
-            first += 1
+def _number_blocks(
+    blocks_by_stage: Sequence[int], first_number: int, first_stage: int
+) -> Iterator[tuple[int, str]]:
+    """Yield the number of each block in the file, and the block's scope in the network.
+
+    The file numbers the blocks of all stages from `first_number`. A scope has the number of the
+    stage, from `first_stage`, and the number of the block in it, from 0.
+    """
+    number = first_number
+    for stage, num_blocks in enumerate(blocks_by_stage, start=first_stage):
+        for block in range(num_blocks):
+            yield number, f"stage{stage}_block{block}"
+            number += 1
 
 
 def _make_timm_block(
-    block: str, scope: str, convs: tuple[str, ...] = ("pw", "dw", "pwl")
+    prefix: str, scope: str, convs: tuple[str, ...] = ("pw", "dw", "pwl")
 ) -> LayerRules:
-    """Return rules for timm's inverted residual blocks, with convolutions of these names."""
+    """Return rules for timm's inverted residual blocks.
+
+    Layers' names in the file begin with a match of the pattern `prefix`, and the convolutions are
+    called `conv_` and a name of `convs`.
+    """
     return (
-        *((rf"{block}conv_{conv}", f"{scope}/conv_{n}") for n, conv in enumerate(convs)),
-        *((rf"{block}bn{n + 1}", f"{scope}/batch_norm_{n}") for n in range(len(convs))),
-        *make_squeeze_rules(rf"{block}se\.", scope),
+        *((rf"{prefix}conv_{conv}", f"{scope}/conv_{n}") for n, conv in enumerate(convs)),
+        *((rf"{prefix}bn{n + 1}", f"{scope}/batch_norm_{n}") for n in range(len(convs))),
+        *make_squeeze_rules(rf"{prefix}se\.", scope),
     )
 
 
-_FIRST = ("dw", "pw")
-"""Convolutions of a block that begins with the depthwise convolution."""
+_DEPTHWISE_FIRST = ("dw", "pw")
+"""Convolutions of a block without expansion: the depthwise one and the pointwise one."""
 _TIMM_ENDS: LayerRules = (
     (r"conv_stem|bn1", "{kind}_0"),
     (r"conv_head|bn2", "{kind}_1"),
     (r"classifier", "dense_0"),
 )
 
-_V1_STAGES = (1, 2, 2, 6, 2)
+_V1_BLOCKS_BY_STAGE = (1, 2, 2, 6, 2)
 
 
 def _list_mobilenet_v1() -> Iterator[tuple[str, str]]:
     yield r"conv_stem|bn1", "{kind}_0"
-    blocks = [(stage, index) for stage, count in enumerate(_V1_STAGES) for index in range(count)]
-    for number, (stage, index) in enumerate(blocks):
-        block = rf"blocks\.{stage}\.{index}\."
-        yield rf"{block}(?:conv_dw|bn1)", f"{{kind}}_{2 * number + 1}"
-        yield rf"{block}(?:conv_pw|bn2)", f"{{kind}}_{2 * number + 2}"
+    num_convs = 1  # The stem is conv_0.
+    for stage, num_blocks in enumerate(_V1_BLOCKS_BY_STAGE):
+        for block in range(num_blocks):
+            prefix = rf"blocks\.{stage}\.{block}\."
+            yield rf"{prefix}(?:conv_dw|bn1)", f"{{kind}}_{num_convs}"
+            yield rf"{prefix}(?:conv_pw|bn2)", f"{{kind}}_{num_convs + 1}"
+            num_convs += 2
+    # Names of other collections.
     yield r".+", "{kind}_#"
 
 
 MOBILENET_V1_TORCH: LayerRules = tuple(_list_mobilenet_v1())
-"""timm, and others by the order of their layers."""
+"""timm. Layers with other names are placed by their order in the file."""
 
-_V2_STAGES = (1, 2, 3, 4, 3, 3, 1)
+_V2_BLOCKS_BY_STAGE = (1, 2, 3, 4, 3, 3, 1)
 
 
-def _make_mobilenet_v2(block: str, first: int, ends: str) -> LayerRules:
-    numbered = _number_blocks(_V2_STAGES, first, stage=0)
+def _make_mobilenet_v2(submodule: str, first_block: int, stem_and_head: str) -> LayerRules:
+    """Return rules for files that call a block `features.N.SUBMODULE`, with N from `first_block`.
+
+    `stem_and_head` is the pattern of the layers before and after the blocks.
+    """
+    numbered_scopes = _number_blocks(_V2_BLOCKS_BY_STAGE, first_block, first_stage=0)
     return (
-        *((rf"features\.{n}\.{block}\..+", f"{scope}/{{kind}}_#") for n, scope in numbered),
-        (ends, "{kind}_#"),
+        *(
+            (rf"features\.{number}\.{submodule}\..+", f"{scope}/{{kind}}_#")
+            for number, scope in numbered_scopes
+        ),
+        (stem_and_head, "{kind}_#"),
         (r"classifier(?:\.\d)?", "dense_0"),
     )
 
 
 MOBILENET_V2_TORCH: LayerRules = (
-    *_make_mobilenet_v2("conv", first=1, ends=r"features\.(?:0|18)\.\d"),
-    *_make_timm_block(r"blocks\.0\.0\.", "stage0_block0", _FIRST),
+    *_make_mobilenet_v2("conv", first_block=1, stem_and_head=r"features\.(?:0|18)\.\d"),
+    *_make_timm_block(r"blocks\.0\.0\.", "stage0_block0", _DEPTHWISE_FIRST),
     *_make_timm_block(r"blocks\.(\d)\.(\d)\.", r"stage\1_block\2"),
     *_TIMM_ENDS,
 )
 """torchvision and timm."""
-MOBILENET_V2_MINDSPORE = _make_mobilenet_v2("layers", first=3, ends=r"features\.\d+")
+MOBILENET_V2_MINDSPORE = _make_mobilenet_v2("layers", first_block=3, stem_and_head=r"features\.\d+")
 """mindcv."""
 
 MOBILENET_V3_TORCH: LayerRules = (
@@ -94,7 +115,7 @@ EFFICIENTNET_TORCH: LayerRules = (
     (r"features\.0\.\d", "{kind}_0"),
     (r"features\.8\.\d", "{kind}_1"),
     (r"classifier\.1", "dense_0"),
-    *_make_timm_block(r"blocks\.0\.(\d+)\.", r"stage1_block\1", _FIRST),
+    *_make_timm_block(r"blocks\.0\.(\d+)\.", r"stage1_block\1", _DEPTHWISE_FIRST),
     *_make_timm_block(r"blocks\.(\d)\.(\d+)\.", r"stage<\1+1>_block\2"),
     *_TIMM_ENDS,
 )
@@ -115,11 +136,11 @@ SHUFFLENET_V2_TORCH: LayerRules = (
     (r"fc", "dense_0"),
 )
 """torchvision."""
-_SHUFFLENET_UNITS = (4, 8, 4)
+_SHUFFLENET_UNITS_BY_STAGE = (4, 8, 4)
 
 
 def _list_mindcv_shufflenet() -> Iterator[tuple[str, str]]:
-    for number, scope in _number_blocks(_SHUFFLENET_UNITS, first=0, stage=2):
+    for number, scope in _number_blocks(_SHUFFLENET_UNITS_BY_STAGE, first_number=0, first_stage=2):
         unit = scope.replace("block", "unit")
         yield rf"features\.{number}\.branch_proj\.\d", f"{unit}/branch_0/{{kind}}_#"
         yield rf"features\.{number}\.branch_main\.\d", f"{unit}/branch_1/{{kind}}_#"
