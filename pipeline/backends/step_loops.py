@@ -145,10 +145,10 @@ def run_windows(
     """
     rows: list[np.ndarray] = []
     for inputs, positions in split_at_windows(loader, start, stop):
-        if rows and not carry.should_continue:
-            break
         carry = run_window(carry, inputs, positions)
         # A copy: on the CPU the array is a view of a buffer that the next call consumes.
         buffer = np.asarray(carry.telemetry_buffer)
         rows.append(buffer[positions.start : positions.stop].copy())
+        if not carry.should_continue:  # before the loader has the next window
+            break
     return carry, np.concatenate(rows)

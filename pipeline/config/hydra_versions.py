@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
@@ -58,6 +58,8 @@ def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
     """Set `hydra.job.override_dirname` by overrides. Hydra 1.4 derives it when the key is read."""
     if OmegaConf.is_interpolation(job, "override_dirname"):
         return
+    from hydra._internal.config_loader_impl import get_overrides_dirname
+
     settings = job.config.override_dirname
     job.override_dirname = get_overrides_dirname(
         overrides=overrides,

@@ -65,24 +65,28 @@ class MovableEnd:
 
     def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
         """Return the schedule from boundary `step` on, with fewer steps or more."""
+        if dispatch_size.step_s is None:
+            return schedule
         now = time.perf_counter()
         left_s = self.stop_at - now
-        longest = replace(schedule, run=replace(schedule.run, total=self.most_steps))
-        if self._chosen_at is None:  # The first step is slower.
+        if self._chosen_at is None:
+            # The pace of all steps is counted from here: the first step is slower.
             self._note_choice(now, step)
         # The next dispatches are a part of the time, so that a slow one can't use all of it.
         dispatch_size.dispatch_s = min(schedule.dispatch_seconds, max(left_s, 0.0) / 4)
-        step_s = dispatch_size.step_s or 0.0
+        step_s = max(dispatch_size.step_s, LEAST_S)
         soon = step + 2 * dispatch_size.max_steps
-        last = find_last_step(longest, step, left_s, max(step_s, LEAST_S), self.event_s)
-        if now < self._due_at and soon < min(last, schedule.run.total):
-            return schedule
+        if now < self._due_at and soon < schedule.run.total:
+            # Only the next dispatches are looked at, as this is done after each.
+            required = _end_at(schedule, soon + 1)
+            if find_last_step(required, step, left_s, step_s, self.event_s) > soon:
+                return schedule
         if step > self._chosen_step:
             # The faster pace, as a choice of too many steps is mended, and one of too few isn't.
-            step_s = min(step_s, self._measure_pace(schedule, now, step))
+            step_s = max(min(step_s, self._measure_pace(schedule, now, step)), LEAST_S)
         self._note_choice(now, step)
-        last = find_last_step(longest, step, left_s, max(step_s, LEAST_S), self.event_s)
-        end = max(step + 1, last)
+        longest = replace(schedule, run=replace(schedule.run, total=self.most_steps))
+        end = max(step + 1, find_last_step(longest, step, left_s, step_s, self.event_s))
         if end == schedule.run.total:
             return schedule
         self.note_end(end)
@@ -125,7 +129,8 @@ def find_last_step(
     """
     step = first
     unsplit = replace(schedule.run, sink_steps=schedule.run.total)  # The end of a sink is free.
-    for segment in unsplit.segments(first, schedule.every):
+    every = {event: due for event, due in schedule.every.items() if event_s.get(event)}
+    for segment in unsplit.segments(first, every):
         steps = int(left_s / step_s)
         if step + steps <= segment.stop:
             return step + max(0, steps)

@@ -87,7 +87,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRun:
     """A run between its start and its end: what it calls, and how far it is."""
 
     program: Program
@@ -116,7 +116,7 @@ def train(
     run = Progress.restore(state, host, history)
     run.saved_at = started_at
     dispatch_size = DispatchSize(schedule.dispatch_seconds, history.newest_step_s)
-    training = Training(program, hooks, run, dispatch_size)
+    training = TrainingRun(program, hooks, run, dispatch_size)
     begin_run(training, host)
     # The first segment has the events that an earlier process left at this boundary.
     segment_events = RESUMED_EVENTS if run.pending is not None else frozenset()
@@ -163,7 +163,7 @@ def train(
     return end_run(training, decision, started_at, is_last=is_last)
 
 
-def begin_run(training: Training, host: HostState) -> None:
+def begin_run(training: TrainingRun, host: HostState) -> None:
     """Restore the hooks and notify callbacks of the start; at step 0 also log, collect and save."""
     hooks = training.hooks
     run = training.run
@@ -182,7 +182,7 @@ def begin_run(training: Training, host: HostState) -> None:
 
 
 def run_segment(
-    training: Training, segment: Segment, run_schedule: RunSchedule
+    training: TrainingRun, segment: Segment, run_schedule: RunSchedule
 ) -> frozenset[Event]:
     """Run the steps of a segment, log them and notify callbacks.
 
@@ -226,7 +226,7 @@ def dispatch(program: Program, segment: Segment, run: Progress) -> tuple[Telemet
     return telemetry, seconds
 
 
-def end_sink(training: Training) -> SinkReport:
+def end_sink(training: TrainingRun) -> SinkReport:
     """Report the sink that ends at this boundary to monitors and callbacks."""
     run = training.run
     report = training.sink.report(run.history.step)
@@ -236,7 +236,7 @@ def end_sink(training: Training) -> SinkReport:
     return report
 
 
-def evaluate(training: Training) -> Mapping[str, float] | None:
+def evaluate(training: TrainingRun) -> Mapping[str, float] | None:
     """Evaluate the state and return the metrics; None if a signal to stop interrupted it."""
     hooks = training.hooks
     run = training.run
@@ -257,13 +257,13 @@ def evaluate(training: Training) -> Mapping[str, float] | None:
     return evaluation.scalars()
 
 
-def save(training: Training, metrics: Mapping[str, float] | None = None) -> None:
+def save(training: TrainingRun, metrics: Mapping[str, float] | None = None) -> None:
     """Save the current state with the metrics of its evaluation."""
     training.hooks.saves.save(training.hooks, training.run, metrics)
     training.run.saved_at = time.monotonic()
 
 
-def decide(training: Training, *, is_last: bool) -> Decision:
+def decide(training: TrainingRun, *, is_last: bool) -> Decision:
     """Return the first process's decision; a run at its end is never pruned."""
     hooks = training.hooks
     run = training.run
@@ -279,7 +279,7 @@ def decide(training: Training, *, is_last: bool) -> Decision:
 
 
 def end_run(
-    training: Training, decision: Decision, started_at: float, *, is_last: bool
+    training: TrainingRun, decision: Decision, started_at: float, *, is_last: bool
 ) -> TrainState:
     """Record the status and the reason of a run's end, save and notify. Returns the state."""
     hooks = training.hooks
@@ -319,7 +319,7 @@ def exhaust(steps: Generator[Any, None, T]) -> T:
             return result
 
 
-def grant_requests(training: Training) -> None:
+def grant_requests(training: TrainingRun) -> None:
     """Grant the requests of callbacks, in all processes of the run."""
     hooks = training.hooks
     run = training.run
@@ -347,7 +347,7 @@ def add_requests(granted: Requests, requests: Requests, step: int) -> Requests:
     )
 
 
-def set_rates(training: Training) -> None:
+def set_rates(training: TrainingRun) -> None:
     """Pass the current learning rates to the device and the callbacks."""
     program = training.program
     rates = program.learning_rates
@@ -359,7 +359,7 @@ def set_rates(training: Training) -> None:
         program.executable.set_learning_rates(change_rates(rates, changes, program.rate_rules))
 
 
-def raise_failure(training: Training) -> None:
+def raise_failure(training: TrainingRun) -> None:
     """Raise the error of a callback that ends the run, once the state is saved.
 
     The state isn't saved if other processes have parts of it, as they don't know of the error.
@@ -372,7 +372,7 @@ def raise_failure(training: Training) -> None:
 
 
 def answer_non_finite_step(
-    training: Training, run_schedule: RunSchedule, telemetry: Telemetry
+    training: TrainingRun, run_schedule: RunSchedule, telemetry: Telemetry
 ) -> None:
     """Roll back if the last step was non-finite. Raises NonFiniteStepError if the step ends the
     run, after saving the state before it."""

@@ -1,7 +1,7 @@
 """Schedule of a run: the position of every step, and the events that split a sink.
 
-Epochs, sinks and steps are counted from 1; a *boundary* is the number of steps done. The schedule
-is complete before the run starts, so an event happens at its exact step with any sink size.
+Epochs, sinks and steps are counted from 1; a *boundary* is the number of steps done. The steps of
+events are known before the run starts, so an event happens at its exact step with any sink size.
 """
 
 from __future__ import annotations

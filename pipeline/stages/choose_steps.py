@@ -45,6 +45,8 @@ MOST_EVALUATIONS = 20
 CLOSING_S = 0.15
 """Seconds for logs, pictures and the summary, from the last evaluation to the process's end, on an
 idle machine."""
+MAX_SLOWDOWN = 4.0
+"""Largest factor by which other work is assumed to slow down the end of a run."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,16 @@ def freeze_steps(
     )
     deadline: Deadline | MovableEnd = Deadline(stop_at + LATE_SHARE * budget_s, events, write)
     if _is_movable(run, recipe, steps):
-        deadline = MovableEnd(
-            stop_at, events, partial(_write_steps, context, recipe), UNPLANNED_STEPS
-        )
+        write_steps = partial(_write_steps, context, recipe)
+        deadline = MovableEnd(stop_at, events, write_steps, UNPLANNED_STEPS)
     return _set_steps(run, replace(context, recipe=recipe, deadline=deadline), open_programs)
 
 
 def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:
-    """Return whether the numbers of a run's steps don't depend on how many steps follow.
+    """Return whether the first steps of a run are the same however many steps follow.
 
-    Callbacks, pruners and profiles get the number of steps.
+    Callbacks, pruners, profiles, dumps and histograms need the number of steps. Raises RecipeError
+    if a schedule needs more steps.
     """
     options = run.context.options
     train = recipe.train
@@ -121,7 +123,15 @@ def _is_movable(run: CompiledRun, recipe: Recipe, steps: int) -> bool:
         return False
     if train.iterations_per_loop is not None or steps > UNPLANNED_STEPS:
         return False
-    rates = make_learning_rates(train, replace(run.built.run_schedule, total=steps))
+    if recipe.dump.steps is not None or recipe.monitor.collect_every is not None:
+        return False
+    schedule = run.built.run_schedule
+    make_learning_rates(train, replace(schedule, total=steps))
+    try:
+        # Not with `steps`: in a warmup, rates of all schedules are equal.
+        rates = make_learning_rates(train, replace(schedule, total=UNPLANNED_STEPS // 2))
+    except RecipeError:  # a warmup of more steps
+        return False
     return np.array_equal(rates, run.built.learning_rates[: len(rates)])
 
 
@@ -152,8 +162,10 @@ def measure_pace(run: CompiledRun, sink: SinkPlan, budget_s: float) -> Pace:
     # The program that predicts samples at the end takes about as long to compile as evaluation.
     predicts = recipe.monitor.tensorboard and recipe.monitor.sample_predictions > 0
     # Other work on the machine slows down the end of the run as it slowed down this measurement.
+    # Waiting for a GPU or for loaders isn't other work, so the factor has a limit.
     slowdown = (time.perf_counter() - started_at) / (time.process_time() - worked_s)
-    closing_s = CLOSING_S * max(1.0, slowdown) + (compile_s if predicts else 0.0)
+    closing_s = CLOSING_S * min(max(1.0, slowdown), MAX_SLOWDOWN)
+    closing_s += compile_s if predicts else 0.0
     return Pace(step_s, evaluation_s, save_s, closing_s)
 
 
@@ -238,8 +250,14 @@ def _time_save(run: CompiledRun, trials: TimedRuns) -> float:
 
 
 def _write_steps(context: RunContext, recipe: Recipe, steps: int) -> None:
-    """Write the run's recipe with a number of steps."""
-    train = recipe.train.model_copy(update={"steps": steps})
+    """Write the run's recipe with a number of steps; fewer than before are an early end.
+
+    So a warmup stays shorter than the steps.
+    """
+    assert recipe.train.steps is not None
+    is_early = steps < recipe.train.steps
+    update = {"end_step": steps} if is_early else {"steps": steps}
+    train = recipe.train.model_copy(update=update)
     _write_recipe(context, recipe.model_copy(update={"train": train}), None)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine import deadline as deadline_module
 from pipeline.engine.deadline import Deadline, MovableEnd, find_last_step
-from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule
+from pipeline.engine.schedule import DispatchSize, Event, RunSchedule, Schedule, Segment
 
 Patch = pytest.MonkeyPatch
 
@@ -130,3 +132,37 @@ def test_movable_end_has_at_most_its_most_steps(monkeypatch: Patch) -> None:
     end = MovableEnd(100.0, {}, lambda steps: None, most_steps=64)
     schedule = end.shorten(schedule_of(20), 10, DispatchSize(1.0, 0.1))
     assert schedule.run.total == 64
+
+
+def test_movable_end_waits_for_the_first_step(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    totals: list[int] = []
+    end = MovableEnd(35.0, {}, totals.append, most_steps=10**6)
+    assert end.shorten(schedule_of(2), 0, DispatchSize(1.0)).run.total == 2
+    assert end.shorten(schedule_of(2), 1, DispatchSize(1.0, 10.0)).run.total == 4
+    assert totals == [4]
+
+
+def test_steps_that_do_not_move_the_end_look_at_few_events(monkeypatch: Patch) -> None:
+    """A run of a million steps with an evaluation every 100, before its next choice is due."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    counts: list[int] = []
+    segments = RunSchedule.segments
+
+    def count_segments(self: RunSchedule, *args: Any) -> Iterator[Segment]:
+        counts.append(0)
+        for segment in segments(self, *args):
+            counts[-1] += 1
+            yield segment
+
+    monkeypatch.setattr(RunSchedule, "segments", count_segments)
+    end = MovableEnd(1e4, {Event.EVALUATE: 1.0}, lambda steps: None, most_steps=10**6)
+    schedule = schedule_of(10**6, evals=100)
+    size = DispatchSize(1.0, 0.01)
+    schedule = end.shorten(schedule, 10, size)
+    counts.clear()
+    clock.now = 1.0
+    assert end.shorten(schedule, 110, size) is schedule
+    assert len(counts) == 1
+    assert counts[0] < 5

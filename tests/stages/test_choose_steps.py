@@ -64,14 +64,15 @@ class StopAtStep(Callback):
 
 
 class SoonEnd(MovableEnd):
-    """Ends 1 s after step 20."""
+    """Ends `soon_s` after step 20."""
 
+    soon_s = 1.0
     is_soon = False
 
     def shorten(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
         if step >= 20 and not self.is_soon:
             self.is_soon = True
-            self.stop_at = time.perf_counter() + 1.0
+            self.stop_at = time.perf_counter() + self.soon_s
         return super().shorten(schedule, step, dispatch_size)
 
 
@@ -105,6 +106,55 @@ def test_steps_follow_the_pace_if_rates_do_not_need_them(
     assert (summary.status, summary.reason) == ("done", None)
     assert summary.steps == train["steps"] > 20
     run(tiny(*keys, f"train.steps={summary.steps}"), tmp_path / "repeated")
+    assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_movable"),
+    [
+        (("schedule=constant",), True),
+        (("schedule=constant", "train.schedule.warmup_steps=4"), True),
+        (("schedule=exponential",), True),
+        (("schedule=cosine", "train.schedule.warmup_steps=400"), False),
+        (("schedule=polynomial", "train.schedule.warmup_steps=400"), False),
+        (("schedule=constant", "dump.steps=3"), False),
+        (("schedule=constant", "monitor.collect_every=10", "monitor.tensorboard=true"), False),
+    ],
+)
+def test_only_rates_that_never_depend_on_the_end_let_it_move(
+    tiny: Compose,
+    pace: Any,
+    tmp_path: Path,
+    monkeypatch: Patch,
+    keys: tuple[str, ...],
+    is_movable: bool,
+) -> None:
+    """Also if all steps that were chosen first are in a warmup."""
+    pace(1.5)
+    ends: list[bool] = []
+    is_movable_now = choose_steps._is_movable
+
+    def record(*args: Any) -> bool:
+        ends.append(is_movable_now(*args))
+        return ends[-1]
+
+    monkeypatch.setattr(choose_steps, "_is_movable", record)
+    run(tiny(*MLP, *keys, "stages=[data,build,compile,train]", "train.minutes=1"), tmp_path / "run")
+    assert ends == [is_movable]
+
+
+def test_recipe_of_a_run_that_ends_in_its_warmup_repeats_it(
+    tiny: Compose, pace: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(choose_steps, "MovableEnd", SoonEnd)
+    monkeypatch.setattr(SoonEnd, "soon_s", 0.0)
+    pace(0.5)
+    keys = (*MLP, "schedule=constant", "train.schedule.warmup_steps=30", "train.sink_size=5")
+    summary = run(tiny(*keys, "train.minutes=1"), tmp_path / "run")
+    train = read_train(tmp_path / "run")
+    assert summary.steps == train["end_step"] < 30 < train["steps"]
+    ends = (f"train.steps={train['steps']}", f"train.end_step={summary.steps}")
+    run(tiny(*keys, *ends), tmp_path / "repeated")
     assert read_logs(tmp_path / "run") == read_logs(tmp_path / "repeated")
 
 

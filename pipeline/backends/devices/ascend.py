@@ -8,9 +8,9 @@ from pipeline.backends.ascend.chip.hardware import Chip, extract_hardware, to_pr
 from pipeline.backends.ascend.chip.options import (
     MAX_DEVICES,
     EmulatedDevice,
+    EmulationOptions,
     ExecutionConfig,
     OptionError,
-    RunOptions,
 )
 from pipeline.backends.ascend.cost.collectives import AscendRates, check_devices
 from pipeline.backends.device_spec import DeviceSpec
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @component("device")
-class Ascend(RunOptions, Chip, DeviceSpec):
+class Ascend(EmulationOptions, Chip, DeviceSpec):
     """An emulated Ascend 910: XLA computes on the host, a model of the chip estimates the time."""
 
     auto_precision: ClassVar[Level] = "O3"

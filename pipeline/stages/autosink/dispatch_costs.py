@@ -69,7 +69,7 @@ class TimedRuns:
         self._observers: dict[int | None, Observers] = {}
 
     def time(self, variant: Variant, steps: int, evaluate: Evaluate = refuse_evaluation) -> Timing:
-        """Time a variant over `steps` steps, which must be at least three sinks.
+        """Time a variant over `steps` steps, of several sinks or of a part of one.
 
         With `evaluate`, each sink ends with an evaluation. Raises RunError if a step isn't finite.
         """

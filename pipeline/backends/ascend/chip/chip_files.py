@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from pipeline.backends.ascend.chip.hardware import FIGURES, UNREAD, Chip, find_unit
-from pipeline.backends.ascend.chip.options import RunOptions
+from pipeline.backends.ascend.chip.options import EmulationOptions
 from pipeline.core.errors import MAX_PROBLEMS, PipelineError, limit_problems
 from pipeline.core.files.error_text import (
     describe_problems,
@@ -24,7 +24,7 @@ from pipeline.core.files.value_text import show
 
 DEVICES = CONF / "device"
 CHIP_KEYS = frozenset(Chip.model_fields)
-NO_FIGURES = UNREAD | frozenset(("name", *RunOptions.model_fields))
+NO_FIGURES = UNREAD | frozenset(("name", *EmulationOptions.model_fields))
 """Keys of a device file that aren't a chip's."""
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
 

@@ -28,7 +28,7 @@ class OptionError(PipelineError):
     exit_status = 2
 
 
-class RunOptions(Spec):
+class EmulationOptions(Spec):
     """Keys of a device file that set how a run uses the chip."""
 
     mode: Literal["auto", "op_by_op", "graph_sink", "loop_sink"]

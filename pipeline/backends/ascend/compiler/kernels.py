@@ -284,7 +284,9 @@ class Kernels:
         outputs = (index for member in nodes for index in self.graph.nodes[member].outputs)
         elements = max(self.graph.values[index].size for index in (*node.inputs, *outputs))
         form: Form = "reduce" if kind == "reduce" else "single"
-        if kind in FUSABLE:
+        if fused and node.outputs[0] in self.random:
+            form = "random"
+        elif kind in FUSABLE:
             # A kernel along rows has a reduction of at least half its elements.
             along_rows = any(
                 self.kinds[member] == "rows"
@@ -292,9 +294,7 @@ class Kernels:
                 for member in nodes
             )
             form = "rows" if along_rows else "elementwise"
-            if node.outputs[0] in self.random:
-                form = "random"
-            elif self.composes_updates and self.phases.of_node[position] == "optimizer":
+            if self.composes_updates and self.phases.of_node[position] == "optimizer":
                 form = "update"
         return Kernel(
             form,
