@@ -26,13 +26,13 @@ IMPORTED = [
     "grain",
 ]
 IMPORTED += ["pipeline.backends.xla"]
+CONTEXT.set_forkserver_preload(IMPORTED)
 
 
 def start_forked(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str], said: Sequence[Path]
 ) -> ForkServerProcess:
     """Start `python -m pipeline` in a folder; both streams are appended to the files `said`."""
-    CONTEXT.set_forkserver_preload(IMPORTED)
     process = CONTEXT.Process(
         target=_command, args=(list(arguments), folder, dict(environment), list(said))
     )

@@ -23,7 +23,7 @@ from tests.outcome import arrays, assert_equal_arrays, metrics, read_summary
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[1]
-SHORT = ("train.steps=150", "eval.every_steps=50")
+SHORT = ("train.steps=150", "eval.every_steps=100")
 SLOWEST_S = 300.0
 
 

@@ -165,6 +165,7 @@ def test_killed_comparison_resumes_and_is_shared_by_processes(
     killed = start("killed")
     while killed.is_alive() and not summaries(tmp_path / "mine"):
         time.sleep(0.02)
+    assert killed.is_alive()
     killed.kill()
     killed.join()
     other = start("other")

@@ -163,6 +163,7 @@ def test_killed_folds_are_resumed(folder: Path, cache: Path) -> None:
     until = time.monotonic() + 120
     while not list(folder.glob("killed/*/checkpoints/[0-9]*")) and time.monotonic() < until:
         time.sleep(0.02)
+    assert process.is_alive(), "the folds ended before they were killed"
     process.kill()
     process.join()
     assert not (folder / "killed" / "out_of_fold.csv").exists()

@@ -58,7 +58,6 @@ def test_non_finite_batch_or_state_value_is_named() -> None:
     assert text.startswith("the step reads state: float32 3 with 1 Inf")
 
 
-@pytest.mark.slow
 def test_flax_layer_and_loop_are_named() -> None:
     class Network(nn.Module):
         @nn.compact

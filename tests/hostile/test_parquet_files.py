@@ -139,7 +139,6 @@ def test_table_without_rows_has_its_columns(of: str, tmp_path: Path) -> None:
     assert (table.rows, table.names) == (0, ("x", "y"))
 
 
-@pytest.mark.slow
 def test_column_of_only_missing_texts_is_read(tmp_path: Path) -> None:
     missing = pa.array([None, None], "string")
     columns = {"x": missing, "d": missing.dictionary_encode(), "n": pa.nulls(2)}

@@ -25,7 +25,6 @@ numbers = arrays(
 )
 
 
-@pytest.mark.slow
 @given(array=numbers, fortran=st.booleans())
 def test_archive_has_the_arrays_written_by_numpy(
     tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, fortran: bool

@@ -10,6 +10,7 @@ import pytest
 from pipeline import api
 from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.host.launchers import LAUNCHERS, RankPlace, find_place, require_one_process
+from tests.stages.launch.engines import ENGINES
 
 TORCHRUN = {
     "RANK": "1",
@@ -117,6 +118,11 @@ def test_single_process_has_no_place(launcher: dict[str, str], size: str) -> Non
     assert find_place("auto", {**launcher, **ranks, size: "1"}) is None
     # An image may set the size alone.
     assert find_place("auto", {size: "1"}) is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_single_process_of_an_engine_has_no_place(engine: str) -> None:
+    assert find_place("auto", ENGINES[engine](0, 1, 29_501)) is None
 
 
 def test_shell_inside_a_slurm_job_has_no_place() -> None:

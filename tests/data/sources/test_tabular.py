@@ -216,7 +216,6 @@ def test_shipped_tables_are_read(
     assert data.train.columns["image"].shape[1] == columns
 
 
-@pytest.mark.slow
 def test_parquet_and_csv_tables_are_equal(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")

@@ -105,7 +105,6 @@ def test_excessive_vocabulary_is_refused() -> None:
         parse_tokenizer(content)
 
 
-@pytest.mark.slow
 def test_library_panic_is_raised_as_value_error() -> None:
     """Numbers of special tokens that the library reads, and then has no vocabulary for."""
     draw, content = random.Random(1), tokenizer_json()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 from xml.etree import ElementTree
 
-import jax
-import numpy as np
 import pytest
 from jax._src.source_info_util import ExtendNameStackContextManager
 
@@ -21,7 +21,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.reporter import Reporter
 from pipeline.inspect.profiler import run_profile
 from pipeline.inspect.profiler.profiled_executable import ProfiledExecutable
-from pipeline.inspect.profiler.trace import Tracer, read_operations
+from pipeline.inspect.profiler.trace import Tracer
 from pipeline.models.modules.name_stack import DATA, UPDATE
 from pipeline.stages.build import build
 from pipeline.stages.compile import compile_programs
@@ -126,14 +126,22 @@ def test_profiled_executable_passes_calls_on() -> None:
 
 
 def test_trace_is_read_if_warnings_are_errors() -> None:
-    """jaxlib 0.12 with Python 3.13 aborted the process, as tests turn warnings into errors."""
-    double = jax.jit(lambda x: 2 * x)
-    double(np.ones(4)).block_until_ready()
-    tracer = Tracer()
-    tracer.start()
-    double(np.ones(4)).block_until_ready()
-    operations = read_operations(tracer.stop())
-    assert {operation.module for operation in operations} == {"jit__lambda"}
+    """The first trace that a process reads: jaxlib 0.12 with Python 3.13 aborted."""
+    script = (
+        "import warnings\n"
+        "import jax, numpy as np\n"
+        "from pipeline.inspect.profiler.trace import Tracer, read_operations\n"
+        "double = jax.jit(lambda x: 2 * x)\n"
+        "double(np.ones(4)).block_until_ready()\n"
+        "tracer = Tracer()\n"
+        "tracer.start()\n"
+        "double(np.ones(4)).block_until_ready()\n"
+        "trace = tracer.stop()\n"
+        "warnings.simplefilter('error')\n"
+        "print({operation.module for operation in read_operations(trace)})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "{'jit__lambda'}\n"), ended.stderr
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ paddings = st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(edges, edges)
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=45)
 @given(
     numbers=st.sampled_from([NHWC, NCHW, ("NHWC", "OIHW", "NCHW")]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
@@ -156,6 +156,7 @@ paddings = st.one_of(st.sampled_from(["SAME", "VALID"]), st.tuples(edges, edges)
     dilation=pairs,
     padding=paddings,
     chosen=st.booleans(),
+    layout=st.sampled_from(["nhwc", "chwn"]),
 )
 def test_gradients_of_random_convolutions_match_jax(
     numbers: tuple[str, str, str],
@@ -169,6 +170,7 @@ def test_gradients_of_random_convolutions_match_jax(
     dilation: tuple[int, int],
     padding: Any,
     chosen: bool,
+    layout: Layout,
 ) -> None:
     window = make_window(sizes, kernel, strides, padding, dilation, groups)
     assume(min(window.output_size) > 0)
@@ -197,7 +199,7 @@ def test_gradients_of_random_convolutions_match_jax(
     assert set(roles(gradients, weights, images)) == {f"conv2d {role}" for role in ROLES}
     assert list_unreplaced(jax.make_jaxpr(gradients)(weights, images), differentiated=True) == ()
     policy = LastCandidate() if chosen else DEFAULTS
-    ours = with_lowerings(gradients, policy, differentiated=True)
+    ours = with_lowerings(gradients, policy, differentiated=True, layout=layout)
     wide = (weights.astype(jnp.float32), images.astype(jnp.float32))
     exact = differentiated(lambda w, x: exact_convolution(x, w, {**how, "groups": groups}))
     if dtype == "bfloat16":
@@ -272,7 +274,6 @@ def test_gradient_of_flax_max_pool_matches_jax() -> None:
     assert_agrees(gradients, random(2, 7, 6, 3, seed=1), x)
 
 
-@pytest.mark.slow
 def test_gradients_of_products_match_jax() -> None:
     for kernel, rows in (((5, 4), (6, 5)), ((5, 150), (6, 5)), ((5, 4), (2, 3, 5))):
         gradients = differentiated(lambda kernel, x: x @ kernel)

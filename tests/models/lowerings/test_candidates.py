@@ -33,7 +33,7 @@ PLAIN = [
     (kernel, stride, padding, 1, 1)
     for (row, kernel), (column, stride) in itertools.product(enumerate(KERNELS), enumerate(STRIDES))
     for number, padding in enumerate(PADDINGS)
-    if kernel == 3 or (row + column) % 3 == number
+    if kernel == 3 or (row + column + 2) % 3 == number
 ]
 """All of a kernel of 3, which most families compute; of others every stride and every padding."""
 DILATED_OR_GROUPED = [

@@ -60,14 +60,15 @@ def assert_native(images: np.ndarray, kernel: np.ndarray, **how: Any) -> None:
 
 
 PADDINGS = ("SAME", "VALID", ((1, 0), (2, 3)))
-"""In every pair with a size and with a stride; random windows have the other combinations."""
+"""In every pair with a size and with a stride. Random windows of up to 3x3 have other combinations.
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "stride", "padding"),
     [
-        (size, stride, PADDINGS[(row + column) % 3])
+        (size, stride, PADDINGS[(row + column + 2) % 3])
         for row, size in enumerate((1, 3, 5, 7))
         for column, stride in enumerate((1, 2, 3))
     ],

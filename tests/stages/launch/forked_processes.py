@@ -33,4 +33,7 @@ def train_in_processes(
         processes.append(start_forked(words, folder, environment, [lines] * 2))
     for process in processes:
         process.join(240)
-    return [process.exitcode for process in processes], [file.read_text() for file in files]
+    statuses = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()  # one that still waits for another, which has failed
+    return statuses, [file.read_text() for file in files]

@@ -73,7 +73,10 @@ def test_connected_processes_train_several_runs(cache: Path, tmp_path: Path) -> 
         process.start()
     for process in processes:
         process.join(300)
-    assert [process.exitcode for process in processes] == [0, 0]
+    statuses = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert statuses == [0, 0]
     assert [(tmp_path / f"steps_{rank}").read_text() for rank in range(2)] == ["[20, 20]"] * 2
     assert outcome.metrics(tmp_path / "a") == outcome.metrics(tmp_path / "b")
 
