@@ -138,9 +138,10 @@ class TuneSettings:
 def tune(
     graph: TaskGraph, hw: Hardware, settings: TuneSettings, efficiency: Efficiency | None = None
 ) -> TuneResult:
-    """Return a tiling for every matrix product of the graph. None is slower than the vendor's default.
+    """Return a tiling for every matrix product of the graph.
 
-    Raises RunError for an unknown mode and for an invalid bank.
+    None is slower than the vendor's default tiling. Raises RunError for an unknown mode and for an
+    invalid bank.
     """
     mode = settings.mode
     if mode is not None and mode not in get_args(TuneMode):
