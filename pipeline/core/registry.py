@@ -209,8 +209,8 @@ def _has_exports(module: ModuleType) -> bool:
 
 
 def _reset_schemas() -> None:
-    """Discard the schemas of all specs. A schema that was built before a component was registered
-    lacks it. Before `load_all`, no schema has components."""
+    """Discard the schemas of all specs: a schema that was built before a component was registered
+    lacks it. Nothing is discarded before `load_all`, since no schema lists components yet."""
     if not load_all.cache_info().currsize:
         return
     specs: list[type[Any]] = [Spec]
@@ -252,7 +252,7 @@ def find_components(name: str) -> list[type[Spec]]:
 
 
 def find_kind(names: Iterable[str]) -> str | None:
-    """Return the kind whose components have exactly these names; None if there is no such kind."""
+    """Return the kind whose components have exactly these names, else None."""
     load_all()
     return next((kind for kind, by_name in _components.items() if set(by_name) == set(names)), None)
 

@@ -193,8 +193,8 @@ def _update_state(
 
 
 def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Return the gradients of the scaled loss of a batch. If there are no shards, the batch must be
-    cropped to its bucket."""
+    """Return the gradients of the scaled loss of a batch. Without shards, the batch must be cropped
+    to its bucket."""
     dropout_key = make_dropout_key(batch, state.step)
     if config.shards is not None:
         return _sum_shard_gradients(config, config.shards, state, batch, dropout_key)

@@ -166,9 +166,9 @@ def _describe_missing_files(root: Path, release: Release) -> str:
     folder = unpacked if unpacked.is_dir() else root
     missing = [name for name in release.file_bytes if not (folder / name).is_file()]
     return (
-        f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder with the .bin files "
-        f"or the folder that contains {release.folder}, {release.stem}.tar.gz or .tar.xz or the "
-        "folder that contains this archive, or null to download the archive"
+        f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder of the .bin files, "
+        f"the folder above {release.folder}, the archive {release.stem}.tar.gz or .tar.xz, the "
+        "folder of the archive, or null to download the archive"
     )
 
 
@@ -191,8 +191,8 @@ def unpack(
     missing or have changed.
 
     The folder's name has the archive's checksum, so a changed archive is unpacked again.
-    `published` is the checksum of a downloaded archive. With it, the archive is only read if it has
-    to be unpacked. Raises DataError that names the archive.
+    `published` has the checksum of a downloaded archive. Such an archive is only read if it has to
+    be unpacked. Raises DataError that names the archive.
     """
     digest = published.md5 if published is not None else _hash_archive(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"

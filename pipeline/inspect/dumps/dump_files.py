@@ -181,6 +181,7 @@ class DumpRecord:
 
     folder: Path
     about: Mapping[str, Any]
+    """Content of dump.json."""
     entries: Mapping[TensorName, DumpEntry] = field(default_factory=dict)
 
     @property
@@ -218,8 +219,8 @@ class DumpRecord:
 
 
 def find_dump(path: Path) -> Path | None:
-    """Return the folder of the dump at or below a path; None if there is no dump. Raises DataError
-    if there are several."""
+    """Return the folder of the dump at or below a path; None without a dump. Raises DataError for
+    several dumps."""
     if (path / ABOUT).is_file() or (path / TENSORS).is_file():
         return path
     if not path.is_dir():

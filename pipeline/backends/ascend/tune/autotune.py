@@ -132,7 +132,7 @@ class TuneSettings:
     builtin_path: Path | None = None
     seed: int = 0
     repeat: bool = False
-    """Whether operators in a bank are tuned again even if `mode` is None."""
+    """Whether operators in a bank are tuned again even with tuning off."""
 
 
 def tune(
@@ -140,8 +140,8 @@ def tune(
 ) -> TuneResult:
     """Return a tiling for every matrix product of the graph.
 
-    None is slower than the vendor's default tiling. Raises RunError for an unknown mode and for an
-    invalid bank.
+    Every tiling is at least as fast as the vendor's default. Raises RunError for an unknown mode
+    and for an invalid bank.
     """
     mode = settings.mode
     if mode is not None and mode not in get_args(TuneMode):
@@ -287,8 +287,8 @@ def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
 def find_custom_bank(file: str | Path | None) -> str | None:
     """Return the custom bank's file; None if neither `file` nor TUNE_BANK_PATH names it.
 
-    TUNE_BANK_PATH is CANN's variable for the folder of its custom bank. Raises OptionError if there
-    is no such folder, or if another user owns or can write it, since the bank decides how operators
+    TUNE_BANK_PATH is CANN's variable for the folder of its custom bank. Raises OptionError if the
+    folder is missing, or if another user owns or can write it, since the bank decides how operators
     are tiled.
     """
     if file is not None:
