@@ -35,7 +35,7 @@ from pipeline.backends.gpu.chip_target import ChipTarget
 from pipeline.backends.gpu.gpu_backend import AbsentGpuBackend
 from pipeline.backends.gpu.program_figures import make_compiler
 from pipeline.backends.gpu.step_programs import (
-    LOOP_STEPS,
+    MAX_PROGRAM_STEPS,
     Chip,
     make_carry_shapes,
     make_compiler_options,
@@ -140,7 +140,7 @@ def compile_variant(variant: str, work: CompileInputs, chip: Chip, target: ChipT
         spec = _spec_before(work, chip)
     else:
         options = make_compiler_options(variant, deterministic=True)  # type: ignore[arg-type]
-        spec = make_train_spec(work, chip, options, 0 if variant == "loop" else LOOP_STEPS)
+        spec = make_train_spec(work, chip, options, 0 if variant == "loop" else MAX_PROGRAM_STEPS)
     spec = ProgramSpec(**{**vars(spec), "platforms": chip.platforms})
     begun = time.perf_counter()
     _, report = make_compiler(target)(spec, _watch)

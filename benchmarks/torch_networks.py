@@ -162,7 +162,7 @@ def compare(name: str, side: int, rounds: int) -> Comparison:
         name,
         side,
         rate,
-        len(graph.train.nodes),
+        len(graph.training.nodes),
         float(np.abs(np.asarray(own) - theirs).max() / np.abs(theirs).max()),
         _largest(losses, in_32_bits),
         _largest(in_64_bits, in_32_bits),

@@ -1,11 +1,10 @@
-"""Components: everything a recipe can name, as kind -> name -> frozen type.
+"""The registry of components: every class that a recipe can name, by kind and name.
 
 A component is a frozen pydantic class with a literal `name`, registered with `@component(kind)`.
 Its module must not import jax, even indirectly: recipes are checked before jax is loaded.
 `COMPONENT_MODULES` lists the modules of components; a package stands for all its modules. Other
 distributions add components by the entry-point group `pipeline.components`, whose entries name
-modules to import. Plug-ins, which the command line names, add components too
-(`pipeline.core.plugins`).
+modules to import. Plug-ins (`pipeline.core.plugins`) add components too.
 """
 
 from __future__ import annotations
@@ -82,18 +81,17 @@ BOUNDS: Mapping[str, float] = {"int": MAX_INT, "float": MAX_FLOAT}
 """The largest numbers that programs can compute with, in int32 and float32."""
 
 _SCHEMA_KEYS = frozenset(
-    {
-        *("schema", "items_schema", "keys_schema", "values_schema", "definitions", "steps"),
-        *("lax_schema", "strict_schema", "json_schema", "python_schema"),
-    }
-)
+    {"schema", "items_schema", "keys_schema", "values_schema", "definitions", "steps",
+     "lax_schema", "strict_schema", "json_schema", "python_schema"}
+)  # fmt: skip
 """Keys of a pydantic schema that hold a nested schema, or a list of them."""
 _NAMED_SCHEMA_KEYS = frozenset(("fields", "choices"))
 """Keys of a pydantic schema that hold nested schemas by name."""
 
 
 class Expected:
-    """Marks a field of several types. Its error is `must be {text}`, not one for each type."""
+    """Marks a field of several types. For an invalid value, pydantic reports the one error
+    `must be {text}` instead of an error for each type."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -181,9 +179,10 @@ def load_all() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if _is_installed(entry):
             entry.load()
-    num_before = sum(map(len, _components.values()))
+    num_before = _count_components()
+    # `load_named` imports a plug-in, yields it, and only then imports the next plug-in.
     for plugin in load_named():
-        num_after = sum(map(len, _components.values()))
+        num_after = _count_components()
         if num_after == num_before and not _has_exports(plugin.module):
             raise RecipeError(
                 [f"{FLAG} {plugin.source}: registers no component and exports nothing"]
@@ -191,9 +190,13 @@ def load_all() -> None:
         num_before = num_after
 
 
+def _count_components() -> int:
+    return sum(map(len, _components.values()))
+
+
 def _has_exports(module: ModuleType) -> bool:
-    """Return whether a module has a class or function that `import` keys can name, other than those
-    that it has imported from this package or from the standard library."""
+    """Return whether a module has a class or function that `import` keys can name. Imports from
+    this package and from the standard library don't count."""
     if hasattr(module, "__getattr__"):
         return True  # It imports a class or function when its name is used.
     imported = {"pipeline", *sys.stdlib_module_names}
@@ -206,7 +209,8 @@ def _has_exports(module: ModuleType) -> bool:
 
 
 def _reset_schemas() -> None:
-    """Discard the schemas of all specs, if components were loaded: they lack a new component."""
+    """Discard the schemas of all specs: a schema that was built before a component was registered
+    lacks it. Nothing is discarded before `load_all`, since no schema lists components yet."""
     if not load_all.cache_info().currsize:
         return
     specs: list[type[Any]] = [Spec]
@@ -215,13 +219,14 @@ def _reset_schemas() -> None:
         specs += cls.__subclasses__()
         if cls.__pydantic_complete__:
             cls.__pydantic_complete__ = False
-            # As `model_rebuild(force=True)` of pydantic, which also builds the schema at once.
+            # pydantic builds the schema when the class is next used. `model_rebuild(force=True)`
+            # would build all schemas now.
             set_model_mocks(cls)
 
 
 def _is_installed(entry: EntryPoint) -> bool:
-    """Return whether an entry point is installed. Python also finds those of distributions in the
-    working folder, which may hold a stranger's data."""
+    """Return whether an entry point is installed. Python also lists entry points of distributions
+    in the working folder, but that folder may hold a stranger's data."""
     return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
@@ -232,8 +237,8 @@ def list_components(kind: str) -> Mapping[str, type[Spec]]:
 
 
 def make_component(kind: str, name: str, **fields: Any) -> Any:
-    """Make a component of a kind by name; `fields` are its fields that don't have their defaults.
-    Raises ValueError for an unknown name or field."""
+    """Make a component of a kind by name. Fields that `fields` lacks have their defaults. Raises
+    ValueError for an unknown name or field."""
     specs = list_components(kind)
     if name not in specs:
         raise ValueError(f"there is no {kind} {name!r}; choose from {', '.join(specs)}")
@@ -247,7 +252,7 @@ def find_components(name: str) -> list[type[Spec]]:
 
 
 def find_kind(names: Iterable[str]) -> str | None:
-    """Return the kind whose components have exactly these names; None if no kind has."""
+    """Return the kind whose components have exactly these names, else None."""
     load_all()
     return next((kind for kind, by_name in _components.items() if set(by_name) == set(names)), None)
 
@@ -265,7 +270,8 @@ class ComponentOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        # A union needs a choice: an empty section, which has no name, fits nothing.
+        # pydantic's union needs a choice. If the kind has no component, the only choice is a `Spec`
+        # named "", and no section fits it.
         specs: Mapping[str, type[Spec]] = list_components(self.kind) or {"": Spec}
         choices = {name: handler.generate_schema(cls) for name, cls in specs.items()}
         choice = core_schema.tagged_union_schema(choices, discriminator="name")
@@ -282,11 +288,8 @@ class ComponentOf:
             return {"name": value}
         if isinstance(value, Mapping) and "name" not in value:
             keys = set(value)
-            fitting = [
-                name
-                for name, cls in list_components(self.kind).items()
-                if keys <= set(cls.model_fields)
-            ]
+            specs = list_components(self.kind)
+            fitting = [name for name, cls in specs.items() if keys <= set(cls.model_fields)]
             raise PydanticCustomError(
                 "component_without_name", "must be a section with a `name`", {"fitting": fitting}
             )

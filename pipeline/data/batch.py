@@ -29,7 +29,7 @@ class Batch:
     epoch: Array
     sample: Array
     count: Array
-    samples: int | None = field(default=None, metadata={"static": True})
+    num_samples: int | None = field(default=None, metadata={"static": True})
     """The number of samples in the split, if an epoch may repeat samples: `sample` is then the
     sample's index plus a different multiple of this number for each repetition. None: the index."""
 

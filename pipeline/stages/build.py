@@ -51,7 +51,7 @@ from pipeline.training.rate_table import TableSchedule
 from pipeline.training.robustness.adversarial_rule import AdversarialRule
 from pipeline.training.robustness.pixel_scale import PixelScale, find_pixel_scale, find_white
 from pipeline.training.state import StepConfig, TrainState, split_params
-from pipeline.training.step import TrainStep, init_state, init_variables, make_train_step
+from pipeline.training.step import TrainStep, init_state, init_with_output, make_train_step
 from pipeline.training.target_metrics import list_metrics
 
 
@@ -126,7 +126,7 @@ def build(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> Built:
         step_config = replace(step_config, ledger_samples=len(dataset.train))
     seed = seed_words(recipe.seed)
     with blaming_key(f"model {recipe.model.name}"):
-        logits, variables = jax.eval_shape(lambda words: init_variables(step_config, words), seed)
+        logits, variables = jax.eval_shape(lambda words: init_with_output(step_config, words), seed)
     draft = StepDraft(recipe, dataset, step_config, seed, logits.shape[1:], variables)
     check_outputs(draft)
     require_all(LAYER_CHECKS, draft)

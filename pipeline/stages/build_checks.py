@@ -36,7 +36,7 @@ from pipeline.training.metrics import ALL_IN_TOP5, add_metric_sums, zero_sums
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.sharding_rules import list_layer_ranks, make_sharding_rules
 from pipeline.training.state import StepConfig, TrainState, split_params
-from pipeline.training.step import compute_step_gradients, init_variables, make_train_step
+from pipeline.training.step import compute_step_gradients, init_with_output, make_train_step
 from pipeline.training.target_metrics import ClassCountMetric
 
 UNTRACEABLE = (TypeError, ArithmeticError, LookupError, MemoryError, RecursionError, FlaxError)
@@ -190,7 +190,7 @@ def check_to_float(draft: StepDraft) -> None:
     listing = PathListing()
     traced = replace(draft.step_config, network=draft.step_config.network.clone(rules=(listing,)))
     with blaming_key("train.to_float"):
-        jax.eval_shape(lambda words: init_variables(traced, words), draft.seed)
+        jax.eval_shape(lambda words: init_with_output(traced, words), draft.seed)
         require_covered([rule.pattern for rule in rules], list(listing.paths), "layers")
 
 
@@ -202,7 +202,7 @@ def check_jit_layers(draft: StepDraft) -> None:
     paths: dict[LayerPath, None] = {}
     with blaming_key("train.jit_layers"):
         with record_module_paths(paths):
-            jax.eval_shape(lambda words: init_variables(draft.step_config, words), draft.seed)
+            jax.eval_shape(lambda words: init_with_output(draft.step_config, words), draft.seed)
         require_covered(patterns, list(paths), "layers")
 
 
@@ -222,7 +222,7 @@ def check_constraints(draft: StepDraft) -> None:
     rules = make_sharding_rules(parallel)
     if rules is None or parallel.mode != "semi_auto" or not rules.constraints:
         return
-    trace = partial(jax.eval_shape, partial(init_variables, draft.step_config), draft.seed)
+    trace = partial(jax.eval_shape, partial(init_with_output, draft.step_config), draft.seed)
     with blaming_key("parallel.constraints"):
         rules.require_layers(list_layer_ranks(trace))
 

@@ -29,7 +29,7 @@ from pipeline.training.curvature import group_layers
 from pipeline.training.microbatch_gradients import compute_gradients
 from pipeline.training.parallel.devices import count_devices
 from pipeline.training.parallel.microbatches import compute_batch_multiple
-from pipeline.training.step import make_update_only_step, mask_batch
+from pipeline.training.step import make_estimated_step, mask_batch
 
 
 def estimate_cost(
@@ -85,7 +85,7 @@ def describe_step(recipe: Recipe, dataset: Dataset, built: Built) -> StepToPrice
 
     return StepToPrice(
         name=recipe.name,
-        step=make_update_only_step(built.step_config, train.optimizer.lr),
+        step=make_estimated_step(built.step_config, train.optimizer.lr),
         state=built.state,
         batch=make_batch,
         batch_size=train.batch_size,

@@ -34,7 +34,7 @@ from pipeline.training.state import (
     require_trainable,
     split_params,
 )
-from pipeline.training.step import init_variables
+from pipeline.training.step import init_with_output
 
 _NORMS = (standard.BatchNorm, standard.LayerNorm, standard.GroupNorm)
 """Layers that share the depth of the layer before them."""
@@ -190,7 +190,7 @@ def _group_scopes(
     else:
         paths: dict[LayerPath, None] = {}
         with record_module_paths(paths):
-            jax.eval_shape(lambda words: init_variables(step_config, words), seed)
+            jax.eval_shape(lambda words: init_with_output(step_config, words), seed)
         # Traced in the order of calls.
         order = [(name, False) for name in dict.fromkeys(path[0] for path in paths)]
     depths: list[list[str]] = []

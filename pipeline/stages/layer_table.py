@@ -30,7 +30,7 @@ from pipeline.stages.build_checks import blaming_key
 from pipeline.stages.data import load_data
 from pipeline.stages.fine_tuning import add_fine_tuning
 from pipeline.training.state import StepConfig
-from pipeline.training.step import init_variables
+from pipeline.training.step import init_with_output
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def make_layer_table(recipe: Recipe, reporter: Reporter) -> LayerTable:
     with blaming_key(f"model {recipe.model.name}"), record_layers(traced.note_layer):
         is_list = isinstance(step_config.network, Network)
         with nullcontext() if is_list else observe_modules(on_result=traced.note_module):
-            variables = jax.eval_shape(lambda words: init_variables(step_config, words)[1], seed)
+            variables = jax.eval_shape(lambda words: init_with_output(step_config, words)[1], seed)
     step_config = add_fine_tuning(recipe, step_config, variables, steps_per_epoch, seed)
     params = flatten_dict(dict(variables["params"]))
     statistics = jax.tree.leaves(variables.get("batch_stats", {}))

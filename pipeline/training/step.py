@@ -1,8 +1,8 @@
 """One training step, its initial state and its evaluation, as pure functions.
 
 `_step` maps the batch, computes the loss (losses.py) and its gradients, decides the outcome and
-updates the state (update.py). The types are in state.py. Sink and backend decide when and on which
-device the functions are called.
+updates the state (update.py). The types are in state.py. The training loop (engine/loop.py) decides
+when the functions are called, the backend on which device.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ class TrainStep:
     `init(seed)` makes the state at step 0; the seed is uint32 (2,). `step(state, batch,
     learning_rates)` does one update. The rates are float32 (total steps,), or (total steps, 1 +
     groups) with rate groups. A step whose loss or gradient isn't finite leaves the parameters and
-    the optimizer's state as they are. `evaluate(state, batch, sums)` adds a batch to the sums. If
-    several runs share a step, `step` and `evaluate` have one more argument for each constant that
-    differs between the runs.
+    the optimizer's state as they are. `evaluate(state, batch, sums)` adds a batch to the sums.
+
+    If several runs share a step (study/population), `step` and `evaluate` have additional arguments
+    at the end: the constants in which the runs differ.
     """
 
     init: Callable[[Array], TrainState]
@@ -93,17 +94,20 @@ def make_train_step(config: StepConfig) -> TrainStep:
     """Make the functions of a step from its configuration."""
 
     def init(seed: Array) -> TrainState:
-        return init_state(config, init_variables(config, seed)[1])
+        _, variables = init_with_output(config, seed)
+        return init_state(config, variables)
 
     def step(state: TrainState, batch: Batch, learning_rates: Array) -> tuple[TrainState, Record]:
-        # Branches would copy the ledger.
+        # XLA would copy the ledger if it were an operand of the branches of phases and buckets.
         before = replace(state, ledger=None)
 
-        def compute(phase: StepConfig) -> tuple[TrainState, Record, Readings | None]:
-            if phase.shards is not None or not phase.buckets:
-                return _step(phase, before, batch, learning_rates)
+        def compute(phase_config: StepConfig) -> tuple[TrainState, Record, Readings | None]:
+            if phase_config.shards is not None or not phase_config.buckets:
+                return _step(phase_config, before, batch, learning_rates)
             return apply_in_bucket(
-                phase.buckets, batch, lambda cropped: _step(phase, before, cropped, learning_rates)
+                phase_config.buckets,
+                batch,
+                lambda cropped: _step(phase_config, before, cropped, learning_rates),
             )
 
         after, record, readings = (
@@ -112,9 +116,10 @@ def make_train_step(config: StepConfig) -> TrainStep:
         if state.ledger is None or readings is None:
             return after, record
         outcome = StepOutcome.from_columns(jnp, record.loss, record.grad_norm, record.skipped)
-        rows = batch.sample if batch.samples is None else batch.sample % batch.samples
+        num_samples = batch.num_samples
+        rows = batch.sample if num_samples is None else batch.sample % num_samples
         rows = gather_rows(config.shards, rows)
-        repeats = batch.samples is not None
+        repeats = num_samples is not None
         ledger = add_readings(state.ledger, rows, readings, outcome.applied, repeats=repeats)
         return replace(after, ledger=ledger), record
 
@@ -140,7 +145,8 @@ def make_train_step(config: StepConfig) -> TrainStep:
 def _step(
     config: StepConfig, state: TrainState, batch: Batch, learning_rates: Array
 ) -> tuple[TrainState, Record, Readings | None]:
-    """Return the state after a step, its record, and its readings for the ledger, if any."""
+    """Return the state after a step, the step's record, and readings for the ledger, if there is a
+    ledger."""
     whole = state if config.sharing is None else config.sharing.gather_fields(state, "params")
     gradients = compute_step_gradients(config, whole, batch)
     if config.privacy is not None:
@@ -160,31 +166,35 @@ def _update_state(
 ) -> tuple[TrainState, Record]:
     """Return the state after a step with gradients over `count` samples, and the step's record."""
     # XLA fuses a product with each use of a gradient, but stores a quotient, which is one more pass
-    # over all parameters. For the same reason the norm is of the scaled gradients.
+    # over all parameters. For the same reason `compute_norm` computes the norm of scaled gradients,
+    # and then multiplies the norm.
     unscale = 1 / state.loss_scale
+    # A scalar, or with rate groups (1 + groups,): the rate without a group, then each group's rate.
     rates = learning_rates[jnp.minimum(count_updates(state), learning_rates.shape[0] - 1)]
     rate = rates[0] if config.rate_groups else rates
     norm = compute_norm(gradients.values, unscale)
     outcome = decide_outcome(config.on_nan, state, gradients.loss, norm)
     record = record_step(state, gradients, rate, norm, outcome)
 
-    def update(state: TrainState, scaled: Any) -> TrainState:
+    def update_whole(state: TrainState, scaled: Any) -> TrainState:
         values = jax.tree.map(lambda g: g * unscale, scaled)
         unscaled = gradients._replace(values=values)
         return apply_update(config, state, unscaled, count, unscale, rates)
 
+    update: Callable[[TrainState, Any], TrainState] = update_whole
     if config.sharing is not None:
-        # The state of an update has no ledger.
-        sharing = replace(config.sharing, state=replace(config.sharing.state, ledger=None))
-        update = partial(sharing.update, update)
+        # `state` has no ledger here, so the shapes of the whole state must have none either.
+        whole_shapes = replace(config.sharing.state, ledger=None)
+        sharing = replace(config.sharing, state=whole_shapes)
+        update = partial(sharing.update, update_whole)
     after = apply_if_finite(outcome.applied, lambda s: update(s, gradients.values), state)
     after = count_overflow(config.loss_scale, after, outcome)
     return count_non_finite_step(config.on_nan, after, outcome), record
 
 
 def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) -> Gradients:
-    """Return the gradients of the scaled loss of a batch. Without shards, the batch is cropped to
-    its bucket already."""
+    """Return the gradients of the scaled loss of a batch. Without shards, the batch must be cropped
+    to its bucket."""
     dropout_key = make_dropout_key(batch, state.step)
     if config.shards is not None:
         return _sum_shard_gradients(config, config.shards, state, batch, dropout_key)
@@ -194,7 +204,7 @@ def compute_step_gradients(config: StepConfig, state: TrainState, batch: Batch) 
         divisor = compute_divisor(config, mapped.labels, mapped.mask, batch.count)
         return compute_gradients(config, state, mapped, divisor, state.loss_scale)
 
-    return _apply_drawn_ops(config, batch, state.step, compute)
+    return _call_with_step_ops(config, batch, state.step, compute)
 
 
 def make_dropout_key(batch: Batch, step: Array | int) -> Array:
@@ -202,20 +212,20 @@ def make_dropout_key(batch: Batch, step: Array | int) -> Array:
     return jax.random.fold_in(_make_key(batch.seed, 1), step)
 
 
-def _apply_drawn_ops(
+def _call_with_step_ops(
     config: StepConfig, batch: Batch, step: Array, compute: Callable[[Ops], T]
 ) -> T:
-    """Apply `compute` to the map ops of a training step.
+    """Return `compute(ops)` for the map ops of a training step.
 
     If an op is drawn for each step, `compute` is traced once for each choice. The program has a
-    branch for each, so that a sink needs no decision of the host.
+    branch for each choice, so the host needn't draw between the steps of a program.
     """
-    choices = count_choices(config.train_ops)
-    if choices == 1:
+    num_choices = count_choices(config.train_ops)
+    if num_choices == 1:
         return compute(config.train_ops)
-    number = draw_choice(jnp, choices, batch.seed, step)
-    branches = [partial(compute, select_variants(config.train_ops, n)) for n in range(choices)]
-    return jax.lax.switch(number, branches)
+    choice = draw_choice(jnp, num_choices, batch.seed, step)
+    branches = [partial(compute, select_variants(config.train_ops, n)) for n in range(num_choices)]
+    return jax.lax.switch(choice, branches)
 
 
 def _sum_shard_gradients(
@@ -227,43 +237,49 @@ def _sum_shard_gradients(
     dropout key of a shard is derived from its number.
     """
 
-    def count_labels(cropped: Batch, ops: Ops, number: Array) -> Array:
-        _, labels = map_batch(config, ops, cropped)
-        count = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
-        assert count is not None, "there is a label to ignore"
-        return count
+    def apply_to_shard(
+        compute: Callable[[Batch, Ops, Array], T], shard: Batch, shard_number: Array
+    ) -> T:
+        """Apply `compute` to a shard cropped to its bucket, to the map ops of the step and to the
+        shard's number."""
 
-    def compute(cropped: Batch, ops: Ops, number: Array) -> Gradients:
-        key = jax.random.fold_in(dropout_key, number)
-        mapped = map_training_batch(config, ops, cropped, key)
-        gradients = compute_gradients(config, state, mapped, divisor, state.loss_scale)
-        # Each shard fills its rows of the whole batch, and the sum over shards has all rows.
-        readings = jax.tree.map(
-            lambda rows: place_in_batch(rows, number, shards.count), gradients.readings
-        )
-        return gradients._replace(readings=readings)
-
-    def apply_to_shard(compute: Callable[[Batch, Ops, Array], T], shard: Batch, number: Array) -> T:
-        """Apply `compute` to a shard cropped to its bucket, and to the map ops of the step."""
-
-        def with_ops(cropped: Batch) -> T:
-            return _apply_drawn_ops(
-                config, cropped, state.step, lambda ops: compute(cropped, ops, number)
+        def compute_cropped(cropped: Batch) -> T:
+            return _call_with_step_ops(
+                config, cropped, state.step, lambda ops: compute(cropped, ops, shard_number)
             )
 
-        return apply_in_bucket(config.buckets, shard, with_ops)
+        return apply_in_bucket(config.buckets, shard, compute_cropped)
+
+    def count_labels(cropped: Batch, ops: Ops, shard_number: Array) -> Array:
+        _, labels = map_batch(config, ops, cropped)
+        count = count_valid_labels(config, labels, jnp.arange(labels.shape[0]) < cropped.count)
+        assert count is not None, "divides_by_labels is true only with an ignore_index"
+        return count
 
     divisor = batch.count
     if divides_by_labels(config):
         divisor = jnp.maximum(sum_shards(shards, batch, partial(apply_to_shard, count_labels)), 1.0)
+
+    def compute(cropped: Batch, ops: Ops, shard_number: Array) -> Gradients:
+        key = jax.random.fold_in(dropout_key, shard_number)
+        mapped = map_training_batch(config, ops, cropped, key)
+        gradients = compute_gradients(config, state, mapped, divisor, state.loss_scale)
+        # Each shard fills its rows of the whole batch, and the sum over shards has all rows.
+        readings = jax.tree.map(
+            lambda rows: place_in_batch(rows, shard_number, shards.count), gradients.readings
+        )
+        return gradients._replace(readings=readings)
+
     local = sum_local_shards(shards, batch, partial(apply_to_shard, compute))
-    rows = {path: layer.rows for path, layer in local.layers.items()}
-    total, rows = sum_devices(shards, (local._replace(layers={}), rows))
+    # Every update adds the gradients and the numbers of positions over devices. The moments of
+    # layers are large, so `exchange_moments` adds them only at updates that are due.
+    num_positions = {path: layer.rows for path, layer in local.layers.items()}
+    total, num_positions = sum_devices(shards, (local._replace(layers={}), num_positions))
     layers: Mapping[str, LayerSums] = {}
     if config.curvature is not None:
         due = config.curvature.is_due(count_updates(state))
         add = partial(sum_devices, shards)
-        layers = exchange_moments(config.curvature, local.layers, rows, due, add)
+        layers = exchange_moments(config.curvature, local.layers, num_positions, due, add)
     batch_stats = jax.tree.map(lambda x: x / shards.count, total.batch_stats)
     values = total.values
     if shards.factor != 1:
@@ -273,17 +289,17 @@ def _sum_shard_gradients(
 
 @jax.named_scope(DATA)
 def map_batch(config: StepConfig, ops: Ops, batch: Batch) -> tuple[Array, Array]:
-    """Return the images, NHWC float32, and the labels of a batch after its map ops."""
+    """Return the images, NHWC float32, and the labels of a batch after the map ops."""
     columns = apply_ops(jnp, ops, batch.columns, batch.seed, batch.epoch, batch.sample)
     sizes = batch.columns[SIZE] if config.padding_mask else None
     return make_network_inputs(columns["image"], config.image.layout, sizes), columns["label"]
 
 
 def make_network_inputs(images: Array, layout: str, sizes: Array | None) -> Array:
-    """Convert images as the map ops return them to a network's input, NHWC float32.
+    """Convert images to a network's input, NHWC float32. `layout` is that of the map ops.
 
-    With `sizes` (B, 1 or 2), the sizes without padding, it has one more channel, which marks
-    padding.
+    `sizes` (B, 1 or 2) are the sizes of the images without padding; None: the input marks no
+    padding. With sizes, the input has an additional channel, 1 on the image and 0 on padding.
     """
     images = images.astype(jnp.float32)
     images = images if layout == "hwc" else images.transpose(0, 2, 3, 1)
@@ -314,13 +330,14 @@ def compute_norm(gradients: Any, unscale: Array) -> Array:
     return optax.tree.norm(gradients) * unscale
 
 
-def make_update_only_step(
+def make_estimated_step(
     config: StepConfig, learning_rate: float
 ) -> Callable[[TrainState, tuple[Array, Array]], tuple[TrainState, Array]]:
-    """Make a step for cost estimates: only the update, on mapped images and labels.
+    """Make a step for cost estimates: loss, gradients and update, from mapped images and labels.
 
-    Images are (B, H, W, C) float32. The step is of the last phase, which trains the most
-    parameters. It has no map ops, loss scale, gradient norm, ledger or check for non-finite values.
+    Images are (B, H, W, C) float32. The step returns the new state and the loss. It is of the last
+    phase, which trains the most parameters. It has no map ops, loss scale, gradient norm, ledger or
+    check for non-finite values.
     """
     config = select_phase(config, config.phases[-1].start if config.phases else 0)
     config = replace(config, ledger_samples=None)
@@ -346,7 +363,8 @@ def make_zero_sums(config: StepConfig) -> EvalSums:
 
 
 def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, Any]:
-    """Return the variables for an evaluation; the moving average, if any, replaces the weights."""
+    """Return the variables for an evaluation. If the state has a moving average of the trained
+    parameters, it replaces them."""
     params = state.params
     if config.average is not None:
         params = merge_params(params, state.average)
@@ -354,14 +372,14 @@ def get_evaluated_weights(config: StepConfig, state: TrainState) -> dict[str, An
 
 
 def predict(config: StepConfig, variables: Any, batch: Batch) -> tuple[Array, Array]:
-    """Return the logits and the labels of a batch, as an evaluation computes them."""
+    """Return the logits of a batch in evaluation mode, and its labels."""
     images, labels = map_batch(config, config.eval_ops, batch)
     logits: Any = config.lower(partial(config.network.apply, train=False))(variables, images)
     return logits, labels
 
 
 def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSums) -> EvalSums:
-    """Add a batch, cropped to its bucket, to the sums of an evaluation."""
+    """Return the sums of an evaluation with a batch added; the batch is cropped to its bucket."""
     logits, labels = predict(config, get_evaluated_weights(config, state), batch)
     mask = jnp.arange(labels.shape[0]) < batch.count
     losses = compute_losses(config, logits, labels)
@@ -370,9 +388,9 @@ def _evaluate(config: StepConfig, state: TrainState, batch: Batch, sums: EvalSum
     return add_metric_sums(total, config.metrics, logits, labels, mask, where)
 
 
-def init_variables(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
-    """Return the logits of one blank image, and initial parameters and batch statistics. Raises
-    ValueError if the layers, or a rule for initialisation, don't fit."""
+def init_with_output(config: StepConfig, seed: Array) -> tuple[Array, Mapping[str, Any]]:
+    """Return the logits of one blank image, and the initial parameters and batch statistics. Raises
+    ValueError if layers don't fit together, or a rule for initialisation doesn't fit."""
     image = jnp.zeros((1, *get_image_shape(config.image)), jnp.float32)
     logits, variables = config.network.init_with_output(_make_key(seed, 0), image, train=False)
     params = reinitialize(variables["params"], config.init_rules, _make_key(seed, 2))
@@ -399,8 +417,8 @@ def init_state(config: StepConfig, variables: Mapping[str, Any]) -> TrainState:
 
 
 def _make_key(seed: Array, stream: int) -> Array:
-    """Return a JAX key from a seed, uint32 (2,). Stream 0 is for initialisation, 1 for dropout, 2
-    for initialisation by rules."""
+    """Return a JAX key from a seed, uint32 (2,). Stream 0 is for initialisation, stream 1 for
+    dropout, stream 2 for initialisation by rules."""
     key = jax.random.wrap_key_data(seed.astype(jnp.uint32), impl="threefry2x32")
     return jax.random.fold_in(key, stream)
 

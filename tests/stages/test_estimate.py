@@ -279,7 +279,7 @@ def test_unpriceable_step_fails_the_run(
     kind: str, tiny: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides, message = ODD[kind]
-    monkeypatch.setattr("pipeline.stages.estimate.make_update_only_step", lambda *_: odd(kind))
+    monkeypatch.setattr("pipeline.stages.estimate.make_estimated_step", lambda *_: odd(kind))
     with pytest.raises(RunError, match=message):
         run(tiny(*PRICED, *overrides), tmp_path / "run")
     assert outcome.read_summary(tmp_path / "run")["exit_status"] == 1

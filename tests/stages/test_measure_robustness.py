@@ -110,7 +110,7 @@ def test_attack_command_and_report(attacked_run: Path, tmp_path: Path) -> None:
     assert "Robustness" in text
     assert "pgd, unbounded" in text
     for arguments, problem in (
-        ({"radius": None}, "--radius: missing; the run has no radius of train.adversarial"),
+        ({"radius": None}, "--radius: must be set for a run without train.adversarial"),
         ({"radius": 2.0}, "--radius 2.0: must be at most 1"),
         ({"radius": 0.1, "attacks": ["jsma"]}, "--attacks jsma: there is no such attack"),
         ({"norm": "l2", "radius": 0.1, "attacks": ["square"]}, "needs --norm linf"),

@@ -1,9 +1,10 @@
 """Programs of a run on one GPU, each for a number of steps that is fixed when it is compiled.
 
 XLA's runtime for GPUs copies the condition of a loop to the host before every iteration, unless the
-trip count is constant: the host would wait for the device before each step. So a sink runs a
-program of several steps, and for the remaining steps a program of a single step. If `graphs` is
-loop, it runs one program whose loop is a CUDA graph, with its condition on the device.
+trip count is constant: the host would wait for the device before each step. So the steps that the
+host hands to the device at once (a sink) are split: the host dispatches a program of several steps
+while enough steps remain, then a program of a single step. If `graphs` is loop, it dispatches one
+program for the sink. Its loop is a CUDA graph, with the condition on the device.
 
 The state stays on the device in the layouts that the compiler chooses, so that no dispatch
 transposes weights.
@@ -37,15 +38,16 @@ from pipeline.training.step import TrainStep
 
 Graphs = Literal["auto", "off", "step", "loop"]
 
-LOOP_STEPS = 64
-"""A program with a constant trip count has at most this many steps. The host then dispatches once
-for 64 steps, and at most 63 steps of a sink one by one."""
+MAX_PROGRAM_STEPS = 64
+"""Most steps of a program whose number of steps is constant. The host dispatches such a program for
+64 steps, and at most 63 steps of a sink one by one."""
 CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """Operations that XLA may put into a CUDA graph: all but loops and collectives."""
 
 
 def make_compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, str | bool]:
-    """Return the options of XLA's compiler for CUDA graphs and deterministic operations."""
+    """Return XLA's compiler options for CUDA graphs, and for deterministic operations if
+    `deterministic` is true."""
     options: dict[str, str | bool] = {}
     if graphs != "auto":
         captured = {"off": "", "step": CAPTURED, "loop": f"{CAPTURED},WHILE"}
@@ -60,7 +62,8 @@ def make_compiler_options(graphs: Graphs, *, deterministic: bool) -> dict[str, s
 @register_dataclass
 @dataclass(frozen=True)
 class StepCarry:
-    """Position in the window, int32, and the training loop's values, for the next program."""
+    """Values that a training program passes to the next: the position in the window, int32, and the
+    training loop's values."""
 
     position: Array
     loop: LoopCarry
@@ -85,7 +88,8 @@ class GpuPrograms:
     """Training programs by their number of steps, the longest first. 0: any number of steps."""
     evaluate: Callable[..., EvalCarry]
     place: Callable[[TrainState], TrainState] | None
-    """Copies a state from the default layouts to the programs' layouts; None if they are equal."""
+    """Copies a state from the default layouts to the programs' layouts. None if the layouts are
+    equal, or the chip is absent."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class Chip:
 
 
 INIT = "initialisation"
+"""Name of the program that initialises."""
 Compile = Callable[[ProgramSpec, ProgressClock], tuple[Any, ProgramReport]]
 """(specification, clock) -> the compiled program and its report."""
 
@@ -117,88 +122,103 @@ def compile_for_gpu(
     chip: Chip,
     options: dict[str, str | bool],
     graphs: Graphs,
-    watch: ProgressClock,
+    clock: ProgressClock,
     compile_one: Compile = compile_program,
 ) -> tuple[GpuPrograms, tuple[ProgramReport, ...]]:
-    """Compile the programs of a run. Raises RunError if XLA can't compile one."""
+    """Compile the programs of a run, and return them with their reports.
+
+    `work` has the step's functions, the loaders and the constants of the run. `clock` shows the
+    user the time of each compilation. Raises RunError if XLA can't compile a program.
+    """
     reports: list[ProgramReport] = []
 
-    def compile_(spec: ProgramSpec) -> Any:
-        # Initialisation runs on the host, which is never absent.
+    def compile_and_report(spec: ProgramSpec) -> Any:
+        # Only the chip may be absent. If it is, initialisation is compiled for the host.
         platforms = None if spec.name == INIT else chip.platforms
-        program, report = compile_one(replace(spec, platforms=platforms), watch)
+        program, report = compile_one(replace(spec, platforms=platforms), clock)
         reports.append(report)
         return program
 
-    init = compile_(_make_init_spec(work, chip, options))
-    longest = LOOP_STEPS if work.dispatch_steps is None else min(work.dispatch_steps, LOOP_STEPS)
+    init = compile_and_report(_make_init_spec(work, chip, options))
+    longest = MAX_PROGRAM_STEPS
+    if work.dispatch_steps is not None:
+        longest = min(work.dispatch_steps, longest)
     steps = 0 if graphs == "loop" and longest > 1 else longest
-    program = compile_(make_train_spec(work, chip, options, steps))
-    formats = program.input_formats[0][0].loop.state
+    program = compile_and_report(make_train_spec(work, chip, options, steps))
+    argument_formats, _ = program.input_formats
+    carry_formats: StepCarry = argument_formats[0]
+    formats = carry_formats.loop.state
     if formats != program.output_formats.loop.state:
-        # A dispatch passes its state on, so layouts of inputs and outputs must be equal.
-        program = compile_(make_train_spec(work, chip, options, steps, formats))
+        # A dispatch reads the state that the previous dispatch returned, so inputs and outputs must
+        # have the same layouts.
+        program = compile_and_report(make_train_spec(work, chip, options, steps, formats))
     train = {steps: program}
     if steps != 1:
-        train[1] = compile_(make_train_spec(work, chip, options, 1, formats))
+        train[1] = compile_and_report(make_train_spec(work, chip, options, 1, formats))
     state = make_carry_shapes(work, chip).loop.state
-    evaluate = compile_(_make_eval_spec(work, chip, state, formats, options))
+    evaluate = compile_and_report(_make_eval_spec(work, chip, state, formats, options))
     return GpuPrograms(init, train, evaluate, _make_placer(chip, state, formats)), tuple(reports)
 
 
 def make_train_spec(
     work: CompileInputs, chip: Chip, options: dict[str, str | bool], steps: int, formats: Any = None
 ) -> ProgramSpec:
-    """Return the specification of a program of `steps` steps.
+    """Return the specification of a training program of `steps` steps.
 
-    If `steps` is 0, the program runs up to a position, its last argument. `formats` are the layouts
-    of the state; None: the compiler chooses them.
+    If `steps` is 0, the program's last argument is the position before which it stops. `formats`
+    are the layouts of the state; None: the compiler chooses them.
     """
     carry = make_carry_shapes(work, chip)
     if formats is None:
         formats = jax.tree.map(lambda _: Format(Layout.AUTO, chip.sharding), carry.loop.state)
+    # Arrays outside of the state are placed on the chip in default layouts. jax takes placements as
+    # a tree of the arguments' structure, so they are in the carry's classes.
     sharding: Any = chip.sharding
-    carry_formats = StepCarry(sharding, LoopCarry(formats, sharding, sharding))
+    carry_formats = StepCarry(
+        position=sharding,
+        loop=LoopCarry(state=formats, telemetry_buffer=sharding, should_continue=sharding),
+    )
     inputs = chip.to_shapes(work.train.get_window(0).inputs)
     rates = chip.to_shapes(pad_to_block(work.learning_rates))
-    bounds = (carry.position,) if steps == 0 else ()
+    arguments: tuple[Any, ...] = (carry, inputs, rates)
+    if steps == 0:
+        arguments += (carry.position,)
     names = {0: "training loop", 1: "training step"}
     return ProgramSpec(
         names.get(steps, f"{steps} training steps"),
         _make_step_function(work.step, steps),
-        (carry, inputs, rates, *bounds),
+        arguments,
         donated=0,
-        in_shardings=(carry_formats, *[sharding] * (2 + len(bounds))),
+        in_shardings=(carry_formats, *(sharding for _ in arguments[1:])),
         out_shardings=carry_formats,
         compiler_options=options,
     )
 
 
 def make_carry_shapes(work: CompileInputs, chip: Chip) -> StepCarry:
-    """Return the shapes of the values that training programs pass on."""
+    """Return the shapes and dtypes of a `StepCarry`, placed on the device."""
     state = jax.eval_shape(work.step.init, work.seed)
     buffers = jax.eval_shape(make_buffers, work.train.get_window(0).inputs)
-    return StepCarry(
-        chip.to_shapes(np.int32(0)), LoopCarry(chip.to_shapes(state), *chip.to_shapes(buffers))
-    )
+    return StepCarry(chip.to_shapes(np.int32(0)), chip.to_shapes(LoopCarry(state, *buffers)))
 
 
 def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]:
-    """Return a function of `steps` steps; 0: a loop up to a position, the last argument."""
+    """Return a function of `steps` steps. If `steps` is 0, the function is a loop, and its last
+    argument is the position before which it stops."""
 
     def train_step(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
-        """Return the carry after a step. After the end of the run only the position changes."""
+        """Return the carry after a step. If the run has ended, only the position changes."""
         position = carry.position
         before = carry.loop
         with jax.named_scope(DATA_SCOPE):
             batch = read_batch(inputs, position)
         state, record = step.step(before.state, batch, learning_rates)
         with jax.named_scope(UPDATE):
-            runs = before.should_continue
+            proceed = before.should_continue
             rows = before.telemetry_buffer
-            state = jax.tree.map(lambda new, old: jnp.where(runs, new, old), state, before.state)
-            rows = rows.at[position].set(jnp.where(runs, jnp.stack(record), rows[position]))
-            after = LoopCarry(state, rows, runs & record.should_continue)
+            state = jax.tree.map(lambda new, old: jnp.where(proceed, new, old), state, before.state)
+            rows = rows.at[position].set(jnp.where(proceed, jnp.stack(record), rows[position]))
+            after = LoopCarry(state, rows, proceed & record.should_continue)
         return StepCarry(position + 1, after)
 
     def train_steps(carry: StepCarry, inputs: Inputs, learning_rates: Array) -> StepCarry:
@@ -224,7 +244,8 @@ def _make_step_function(step: TrainStep, steps: int) -> Callable[..., StepCarry]
 
 
 def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bool]) -> ProgramSpec:
-    """Return the specification of the initialisation, on the host if JAX may use it."""
+    """Return the specification of the initialisation, on the host if JAX may use it, else on the
+    chip."""
     if chip.host is None:
         return ProgramSpec(
             INIT, work.step.init, (chip.to_shapes(work.seed),), compiler_options=options
@@ -236,7 +257,8 @@ def _make_init_spec(work: CompileInputs, chip: Chip, options: dict[str, str | bo
 def _make_eval_spec(
     work: CompileInputs, chip: Chip, state: Any, formats: Any, options: dict[str, str | bool]
 ) -> ProgramSpec:
-    """Return the specification of the evaluation of one batch, with training's layouts."""
+    """Return the specification of the evaluation of one batch. `state` are the shapes of the state,
+    `formats` its layouts in training."""
 
     def evaluate(carry: EvalCarry, state: TrainState, inputs: Inputs) -> EvalCarry:
         batch = read_batch(inputs, carry.position)
@@ -256,7 +278,7 @@ def _make_eval_spec(
 
 
 def _make_placer(chip: Chip, state: Any, formats: Any) -> Callable[[TrainState], TrainState] | None:
-    """Return `GpuPrograms.place`; None also for an absent chip."""
+    """Return `GpuPrograms.place`, from the shapes and the layouts of the state."""
     is_default = all(
         tuple(format_.layout.major_to_minor) == tuple(range(len(array.shape)))
         for format_, array in zip(jax.tree.leaves(formats), jax.tree.leaves(state), strict=True)

@@ -11,38 +11,42 @@ from pipeline.backends.graph.hlo_text import HloArray, HloLine, read_hlo_text
 
 _SCOPE = re.compile(r'metadata=\{[^}]*?op_name="([^"]*)"')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
+# A letter for each dimension of a convolution's kernel: `01io` in `dim_labels=b01f_01io->b01f`.
+_KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 
 CONTAINERS = frozenset({"while", "conditional", "call"})
 """Opcodes of operations that only call computations."""
 
 PRODUCTS = frozenset({"dot", "convolution"})
-"""Opcodes of sums of products."""
+"""Opcodes of matrix products and convolutions, which sum products."""
 MOVES = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "iota", "broadcast", "bitcast",
      "bitcast-convert", "convert", "copy", "transpose", "reverse", "reshape", "slice", "pad",
      "concatenate", "dynamic-slice", "dynamic-update-slice"}
 )  # fmt: skip
-"""Opcodes that move values, and compute none but conversions."""
+"""Opcodes that move values or convert their types, and compute nothing else."""
 FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
 """Opcodes of instructions that take no time."""
 CALLBACK = "python"
-"""A word in the name of a custom call of Python on the host."""
+"""Word in the target of a custom call that runs Python on the host."""
 # Prefixes of the targets of custom calls.
 ONEDNN = "onednn$"
 CUDNN = "__cudnn$"
 CUBLAS = "__cublas$"
-CONVERSIONS = "conversions of types"
+
+CONVERSION_KIND = "conversions of types"
+"""Kind of the operations in a profile for which `HloInstruction.converts` is true."""
 MAX_DISTANCE = 4
-"""An instruction inherits the scope of another one that is at most this many edges away."""
+"""Most edges between an instruction without a scope and the instruction whose scope it inherits."""
 
 
 @dataclass(frozen=True)
 class HloInstruction:
     """An operation.
 
-    `inner_opcodes` are the opcodes fused into it, `moved_bytes` the bytes that it reads and writes.
-    `scope` is the name scope that it was traced in, `target` the target of a custom call.
+    `inner_opcodes` are the opcodes of the computation that it calls, such as of a fusion, else its
+    opcode alone. `moved_bytes` are the bytes that it reads and writes. `scope` is the name scope
+    that it was traced in, `target` the target of a custom call.
     """
 
     opcode: str
@@ -72,11 +76,13 @@ class HloProgram:
     """Name of the module, such as `jit_loop`."""
 
     def find(self, name: str) -> HloInstruction | None:
-        """Return the operation of a name, or of a name without its suffix `__...`; else None."""
+        """Return the operation called `name`, else the operation called `name` without its suffix
+        `__...`; None if there is neither."""
         return self.instructions.get(name) or self.instructions.get(name.partition("__")[0])
 
     def find_kind(self, name: str) -> str | None:
-        """Return the kind of an operation; None for a container of other operations."""
+        """Return the kind of an operation; None for an unknown name and for an operation that only
+        calls computations."""
         if ONEDNN in name:
             product = "convolutions" if "convolution" in name else "matrix products"
             return f"{product}, by oneDNN"
@@ -97,31 +103,36 @@ def _name_kind(opcodes: frozenset[str]) -> str:
     if any(opcode.startswith(("reduce", "select-and")) for opcode in opcodes):
         return "sums and maxima"
     if "gather" in opcodes or "scatter" in opcodes:
-        return "gathers"
+        return "gathers and scatters"
     return "moves and conversions" if opcodes <= MOVES else "element by element"
 
 
 def parse_program(text: str) -> HloProgram:
-    """Parse `compiled.as_text()`. Unknown operations have no bytes and no FLOP."""
+    """Parse `compiled.as_text()`. Lines that `read_hlo_text` can't parse are left out."""
     program = read_hlo_text(text)
     lines = {line.name: line for line in program.parse_lines()}
     shapes = {name: line.arrays[0] for name, line in lines.items() if line.arrays}
-    opcodes: dict[str | None, frozenset[str]] = {}
-    flops: dict[str | None, float] = {}
+    computation_opcodes: dict[str, frozenset[str]] = {}
+    computation_flops: dict[str, float] = {}
     for computation, body in program.computations.items():
-        opcodes[computation] = frozenset(line.opcode for line in body.values())
-        flops[computation] = sum(_count_flops(line, shapes) for line in body.values())
+        computation_opcodes[computation] = frozenset(line.opcode for line in body.values())
+        computation_flops[computation] = sum(_count_flops(line, shapes) for line in body.values())
     instructions = {}
     for name, line in lines.items():
         called = line.called_computation
-        inner = opcodes.get(called, frozenset()) if called else frozenset((line.opcode,))
+        if called:
+            inner_opcodes = computation_opcodes.get(called, frozenset())
+            flops = computation_flops.get(called, 0.0)
+        else:
+            inner_opcodes = frozenset((line.opcode,))
+            flops = _count_flops(line, shapes)
         read_bytes = [lines[operand].nbytes for operand in line.operands if operand in lines]
         scope = _SCOPE.search(line.arguments)
         instructions[name] = HloInstruction(
             line.opcode,
-            inner,
-            _count_moved_bytes(inner, read_bytes, line.nbytes),
-            flops.get(called, 0.0) if called else _count_flops(line, shapes),
+            inner_opcodes,
+            _count_moved_bytes(inner_opcodes, read_bytes, line.nbytes),
+            flops,
             scope[1] if scope else "",
             line.target or "",
         )
@@ -138,9 +149,10 @@ def parse_program(text: str) -> HloProgram:
 def _inherit_scopes(
     instructions: Mapping[str, HloInstruction], lines: Mapping[str, HloLine]
 ) -> dict[str, str]:
-    """Return scopes by name for instructions without one, such as copies that the compiler adds.
+    """Return scopes by name for instructions without a scope, such as copies by the compiler.
 
-    A scope is that of the nearest reader of the result, else of the nearest operand, else "".
+    An instruction gets the scope of the nearest reader of its result. If no reader has a scope, it
+    gets the scope of the nearest operand, else "".
     """
     readers: dict[str, list[str]] = {}
     for name, line in lines.items():
@@ -152,12 +164,12 @@ def _inherit_scopes(
         visited = {name}
         frontier = [name]
         for _ in range(MAX_DISTANCE):
-            nearby = (other for name in frontier for other in neighbours.get(name, ()))
-            frontier = [other for other in nearby if other not in visited]
+            nearby = [near for member in frontier for near in neighbours.get(member, ())]
+            frontier = [near for near in nearby if near not in visited]
             visited.update(frontier)
-            for other in frontier:
-                # All other scopes are the training loop's, which don't name a layer.
-                scope = instructions[other].scope if other in instructions else ""
+            for near in frontier:
+                scope = instructions[near].scope if near in instructions else ""
+                # Scopes without these words are of the training loop, and name no layer.
                 if "jvp(" in scope or "step." in scope:
                     return scope
         return ""
@@ -170,7 +182,8 @@ def _inherit_scopes(
 
 
 def _count_moved_bytes(opcodes: frozenset[str], read_bytes: list[int], result_bytes: int) -> int:
-    """Return bytes read and written; of a sliced or updated array, only the slice's bytes."""
+    """Return the bytes that an instruction reads and writes. If it slices or updates an array, only
+    the bytes of the slice count."""
     if opcodes & {"dynamic-slice", "gather"}:
         return 2 * result_bytes
     if "dynamic-update-slice" in opcodes:
@@ -181,9 +194,9 @@ def _count_moved_bytes(opcodes: frozenset[str], read_bytes: list[int], result_by
 def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     """Return the FLOP of an instruction.
 
-    Each product in a sum of products counts as two. Arithmetic counts as one per element of the
-    result, a reduction as one per element of its operand. Moves, containers and unknown calls have
-    none.
+    A sum of products counts as two per product, a reduction as one per element of its operand.
+    Moves, containers, fusions and unknown custom calls count as none. Any other instruction counts
+    as one per element of its result.
     """
     operands = [shapes[name] for name in line.operands if name in shapes]
     if line.opcode == "dot" and operands:
@@ -191,14 +204,15 @@ def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
         dims = [int(dim) for dim in contracted[1].split(",") if dim] if contracted else []
         return 2.0 * line.elements * math.prod(operands[0].sizes[dim] for dim in dims)
     if line.opcode == "convolution" and len(operands) > 1:
-        labels = _LABELS.search(line.arguments)
-        features_axis = labels[1].find("o") if labels else -1
-        return 2.0 * line.elements * _count_products_per_output(operands[1], features_axis)
+        match = _KERNEL_LABELS.search(line.arguments)
+        kernel_labels = match[1] if match else ""
+        output_features_axis = kernel_labels.find("o")
+        return 2.0 * line.elements * _count_products_per_output(operands[1], output_features_axis)
     if line.opcode == "custom-call" and ONEDNN in line.arguments and len(operands) > 1:
         left, right = operands[:2]
         if "convolution" in line.arguments:
             return 2.0 * line.elements * _count_products_per_output(right, -1)
-        # (m, k) times (k, n) has m n elements; so k is this root, even if a side is transposed.
+        # The operands have m k and k n elements, the result m n. So k is this root.
         depth = math.sqrt(left.elements * right.elements / max(1, line.elements))
         return 2.0 * line.elements * depth
     if line.opcode.startswith("reduce") and operands:
@@ -208,6 +222,8 @@ def _count_flops(line: HloLine, shapes: Mapping[str, HloArray]) -> float:
     return float(line.elements)
 
 
-def _count_products_per_output(kernel: HloArray, features_axis: int) -> float:
+def _count_products_per_output(kernel: HloArray, output_features_axis: int) -> float:
     """Return the number of products that are summed for one output of a convolution."""
-    return kernel.elements / max(1, kernel.sizes[features_axis]) if kernel.sizes else 0.0
+    if not kernel.sizes:
+        return 0.0
+    return kernel.elements / max(1, kernel.sizes[output_features_axis])

@@ -159,7 +159,7 @@ def _write_graph(graph: TorchGraph, file: Path, reference: ReferenceLogits) -> N
     write_graph(file, graph)
     read_graph(file)
     weights = weights_beside(file).name
-    _report_file(file, f"graph of {len(graph.train.nodes):,} nodes, its weights in {weights}")
+    _report_file(file, f"graph of {len(graph.training.nodes):,} nodes, its weights in {weights}")
 
 
 def _require_equal(
@@ -180,7 +180,7 @@ def _require_equal(
 
 def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str, Any]) -> str:
     """Return a recipe as YAML; the command line has to add the dataset and the length."""
-    exporter = f" with torch {graph.torch}" if graph.torch else ""
+    exporter = f" with torch {graph.torch_version}" if graph.torch_version else ""
     head = (
         f"# @package _global_\n# {graph.origin}, converted{exporter}\n"
         f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"

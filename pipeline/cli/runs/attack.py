@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.core.errors import UsageError
@@ -34,9 +34,14 @@ from pipeline.training.robustness.attack_specs import (
 from pipeline.training.robustness.robustness_rows import WHITE_BOX
 from pipeline.training.step import get_evaluated_weights
 
-NAMES = tuple(
-    get_args(attack.model_fields["attack"].annotation)[0] for attack in get_args(AnyAttack)
-)
+
+def _read_name(attack: type[BaseModel]) -> str:
+    """Return the name of an attack: the only value of its literal field `attack`."""
+    (name,) = get_args(attack.model_fields["attack"].annotation)
+    return str(name)
+
+
+NAMES = tuple(map(_read_name, get_args(AnyAttack)))
 """Names of all attacks."""
 LINF_ONLY = "square"
 CORRUPTIONS = "corruptions"
@@ -51,12 +56,12 @@ def main(
     attacks: Sequence[str] = (),
     samples: int | None = None,
 ) -> CommandResult:
-    """Attack the newest checkpoint of a run, and write robustness.json into its directory.
+    """Attack the newest checkpoint of a run, and write robustness.json into the run's directory.
 
-    `steps` and `restarts` apply to pgd and apgd. `attacks` are names; empty: all. `radius` is for
-    pixels from 0 to 1; None: that of train.adversarial. Raises UsageError for an unknown attack or
-    a radius that is missing or too large, RecipeError if the data aren't images, DataError if the
-    run can't be read, RunError if the file can't be written.
+    `steps` and `restarts` apply to pgd and apgd. `attacks` are names; empty: all attacks for the
+    norm. `radius` is for pixels from 0 to 1; None: the radius of train.adversarial. Raises
+    UsageError for an unknown attack, or a radius that is missing or too large, RecipeError if the
+    data aren't images, DataError if the run can't be read, RunError if the file can't be written.
     """
     step = find_newest_step(run_dir)
     require_real(run_dir, (ROBUSTNESS,), ())
@@ -71,8 +76,8 @@ def main(
         state = load_state(opened, run_dir, step, reporter).state
         config = opened.built.step_config
         weights = get_evaluated_weights(config, state)
-        measure = RobustnessMeasure(config, weights, opened.dataset, plan, recipe.seed, reporter)
-        report = measure.measure(step)
+        evaluation = RobustnessMeasure(config, weights, opened.dataset, plan, recipe.seed, reporter)
+        report = evaluation.measure(step)
         write_json(run_dir / ROBUSTNESS, report.to_document())
     return CommandResult(report.to_document())
 
@@ -87,10 +92,12 @@ def _require_valid(
     if norm != "linf" and LINF_ONLY in names:
         raise UsageError([f"--attacks {LINF_ONLY}"], "needs --norm linf")
     if radius is None and adversarial is None:
-        raise UsageError(["--radius"], "missing; the run has no radius of train.adversarial")
+        raise UsageError(["--radius"], "must be set for a run without train.adversarial")
     problem = None if radius is None else find_norm_problem(norm, radius)
     if problem is not None:
-        raise UsageError([f"--radius {radius}"], problem.partition(": ")[2])
+        # `problem` is "radius = 2.0: must be ..."; the option's name replaces the key.
+        _, _, requirement = problem.partition(": ")
+        raise UsageError([f"--radius {radius}"], requirement)
 
 
 def _list_attacks(
@@ -100,11 +107,14 @@ def _list_attacks(
     names: Sequence[str],
     settings: Mapping[str, int],
 ) -> Sequence[AnyAttack]:
-    """Return the attacks of `names`, or all of the norm if empty; `settings` are for WHITE_BOX."""
-    attacks = names or [name for name in NAMES if norm == "linf" or name != LINF_ONLY]
+    """Return the attacks called `names`; if `names` is empty, all attacks for the norm.
+
+    `settings` are fields of the attacks in `WHITE_BOX`.
+    """
+    all_names = [name for name in NAMES if norm == "linf" or name != LINF_ONLY]
     adapter: TypeAdapter[AnyAttack] = TypeAdapter(AttackSpec)
     specs = []
-    for name in dict.fromkeys(attacks):
+    for name in dict.fromkeys(names or all_names):
         fields: dict[str, Any] = {"attack": name}
         if name != CORRUPTIONS:
             fields |= {"norm": norm, "radius": radius}

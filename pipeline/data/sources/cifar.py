@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Release:
-    """The files of a CIFAR release. `train` and `eval` have the number of records by file name."""
+    """The files of a CIFAR release. `train` and `eval` map names of files to numbers of records."""
 
     stem: str
     """Name of the archive, without suffix."""
@@ -71,7 +71,7 @@ class Release:
     train: Mapping[str, int]
     eval: Mapping[str, int]
     label_bytes: int
-    """Bytes of labels in a record; the last byte is read."""
+    """Bytes of labels in a record. The label is the last of them."""
     classes: int
 
     @property
@@ -82,7 +82,7 @@ class Release:
 
     @property
     def max_archive_bytes(self) -> int:
-        """Limit of an archive's size, packed and unpacked."""
+        """The most bytes that an archive may have, packed or unpacked."""
         return sum(self.file_bytes.values()) + _OTHER_BYTES
 
 
@@ -102,6 +102,7 @@ class CifarDataset(DatasetSpec):
         )
 
     def declare(self, cache: Path) -> RawData | None:
+        """Return zeros of the data's shapes if `read` would have to download data, else None."""
         if self.root is not None or find_release(cache / self.name, self.release) is not None:
             return None
         return make_blank_data(self.facts(), self.class_names)
@@ -110,19 +111,11 @@ class CifarDataset(DatasetSpec):
         """Return images, uint8 (n, 32, 32, 3), and labels, int32 (n,)."""
         downloads = cache / self.name
         path = find_release(self.root or downloads, self.release)
-        if path is None and self.root is None:
+        if path is None and self.root is not None:
+            raise DataError(_describe_missing_files(self.root, self.release))
+        if path is None:
             fetch_all(self.name, [self.archive], self.mirrors, downloads)
             path = downloads / self.archive.name
-        if path is None:
-            root = self.root or downloads
-            unpacked = root / self.release.folder
-            folder = unpacked if unpacked.is_dir() else root
-            missing = [name for name in self.release.file_bytes if not (folder / name).is_file()]
-            raise DataError(
-                f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder that holds "
-                f"them, the folder above {unpacked.name}, the archive {self.release.stem}.tar.gz "
-                "or .tar.xz, its folder, or null to download it"
-            )
         if path.is_file():
             is_download = self.root is None and path.name == self.archive.name
             path = unpack(path, self.release, downloads, self.archive if is_download else None)
@@ -167,8 +160,21 @@ class Cifar100(CifarDataset):
     class_names = tuple(_CIFAR100_CLASSES.split())
 
 
+def _describe_missing_files(root: Path, release: Release) -> str:
+    """Return an error's text for a root that has neither all .bin files nor their archive."""
+    unpacked = root / release.folder
+    folder = unpacked if unpacked.is_dir() else root
+    missing = [name for name in release.file_bytes if not (folder / name).is_file()]
+    return (
+        f"{folder} lacks {', '.join(missing)}; dataset.root must be the folder of the .bin files, "
+        f"the folder above {release.folder}, the archive {release.stem}.tar.gz or .tar.xz, the "
+        "folder of the archive, or null to download the archive"
+    )
+
+
 def find_release(root: Path, release: Release) -> Path | None:
-    """Return the folder with the .bin files at `root`, or their archive; None without both."""
+    """Return the folder with the .bin files at `root`, else their archive; None if there is
+    neither."""
     if root.is_file():
         return root
     for folder in (root, root / release.folder):
@@ -181,12 +187,12 @@ def find_release(root: Path, release: Release) -> Path | None:
 def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
-    """Return the folder below `cache` with the archive's .bin files, which are unpacked if they are
+    """Return the folder below `cache` with the archive's .bin files. Unpack the files if they are
     missing or have changed.
 
-    The folder's name has the archive's checksum, so a changed archive is unpacked again. The
-    checksum of a `published` archive is known, so it is read only to unpack it. Raises DataError
-    that names the archive.
+    The folder's name has the archive's checksum, so a changed archive is unpacked again.
+    `published` has the checksum of a downloaded archive. Such an archive is only read if it has to
+    be unpacked. Raises DataError that names the archive.
     """
     digest = published.md5 if published is not None else _hash_archive(archive, release)
     folder = cache / f"{release.folder}-{digest[:16]}"
@@ -195,7 +201,7 @@ def unpack(
             if published is not None:
                 require_published(archive, published)
             if (folder / SUMS).exists():
-                log.warning("%s: was changed since; unpacking %s again", folder, archive)
+                log.warning("%s: was changed; unpacking %s again", folder, archive)
             _unpack_into(archive, release, folder)
     return folder
 
@@ -221,7 +227,8 @@ def _unpack_into(archive: Path, release: Release, folder: Path) -> None:
         _copy_members(archive, release, scratch)
         (scratch / SUMS).write_text(format_checksums(scratch, release.file_bytes))
         make_private(folder)
-        # Files are moved one by one, since another process may read the folder, and the list last.
+        # Another process may read the folder now, so each file is moved into it as a whole. The
+        # checksums are moved last: they mark the folder as complete.
         for name in (*release.file_bytes, SUMS):
             commit(scratch / name, folder / name)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, ValueError) as error:
@@ -231,8 +238,8 @@ def _unpack_into(archive: Path, release: Release, folder: Path) -> None:
 
 
 def _copy_members(archive: Path, release: Release, folder: Path) -> None:
-    """Copy the .bin files into `folder`; their folders in the archive are ignored, as they could
-    lead elsewhere. Raises ValueError for a missing file, a wrong size or suffix."""
+    """Copy the .bin files into `folder`. The paths of files in the archive are ignored, since they
+    could lead out of `folder`. Raises ValueError for a missing file, or a wrong size or suffix."""
     missing = dict(release.file_bytes)
     openers = (opener for suffix, opener in _OPENERS.items() if archive.name.endswith(suffix))
     opener = next(openers, None)
@@ -259,7 +266,7 @@ def _copy_members(archive: Path, release: Release, folder: Path) -> None:
 
 
 class _BoundedStream(io.RawIOBase):
-    """A stream that raises ValueError after a number of bytes."""
+    """A stream that raises ValueError if its content has more than `max_bytes`."""
 
     def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
         self._stream = stream

@@ -221,8 +221,8 @@ class _Replay:
         valid = int(self.batch.count)
         positions = tuple(row for row in rows or () if row < valid)
         ids = np.asarray(self.batch.sample)[list(positions)]
-        if self.batch.samples is not None:
-            ids = ids % self.batch.samples
+        if self.batch.num_samples is not None:
+            ids = ids % self.batch.num_samples
         return NonFiniteSamples(tuple(ids.tolist()), positions, valid)
 
 

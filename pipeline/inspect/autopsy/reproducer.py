@@ -99,7 +99,7 @@ def write_reproducer(
         # The op that encodes rows of a table; None for other data.
         "table": first.model_dump(mode="json") if isinstance(first, EncodeTable) else None,
         "class_counts": list(step_config.class_counts),
-        "samples": batch.samples,
+        "samples": batch.num_samples,
         "autopsy": autopsy.to_dict(),
     }
     write_whole(folder / STEP, format_json(document, indent=2) + "\n")
@@ -121,7 +121,7 @@ def read_reproducer(folder: Path) -> Reproducer:
         finding = str(document["autopsy"]["text"])
         samples = document["samples"]
         arrays = {_BATCH[name]: array for name, array in tree["batch"].items()}
-        batch = Batch(**arrays, samples=None if samples is None else int(samples))
+        batch = Batch(**arrays, num_samples=None if samples is None else int(samples))
         state = TrainState(opt_state=(), **{"batch_stats": {}, **tree["state"]})
         step_config = _make_step_config(recipe, document, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -3,10 +3,11 @@
     {path}/{time}/{device}/{model}/{model id}/{steps done}/     CANN's layout
       dump.json       run, step, loss, and whether the dump is complete
       tensors.jsonl   a tensor a line: name, file, shape, SHA-256, statistics
-      {layer, / as _}.{role}.{index}.{microseconds}.npy
+      {layer}.{role}.{index}.{microseconds}.npy     {layer} has _ instead of /
     {path}/{time}/{device}/{model}/ge_proto_{model id}_Build.txt   the layers, in their order
 
-A line is written when its file is complete. If the disk becomes full, the lines so far are valid.
+A line of tensors.jsonl is written when the tensor's file is complete. If the disk becomes full, the
+lines that were written are valid.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ABOUT = "dump.json"
 TENSORS = "tensors.jsonl"
 STATISTICS = ("min", "max", "mean", "std", "norm", "zeros", "not_finite")
 """Figures of a tensor. `min`, `max`, `mean`, `std` and the Euclidean `norm` are of its finite
-elements; `zeros` is the share of zeros, and `not_finite` the number of other elements."""
+elements. `zeros` is the share of zeros, `not_finite` the number of infinities and NaN."""
 MODEL_ID = 1
 """Number of the model in CANN's layout; a run has one model."""
 MAX_INDEX_BYTES = 256 << 20
@@ -53,16 +54,16 @@ class DumpHeader:
     model: str
     device: str
     step: int
-    """Steps done; the tensors are of the next step."""
+    """Number of steps before the step whose tensors are dumped."""
     content: Content
     loss: float
     """Loss that the dump's program computed."""
     run: str = ""
     run_loss: float | None = None
-    """Loss that the run logged for the step; None before the step."""
+    """Loss that the run logged for the step; None until the run has logged it."""
     precision: str = ""
     layers: Sequence[tuple[str, str, str]] = ()
-    """Path, kind and type of the result of every layer."""
+    """Path, kind, and dtype of the output of every layer."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,14 @@ class DumpReport:
     num_tensors: int
     nbytes: int
     left_out: tuple[str, ...] = ()
-    """Tensors beyond the size limit, which have only statistics."""
+    """Names of tensors that the size limit left no room for. The dump has only their statistics."""
     stopped: str | None = None
     """Place and reason of an early end; None for a complete dump."""
 
     def __str__(self) -> str:
         text = f"{self.num_tensors} tensors, {self.nbytes / 1e6:,.1f} MB: {self.folder}"
         if self.left_out:
-            text += f"; {len(self.left_out)} beyond the limit, from {self.left_out[0]} on"
+            text += f"; {len(self.left_out)} beyond the limit, first {self.left_out[0]}"
         return text if self.stopped is None else f"{text}; {self.stopped}"
 
 
@@ -97,11 +98,12 @@ def write_dump(
     tensors: Iterable[tuple[TensorName, np.ndarray]],
     limit_bytes: int,
 ) -> DumpReport:
-    """Write a dump until a file can't be written. Raises nothing: the report has the reason."""
+    """Write a dump. If a file can't be written, stop there; the report has the reason. Raises
+    nothing."""
     num_written = 0
     nbytes = 0
     left_out = list[str]()
-    name = "its folder"
+    place = "its folder"
     stopped = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,17 +112,17 @@ def write_dump(
         write_whole(folder.parent.parent / f"ge_proto_{MODEL_ID:05}_Build.txt", graph)
         (folder / TENSORS).unlink(missing_ok=True)
         for tensor, array in tensors:
-            name = str(tensor)
+            place = str(tensor)
             entry: dict[str, Any] = {
-                "name": name,
+                "name": str(tensor),
                 "shape": list(array.shape),
                 "dtype": str(array.dtype),
             }
             if header.content == "tensors" and nbytes + array.nbytes > limit_bytes:
-                left_out.append(name)
+                left_out.append(str(tensor))
             elif header.content == "tensors":
                 buffer = io.BytesIO()
-                # ascontiguousarray adds an axis to a scalar.
+                # ascontiguousarray adds an axis to a scalar, and reshape removes it.
                 plain = np.ascontiguousarray(array).reshape(array.shape)
                 np.save(buffer, plain, allow_pickle=False)
                 content = buffer.getvalue()
@@ -132,7 +134,7 @@ def write_dump(
                 index.write(format_json(entry | {"statistics": _compute_statistics(array)}) + "\n")
             num_written += 1
     except OSError as error:
-        stopped = f"stops at {name}: {error.strerror or error}"
+        stopped = f"stops at {place}: {error.strerror or error}"
     document = {**asdict(header), "tensors": num_written, "left_out": left_out, "stopped": stopped}
     try:
         write_whole(folder / ABOUT, format_json(document, indent=2) + "\n")
@@ -142,14 +144,15 @@ def write_dump(
 
 
 def add_run_loss(folder: Path, loss: float) -> None:
-    """Add the loss that the run logged for a dump's step to dump.json; raises nothing."""
+    """Add `loss`, which the run logged for the step, to dump.json. Raises nothing."""
     with suppress(OSError, ValueError):
         header = read_json(folder / ABOUT)
         write_whole(folder / ABOUT, format_json({**header, "run_loss": loss}, indent=2) + "\n")
 
 
 def _compute_statistics(array: np.ndarray) -> dict[str, float | int]:
-    """Return the `STATISTICS` of an array, summed in float64; NaN without finite elements."""
+    """Return the `STATISTICS` of an array, computed in float64. If no element is finite, the
+    statistics of finite elements are NaN."""
     values = np.asarray(array, np.float64).ravel()
     finite = values[np.isfinite(values)]
     figures = [float("nan")] * 5
@@ -178,6 +181,7 @@ class DumpRecord:
 
     folder: Path
     about: Mapping[str, Any]
+    """Content of dump.json."""
     entries: Mapping[TensorName, DumpEntry] = field(default_factory=dict)
 
     @property
@@ -192,7 +196,8 @@ class DumpRecord:
         return {str(path): str(kind) for path, kind, _ in self.about.get("layers", ())}
 
     def read(self, name: TensorName) -> np.ndarray | None:
-        """Read an array; None if it has only statistics. Raises DataError for a changed file."""
+        """Read an array; None if the dump has only its statistics. Raises DataError for a missing,
+        changed or invalid file."""
         entry = self.entries[name]
         if entry.file is None:
             return None
@@ -214,7 +219,8 @@ class DumpRecord:
 
 
 def find_dump(path: Path) -> Path | None:
-    """Return the dump at or below a path; None without one. Raises DataError for several."""
+    """Return the folder of the dump at or below a path; None without a dump. Raises DataError for
+    several dumps."""
     if (path / ABOUT).is_file() or (path / TENSORS).is_file():
         return path
     if not path.is_dir():

@@ -33,7 +33,7 @@ from pipeline.models.modules.layout import to_nhwc
 from pipeline.models.modules.standard import Network
 from pipeline.training.losses import BatchLoss, compute_losses, reduce_losses
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import init_variables
+from pipeline.training.step import init_with_output
 
 NumpyArrays = dict[str, np.ndarray]
 
@@ -182,7 +182,7 @@ def layer_kinds(config: StepConfig, seed: np.ndarray) -> dict[str, str]:
         kinds["/".join(path)] = kind
 
     with record_layers(note_kind):
-        jax.eval_shape(partial(init_variables, config), seed)
+        jax.eval_shape(partial(init_with_output, config), seed)
     return kinds
 
 

@@ -11,7 +11,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal
 
-from pipeline.backends.graph.hlo_program import CONTAINERS, CONVERSIONS, HloInstruction, HloProgram
+from pipeline.backends.graph.hlo_program import (
+    CONTAINERS,
+    CONVERSION_KIND,
+    HloInstruction,
+    HloProgram,
+)
 from pipeline.inspect.profiler.trace import TracedOp
 from pipeline.models.modules.name_stack import DATA, UPDATE, find_layer
 
@@ -118,7 +123,7 @@ def describe_operation(name: str, module: str, program: HloProgram) -> Operation
     if instruction.is_callback:
         kind = "calls of Python"
     elif instruction.converts and instruction.opcode in ("fusion", "convert"):
-        kind = CONVERSIONS
+        kind = CONVERSION_KIND
     else:
         kind = program.find_kind(name) or instruction.opcode
     layer = _find_layer(instruction.scope) if phase in ("forward", "backward") else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from pipeline.backends.graph.hlo_program import CONVERSIONS
+from pipeline.backends.graph.hlo_program import CONVERSION_KIND
 from pipeline.backends.loading.loader_stats import LoaderReport
 from pipeline.inspect.profiler.compilations import Compilation
 from pipeline.inspect.profiler.peaks import Peaks
@@ -235,7 +235,7 @@ def _find_event_bound(evidence: Evidence) -> StepVerdict | None:
 
 def _find_converting(evidence: Evidence) -> StepVerdict | None:
     """Return a verdict if conversions of types take a large share of a step."""
-    conversions = [op for op in evidence.profile.operators if op.kind == CONVERSIONS]
+    conversions = [op for op in evidence.profile.operators if op.kind == CONVERSION_KIND]
     ms = sum(op.ms for op in conversions)
     share = evidence.host.share(ms)
     if share <= CONVERSION_SHARE:

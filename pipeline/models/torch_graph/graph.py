@@ -1,8 +1,11 @@
-"""The graph of a PyTorch network: nodes, arrays and two forms, as frozen data without torch.
+"""The graph of a PyTorch network, as frozen data without torch.
+
+A graph has arrays and two forms. A form lists the nodes, the calls of operators, that compute the
+network in training or in evaluation.
 
 A graph is a program of `torch.export`, with ATen's operators, after three changes. No operator
-works in place. A value that depends on neither input nor weights is an array. Sizes that depend on
-the batch are computed by nodes.
+works in place. A value that is computed from constants alone is an array of the role constant.
+Sizes that depend on the batch are computed by nodes.
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ dense kernel, OI in PyTorch."""
 HWIO = (2, 3, 1, 0)
 IO = (1, 0)
 KERNEL_AXES: Mapping[Order, tuple[int, ...]] = {"hwio": HWIO, "io": IO}
-"""PyTorch's numbers of the axes of a kernel that is stored in an order."""
+"""Axis i of a kernel that is stored in `order` is PyTorch's axis `KERNEL_AXES[order][i]`."""
 
 
 @dataclass(frozen=True)
 class ValueOf:
-    """Reference to a node's result, or to result `item` of several; `INPUT` names the input."""
+    """Reference to the result of a node, or to the network's input if `node` is `INPUT`.
+
+    `item` is the result's index if the node has several results, else None.
+    """
 
     node: str
     item: int | None = None
@@ -43,12 +49,13 @@ class ArrayOf:
 
 @dataclass(frozen=True)
 class TypeOf:
-    """An argument that is a dtype, such as float32."""
+    """A dtype, such as float32, as an argument of an operator. It refers to no node or array."""
 
     name: str
 
 
 INPUT = "input"
+"""Name of the network's input in references."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class ArraySpec:
     role: Role
     order: Order
     shape: tuple[int, ...]
-    """Shape in the order of the array."""
+    """Sizes of the axes, in `order`."""
     dtype: str
 
 
@@ -88,8 +95,8 @@ class GraphNode:
     """Specs of resulting tensors; empty for a size."""
     module: str
     """Path of the PyTorch module that calls the operator; "" for the network itself."""
-    kind: str
-    """Class of the module, such as `Conv2d`."""
+    module_class: str
+    """Class of the module, such as `Conv2d`; the ONNX operator for a network of an ONNX file."""
     line: str
     """Line of the user's code: `my_nets.py:12: y = self.conv(x)`; empty if unknown."""
 
@@ -100,39 +107,41 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class Form:
-    """The network in training or in evaluation: nodes in the order of computation."""
+    """The computation of the network in training or in evaluation."""
 
     nodes: tuple[GraphNode, ...]
+    """In the order of computation."""
     output: ValueOf
     updates: tuple[tuple[str, ValueOf], ...] = ()
-    """New values of buffers by name, except statistics, which the nodes of batch norms update."""
+    """Names of buffers with references to their new values. Running statistics of batch norms are
+    missing here: the node of a batch norm updates its statistics itself."""
 
 
 @dataclass(frozen=True, eq=False)
 class TorchGraph:
-    """A network: its input, arrays and forms.
+    """A network: its input, arrays and two forms.
 
-    Graphs are compared by identity, which is fast for a field of a flax module.
+    Graphs are compared by identity. That is fast, and flax compares the fields of modules.
     """
 
     origin: str
     """Reference of the module, such as `torchvision.models:resnet18`."""
-    torch: str
+    torch_version: str
     """Version of torch that exported the module; empty for a network of an ONNX file."""
     input: TensorSpec
     arrays: tuple[ArraySpec, ...]
-    train: Form
-    evaluate: Form
+    training: Form
+    evaluation: Form
     values: Mapping[str, np.ndarray] = field(repr=False)
     """Initial values of all arrays by name, in the order of their specs."""
 
-    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
-        """Return the graph itself, which is a source of graphs for images of any size."""
+    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
+        """Return the graph itself for any `image_shape`, so a graph is a `GraphSource`."""
         return self
 
     def form(self, train: bool) -> Form:
         """Return the form for training or for evaluation."""
-        return self.train if train else self.evaluate
+        return self.training if train else self.evaluation
 
     def spec(self, name: str) -> ArraySpec:
         """Return the spec of an array. Raises KeyError."""

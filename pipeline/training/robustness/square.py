@@ -1,6 +1,8 @@
-"""The Square attack: random squares of the radius, which stay if `compute_margin` grows.
+"""The Square attack, which reads no gradients: Andriushchenko et al. 2020, arXiv 1912.00049.
 
-Andriushchenko et al. 2020, arXiv 1912.00049, algorithm 2, for linf. It reads no gradients.
+A step changes a random square of the image. In the square, each channel is the original image plus
+or minus the radius. The change stays if it makes the margin of the wrong classes larger
+(`compute_margin`). This is the paper's algorithm 2, for the norm linf.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from pipeline.training.robustness.attack_losses import AttackedNetwork, compute_
 from pipeline.training.robustness.ball import Ball, draw_uniforms
 
 FIRST_SHARE = 0.8
-"""Share of the pixels in the first squares."""
+"""Share of the image's pixels that are in the square of the first step."""
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""Steps, of 10,000, after which the share is halved."""
+"""Steps after which the share is halved, if there are 10,000 steps."""
+# Values of the argument `op` of `draw_uniforms`.
 STRIPES_DRAW = 1
 SQUARES_DRAW = 2
-"""Numbers of the draws of the first image and of the squares."""
 
 
 def list_sides(steps: int, height: int, width: int) -> np.ndarray:
@@ -35,9 +37,11 @@ def search_squares(
 ) -> tuple[Array, Array]:
     """Return images of the linf ball, and whether their predictions are wrong, bool (B,).
 
-    `seed`, uint32 (2,), and `sample`, int32 (B,), are the key of the draws.
+    `seed`, uint32 (2,), and `sample`, int32 (B,), are the key of the draws. The search starts from
+    vertical stripes: in each column, each channel is the radius above or below the image's.
     """
-    height, width, channels = shape = ball.images.shape[1:]
+    shape = ball.images.shape[1:]
+    height, width, channels = shape
     sides = jnp.asarray(list_sides(steps, height, width))
     stripes = draw_uniforms(seed, 0, sample, STRIPES_DRAW, width * channels)
     signs = jnp.where(stripes < 0.5, -1.0, 1.0).reshape(-1, 1, width, channels)
@@ -45,15 +49,16 @@ def search_squares(
     rows = jnp.arange(height)[:, None, None]
     columns = jnp.arange(width)[:, None]
 
-    def paint(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def paint(step: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         points, margins = carry
-        side = sides[number]
-        draws = draw_uniforms(seed, number, sample, SQUARES_DRAW, 2 + channels)
+        side = sides[step]
+        draws = draw_uniforms(seed, step, sample, SQUARES_DRAW, 2 + channels)
         num_places = jnp.array([height, width]) - side + 1
-        first = jnp.floor(draws[:, :2] * num_places).astype(jnp.int32)
-        row = rows - first[:, 0, None, None, None]
-        column = columns - first[:, 1, None, None, None]
-        is_inside = (row >= 0) & (row < side) & (column >= 0) & (column < side)
+        top_left = jnp.floor(draws[:, :2] * num_places).astype(jnp.int32)
+        # Offsets of the pixels from the top left corner of the square.
+        down = rows - top_left[:, 0, None, None, None]
+        right = columns - top_left[:, 1, None, None, None]
+        is_inside = (down >= 0) & (down < side) & (right >= 0) & (right < side)
         sign = jnp.where(draws[:, 2:] < 0.5, -1.0, 1.0)[:, None, None, :]
         painted = ball.project(jnp.where(is_inside, ball.images + ball.radius * sign, points))
         new_margins = compute_margin(attacked.predict(painted), attacked.labels)

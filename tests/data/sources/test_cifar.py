@@ -162,7 +162,7 @@ def test_unpacked_files_changed_in_place_are_unpacked_again(
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert recipe.read(tmp_path).eval.columns["label"][:].tolist() == [3, 8]
     assert file.read_bytes() == right
-    assert f"{file.parent}: was changed since; unpacking {downloaded} again" in caplog.text
+    assert f"{file.parent}: was changed; unpacking {downloaded} again" in caplog.text
 
 
 @pytest.mark.parametrize("left", ["nothing", "a list", "a folder in the place of a file"])

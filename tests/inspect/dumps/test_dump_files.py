@@ -77,7 +77,7 @@ def test_statistics_dump_has_no_arrays(tmp_path: Path) -> None:
 def test_arrays_beyond_the_limit_are_reported(tmp_path: Path) -> None:
     report = written(tmp_path, limit=50)
     assert report.left_out == ("stage_0/conv:input:0",)
-    assert "1 beyond the limit, from stage_0/conv:input:0 on" in str(report)
+    assert "1 beyond the limit, first stage_0/conv:input:0" in str(report)
     assert read_dump(report.folder).read(TensorName("stage_0/conv", "input")) is None
 
 

@@ -150,8 +150,8 @@ def ten_classes(folder: Path) -> Path:
         graph,
         arrays=arrays,
         values={**graph.values, **head},
-        train=widened(graph.train),
-        evaluate=widened(graph.evaluate),
+        training=widened(graph.training),
+        evaluation=widened(graph.evaluation),
     )
     assert initial_variables_of(wide)["params"]["fc"]["kernel"].shape == (8, 10)
     write_graph(folder / "ten.torch.json", wide)

@@ -44,7 +44,7 @@ from pipeline.training.loss_scales import Fixed
 from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.first_order import Adam, AdamW, Momentum
 from pipeline.training.state import StepConfig
-from pipeline.training.step import make_train_step, make_update_only_step
+from pipeline.training.step import make_estimated_step, make_train_step
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 ATLAS_A2 = Path(__file__).with_name("atlas_a2.csv")
@@ -190,7 +190,7 @@ def trace_module(
     with pause_garbage_collection():
         state = jax.eval_shape(make_train_step(step_config).init, seed)
     images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return trace_step(make_update_only_step(step_config, 0.1), state, (images, labels), get_params)
+    return trace_step(make_estimated_step(step_config, 0.1), state, (images, labels), get_params)
 
 
 def _trace_wide_deep(row: Published) -> TracedStep:

@@ -1,10 +1,11 @@
-"""AutoTune, emulated: a search for the tiling of every product, with a knowledge bank.
+"""AutoTune, emulated: a search for the tiling of every matrix product, with a knowledge bank.
 
-The flow is CANN's. An operator, with those fused into it, is looked up in the custom bank, then in
-the built-in bank. A stored tiling is used if neither tuning nor REPEAT_TUNE is on. Else the
-operator is tuned again, and the better tiling is stored in the custom bank. An operator in no bank
-is tuned, and the better of the tuned and the default tiling is stored. With tuning off, the default
-tiling is stored.
+The flow is CANN's. An operator is looked up, together with the operators fused into it, in the
+custom bank and then in the built-in bank. If a bank has it, and neither tuning nor REPEAT_TUNE is
+on, the stored tiling is used. If tuning or REPEAT_TUNE is on, the operator is tuned again, and the
+better tiling is stored in the custom bank. An operator in no bank is tuned if tuning is on, and the
+better of the tuned and the default tiling is stored. If tuning is off, the default tiling is
+stored.
 
 The modes are CANN's GA (genetic search over tilings), RL (a tree search over a chain of
 decisions, guided by a network that learns from the tree), both ("RL,GA"), and an exhaustive search.
@@ -44,14 +45,14 @@ from pipeline.core.files.knowledge_bank import (
 from pipeline.core.files.ownership import find_foreign_owner, find_writers
 
 BUILT_IN = Path(__file__).with_name("built_in.json")
-"""Bank of the products of ResNet-50 with a batch of 32, from an exhaustive search."""
+"""Bank of the matrix products of ResNet-50 with a batch of 32, from an exhaustive search."""
 
 CORE_FIGURES = (
     "ai_cores_count", "ai_core_clock_mhz", "cube_fp16_macs_per_cycle", "l0a_kib", "l0b_kib",
     "l0c_kib", "l1_kib", "l1_to_l0a_bytes_per_cycle", "l1_to_l0b_bytes_per_cycle",
     "l0c_to_ub_bytes_per_cycle", "ub_to_l2_bytes_per_cycle", "l2_read_bytes_per_cycle",
 )  # fmt: skip
-"""Figures of the core that a tiling depends on. A bank's entries are for one set of figures."""
+"""Figures of the core that a tiling depends on. An entry of a bank is for one set of figures."""
 BANK_VARIABLE = "TUNE_BANK_PATH"
 REPEAT_VARIABLE = "REPEAT_TUNE"
 SWITCH_WORDS = {"true": True, "1": True, "false": False, "0": False}
@@ -63,9 +64,11 @@ REPEAT_MODE: TuneMode = "rl,ga"
 
 @dataclass(frozen=True, slots=True)
 class TunedTask:
-    """A product before and after tuning. `trials` is the number of priced tilings, 0 for a hit."""
+    """A matrix product before and after tuning. `trials` is the number of tilings that the search
+    priced, 0 without a search."""
 
     index: int
+    """Index of the task in the graph."""
     type: str
     scope: str
     fused: tuple[str, ...]
@@ -85,25 +88,26 @@ class TunedTask:
 
 @dataclass(frozen=True)
 class TuneResult:
-    """Result of AutoTune for a graph. `tiles` are the tilings for `price_tasks`."""
+    """Result of AutoTune for a graph."""
 
     mode: TuneMode | None
     tasks: tuple[TunedTask, ...]
 
     @property
     def tiles(self) -> Mapping[int, Tiling]:
-        """Tilings by index of the task, of tasks that gain by them."""
+        """Argument of `price_tasks`: tilings by index of the task. Tasks that tuning doesn't make
+        faster aren't in it."""
         tuned = (task for task in self.tasks if task.after_us < task.before_us)
         return {task.index: task.tiling for task in tuned}
 
     @property
     def before_us(self) -> float:
-        """Time of all products with the vendor's default tilings."""
+        """Time of all matrix products with the vendor's default tilings."""
         return sum(task.before_us for task in self.tasks)
 
     @property
     def after_us(self) -> float:
-        """Time of all products with the tuned tilings."""
+        """Time of all matrix products with the tuned tilings."""
         return sum(task.after_us for task in self.tasks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,8 +121,9 @@ class TuneResult:
 class TuneSettings:
     """How tilings are searched.
 
-    If `mode` is None, the banks' tilings are used, and the default tilings of other products are
-    stored in the custom bank.
+    If `mode` is None, tuning is off. A product in a bank then gets the bank's tiling, unless
+    `repeat` is true. A product in no bank gets the default tiling, which is stored in the custom
+    bank.
     """
 
     mode: TuneMode | None = "exhaustive"
@@ -127,15 +132,16 @@ class TuneSettings:
     builtin_path: Path | None = None
     seed: int = 0
     repeat: bool = False
-    """Whether the banks' operators are tuned again, also without a mode."""
+    """Whether operators in a bank are tuned again even with tuning off."""
 
 
 def tune(
     graph: TaskGraph, hw: Hardware, settings: TuneSettings, efficiency: Efficiency | None = None
 ) -> TuneResult:
-    """Return a tiling for every product of the graph, at least as fast as the vendor's default.
+    """Return a tiling for every matrix product of the graph.
 
-    Raises RunError for an unknown mode and for an invalid bank.
+    Every tiling is at least as fast as the vendor's default. Raises RunError for an unknown mode
+    and for an invalid bank.
     """
     mode = settings.mode
     if mode is not None and mode not in get_args(TuneMode):
@@ -204,16 +210,17 @@ class _Outcome:
 def _tune_product(
     key: str, entry: Mapping[str, Any] | None, objective: Objective, settings: TuneSettings
 ) -> _Outcome:
-    """Return the bank's tiling, a search's tiling, or the better of both if it is tuned again."""
+    """Return the bank's tiling, a search's tiling, or the better of both if the product is tuned
+    again."""
     banked = None
     if entry is not None:
         banked = _Outcome(Tiling(*entry["tiling"]), float(entry["us"]), 0, "bank_hit", ())
 
-    searches = settings.mode is not None or (settings.repeat and banked is not None)
+    is_searched = settings.mode is not None or (settings.repeat and banked is not None)
 
     def search() -> _Outcome:
         default = objective.choose_default_tiling()
-        if not searches:
+        if not is_searched:
             default_us = objective.compute_times_us(to_row(default))
             return _Outcome(default, float(default_us[0]), 0, "bank_append", ())
         mode = settings.mode or REPEAT_MODE
@@ -221,9 +228,12 @@ def _tune_product(
         us = result.rounds[-1].best_us
         return _Outcome(result.tiling, us, result.trials, "bank_append", result.rounds)
 
-    tuned = reuse_or_search(banked, search, repeat=searches)
-    source = tuned.searched or tuned.best
-    return replace(tuned.best, trials=source.trials, status=tuned.status, rounds=source.rounds)
+    tuned = reuse_or_search(banked, search, repeat=is_searched)
+    if tuned.searched is None:
+        return tuned.best
+    trials = tuned.searched.trials
+    rounds = tuned.searched.rounds
+    return replace(tuned.best, trials=trials, status=tuned.status, rounds=rounds)
 
 
 def find_tunable_tasks(graph: TaskGraph, hw: Hardware) -> tuple[int, ...]:
@@ -238,12 +248,14 @@ def find_tunable_tasks(graph: TaskGraph, hw: Hardware) -> tuple[int, ...]:
 
 
 def make_bank_key(task: Task, product: Product, hw: Hardware) -> str:
-    """Return a bank's key: the fused operators, the shape in fractals, a digest of the core."""
+    """Return a bank's key: the fused operators, the fields of `product`, a digest of the core."""
     figures = json.dumps([getattr(hw, name) for name in CORE_FIGURES])
     chip = hashlib.sha256(figures.encode()).hexdigest()[:12]
     shape = f"{product.batch}x{product.m}x{product.k}x{product.n} /{product.expansion:g}"
     operators = f"{task.cost_class} [{', '.join((task.type, *task.fused))}]"
-    types = f"out{product.out_bytes}{' float32' * product.float32}"
+    types = f"out{product.out_bytes}"
+    if product.float32:
+        types += " float32"
     return f"{operators} {shape} {types} images{product.images} core{chip}"
 
 
@@ -259,7 +271,8 @@ def check_tile_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
-    """Return an operator of the result file, named by its scope, type and fused operators."""
+    """Return the entry of an operator in the result file. Its name has the scope, the type and the
+    fused operators."""
     op = [part for part in (task.scope, task.type, *task.fused) if part]
     return {
         **make_operator_record(op, task.key, task.before_us, task.after_us, task.status),
@@ -272,10 +285,11 @@ def _to_operator(task: TunedTask, mode: TuneMode | None) -> dict[str, Any]:
 
 
 def find_custom_bank(file: str | Path | None) -> str | None:
-    """Return the custom bank's file, None if neither an option nor the environment has one.
+    """Return the custom bank's file; None if neither `file` nor TUNE_BANK_PATH names it.
 
-    TUNE_BANK_PATH is CANN's variable for the folder of its custom bank. Raises OptionError if
-    another user owns or can write the folder, since the bank decides how operators are tiled.
+    TUNE_BANK_PATH is CANN's variable for the folder of its custom bank. Raises OptionError if the
+    folder is missing, or if another user owns or can write it, since the bank decides how operators
+    are tiled.
     """
     if file is not None:
         return str(file)
@@ -299,7 +313,7 @@ def find_custom_bank(file: str | Path | None) -> str | None:
 def should_repeat(option: bool) -> bool:
     """Return whether stored operators are tuned again, by an option or CANN's REPEAT_TUNE.
 
-    Raises OptionError if the variable is neither true nor false.
+    Raises OptionError if the variable isn't true, false, 1 or 0.
     """
     value = os.environ.get(REPEAT_VARIABLE) or "false"
     if value.lower() not in SWITCH_WORDS:

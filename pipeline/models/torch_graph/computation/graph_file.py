@@ -97,7 +97,7 @@ def graph_to_text(graph: TorchGraph) -> str:
         "format": FORMAT,
         "version": VERSION,
         "origin": graph.origin,
-        "torch": str(graph.torch),
+        "torch": str(graph.torch_version),
         "input": astuple(graph.input),
     }
     parts = [f'"{key}": {json.dumps(value)}' for key, value in head.items()]
@@ -105,7 +105,7 @@ def graph_to_text(graph: TorchGraph) -> str:
     parts.append('"arrays": {\n' + ",\n".join(rows) + "\n}")
     parts += [
         f'"{key}": {_form_to_text(form)}'
-        for key, form in (("train", graph.train), ("evaluate", graph.evaluate))
+        for key, form in (("train", graph.training), ("evaluate", graph.evaluation))
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -119,7 +119,7 @@ def _form_to_text(form: Form) -> str:
             {key: _to_json(value) for key, value in node.kwargs},
             list(map(astuple, node.results)),
             node.module,
-            node.kind,
+            node.module_class,
             node.line,
         ]
         for node in form.nodes
@@ -173,7 +173,7 @@ def graph_of_document(document: Any, values: Arrays) -> TorchGraph:
     if len(graph.input.shape) < 2:
         raise ValueError("the input must have a batch and more axes")
     buffers = {spec.name for spec in arrays if spec.role == "buffer"}
-    for name, _ in (*graph.train.updates, *graph.evaluate.updates):
+    for name, _ in (*graph.training.updates, *graph.evaluation.updates):
         if name not in buffers:
             raise ValueError(f"{show_name(name)} is updated; must be a buffer")
     require_computable(graph)

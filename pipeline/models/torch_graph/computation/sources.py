@@ -17,7 +17,7 @@ class GraphFile:
 
     path: Path
 
-    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
         """Return the graph of the file, for images of any size."""
         return _read(self.path, _file_version(self.path))
 
@@ -30,9 +30,9 @@ class OnnxFile:
     output: str | None
     """Name of the tensor of logits; None: the file's output."""
 
-    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
         """Import the file for images (height, width, channels). Raises ValueError."""
-        return _import(self, image, _file_version(self.path))
+        return _import(self, image_shape, _file_version(self.path))
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class ImportedModule:
     batch: int | None
     """The only batch size of the module; None: any."""
 
-    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
         """Make the module, and export it for images (height, width, channels).
 
         Raises ValueError if `--plugin` or torch is missing, or if the module can't be exported.
         """
-        height, width, channels = image
+        height, width, channels = image_shape
         return _export(self, self.shape or (channels, height, width))
 
 

@@ -47,7 +47,7 @@ BATCH_LAST = frozenset((
 class GraphSource(Protocol):
     """The source of a graph: the graph itself, a file, or a module of PyTorch."""
 
-    def graph_for(self, image: tuple[int, ...]) -> TorchGraph:
+    def graph_for(self, image_shape: tuple[int, ...]) -> TorchGraph:
         """Return the graph for images (height, width, channels). Raises ValueError."""
 
 
@@ -101,7 +101,7 @@ class TorchNetwork(nn.Module):
 
     def structure(self, image: tuple[int, ...]) -> str:
         graph = self.source.graph_for(image)
-        nodes = [(node.op, node.args, node.kwargs) for node in graph.train.nodes]
+        nodes = [(node.op, node.args, node.kwargs) for node in graph.training.nodes]
         return repr((nodes, [(spec.name, spec.shape) for spec in graph.arrays], self.rules))
 
     def _read_weights(self, graph: TorchGraph, role: Role) -> dict[str, Array]:
@@ -135,7 +135,7 @@ def can_be_batch_last(graph: TorchGraph) -> bool:
     Random numbers must be drawn in the same order in both layouts. That holds for rows and images,
     but not for images if some are reshaped: their order may differ in NHWC.
     """
-    nodes = [*graph.train.nodes, *graph.evaluate.nodes]
+    nodes = [*graph.training.nodes, *graph.evaluation.nodes]
     nodes = [node for node in nodes if node.op.startswith("aten.")]
     if len(graph.input.shape) != 4 or not all(map(_computes_batch_last, nodes)):
         return False

@@ -83,7 +83,7 @@ class NodeReader:
     def refuse(self, problem: str = "") -> UnknownLayerError:
         """Return the error for a node that no layer computes."""
         node = self.node
-        module = f"module {node.module or 'of the network itself'} ({node.kind})"
+        module = f"module {node.module or 'of the network itself'} ({node.module_class})"
         reason = f"; {problem}" if problem else ""
         return UnknownLayerError(f"{module} isn't a known layer: {node.op}{reason}")
 

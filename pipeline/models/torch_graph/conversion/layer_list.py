@@ -45,7 +45,7 @@ def list_layers(graph: TorchGraph) -> LayerList:
     if len(shape) != 3:
         raise UnknownLayerError(f"samples of shape {shape}; must be images")
     reader = _GraphReader(graph)
-    end = graph.train.output.node
+    end = graph.training.output.node
     named, _ = reader.read_chain(INPUT, end, Flow(shape), frozenset(reader.users))
     return LayerList(_list_specs(named), dict(_name_arrays(named, "")))
 
@@ -85,7 +85,7 @@ class _GraphReader:
     @cached_property
     def nodes(self) -> dict[str, GraphNode]:
         """Nodes that compute tensors, not sizes, by name and in order."""
-        return {n.name: n for n in self.graph.train.nodes if n.results}
+        return {n.name: n for n in self.graph.training.nodes if n.results}
 
     @cached_property
     def positions(self) -> dict[str, int]:

@@ -31,14 +31,14 @@ def require_computable(graph: TorchGraph) -> None:
     Its operator is unknown, its arguments don't match the operator, or it draws random numbers in
     evaluation, which has no key.
     """
-    for form in (graph.train, graph.evaluate):
+    for form in (graph.training, graph.evaluation):
         for node in form.nodes:
             operator = find_operator(node)
             try:
                 operator.require_signature(node.args, dict(node.kwargs))
             except TypeError as error:
                 raise ValueError(f"{node.op} of {node.where()}: {error}") from error
-    for node in graph.evaluate.nodes:
+    for node in graph.evaluation.nodes:
         if draws(node):
             raise ValueError(
                 f"{node.op} of {node.where()} draws random numbers in evaluation; must do so only "

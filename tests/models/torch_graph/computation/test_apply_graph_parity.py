@@ -104,8 +104,8 @@ def test_error_has_operator_module_and_line() -> None:
             else node
         )
 
-    form = dataclasses.replace(graph.evaluate, nodes=tuple(map(broken, graph.evaluate.nodes)))
-    network = network_of(dataclasses.replace(graph, evaluate=form))
+    form = dataclasses.replace(graph.evaluation, nodes=tuple(map(broken, graph.evaluation.nodes)))
+    network = network_of(dataclasses.replace(graph, evaluation=form))
     with pytest.raises(ValueError, match=r"aten\.conv2d\.default of module conv1 \(make_torch_gr"):
         jax.eval_shape(
             lambda v, x: network.apply(v, x, train=False),

@@ -35,9 +35,9 @@ def test_graph_is_unchanged_after_reading_and_writing(name: str, tmp_path: Path)
     assert graph_to_text(graph) == (FOLDER / f"{name}.torch.json").read_text()
     write_graph(tmp_path / "net.torch.json", graph)
     again = read_graph(tmp_path / "net.torch.json")
-    assert (again.train, again.evaluate, again.arrays) == (
-        graph.train,
-        graph.evaluate,
+    assert (again.training, again.evaluation, again.arrays) == (
+        graph.training,
+        graph.evaluation,
         graph.arrays,
     )
     for key, value in graph.values.items():

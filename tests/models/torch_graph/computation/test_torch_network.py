@@ -85,9 +85,9 @@ def test_dropout_draws_only_in_training() -> None:
     from pipeline.models.torch_graph.operators.known_operators import draws
 
     graph = golden_graph("dropped")
-    drawing = [node.op for node in graph.train.nodes if draws(node)]
+    drawing = [node.op for node in graph.training.nodes if draws(node)]
     assert drawing == ["aten.bernoulli.p"]
-    assert not any(draws(node) for node in graph.evaluate.nodes)
+    assert not any(draws(node) for node in graph.evaluation.nodes)
 
 
 def test_convolutions_products_and_pools_use_the_policy() -> None:
@@ -107,7 +107,7 @@ def test_transposed_convolutions_use_the_policy() -> None:
     graph = golden_graph("buffers")
     network = network_of(graph, policy=listing)
     jax.eval_shape(lambda v: network.apply(v, IMAGES, train=False), initial_variables_of(graph))
-    convolutions = sum(node.op.startswith("aten.conv") for node in graph.evaluate.nodes)
+    convolutions = sum(node.op.startswith("aten.conv") for node in graph.evaluation.nodes)
     problems = [p for p in listing.problems if isinstance(p, ConvolutionProblem)]
     assert len(problems) == 3 * convolutions
     text = str(

@@ -123,7 +123,7 @@ def test_in_place_changes_of_images_are_local_to_the_network(kind: Any) -> None:
     """Each batch is a value here: logits are PyTorch's, and nothing else sees the change."""
     module = kind()
     graph = export_module(module, (2, 6, 6))
-    assert {name.split(".")[0] for name, _ in graph.train.updates} <= {"norm"}
+    assert {name.split(".")[0] for name, _ in graph.training.updates} <= {"norm"}
     images = np.random.default_rng(0).normal(size=(3, 2, 6, 6)).astype(np.float32)
     with torch.no_grad():
         theirs = module.eval()(torch.from_numpy(images.copy())).numpy()
@@ -146,8 +146,8 @@ class Counts(Net):
 
 def test_float_buffer_is_updated_in_training() -> None:
     graph = export_module(Counts(torch.float32), (2, 6, 6))
-    assert [name for name, _ in graph.train.updates] == ["seen"]
-    assert graph.evaluate.updates == ()
+    assert [name for name, _ in graph.training.updates] == ["seen"]
+    assert graph.evaluation.updates == ()
     network, variables = network_of(graph), initial_variables_of(graph)
     images = np.zeros((2, 6, 6, 2), np.float32)
     for count in (1.0, 2.0):

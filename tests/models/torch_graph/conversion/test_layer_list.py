@@ -81,8 +81,8 @@ def test_node_with_two_unjoined_uses_is_refused() -> None:
     graph = golden_graph("residual")
     nodes = tuple(
         dataclasses.replace(node, op="aten.sub.Tensor") if node.op == "aten.add.Tensor" else node
-        for node in graph.train.nodes
+        for node in graph.training.nodes
     )
-    form = dataclasses.replace(graph.train, nodes=nodes)
+    form = dataclasses.replace(graph.training, nodes=nodes)
     with pytest.raises(UnknownLayerError, match=r"must be a residual block, a gate or branches"):
-        list_layers(dataclasses.replace(graph, train=form))
+        list_layers(dataclasses.replace(graph, training=form))

@@ -130,7 +130,7 @@ def test_imported_graph_supports_any_batch_size(name: str) -> None:
 def test_graph_file_contains_the_network(name: str) -> None:
     graph = golden_network(name)
     again = graph_of_document(json.loads(graph_to_text(graph)), dict(graph.values))
-    assert again.train == graph.train
+    assert again.training == graph.training
     assert again.arrays == graph.arrays
 
 
@@ -145,7 +145,7 @@ def test_parameters_have_the_names_of_the_modules() -> None:
 def test_batch_norm_and_dropout_have_a_training_form() -> None:
     graph = golden_network("residual")
     by_form = [
-        {node.op: node.args for node in form.nodes} for form in (graph.train, graph.evaluate)
+        {node.op: node.args for node in form.nodes} for form in (graph.training, graph.evaluation)
     ]
     assert [nodes["aten.batch_norm.default"][5] for nodes in by_form] == [True, False]
     assert [nodes["aten.dropout.default"][2] for nodes in by_form] == [True, False]
@@ -182,9 +182,9 @@ WEIGHT = np.ones((6, 6), np.float32)
 def test_last_softmax_is_removed_unless_requested(tmp_path: Path) -> None:
     nodes = [node("MatMul", ["x", "w"], "z"), node("Softmax", ["z"], "y")]
     content = model(nodes, [tensor("w", WEIGHT)])
-    assert [n.kind for n in import_bytes(tmp_path, content).train.nodes] == ["MatMul"]
+    assert [n.module_class for n in import_bytes(tmp_path, content).training.nodes] == ["MatMul"]
     settings = ImportSettings((1, 1, 6), output="y")
-    assert len(import_bytes(tmp_path, content, settings).train.nodes) == 2
+    assert len(import_bytes(tmp_path, content, settings).training.nodes) == 2
 
 
 def test_constants_of_normalisation_are_not_trained(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from pipeline.training.losses import CrossEntropy
 from pipeline.training.optimizers.thor.thor_spec import DampingSpec, Thor
 from pipeline.training.optimizers.thor.thor_transform import clip_each_by_norm, scale_by_thor
 from pipeline.training.state import StepConfig, TrainState
-from pipeline.training.step import TrainStep, make_train_step, make_update_only_step
+from pipeline.training.step import TrainStep, make_estimated_step, make_train_step
 
 HIDDEN, CLASSES, BATCH, STEPS = 5, 3, 6, 5
 SHAPE = (2, 2, 1)
@@ -223,7 +223,7 @@ def test_factors_are_computed_only_in_a_branch() -> None:
     parts = make_config()
     step = make_train_step(parts)
     state = jax.eval_shape(step.init, seed_words(7))
-    traced = jax.make_jaxpr(make_update_only_step(parts, 0.1))(
+    traced = jax.make_jaxpr(make_estimated_step(parts, 0.1))(
         state, (jnp.zeros((BATCH, *SHAPE)), jnp.zeros(BATCH, jnp.int32))
     )
     outside = list(primitives(traced.jaxpr, into_branches=False))
