@@ -72,10 +72,7 @@ def test_shared_prefixes_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     assert "takes more than 1.1 GB of memory" in message
 
 
-@pytest.mark.parametrize(
-    "encoding",
-    mark_slow_except(["PLAIN"], ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"]),
-)
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
 def test_text_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     texts = [None, "bb", "a", "bb", None, "c\u00e9"]
     file = write(tmp_path, {"x": texts}, use_dictionary=False, column_encoding={"x": encoding})

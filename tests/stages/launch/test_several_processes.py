@@ -33,6 +33,8 @@ SHARED = (
     "parallel.mode=semi_auto",
     "parallel.mesh={data: 1, model: 2}",
     "parallel.specs=[{pattern: dense_0/kernel, axes: [null, model]}]",
+    "stages=[data,build,compile,train,checkpoint,eval]",
+    "eval.every_steps=20",
 )
 BAD_SAMPLE = 17
 
@@ -75,12 +77,13 @@ def bad_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def test_processes_share_parameters(cache: Path, tmp_path: Path) -> None:
-    """A done run of two processes continues in one."""
+    """A done run of two processes continues in one; both evaluate after step 20."""
     two = tmp_path / "two"
     train_in_two(cache, two, *SHARED, "train.steps=20")
     one = train(cache, tmp_path / "one", *SHARED)
     train(cache, two, *SHARED, f"train.resume={two}")
     require_same(two, one)
+    assert (two / "evals.jsonl").read_bytes() == (one / "evals.jsonl").read_bytes()
 
 
 def test_first_process_plans_for_all(cache: Path, tmp_path: Path) -> None:
