@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,11 @@ import yaml
 
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import UNPLANNED_STEPS
-from pipeline.core.errors import RecipeError
+from pipeline.core.errors import RecipeError, RunError
 from pipeline.core.host.signals import Signals
 from pipeline.engine.callbacks.callback import Callback, RunControl
 from pipeline.engine.callbacks.events import SinkReport
-from pipeline.engine.deadline import MovableEnd
+from pipeline.engine.deadline import Deadline, MovableEnd
 from pipeline.engine.schedule import DispatchSize, Schedule
 from pipeline.stages import choose_steps
 from pipeline.stages.choose_steps import Pace
@@ -129,18 +130,20 @@ def test_only_rates_that_never_depend_on_the_end_let_it_move(
     keys: tuple[str, ...],
     is_movable: bool,
 ) -> None:
-    """Also if all steps that were chosen first are in a warmup."""
+    """Also if all steps that were chosen first are in a warmup. The run ends before it trains."""
     pace(1.5)
-    ends: list[bool] = []
-    is_movable_now = choose_steps._is_movable
+    opened: list[type] = []
 
-    def record(*args: Any) -> bool:
-        ends.append(is_movable_now(*args))
-        return ends[-1]
+    def stop(context: Any, **changes: Any) -> Any:
+        if "deadline" in changes:
+            opened.append(type(changes["deadline"]))
+            raise RunError("chosen")
+        return dataclasses.replace(context, **changes)
 
-    monkeypatch.setattr(choose_steps, "_is_movable", record)
-    run(tiny(*MLP, *keys, "stages=[data,build,compile,train]", "train.minutes=1"), tmp_path / "run")
-    assert ends == [is_movable]
+    monkeypatch.setattr(choose_steps, "replace", stop)
+    with pytest.raises(RunError, match="chosen"):
+        run(tiny(*MLP, *keys, "train.minutes=1"), tmp_path / "run")
+    assert opened == [MovableEnd if is_movable else Deadline]
 
 
 def test_recipe_of_a_run_that_ends_in_its_warmup_repeats_it(
