@@ -152,11 +152,7 @@ def train(
         if has_steps and decision.save:
             save(training)
             run.num_answered_saves = hooks.signals.saves
-        length = schedule.run.total
-        schedule = hooks.deadline.shorten(schedule, history.step, dispatch_size)
-        if schedule.run.total != length:
-            for monitor in hooks.monitors:
-                monitor.on_length(schedule.run.total)
+        schedule = meet_deadline(training, schedule)
         requested = {Event.EVALUATE: run.granted.evaluate_at, Event.CHECKPOINT: run.granted.save_at}
         segment = schedule.next_segment(history.step, decision.max_steps, requested)
 
@@ -276,6 +272,17 @@ def decide(training: TrainingRun, *, is_last: bool) -> Decision:
         return [training.dispatch_size.max_steps, hooks.signals.stop, prune, is_due]
 
     return Decision._make(hooks.agree(make_decision))
+
+
+def meet_deadline(training: TrainingRun, schedule: Schedule) -> Schedule:
+    """Return the schedule with the steps that the deadline allows; show monitors a new number."""
+    hooks = training.hooks
+    step = training.run.history.step
+    changed = hooks.deadline.shorten(schedule, step, training.dispatch_size)
+    if changed.run.total != schedule.run.total:
+        for monitor in hooks.monitors:
+            monitor.on_length(changed.run.total)
+    return changed
 
 
 def end_run(
