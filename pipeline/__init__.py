@@ -1,4 +1,4 @@
-"""A training pipeline whose recipe is data.
+"""A training pipeline whose runs are described by recipes, which are YAML files.
 
 `load_recipe` composes a recipe and `run` executes it. A `Trainer` also evaluates and predicts, and
 `load_run` reads a saved run. `sink` runs many steps of a custom function in one dispatch.
@@ -8,8 +8,8 @@
 from importlib import import_module
 from typing import Any
 
-# Names are imported when they are first used, since importing jax takes ten times as long as
-# starting a command. The types are in __init__.pyi.
+# Modules are imported when their names are first used: importing jax takes ten times as long as
+# starting a command. Type checkers read __init__.pyi.
 _MODULES = {
     "Interrupted": "pipeline.core.host.signals",
     "Trainer": "pipeline.api.trainer",

@@ -1,7 +1,7 @@
-"""The command line: run a command, and report an error as one message.
+"""The entry point of the command line: runs a command and reports an error as one message.
 
-The exit status is explained in `pipeline.core.errors.get_exit_status`. Little is imported at the
-top, since the process may restart itself to configure its memory allocator
+`pipeline.core.errors.get_exit_status` lists the exit statuses. Most modules are imported inside
+functions, since the process may restart itself to configure its memory allocator
 (`pipeline.core.host.process_start`), and then imports everything again.
 """
 
@@ -11,7 +11,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,20 +23,19 @@ from pipeline.core.host.process_start import (
 )
 
 _STARTED_AT = time.perf_counter()
-ON_GPU = "device=gpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command of the arguments and return the exit status.
+    """Run the command that the arguments name, and return the exit status.
 
-    With None, the command has the arguments of the process, and the process ends after it.
+    With None, the arguments are those of the process, and the process must end after the command.
     """
     open_closed_streams()
     owns_process = arguments is None
     if owns_process and os.environ.get(COMPLETION_VARIABLE):
         return _complete(os.environ[COMPLETION_VARIABLE])
-    if owns_process and ON_GPU not in sys.argv:
-        # The tunables make allocations of programs on the CPU faster.
+    if owns_process and "device=gpu" not in sys.argv:
+        # The tunables make allocations faster in programs on the CPU.
         reexec_with_malloc_tunables()
     started_at = _STARTED_AT if owns_process else time.perf_counter()
     statuses: list[int] = []
@@ -51,9 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     collect_less_while_starting()
     debug = "debug=true" in map(str.lower, args)
     try:
-        status = report_errors(
-            lambda: _prepare_command(args, started_at, owns_process)(), debug=debug
-        )
+        command = partial(_load_plugins_and_run, args, started_at, owns_process)
+        status = report_errors(command, debug=debug)
     except KeyboardInterrupt:  # a second signal, while the first was being reported
         status = 1
     if owns_process:
@@ -73,10 +71,10 @@ def _complete(instruction: str) -> int:
 
 
 def _exit_at_once(statuses: Sequence[int]) -> None:
-    """End the process without freeing its objects, which takes half a second with jax.
+    """End the process without freeing its objects, which would take half a second with jax.
 
-    By now threads have ended and all other exit functions were called. `statuses` holds the exit
-    status; it is empty if the command raised an error, and then Python ends the process.
+    Threads have ended and all other exit functions were called before. `statuses` has the exit
+    status. If it is empty, since the command raised an error, Python ends the process as usual.
     """
     if statuses:
         for stream in (sys.stdout, sys.stderr):
@@ -85,10 +83,8 @@ def _exit_at_once(statuses: Sequence[int]) -> None:
         os._exit(statuses[0])
 
 
-def _prepare_command(
-    arguments: Sequence[str], started_at: float, owns_process: bool
-) -> Callable[[], int]:
-    """Load the plug-ins that the arguments name; return the function that runs the command."""
+def _load_plugins_and_run(arguments: Sequence[str], started_at: float, owns_process: bool) -> int:
+    """Load the plug-ins that the arguments name, run the command and return its exit status."""
     from pipeline.cli.commands.root import run_command
     from pipeline.core.host.environment import require_known_flags, require_usable_environment
     from pipeline.core.plugins.loading import export_plugins, take_flags
@@ -102,14 +98,14 @@ def _prepare_command(
 
         export_plugins(plugins)
         load_all()
-    return partial(run_command, args, started_at, alone=owns_process)
+    return run_command(args, started_at, alone=owns_process)
 
 
 def _leave_working_folder() -> None:
-    """Remove the working folder, which holds data, from the path of modules.
+    """Remove the working folder from `sys.path`, so that no file of it is imported as a module.
 
-    `python -m` puts that folder first on the path. Child processes get PYTHONSAFEPATH. A checkout
-    of this package stays on the path.
+    `python -m` puts that folder first on the path. PYTHONSAFEPATH keeps it off the path of child
+    processes. If the folder is a checkout of this package, it stays on the path.
     """
     from pipeline.core.files.package_paths import PACKAGE
 

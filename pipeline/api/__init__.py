@@ -74,9 +74,10 @@ __all__ = [
 
 
 def layer(name: str, **fields: Any) -> LayerSpec:
-    """Make a layer by its name in recipes: `layer("conv", features=16, kernel=3)`.
+    """Return the description of a layer by its name in recipes and its fields.
 
-    Raises ValueError for an unknown name, and for a field that the layer doesn't have.
+    An example is `layer("conv", features=16, kernel=3)`. Raises ValueError for an unknown name, and
+    for a field that the layer doesn't have.
     """
     spec: LayerSpec = make_component("layer", name, **fields)
     return spec

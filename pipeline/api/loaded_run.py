@@ -1,4 +1,4 @@
-"""A run after training, read from its directory: parameters, predictions, history, plots."""
+"""A saved run, read from its directory: parameters, predictions, history and a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADLINES = ("accuracy", "micro_f1", "r2")
-"""Metrics in order of preference: `plot` shows the first one that the run has."""
+"""Metrics of evaluations. `LoadedRun.plot` shows the first of them that the run has."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LoadedRun:
         trained = self._trainer._make_snapshot()
         self.recipe: Recipe = trained.recipe
         self.step: int = trained.step
-        """The number of steps that the parameters were trained for."""
+        """The number of training steps before the checkpoint that is read."""
         self._targets = trained.samples.targets
         self.parameters: Mapping[str, np.ndarray] = MappingProxyType(dict(self._trainer.parameters))
         """The parameters by path, such as `conv_0/kernel`."""
@@ -53,7 +53,7 @@ class LoadedRun:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, numbers or labels, in the order of the network's outputs."""
+        """The names of the network's outputs, in order. They name classes, numbers or labels."""
         return self._targets.names
 
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -73,12 +73,12 @@ class LoadedRun:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            install = "pip install 'recipe-pipeline[plot]'"
-            raise RunError(f"plot() needs matplotlib: {install}") from error
+            message = "plot() needs matplotlib: pip install 'recipe-pipeline[plot]'"
+            raise RunError(message) from error
         steps = self.history.steps
         evaluations = self.history.evaluations
-        headline = [name for name in HEADLINES if name in evaluations][:1]
-        names = ("loss", *headline, "learning_rate")
+        headlines = [name for name in HEADLINES if name in evaluations]
+        names = ("loss", *headlines[:1], "learning_rate")
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(names)), names, strict=True):
             axis.set_title(name.replace("_", " "))

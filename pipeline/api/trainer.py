@@ -39,7 +39,9 @@ from pipeline.stages.runner.context import RunOptions
 from pipeline.training.state import TrainState, merge_params
 
 PREDICT_BATCH = 64
-"""Samples per call of the network: each other number would compile it again."""
+"""Most samples per call of the network. It is compiled again for every other number of samples, so
+only a call of `predict` with fewer samples has a smaller batch."""
+_NO_PARAMETERS = "there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)"
 
 
 def run(recipe: Recipe, run_dir: Path | None = None, callbacks: Sequence[Callback] = ()) -> Summary:
@@ -115,16 +117,16 @@ class Trainer:
         """
         for _ in self.sinks():
             pass
-        assert self.summary is not None, "the loop has ended"
+        assert self.summary is not None, "sinks() sets the summary at its end"
         return self.summary
 
     def sinks(self) -> Iterator[SinkReport]:
-        """Train, and yield the report of each sink, after its evaluation and before it is saved.
+        """Train, and yield the report of each sink after its evaluation and before its checkpoint.
 
         Between two sinks the caller may change parameters and learning rates, and evaluate. If the
         caller leaves the loop early, the run is saved and can be resumed. If the process ends
-        inside the loop, only earlier checkpoints remain. Raises Interrupted as `fit` does, so that
-        the script stops too.
+        inside the loop, only earlier checkpoints remain. If a signal stops the run, saves it and
+        raises Interrupted.
         """
         self._signals = Signals()
         options = RunOptions(
@@ -141,7 +143,7 @@ class Trainer:
             nonlocal has_ended, is_exiting
             has_ended = True
             is_exiting = True
-            # A save would need a new thread, and none can be started any more.
+            # The run isn't saved: that would need a new thread, and none can be started any more.
             with suppress(StopIteration):
                 reports.throw(Interrupted("the process ended inside the loop over sinks"))
 
@@ -167,7 +169,7 @@ class Trainer:
 
     @property
     def control(self) -> RunControl:
-        """The control of the run in progress: its step, its learning rate, and its requests.
+        """The control of the run in progress, to read its step, change learning rates and stop it.
 
         Raises RunError if no training is in progress.
         """
@@ -184,7 +186,7 @@ class Trainer:
         view = self._watch.view
         if view is not None:
             return view.evaluate().scalars()
-        # A loaded run isn't in memory: a temporary run evaluates its checkpoint.
+        # A loaded run isn't in memory, so a temporary run evaluates its checkpoint.
         tree = self.recipe.whole_tree()
         tree["stages"] = ["data", "build", "compile", "eval"]
         tree["train"]["resume"] = None
@@ -205,11 +207,11 @@ class Trainer:
         that the dataset's type can't hold, such as 0.5 in uint8.
         """
         images = np.asarray(images)
-        run = self._make_snapshot()
-        samples = run.samples
+        snapshot = self._make_snapshot()
+        samples = snapshot.samples
         if images.shape[1:] != samples.shape:
-            shape = ("n", *samples.shape)
-            raise DataError(f"images.shape = {images.shape}: must be {shape}")
+            expected_shape = ("n", *samples.shape)
+            raise DataError(f"images.shape = {images.shape}: must be {expected_shape}")
         with np.errstate(invalid="ignore"):
             converted = images.astype(samples.dtype)
         if np.issubdtype(converted.dtype, np.integer) and not np.array_equal(converted, images):
@@ -217,7 +219,7 @@ class Trainer:
             raise DataError(
                 f"images have the value {value}: must be {samples.dtype}, as in the dataset"
             )
-        weights = {path: jnp.asarray(array) for path, array in run.arrays.items()}
+        weights = {path: jnp.asarray(array) for path, array in snapshot.arrays.items()}
         batch_size = min(PREDICT_BATCH, len(images))
         logits = []
         for start in range(0, len(images), PREDICT_BATCH):
@@ -233,10 +235,11 @@ class Trainer:
     def parameters(self) -> MutableMapping[str, np.ndarray]:
         """Copies of the parameters by path, such as `conv_0/kernel`, in the network's order.
 
-        Between two sinks, `parameters[path] = array` sets one. Raises RunError if there are none.
+        Between two sinks, `parameters[path] = array` sets a parameter. Raises RunError if there are
+        no parameters yet.
         """
         if self._watch.view is None and self._trained is None:
-            raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
+            raise RunError(_NO_PARAMETERS)
         return _Parameters(self)
 
     @property
@@ -246,19 +249,20 @@ class Trainer:
         Raises RunError if there are no parameters yet.
         """
         train = self.recipe.train
-        frozen = train.freeze
-        run = self._make_snapshot()
+        frozen_patterns = train.freeze
+        step = self._make_snapshot().step
         if train.unfreeze:
             for phase in make_phases(train, self.dataset.train_order.steps_per_epoch):
-                frozen = phase.frozen if phase.start <= run.step else frozen
+                if phase.start <= step:
+                    frozen_patterns = phase.frozen
         return {
             path: array
             for path, array in _Parameters(self)._copy_arrays().items()
-            if not is_frozen(frozen, tuple(path.split("/")))
+            if not is_frozen(frozen_patterns, tuple(path.split("/")))
         }
 
     def tuples(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield (image, label, ...) of each batch of an epoch, as `dicts` does."""
+        """Yield each batch that `dicts` yields as a tuple: image, label and the other columns."""
         for batch in self.dicts(split, epoch):
             image = batch.pop("image")
             yield (image, batch.pop("label"), *batch.values())
@@ -266,7 +270,7 @@ class Trainer:
     def dicts(self, split: SplitKey = "train", epoch: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yield the columns of each batch of an epoch by name, as the network reads them.
 
-        Images are float32 (B, H, W, C). The last batch may be smaller. `epoch` counts from 0. Order
+        Images are float32 (B, H, W, C). The last batch may be smaller. The first epoch is 0. Order
         and random augmentation are the same as in that epoch of training.
         """
         dataset = self.dataset
@@ -283,7 +287,7 @@ class Trainer:
 
     @property
     def steps(self) -> dict[str, np.ndarray]:
-        """Arrays of the numbers of every step so far, by name: step, loss, learning_rate, ...
+        """Numbers of every step so far, an array for each: step, loss, learning_rate, ...
 
         A loss that isn't finite is NaN.
         """
@@ -291,24 +295,23 @@ class Trainer:
 
     @property
     def evaluations(self) -> dict[str, np.ndarray]:
-        """Arrays of the step and the metrics of every evaluation during training, by name.
+        """Step and metrics of every evaluation during training, an array for each.
 
         Precision, recall and f1 are macro averages.
         """
         return self._read_log(EVALS)
 
     def _read_log(self, name: str) -> dict[str, np.ndarray]:
-        file = self.run_dir / name
         if self._watch.view is not None:
             self._watch.view.flush()
-        return read_arrays(file)
+        return read_arrays(self.run_dir / name)
 
     def _make_snapshot(self) -> TrainedRun:
         """Return the run as it is now. Raises RunError if there are no parameters yet."""
         view = self._watch.view
         if view is None or view.state is None:
             if self._trained is None:
-                raise RunError("there are no parameters yet; call fit(), or Trainer.load(RUN_DIR)")
+                raise RunError(_NO_PARAMETERS)
             return self._trained
         dataset = self.dataset
         image = dataset.raw_image
@@ -321,15 +324,17 @@ class Trainer:
 
 
 def _collect_weights(state: TrainState) -> dict[str, np.ndarray]:
-    """Return parameters and batch statistics by path, such as `params/conv_0/kernel`. If parameters
-    are averaged, the averages replace them."""
+    """Return copies of parameters and batch statistics by path, such as `params/conv_0/kernel`.
+
+    If parameters are averaged, their averages are returned.
+    """
     params = merge_params(state.params, state.average)
     weights = {"params": params, "batch_stats": state.batch_stats}
     return {path: np.array(array) for path, array in flatten_dict(weights, sep="/").items()}
 
 
 class _Watch(Callback):
-    """Callback that stores the run that is trained, for the trainer."""
+    """Callback that stores the last run's directory and view, which the trainer reads."""
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
@@ -347,7 +352,7 @@ class _Watch(Callback):
 
 
 class _Parameters(MutableMapping[str, np.ndarray]):
-    """The mapping that `Trainer.parameters` returns. It has no arrays, and reads them on access."""
+    """The mapping that `Trainer.parameters` returns. Every access copies the current arrays."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

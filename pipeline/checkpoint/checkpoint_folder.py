@@ -1,10 +1,10 @@
 """Folder of a run's checkpoints: names and kinds of its entries.
 
 A checkpoint is a folder named by its step, in decimal digits without leading zeros. It holds a
-manifest, which shows whether it is sound; checkpoints of old versions hold only arrays. A stranger
-is any other entry whose name is a number in any spelling, such as `441.0`: it may be in the way of
-a checkpoint, or be mistaken for one. A draft is an incomplete checkpoint, or one that is being
-removed; its name has the suffix `DRAFT`.
+manifest, which lists checksums; checkpoints of old versions hold only arrays. A stranger is any
+other entry whose name is a number in any spelling, such as `441.0`: it may have the name of a
+future checkpoint, or be mistaken for a checkpoint. A draft is an incomplete checkpoint, or a
+checkpoint that is being removed; its name has the suffix `DRAFT`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ DRAFT = ".orbax-checkpoint-tmp"
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO))
 _UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN))
 LOST = _MISSING | _UNREADABLE
-"""Error numbers of a file that is missing or of another kind, or that the disk can't read. Other
-errors are about the process or its rights, and show no damage."""
+"""Error numbers for a file that is missing or of another kind, or that the disk can't read. Other
+numbers are problems of the process or its rights, and don't show that the file is damaged."""
 STEP = re.compile(r"(0|[1-9][0-9]*)")
-"""Name of a checkpoint."""
+"""Name of a checkpoint. `int` would also accept leading zeros and the digits of other scripts."""
 
 
 def make_checkpoint_path(root: Path, step: int) -> Path:
@@ -49,21 +49,26 @@ def make_checkpoint_path(root: Path, step: int) -> Path:
 
 
 def parse_checkpoint_step(path: Path) -> int | None:
-    """Return the step of a checkpoint's path, or None for the path of anything else. Only the
-    digits 0 to 9 count: `int` would also read Arabic ones, for example."""
+    """Return the step of a checkpoint's path, or None for the path of anything else."""
     return int(path.name) if STEP.fullmatch(path.name) else None
 
 
 def make_draft_path(path: Path) -> Path:
-    """Return the path of the draft of a checkpoint, or of a file that is added to one."""
+    """Return the path of the draft of a checkpoint, or of a file that is added to a checkpoint."""
     return path.with_name(f"{path.name}{DRAFT}")
 
 
 def list_saved_steps(root: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, ascending, sound or damaged. Raises OSError
-    if the folder can't be listed."""
-    steps = ((parse_checkpoint_step(path), path) for path in _list_entries(root))
-    return sorted(step for step, path in steps if step is not None and _is_checkpoint(path))
+    """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
+
+    Raises OSError if the folder can't be listed.
+    """
+    steps = []
+    for path in _list_entries(root):
+        step = parse_checkpoint_step(path)
+        if step is not None and _is_checkpoint(path):
+            steps.append(step)
+    return sorted(steps)
 
 
 def find_strangers(root: Path) -> list[Path]:
@@ -79,14 +84,15 @@ def find_strangers(root: Path) -> list[Path]:
 
 def rename_aside(path: Path, reason: str) -> Path:
     """Rename an entry to `<reason>-<name>-<n>`, so that its step can be saved. Raises OSError."""
-    names = (path.with_name(f"{reason}-{path.name}-{n}") for n in count(1))
-    return path.rename(next(name for name in names if not os.path.lexists(name)))
+    targets = (path.with_name(f"{reason}-{path.name}-{n}") for n in count(1))
+    unused_target = next(target for target in targets if not os.path.lexists(target))
+    return path.rename(unused_target)
 
 
 def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint atomically: it is renamed to a draft first. Raises OSError."""
     draft = path.rename(make_draft_path(path))
-    # Without this a power cut could leave a part of the checkpoint under its name.
+    # After a power cut, an unsynced folder could have a part of the checkpoint under its old name.
     sync(path.parent)
     remove_draft(draft)
 
@@ -94,13 +100,13 @@ def remove_checkpoint(path: Path) -> None:
 def remove_drafts(root: Path) -> None:
     """Remove the drafts that a killed process has left."""
     for path in _list_entries(root):
-        complete = path.with_name(path.name.removesuffix(DRAFT))
-        if path != complete and parse_checkpoint_step(complete) is not None:
+        checkpoint = path.with_name(path.name.removesuffix(DRAFT))
+        if path != checkpoint and parse_checkpoint_step(checkpoint) is not None:
             remove_draft(path)
 
 
 def remove_draft(path: Path) -> None:
-    """Remove a draft as far as the system permits; what remains is never read."""
+    """Remove a draft as far as the system permits. A remaining part of it is never read."""
     with suppress(OSError):
         if path.is_symlink() or path.is_file():
             path.unlink()
@@ -109,13 +115,13 @@ def remove_draft(path: Path) -> None:
 
 
 def _is_number(name: str) -> bool:
-    """Return whether Python or a person can read a name as a number, in any spelling or script."""
+    """Return whether a name can be read as a number, in any spelling or script."""
     try:
         float(name)
     except ValueError:
         return name.isnumeric()
     # `float` also reads nan and inf, which have no digit.
-    return any(map(str.isnumeric, name))
+    return any(letter.isnumeric() for letter in name)
 
 
 def _list_entries(root: Path) -> list[Path]:
@@ -127,7 +133,7 @@ def _list_entries(root: Path) -> list[Path]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return whether a folder, not a link, holds a manifest or arrays. Raises OSError."""
+    """Return whether a path is a folder, not a link, with a manifest or arrays. Raises OSError."""
     if os.path.islink(path):
         return False
     for name, is_kind in ((MANIFEST, stat.S_ISREG), (STATE, stat.S_ISDIR)):

@@ -3,8 +3,8 @@
 A checkpoint is written in the background as a draft, sealed with a manifest, synced and renamed.
 After a kill or a power cut while saving, the previous checkpoint still exists. A checkpoint holds
 every array of `TrainState` by path, written by orbax, and the recipe and the state of the host as
-JSON. The data position, the schedule and the random generator are functions of the step. Only the
-metrics may be added later, if a resumed run repeats an interrupted evaluation.
+JSON. The data position, the learning rates and the random numbers are computed from the step. Only
+the metrics may be added later, if a resumed run repeats an interrupted evaluation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from pipeline.training.state import TrainState
 
 LOG = logging.getLogger(__name__)
 TENSORSTORE_DETAILS = re.compile(r" \[(?:tensorstore_spec|os_error_code)=")
-"""Start of the part of tensorstore's messages that is left out, since it is long."""
+"""Start of the long specification in tensorstore's messages, which is left out."""
 
 
 class Copies(Protocol):
@@ -61,15 +61,17 @@ class Copies(Protocol):
         """Remove the copy of a step, if there is one. Raises OSError."""
 
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
-        """Write missing copies, and remove copies without a checkpoint. Raises OSError,
-        DataError."""
+        """Write missing copies of the checkpoints, which are by step, and remove other copies.
+
+        Raises OSError, DataError.
+        """
 
 
 class Checkpoints:
     """The checkpoints of one run; `retention` selects which to keep.
 
-    `recipe` is the run's recipe as JSON, and `recipe_digest` a digest of the keys that decide the
-    run's numbers. Every complete checkpoint and every removed step is passed to each of `copies`.
+    `recipe` is the run's recipe as JSON, and `recipe_digest` a digest of the keys that change the
+    run's results. Every complete checkpoint and every removed step is passed to each of `copies`.
     Raises RunError if the folder can't be made.
     """
 
@@ -94,7 +96,7 @@ class Checkpoints:
             # This also syncs the names of the logs, which exist by now.
             sync(self._root.parent)
             remove_drafts(self._root)
-            # A kill may have come between a checkpoint and its copy.
+            # An earlier process may have been killed after it wrote a checkpoint, before the copy.
             paths = {
                 step: make_checkpoint_path(self._root, step)
                 for step in list_saved_steps(self._root)
@@ -105,10 +107,9 @@ class Checkpoints:
         self._is_prepared = False
 
     def prepare(self) -> None:
-        """Import orbax in the background for the first save. Later calls do nothing."""
+        """Import orbax, which takes long, in the background before the first save."""
         if not self._is_prepared:
             self._is_prepared = True
-            # The import takes long, and is needed only by the first checkpoint.
             self._writer.submit(importlib.import_module, "orbax.checkpoint")
 
     def save(
@@ -118,9 +119,11 @@ class Checkpoints:
         host_state: Mapping[str, Any],
         metrics: Mapping[str, float] | None,
     ) -> None:
-        """Save the state of a step in the background, after waiting for the previous save.
+        """Wait for the previous save, then save the state of a step in the background.
+
         `host_state` is JSON. If the step is saved already, only the metrics are added. Raises
-        RunError if the previous save failed; `finish` raises RunError if this save fails."""
+        RunError if the previous save failed; `finish` raises RunError if this save fails.
+        """
         with self._convert_errors(f"save step {step}"):
             is_saved = step == self._last_step or step in list_saved_steps(self._root)
         metrics_to_save = metrics if self._retention.best is not None else None
@@ -150,9 +153,11 @@ class Checkpoints:
         texts: Mapping[str, str],
         logs: Sequence[Path],
     ) -> None:
-        """Write a checkpoint, then remove checkpoints that retention doesn't keep. A checkpoint
-        holds only the last lines of the `logs`, so the files are synced before the checkpoint gets
-        its name."""
+        """Write a checkpoint, then remove checkpoints that retention doesn't keep.
+
+        A resumed run needs the files `logs` as they are now, so they are synced before the draft
+        becomes a checkpoint.
+        """
         folder = make_checkpoint_path(self._root, step)
         draft = make_draft_path(folder)
         try:
@@ -174,7 +179,7 @@ class Checkpoints:
             commit(draft, folder)
             LOG.info("checkpoint of step %d is on disk", step)
         except BaseException:
-            # If the disk is full, the run's summary needs the space of the draft.
+            # If the disk is full, this frees space for the run's summary.
             remove_draft(draft)
             raise
         for copy in self._copies:
@@ -214,8 +219,10 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until the last save is on disk, also if an error ends the run. Raises RunError if
-        the save failed, so that a run without its checkpoint isn't a success."""
+        """Wait until the last save is on disk, also if an error ends the run.
+
+        Raises RunError if the save failed or its checkpoint has been damaged since.
+        """
         try:
             self.finish()
             if error is None and self._last_step is not None:
@@ -228,14 +235,16 @@ class Checkpoints:
 
 
 def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
-    """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
-    the checkpoint is damaged."""
+    """Read the state of a saved step of a run, with the structure of `like`.
+
+    Raises DataError if the checkpoint is damaged, or if its arrays don't fit `like`.
+    """
     saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
     return arrange_arrays(saved.folder, saved.arrays, like)
 
 
 class NoCheckpoints:
-    """Checkpoints of a process that writes none: only the first process of a run saves."""
+    """Replaces `Checkpoints` in a process that saves nothing: only the first of a run does."""
 
     def prepare(self) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""State of the host: what a checkpoint has besides arrays and recipe."""
+"""State of the host, which a checkpoint has besides arrays and recipe."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from annotated_types import Ge, Le, MaxLen
 from pipeline.core.errors import printable
 
 MAX_COUNT = 2**31 - 1
-"""Largest step: steps are counted in 32 bits."""
+"""Largest step, since a step is an int32."""
 LOGS = "logs"
-"""Key of `HostState.logs` in JSON."""
+"""Name of the field `HostState.logs`."""
 MAX_RATE = 3.4028234663852886e38
 """The largest float32."""
 Count = Annotated[int, Ge(0), Le(MAX_COUNT)]
@@ -23,11 +23,12 @@ Rate = Annotated[float, Ge(0), Le(MAX_RATE)]
 
 @dataclass(frozen=True)
 class EarlyStopState:
-    """The best value of the early-stop metric, and the number of evaluations since that value."""
+    """Progress of the early-stop metric."""
 
     best: float | None = None
-    """None before the first evaluation."""
+    """The metric's best value; None before the first evaluation."""
     waited: Count = 0
+    """Number of evaluations since the best value."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,16 @@ class PendingBoundary:
     """Reason for which the pruner ends the run at the boundary; None: the run continues."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "verdict", self.verdict and printable(self.verdict))
+        if self.verdict is not None:
+            object.__setattr__(self, "verdict", printable(self.verdict))
 
 
 @dataclass(frozen=True)
 class SinkState:
-    """The fastest sinks as measured; `size` is in steps, None if steps are faster without sinks."""
+    """The kind of sinks that was measured to be the fastest."""
 
     size: Annotated[int, Ge(1), Le(MAX_COUNT)] | None
+    """Steps of a sink; None if single steps are faster than sinks."""
     mechanism: Literal["loop", "soft", "none"]
 
 
@@ -79,16 +82,17 @@ class Requests:
     save_at: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", self.stop and printable(self.stop))
+        if self.stop is not None:
+            object.__setattr__(self, "stop", printable(self.stop))
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Self:
         """Return the requests whose `asdict` is this JSON object."""
         return cls(
-            tree["stop"],
-            tuple(RateChange(**change) for change in tree["rates"]),
-            tuple(tree["evaluate_at"]),
-            tuple(tree["save_at"]),
+            stop=tree["stop"],
+            rates=tuple(RateChange(**change) for change in tree["rates"]),
+            evaluate_at=tuple(tree["evaluate_at"]),
+            save_at=tuple(tree["save_at"]),
         )
 
 
@@ -97,11 +101,11 @@ class CallbackState:
     """The states of callbacks, and their requests."""
 
     states: Mapping[str, Any] = field(default_factory=dict)
-    """JSON by callback; checked by the callbacks."""
+    """JSON by callback. Each callback checks its state."""
     granted: Requests = Requests()
-    """Requests that a boundary has put into effect, or has accepted for a later step."""
+    """Requests that have taken effect at a boundary, or will at a later step."""
     asked: Requests = Requests()
-    """Requests that no boundary has seen yet. They take effect at the next boundary."""
+    """Requests since the last boundary. They take effect at the next boundary."""
     scalars: Mapping[str, float | None] = field(default_factory=dict)
     """Scalars that were logged since the last boundary."""
 
@@ -118,5 +122,5 @@ class HostState:
     sink: SinkState | None = None
     callbacks: CallbackState = CallbackState()
     logs: Mapping[str, Any] = field(default_factory=dict)
-    """Marks of metrics.jsonl and evals.jsonl: their state at the checkpoint, by file name. They are
-    checked when the logs are opened."""
+    """State of metrics.jsonl and evals.jsonl at the checkpoint, by file name. It is compared with
+    the files when they are opened."""

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its files with their sizes and SHA-256, and the recipe's digest.
 
-It is written after all files and before the folder gets its name, so a folder without a manifest
-isn't a sound checkpoint.
+The manifest is the last file that is written before a draft is renamed to a checkpoint, so a folder
+without a manifest isn't a sound checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ DESCRIPTION = "_METADATA"
 REQUIRED_FILES = (f"{STATE}/{DESCRIPTION}", f"{HOST}/{JSON}", f"{RECIPE}/{JSON}")
 """Files that every manifest lists."""
 LATE_METRICS = f"{METRICS}/{METRICS}"
-"""File that may be added to a sealed checkpoint, with the metrics that choose the best."""
+"""File of metrics, which may be added to a sealed checkpoint."""
 HASHING_THREADS = 2
-"""Number of files that are hashed at once. Hashing takes 0.6 s a GB, and runs beside training."""
+"""Number of files that are hashed at once, while training continues. Hashing takes 0.6 s a GB."""
 MOST_JSON_BYTES = 64 << 20
 """Largest JSON file of a checkpoint that is read."""
 SAVED_AT = "saved_at"
@@ -39,9 +38,11 @@ class DamagedError(DataError):
 
 
 def make_read_error(file: Path, error: OSError) -> PipelineError:
-    """Return the error for a file that the system can't read. It is a DamagedError if the file is
-    lost, else a RunError: a process without descriptors or rights doesn't show that the file is
-    damaged."""
+    """Return the error for a file that the system can't read.
+
+    It is a DamagedError if the file is missing or the disk can't read it. Else it is a RunError:
+    the process may lack descriptors or rights, and the file may be sound.
+    """
     reason = f"{file}: can't be read: {error.strerror}"
     if error.errno in LOST:
         return DamagedError(reason)
@@ -58,11 +59,15 @@ def write_manifest(folder: Path, recipe_digest: str) -> None:
 
 
 def verify_files(folder: Path) -> None:
-    """Raise DamagedError for the first file that is missing, isn't listed in the manifest or has
-    changed, and RunError as in `make_read_error`. Reads all files."""
+    """Read all files of a checkpoint and compare them with the manifest.
+
+    Raises DamagedError for the first file that is missing, isn't listed or has changed, and
+    RunError as in `make_read_error`.
+    """
+    entries = dict(_match_entries(folder))
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        # `map` keeps the order of the manifest, so the first fault is raised.
-        for _ in threads.map(_verify_file, *zip(*_match_entries(folder), strict=True)):
+        # Iterating raises the errors, in the order of the manifest.
+        for _ in threads.map(_verify_file, entries.keys(), entries.values()):
             pass
 
 
@@ -77,7 +82,7 @@ def _verify_file(file: Path, entry: Mapping[str, Any]) -> None:
 
 
 def require_complete(folder: Path) -> None:
-    """Raise the errors of `verify_files` that the names and sizes of files show."""
+    """Verify the names and sizes of files, without reading them. Raises as `verify_files` does."""
     for file, entry in _match_entries(folder):
         try:
             size_bytes = file.stat().st_size
@@ -87,8 +92,11 @@ def require_complete(folder: Path) -> None:
 
 
 def list_described_files(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the files of a checkpoint with their entries, and the manifest with an entry for it.
-    Raises DamagedError, and RunError as in `make_read_error`."""
+    """Yield all files of a checkpoint, with an entry for each.
+
+    Entries of the manifest itself and of late metrics, which it can't list, are computed. Raises
+    DamagedError, and RunError as in `make_read_error`.
+    """
     entries = dict(_match_entries(folder))
     yield from entries.items()
     for file in (folder / LATE_METRICS, folder / MANIFEST):
@@ -108,8 +116,10 @@ def read_json(file: Path) -> Any:
 
 
 def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """Return the files of a checkpoint with their entries. Raises DamagedError if a file is missing
-    or isn't listed, and the errors of `make_read_error`."""
+    """Return the files that the manifest of a checkpoint lists, with their entries.
+
+    Raises DamagedError if a file is missing or isn't listed, and the errors of `make_read_error`.
+    """
     entries = _read_entries(folder / MANIFEST)
     try:
         files = _list_files(folder)
@@ -130,7 +140,7 @@ def _compare_sizes(file: Path, size_bytes: int, entry: Mapping[str, Any]) -> Non
 
 
 def _read_entries(file: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Read the entries of a manifest by path. Raises DamagedError."""
+    """Read a manifest, and return its entries by path. Raises DamagedError."""
     match read_json(file):
         case {"recipe": str(), "files": dict(entries)} if all(map(is_entry, entries.values())):
             pass
@@ -151,15 +161,21 @@ def is_entry(entry: Any) -> bool:
 
 
 def _list_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a checkpoint by path. Raises DamagedError for a link and for anything but
-    a regular file; OSError if a folder can't be listed, which `Path.rglob` would treat as empty."""
+    """Return the files of a checkpoint by path in it, without the manifest.
+
+    Raises DamagedError for a link and for a file that isn't regular; OSError if a folder can't be
+    listed, which `Path.rglob` would treat as empty.
+    """
     files = {}
 
     def fail(error: OSError) -> None:
         raise error
 
-    levels = os.walk(folder, onerror=fail)
-    paths = (Path(parent, name) for parent, *names in levels for name in chain.from_iterable(names))
+    paths = [
+        Path(parent, name)
+        for parent, folder_names, file_names in os.walk(folder, onerror=fail)
+        for name in (*folder_names, *file_names)
+    ]
     for path in sorted(paths):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():

@@ -1,8 +1,8 @@
-"""Mirror: a copy of a run's checkpoints at an address, by which another machine continues the run.
+"""Mirror: a copy of a run's checkpoints at an address, from which another machine can continue.
 
-`owner.json` names the run, and the process that writes. `records/STEP.json` lists the files of a
-checkpoint, and of the run at that time, with sizes and SHA-256; the files are in `STEP/`. A record
-is written after its files and removed before them, so an interrupted copy is never read.
+`owner.json` names the run, and the process that writes. `STEP/` holds the files of a checkpoint,
+and files of the run as they were then. `records/STEP.json` lists them with sizes and SHA-256. A
+record is written after its files and removed before them, so an interrupted copy is never read.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from pipeline.core.files.storage import Storage, retry
 OWNER = "owner.json"
 RECORDS = "records"
 DRAFT = "mirror.part"
-"""Folder of the run directory for files that are being copied, from or to an address."""
+"""Folder of the run directory for files that are being copied from or to an address."""
 MOST_RECORD_BYTES = 64 << 20
 """Most bytes of a record and of `owner.json` that are read."""
 Warn = Callable[[str], None]
 Record = Mapping[str, Mapping[str, Any]]
-"""Entries as in a manifest, by path in the run directory: the content of a record."""
+"""The files that a record lists: entries as in a manifest, by path in the run directory."""
 
 
 class MismatchError(RunError):
-    """A file that arrived isn't the file that was sent."""
+    """A file that was downloaded differs from its record."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,21 @@ class MirroredRun:
         return max(self.records, default=0)
 
     def read_small(self, name: str, at_most_bytes: int) -> bytes:
-        """Return the content of a file of the run that was copied with the newest checkpoint, cut
-        after `at_most_bytes`. Raises DataError if it is missing."""
+        """Return the first `at_most_bytes` of a file that was copied with the newest checkpoint.
+
+        Raises DataError if it is missing.
+        """
         content = retry(lambda: self.storage.read(f"{self.newest}/{name}", at_most_bytes))
         if content is None:
             raise DataError(f"{self.storage.url}: lacks {self.newest}/{name}")
         return content
 
     def restore(self, run_dir: Path, warn: Warn) -> None:
-        """Copy the checkpoints, and the run's files of the newest checkpoint, into a new run
-        directory: into a draft, verified, then moved. Damaged checkpoints are left out with a
-        warning. Raises DataError if none is sound."""
+        """Copy all checkpoints, and the run's files of the newest one, into a new run directory.
+
+        The copies are verified in a draft before they are moved. Damaged checkpoints are left out
+        with a warning. Raises DataError if all are damaged.
+        """
         draft = run_dir / DRAFT
         shutil.rmtree(draft, ignore_errors=True)
         restored: list[int] = []
@@ -99,7 +103,7 @@ class MirroredRun:
             raise DataError(f"{self.storage.url}: no checkpoint can be read: {'; '.join(faults)}")
         for fault in faults:
             warn(f"{fault}; left out, and step {restored[0]} is the newest")
-        # The recipe, which makes it a run, is moved last.
+        # The recipe is moved last, since a directory with a recipe is a run.
         for path in sorted(draft.iterdir(), key=lambda path: path.name == "recipe.yaml"):
             commit(path, run_dir / path.name)
         draft.rmdir()
@@ -120,8 +124,10 @@ class MirroredRun:
 
 
 def read_mirror(storage: Storage) -> MirroredRun | None:
-    """Read the records at an address; None if it holds no run. Raises DataError if it can't be
-    read, or for a folder that isn't a mirror."""
+    """Read the records at an address; None if nothing is there.
+
+    Raises DataError if it can't be read, or if there are other files than a mirror's.
+    """
     owner = _parse(retry(lambda: storage.read(OWNER, MOST_RECORD_BYTES)))
     if owner is None:
         if files := retry(storage.list_files):
@@ -142,10 +148,10 @@ def read_mirror(storage: Storage) -> MirroredRun | None:
 class Mirror:
     """Copies the checkpoints of a run to an address, in a separate thread.
 
-    It copies every checkpoint that the run directory has and the address lacks, the newest first,
-    and removes those that the run directory has removed. `files` are names of files of the run that
-    are copied with each checkpoint if they exist. If a copy fails, `warn` is called once, and the
-    next checkpoint is a new attempt; `failure` has the reason until the address has everything.
+    The thread copies every checkpoint that the address lacks, the newest first, and removes those
+    that the run directory lacks. `files` are names of files of the run that are copied with each
+    checkpoint if they exist. If a copy fails, `warn` is called, `failure` has the reason, and the
+    next checkpoint starts a new attempt. `failure` is None after an attempt without an error.
     """
 
     def __init__(
@@ -159,7 +165,7 @@ class Mirror:
         self._files = files
         self._warn = warn
         self._writer = uuid.uuid4().hex
-        """Name of this process in `owner.json`."""
+        """Random name of this process in `owner.json`."""
         self._wakeup = threading.Condition()
         self._has_work = True
         self._is_closing = False
@@ -173,7 +179,7 @@ class Mirror:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until all is copied or the copy has failed; an interruption ends the wait."""
+        """Wait until all is copied or the copy has failed. Doesn't wait after KeyboardInterrupt."""
         self._is_closing = True
         self._wake()
         while self._thread.is_alive() and not isinstance(error, KeyboardInterrupt):
@@ -188,7 +194,7 @@ class Mirror:
         self._wake()
 
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
-        """Copy and remove in the background what differs from the run directory."""
+        """Copy missing checkpoints and remove others in the background."""
         self._wake()
 
     def _wake(self) -> None:
@@ -222,12 +228,16 @@ class Mirror:
                 # A checkpoint that was removed meanwhile needs no copy.
                 if step in list_saved_steps(self._run_dir / FOLDER):
                     raise
-        for step in [step for step in self._records if step not in self._list_local()]:
+        removed_steps = self._records.keys() - self._list_local().keys()
+        for step in sorted(removed_steps):
             self._require_ownership()
             self._remove(step)
 
     def _list_local(self) -> dict[int, Record]:
-        """Return, for each local checkpoint, the entries of the files that show its changes."""
+        """Return a short record of each local checkpoint, by step.
+
+        It has only the manifest and the late metrics, since one of them changes if any file does.
+        """
         root = self._run_dir / FOLDER
         local: dict[int, Record] = {}
         for step in list_saved_steps(root):
@@ -241,7 +251,7 @@ class Mirror:
         return local
 
     def _find_uncopied_step(self) -> int | None:
-        """Return the newest step that the address lacks, or has in another state, else None."""
+        """Return the newest step that the address lacks, or whose files differ there, else None."""
         for step, record in sorted(self._list_local().items(), reverse=True):
             if not record.items() <= self._records.get(step, {}).items():
                 return step
@@ -264,8 +274,11 @@ class Mirror:
         self._records[step] = record
 
     def _make_draft(self, step: int) -> Record:
-        """Link a checkpoint and copy the run's files into the draft; return their entries. During
-        the upload the run may remove the checkpoint, and it writes its logs."""
+        """Link a checkpoint and copy the run's files into the draft; return their record.
+
+        So the files stay as they are during the upload, while the run may remove the checkpoint and
+        writes its logs.
+        """
         shutil.rmtree(self._draft, ignore_errors=True)
         folder = make_checkpoint_path(self._draft / FOLDER, step)
         source = make_checkpoint_path(self._run_dir / FOLDER, step)
@@ -312,7 +325,7 @@ def _parse(content: bytes | None) -> Mapping[str, Any] | None:
 
 
 def _parse_record(content: bytes | None, step: int) -> Record | None:
-    """Return a record; None if it was written in part, or names files that aren't of the run."""
+    """Return a record; None if it was written in part, or names files outside of the run."""
     match _parse(content):
         case {"step": int(number), "files": dict(files)} if number == step:
             if all(_is_safe(name, step) and is_entry(entry) for name, entry in files.items()):
@@ -323,5 +336,5 @@ def _parse_record(content: bytes | None, step: int) -> Record | None:
 def _is_safe(name: str, step: int) -> bool:
     """Return whether a path leads to a file of a step's checkpoint, or of the run directory."""
     path = PurePosixPath(name)
-    is_normal = str(path) == name and not path.is_absolute() and ".." not in path.parts
-    return is_normal and (len(path.parts) == 1 or path.parts[:2] == (FOLDER, str(step)))
+    is_relative = str(path) == name and not path.is_absolute() and ".." not in path.parts
+    return is_relative and (len(path.parts) == 1 or path.parts[:2] == (FOLDER, str(step)))

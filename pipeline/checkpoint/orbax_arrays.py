@@ -1,4 +1,4 @@
-"""Arrays on disk, which orbax writes and reads. Files that are read may be hostile."""
+"""Writing and reading of arrays by orbax. Files that are read may come from a stranger."""
 
 from __future__ import annotations
 
@@ -25,28 +25,30 @@ if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
 DATABASE = "manifest.ocdbt"
-"""File that joins the written arrays into one database."""
+"""File with which orbax joins the written arrays into one database."""
 ATTEMPTS = 2
-"""Attempts to read arrays before they count as damaged. Orbax reports a file as missing if the
-process has no descriptor left."""
+"""Attempts to read arrays before DamagedError is raised. Orbax also reports a file as missing if
+the process has no descriptor left."""
 FILE_BYTES = 1 << 28
 """Approximate size of a file of arrays. Arrays are in several files, which are hashed at once."""
 
 
 def silence_orbax() -> None:
-    """Silence orbax, which logs files that do no harm, and errors that it also raises. If a write
-    fails, Python also warns of coroutines that were never awaited, asyncio logs the errors of the
-    other arrays, and tensorstore prints a message for each. These are silenced too."""
+    """Silence the messages of orbax: harmless ones, and those of errors that it also raises.
+
+    If a write fails, Python also warns of coroutines that were never awaited, asyncio logs the
+    errors of the other arrays, and tensorstore prints a message for each. These are silenced too.
+    """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
+    logging.getLogger("asyncio").addFilter(_is_unrelated)
     warning = r"coroutine '\S+' was never awaited"
     warnings.filterwarnings("ignore", warning, category=RuntimeWarning)
     if getattr(sys.unraisablehook, "func", None) is not _show_unraisable:
         sys.unraisablehook = partial(_show_unraisable, sys.unraisablehook)
 
 
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Return whether a record of asyncio isn't about an array that orbax couldn't write."""
+def _is_unrelated(record: logging.LogRecord) -> bool:
+    """Return False for a record of asyncio about an array that orbax couldn't write."""
     text = record.getMessage()
     return not (text.startswith("Task exception was never retrieved") and "/orbax/" in text)
 
@@ -54,9 +56,9 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays into a new folder, whole or not at all. Raises OSError or ValueError.
 
-    This is synchronous on purpose. Orbax's asynchronous writers, such as CheckpointManager's, make
-    folders in one thread while other threads wait. If that thread fails, the others wait for ever,
-    and the process can't end.
+    Orbax's asynchronous writers, such as CheckpointManager's, aren't used: they make folders in a
+    thread for which other threads wait. If that thread fails, the others wait for ever, and the
+    process can't end.
     """
     import orbax.checkpoint as ocp
 
@@ -95,8 +97,11 @@ def _make_process_options() -> ocp.options.MultiprocessingOptions:
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Return arrays by path. Raises DamagedError, also for arrays larger than the memory, and
-    RunError as in `make_read_error`."""
+    """Read the arrays in a folder, by path.
+
+    Raises DamagedError, also for arrays larger than the memory, and RunError as in
+    `make_read_error`.
+    """
     silence_orbax()
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -104,9 +109,9 @@ def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
         except (RunError, MemoryError):
             raise
         except Exception as error:  # orbax raises errors of any type for foreign bytes
-            number = _find_error_number(error)
-            if number is not None and number not in LOST:
-                raise make_read_error(folder, OSError(number, os.strerror(number))) from error
+            errno = _find_errno(error)
+            if errno is not None and errno not in LOST:
+                raise make_read_error(folder, OSError(errno, os.strerror(errno))) from error
             if attempt == ATTEMPTS:
                 reason = str(error).partition("\n")[0]
                 raise DamagedError(f"{folder}: can't be read: {reason}") from error
@@ -116,7 +121,7 @@ def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
 def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
-    _check_places(folder)
+    _check_names(folder)
     with ocp.StandardCheckpointer(multiprocessing_options=_make_process_options()) as reader:
         _check_size(reader.metadata(folder.absolute()).item_metadata.tree)
         arrays = reader.restore(folder.absolute())
@@ -125,8 +130,8 @@ def _read_with_orbax(folder: Path) -> Mapping[str, np.ndarray]:
     return arrays
 
 
-def _find_error_number(error: Exception) -> int | None:
-    """Return the errno of an error of the system, which tensorstore has in its text; else None."""
+def _find_errno(error: Exception) -> int | None:
+    """Return the errno of an OSError, or in a message of tensorstore; None without one."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"os_error_code='(\d+)'", str(error))
@@ -134,14 +139,14 @@ def _find_error_number(error: Exception) -> int | None:
 
 
 def _show_unraisable(next_hook: Callable[[Any], object], unraisable: Any) -> None:
-    """Show an unraisable error by the next hook, unless it is a closed event loop."""
+    """Pass an unraisable error to the next hook, unless its event loop was closed."""
     error = unraisable.exc_value
     if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
         next_hook(unraisable)
 
 
-def _check_places(folder: Path) -> None:
-    """Raise ValueError for names of arrays that orbax would turn into paths outside the folder."""
+def _check_names(folder: Path) -> None:
+    """Raise ValueError for names of arrays that orbax could use as paths outside the folder."""
     description = read_json(folder / DESCRIPTION)
     entries = description["tree_metadata"].values()
     names = [key["key"] for entry in entries for key in entry["key_metadata"]]
@@ -153,9 +158,9 @@ def _check_places(folder: Path) -> None:
 
 
 def _check_size(shapes: Mapping[str, Any]) -> None:
-    """Raise ValueError for arrays larger than memory: a few bytes can claim any size."""
+    """Raise ValueError if the shapes in a description need more bytes than the memory has."""
     claimed_bytes = sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in shapes.values())
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if claimed_bytes > memory_bytes:
-        available = f"this machine has {memory_bytes:,}"
-        raise ValueError(f"claims {claimed_bytes:,} bytes of arrays; {available}")
+        limit = f"this machine has {memory_bytes:,}"
+        raise ValueError(f"claims {claimed_bytes:,} bytes of arrays; {limit}")

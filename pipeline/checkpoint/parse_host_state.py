@@ -1,8 +1,8 @@
 """Parser of the host's state in a checkpoint.
 
 A checkpoint with a valid manifest may still come from a stranger, so values that this program
-doesn't write are refused. Unknown keys are ignored. The parser has its own module, since the engine
-uses the types of `host_state` without pydantic.
+doesn't write are refused. Unknown keys are ignored. The parser isn't in `host_state`, since the
+engine uses the types there without importing pydantic.
 """
 
 from __future__ import annotations
@@ -21,13 +21,9 @@ MAX_DIGITS = 308
 
 
 def parse_host_state(data: Any) -> HostState:
-    """Parse the JSON of a checkpoint's host state. Raises ValueError with the first wrong key."""
+    """Make a host state of the JSON in a checkpoint. Raises ValueError with the first wrong key."""
     try:
-        # A longer integer stays a text, which its field refuses.
-        tree = json.loads(
-            json.dumps(data),
-            parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else digits,
-        )
+        tree = json.loads(json.dumps(data), parse_int=_parse_integer)
         return _make_schema().validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
@@ -35,6 +31,11 @@ def parse_host_state(data: Any) -> HostState:
         if problem["type"] == "missing":
             raise ValueError(f"{key} is missing") from error
         raise ValueError(f"{key or 'all'} = {show(problem['input'])}") from error
+
+
+def _parse_integer(digits: str) -> int | str:
+    """Return an integer. One that is too long stays a text, which validation refuses."""
+    return int(digits) if len(digits) <= MAX_DIGITS else digits
 
 
 @cache

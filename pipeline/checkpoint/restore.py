@@ -1,6 +1,6 @@
 """Restore: find, verify and read the checkpoints of a run.
 
-Every file of a checkpoint is verified before any is parsed. If the newest checkpoint of a run is
+All files of a checkpoint are verified before any is parsed. If the newest checkpoint of a run is
 damaged, the user is warned and the previous one is read.
 """
 
@@ -36,9 +36,9 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.host.tree_paths import flatten_by_path
 
 WEIGHTS = ("params", "batch_stats")
-"""The parts of a state that a network computes with."""
+"""The parts of a state that are inputs of the network."""
 MAX_LISTED = 5
-"""Largest number of problems that a message lists."""
+"""Most problems that a message lists."""
 T = TypeVar("T")
 Warn = Callable[[str], None]
 
@@ -63,18 +63,18 @@ class Checkpoint:
         return int(self.arrays["step"])
 
     def select_weights(self) -> dict[str, np.ndarray]:
-        """Return the weights that an evaluation uses, by path: parameters and batch statistics. If
-        parameters are averaged, the averages replace the trained values."""
-        averages = {
-            path.replace("average", "params", 1): path
-            for path in self.arrays
-            if path.startswith("average/")
-        }
-        return {
-            path: self.arrays[averages.get(path, path)]
-            for path in self.arrays
-            if path.partition("/")[0] in WEIGHTS
-        }
+        """Return the weights that an evaluation uses, by path: parameters and batch statistics.
+
+        If parameters are averaged, their averages are returned.
+        """
+        weights = {}
+        for path, array in self.arrays.items():
+            part, _, name = path.partition("/")
+            if part == "params":
+                weights[path] = self.arrays.get(f"average/{name}", array)
+            elif part in WEIGHTS:
+                weights[path] = array
+        return weights
 
     def select_ledger(self) -> dict[str, np.ndarray]:
         """Return the arrays of the ledger of training samples by name; {} without a ledger."""
@@ -87,9 +87,11 @@ class Checkpoint:
 
 
 def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
-    """Read the newest sound checkpoint of a run; None if it has no checkpoint. Warns of newer
-    checkpoints, which are damaged. Raises DamagedError if all are damaged, and RunError as in
-    `make_read_error`."""
+    """Read the newest sound checkpoint of a run; None if it has no checkpoint.
+
+    Warns of newer checkpoints, which are damaged. Raises DamagedError if all are damaged, and
+    RunError as in `make_read_error`.
+    """
     root = run_dir / FOLDER
     if not list_saved_steps(root):
         return None
@@ -100,21 +102,28 @@ def read_to_resume(run_dir: Path, warn: Warn) -> Checkpoint | None:
 
 
 def set_others_aside(run_dir: Path, step: int, warn: Warn) -> None:
-    """Rename damaged checkpoints after `step`, and strangers (see `checkpoint_folder`). Warns of
-    each. The run will write checkpoints with these names."""
+    """Rename damaged checkpoints after `step`, and strangers (see `checkpoint_folder`).
+
+    The run will write checkpoints with these names. Warns of each renamed entry.
+    """
     root = run_dir / FOLDER
-    for path in [
-        make_checkpoint_path(root, saved) for saved in list_saved_steps(root) if saved > step
-    ]:
-        warn(f"{path}: set aside as {rename_aside(path, 'damaged').name}")
+    for saved_step in list_saved_steps(root):
+        if saved_step > step:
+            path = make_checkpoint_path(root, saved_step)
+            new_name = rename_aside(path, "damaged").name
+            warn(f"{path}: set aside as {new_name}")
     for path in find_strangers(root):
-        warn(f"{path}: isn't a checkpoint; set aside as {rename_aside(path, 'foreign').name}")
+        new_name = rename_aside(path, "foreign").name
+        warn(f"{path}: isn't a checkpoint; set aside as {new_name}")
 
 
 def read_saved(folder: Path, warn: Warn = warn_on_stderr) -> Checkpoint:
-    """Read `folder`, a checkpoint, or the newest sound checkpoint of a run directory or its folder
-    `checkpoints`. Warns of newer checkpoints, which are damaged. Raises DataError without a sound
-    checkpoint, and RunError as in `make_read_error`."""
+    """Read a checkpoint, or the newest sound checkpoint of a run.
+
+    `folder` is a checkpoint, a run directory or its folder `checkpoints`. Warns of newer
+    checkpoints, which are damaged. Raises DataError without a sound checkpoint, and RunError as in
+    `make_read_error`.
+    """
     try:
         if parse_checkpoint_step(folder) in list_saved_steps(folder.parent):
             return read_checkpoint(folder)
@@ -151,8 +160,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def arrange_arrays(source: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """Return arrays by path in the tree structure of `like`. Raises DataError unless every path,
-    shape and dtype agrees. The message begins with `source`."""
+    """Arrange arrays, which are by path, in the tree structure of `like`.
+
+    Raises DataError if a path, shape or dtype differs. The message begins with `source`.
+    """
     expected = flatten_by_path(like)
     problems = [f"{path} is missing" for path in expected if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in expected]
@@ -176,17 +187,18 @@ def join_problems(problems: Sequence[str]) -> str:
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
-    """Read a folder's newest sound checkpoint, and warn of newer ones; DamagedError without one."""
+    """Read a folder's newest sound checkpoint, and warn of newer ones.
+
+    Raises DamagedError if all are damaged.
+    """
     faults = []
     for step in reversed(list_saved_steps(root)):
         try:
             saved = read_checkpoint(make_checkpoint_path(root, step))
         except DamagedError as error:
-            faults.append(error)
+            faults.append(str(error))
             continue
         for fault in faults:
             warn(f"{fault}; using the checkpoint of step {saved.step}")
         return saved
-    raise DamagedError(
-        f"{root}: none of its checkpoints can be read: {join_problems(list(map(str, faults)))}"
-    )
+    raise DamagedError(f"{root}: none of its checkpoints can be read: {join_problems(faults)}")

@@ -1,13 +1,13 @@
 """Switches of Ascend's adapters for TensorFlow and PyTorch, as further keys of `train`.
 
-Each switch, here called a word, stands for another key of `train`. A checked recipe has the
-value in both; only the other key is written.
+Each switch, here called a word, stands for another key of `train`, which gets the word's value when
+the recipe is checked. A word isn't written with the recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -25,18 +25,27 @@ LEVELS_BY_MODE: Mapping[str, str] = {
     "allow_mix_precision": "O2",
     "force_fp16": "O3",
 }
-"""Level nearest to each mode. O0: float32 as written; O1: float16 for the matrix unit alone; O2:
-float16 except for operators that lose too much precision; O3: float16 throughout."""
+"""The level of `precision` that is nearest to each mode. O0: float32; O1: float16 for the matrix
+unit alone; O2: float16 except for operators that lose too much precision; O3: float16."""
 
-MEANINGS: Mapping[str, tuple[str, Any, Callable[[Any], Any]]] = {
-    "precision_mode": ("precision", "O0", LEVELS_BY_MODE.get),
-    "opt_level": ("precision", "O0", str),
-    "enable_data_pre_proc": ("sink", True, bool),
-    "mix_compile_mode": ("mode", "graph", lambda is_eager: "eager" if is_eager else "graph"),
-    "iterations_per_loop": ("sink_size", -1, int),
+
+class _Meaning(NamedTuple):
+    """The key of `train` that a word stands for."""
+
+    key: str
+    default: Any
+    """The key's default."""
+    translate: Callable[[Any], Any]
+    """Returns the key's value for a value of the word."""
+
+
+_MEANINGS: Mapping[str, _Meaning] = {
+    "precision_mode": _Meaning("precision", "O0", LEVELS_BY_MODE.get),
+    "opt_level": _Meaning("precision", "O0", str),
+    "enable_data_pre_proc": _Meaning("sink", True, bool),
+    "mix_compile_mode": _Meaning("mode", "graph", lambda is_on: "eager" if is_on else "graph"),
+    "iterations_per_loop": _Meaning("sink_size", -1, int),
 }
-"""(key, default, translate) by word: the key of `train` that the word stands for, the key's default
-and the function from the word's value to the key's value."""
 
 
 class AdapterWords(Spec):
@@ -58,39 +67,40 @@ class AdapterWords(Spec):
     def _translate(self) -> Self:
         """Set the keys that the words stand for. Raises ValueError if a key has another value."""
         changes: dict[str, Any] = {}
-        words: dict[str, str] = {}
-        for word, (key, default, translate) in MEANINGS.items():
-            setting = getattr(self, word)
-            if setting is None:
+        settings: dict[str, str] = {}  # by key, the word that set it, with the word's value
+        for word, meaning in _MEANINGS.items():
+            word_value = getattr(self, word)
+            if word_value is None:
                 continue
-            value = translate(setting)
+            key = meaning.key
+            value = meaning.translate(word_value)
             current = changes.get(key, getattr(self, key))
-            is_set = key in changes or current != default
+            is_set = key in changes or current != meaning.default
             if is_set and current != value:
-                other = words.get(key, f"{key} = {current}")
+                other_setting = settings.get(key, f"{key} = {current}")
                 raise ValueError(
-                    f"{word} = {setting} conflicts with {other}; they are two words for one thing: "
-                    "give one of them"
+                    f"{word} = {word_value} conflicts with {other_setting}; they are two words for "
+                    "one thing: give one of them"
                 )
             changes[key] = value
-            words[key] = f"{word} = {setting}"
+            settings[key] = f"{word} = {word_value}"
         return self.model_copy(update=changes) if changes else self
 
 
 def find_loop_problems(train: TrainSpec, total_steps: int | None) -> Iterator[str]:
-    """Yield a problem for each of the adapter's rules that `iterations_per_loop` breaks.
+    """Yield a problem for each rule of TensorFlow's adapter that `iterations_per_loop` breaks.
 
     `total_steps` is the number of steps of training, None if unknown.
     """
     size = train.iterations_per_loop
     if size is None or size == 1:
         return
-    key = f"train.iterations_per_loop = {size}"
+    setting = f"train.iterations_per_loop = {size}"
     if train.mode == "eager":
-        yield f"{key}: must be 1 with train.mode = eager (mix_compile_mode)"
+        yield f"{setting}: must be 1 with train.mode = eager (mix_compile_mode)"
     if not train.sink:
-        yield f"{key}: must be 1 with train.sink = false (enable_data_pre_proc)"
+        yield f"{setting}: must be 1 with train.sink = false (enable_data_pre_proc)"
     if total_steps is not None and total_steps % size:
         lower = total_steps - total_steps % size
         advice = f"train {lower} steps or {lower + size}" if lower else f"train {size} steps"
-        yield f"{key}: must divide the {total_steps} steps of training; {advice}"
+        yield f"{setting}: must divide the {total_steps} steps of training; {advice}"

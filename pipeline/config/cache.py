@@ -1,4 +1,4 @@
-"""The cache of downloads and compiled programs between runs."""
+"""Folders of the cache, in which runs share downloads and compiled programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.core.errors import RecipeError
 from pipeline.core.files.ownership import find_foreign_owner, find_writers
 
 PROGRAMS = "xla-2"
-"""Name of the folder of compiled programs; another number hides programs of an older format."""
+"""Name of the folder of compiled programs. Its number is raised if their format changes."""
 
 
 def cache_root(cache: CacheSpec) -> Path:
@@ -24,19 +24,20 @@ def cache_root(cache: CacheSpec) -> Path:
     """
     if cache.root is not None:
         return cache.root
-    home = os.environ.get("XDG_CACHE_HOME")
+    if user_cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(user_cache) / "pipeline"
     try:
-        return (Path(home) if home else Path.home() / ".cache") / "pipeline"
+        return Path.home() / ".cache/pipeline"
     except RuntimeError as error:
-        reason = "missing; this user has no home folder, so name one: cache.root=DIR"
-        raise RecipeError([f"cache.root: {reason}"]) from error
+        problem = "missing; this user has no home folder, so name one: cache.root=DIR"
+        raise RecipeError([f"cache.root: {problem}"]) from error
 
 
 def find_program_folder(cache: CacheSpec, warn: Callable[[str], None]) -> Path | None:
-    """Return the folder of compiled programs; None if the recipe doesn't use one.
+    """Return the folder of compiled programs; None if the recipe doesn't keep programs.
 
-    Also returns None, and calls `warn` with a line, if other users can add programs to the folder,
-    since programs are executed.
+    If other users can add programs to the folder, which would be executed, returns None and calls
+    `warn` with a message.
     """
     if not cache.compiled:
         return None
@@ -53,7 +54,7 @@ class Exposure:
 
     folder: Path
     reason: str
-    """Reason, as the end of a sentence about the folder."""
+    """Such as `belongs to NAME`."""
     advice: str
     """Command or key that corrects it."""
 
@@ -62,10 +63,10 @@ class Exposure:
 
 
 def find_exposure(root: Path) -> Exposure | None:
-    """Return the folder in which other users can add programs to a cache; None if they can't.
+    """Return the first folder of a cache that lets other users add programs; None without one.
 
-    A cache folder with the sticky bit, such as /tmp, is accepted: other users can't remove or
-    rename this user's files there, and programs are in a folder inside it.
+    `root` may have the sticky bit, as /tmp does: other users can't remove or rename this user's
+    files there, and programs are in a folder inside it.
     """
     folder_advice = "name another folder: cache.root=DIR"
     for folder in (root, root / PROGRAMS):

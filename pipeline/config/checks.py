@@ -25,25 +25,25 @@ from pipeline.training.metric_names import METRICS
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.parallel_spec import MAX_DEVICES
 
-RESULTS = ("count", "step")
+NON_METRICS = ("count", "step")
 """Keys of evals.jsonl that aren't metrics."""
 Check = Callable[[Recipe], Iterator[str]]
 CHECKS: list[Check] = [*device_checks.RULES, check_privacy, check_robustness, check_one_length]
-"""All rules. A message lists the problems in their order."""
+"""All rules, in the order in which an error lists their problems."""
 
 
 def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
-    """Return every problem that the rules find, in the order of the rules.
+    """Return the problems of all rules.
 
-    `length_replaced` is whether the command line sets the length. Then the run may end within its
+    With `length_replaced`, which is for a length from the command line, the run may end within its
     warmup.
     """
-    skipped = check_warmup_length if length_replaced else None
-    return [problem for check in CHECKS if check is not skipped for problem in check(recipe)]
+    checks = [check for check in CHECKS if not (length_replaced and check is check_warmup_length)]
+    return [problem for check in checks for problem in check(recipe)]
 
 
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
-    """Return the recipe of a run of several processes; by default each process has one device.
+    """Return the recipe for a number of processes, by default with one device each.
 
     Raises RecipeError if this number of processes can't run the recipe.
     """
@@ -52,15 +52,16 @@ def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
     parallel = recipe.parallel
     if parallel.devices is None and parallel.mesh is None:
         if processes > MAX_DEVICES:
-            limit = f"must be less than or equal to {MAX_DEVICES}"
-            raise RecipeError([f"parallel.devices = {processes}: {limit}"])
-        sections: dict[str, Spec] = {"parallel": parallel.model_copy(update={"devices": processes})}
+            problem = f"must be less than or equal to {MAX_DEVICES}"
+            raise RecipeError([f"parallel.devices = {processes}: {problem}"])
+        changes: dict[str, Spec] = {"parallel": parallel.model_copy(update={"devices": processes})}
         if parallel.batch_per_device is not None:
             batch_size = parallel.batch_per_device * processes
-            sections["train"] = recipe.train.model_copy(update={"batch_size": batch_size})
-        recipe = recipe.model_copy(update=sections)
+            changes["train"] = recipe.train.model_copy(update={"batch_size": batch_size})
+        recipe = recipe.model_copy(update=changes)
     problems = find_conflicts(recipe, length_replaced=True)
-    problems = problems or list(device_checks.check_processes(recipe, processes))
+    if not problems:
+        problems = list(device_checks.check_processes(recipe, processes))
     if problems:
         raise RecipeError(problems)
     return recipe
@@ -75,27 +76,38 @@ def rule(check: Check) -> Check:
 def find_known_facts(recipe: Recipe) -> Facts | None:
     """Return the dataset's sizes if they are known before it is read, else None.
 
-    Buckets change shapes and batches, and operations on the host change samples.
+    They are unknown with buckets, which change shapes and batches, and with operations on the host,
+    which change samples.
     """
     spec = recipe.dataset
     return None if spec.buckets or spec.is_changed_on_host else spec.facts()
 
 
+def _count_known_steps(recipe: Recipe) -> int | None:
+    """Return the steps of an epoch if they are known before the dataset is read, else None."""
+    facts = find_known_facts(recipe)
+    return None if facts is None else make_batching(recipe, facts.train_size).steps_per_epoch
+
+
+def _has_problem(recipe: Recipe, *checks: Check) -> bool:
+    """Return whether one of the checks yields a problem."""
+    return any(list(check(recipe)) for check in checks)
+
+
 @rule
 def check_length(recipe: Recipe) -> Iterator[str]:
-    """The number of steps is at most `MAX_STEPS`, and `train.end_step` isn't after the last."""
-    if list(check_one_length(recipe)) or list(check_batch_size(recipe)):
+    """Training has at most `MAX_STEPS` steps, and `train.end_step` is one of them."""
+    if _has_problem(recipe, check_one_length, check_batch_size):
         return
-    facts = find_known_facts(recipe)
-    # While its size is unknown, an epoch counts as one step, its least length.
-    steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch if facts else 1
+    steps_per_epoch = _count_known_steps(recipe)
     end = recipe.train.end_step
     try:
-        total = count_total_steps(recipe.train, steps_per_epoch)
+        # An epoch of unknown size has at least one step.
+        total = count_total_steps(recipe.train, steps_per_epoch or 1)
     except ValueError as error:
         yield f"train: {error}"
         return
-    is_total_known = facts or recipe.train.steps
+    is_total_known = steps_per_epoch is not None or recipe.train.steps is not None
     if end is not None and end > total and is_total_known:
         yield f"train.end_step = {end}: must be at most the {total} steps of training"
 
@@ -105,7 +117,7 @@ CHECKS.append(check_deadline)
 
 @rule
 def check_sink_size(recipe: Recipe) -> Iterator[str]:
-    """A sink is one epoch (-1) or a positive number of batches; auto is resolved later."""
+    """A sink is one epoch (-1), a positive number of batches, or auto."""
     size = recipe.train.sink_size
     if size != "auto" and (size == 0 or size < -1):
         yield f"train.sink_size = {size}: must be -1 (a sink per epoch), positive or auto"
@@ -113,36 +125,34 @@ def check_sink_size(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def check_adapter_loops(recipe: Recipe) -> Iterator[str]:
-    """`train.iterations_per_loop` follows the adapter's rules."""
-    if any(list(check(recipe)) for check in (check_one_length, check_length, check_batch_size)):
+    """`train.iterations_per_loop` follows the rules of TensorFlow's adapter."""
+    if _has_problem(recipe, check_one_length, check_length, check_batch_size):
         return
     total = recipe.train.steps
-    facts = find_known_facts(recipe)
-    if facts is not None and recipe.train.deadline is None:
-        total = count_total_steps(
-            recipe.train, make_batching(recipe, facts.train_size).steps_per_epoch
-        )
+    steps_per_epoch = _count_known_steps(recipe)
+    if steps_per_epoch is not None and recipe.train.deadline is None:
+        total = count_total_steps(recipe.train, steps_per_epoch)
     yield from find_loop_problems(recipe.train, total)
 
 
 @rule
 def check_device(recipe: Recipe) -> Iterator[str]:
-    """The device computes in the types of all layers, and there are as many as the recipe names."""
+    """The device computes in the types of all layers, and the recipe's number of devices exists."""
     for dtype in resolve_precision(recipe).dtypes:
         problem = recipe.device.find_dtype_problem(dtype)
         if problem is not None:
             yield f"train.precision = {recipe.train.precision}: {problem}"
     parallel = recipe.parallel
-    devices = 1 if parallel.mode == "none" else parallel.num_devices
-    problem = recipe.device.find_count_problem(devices)
+    num_devices = 1 if parallel.mode == "none" else parallel.num_devices
+    problem = recipe.device.find_count_problem(num_devices)
     if problem is not None:
         key = "parallel.devices" if parallel.mesh is None else "parallel.mesh"
-        yield f"{key} = {devices}: {problem}"
+        yield f"{key} = {num_devices}: {problem}"
 
 
 @rule
 def check_type_source(recipe: Recipe) -> Iterator[str]:
-    """A level and `to_float` both set the types of layers. As in MindSpore, only one may be set."""
+    """Either a level or `to_float` sets the types of layers, as in MindSpore."""
     level = resolve_level(recipe)
     if recipe.train.to_float and level != "O0":
         yield (
@@ -167,11 +177,11 @@ def check_microbatches(recipe: Recipe) -> Iterator[str]:
 def check_remat(recipe: Recipe) -> Iterator[str]:
     """Recomputation needs a compiled step, and an optimizer that doesn't read layers."""
     train = recipe.train
-    remat = f"train.remat = {train.remat}: must be none with"
+    problem = f"train.remat = {train.remat}: must be none with"
     if train.remat != "none" and train.optimizer.observes_layers:
-        yield f"{remat} {train.optimizer.name}, which looks into layers"
+        yield f"{problem} {train.optimizer.name}, which looks into layers"
     if train.remat != "none" and train.mode == "eager":
-        yield f"{remat} train.mode = eager, which keeps all results"
+        yield f"{problem} train.mode = eager, which keeps all results"
     if train.remat_bytes is not None and train.remat != "auto":
         yield f"train.remat_bytes = {train.remat_bytes}: must be null unless train.remat is auto"
 
@@ -180,16 +190,16 @@ def check_remat(recipe: Recipe) -> Iterator[str]:
 def check_compiled_layers(recipe: Recipe) -> Iterator[str]:
     """`jit_layers` needs eager mode, and an optimizer that doesn't read layers."""
     train = recipe.train
-    jit_layers = f"train.jit_layers = {show(list(train.jit_layers))}: must be [] with"
+    problem = f"train.jit_layers = {show(list(train.jit_layers))}: must be [] with"
     if train.jit_layers and train.mode != "eager":
-        yield f"{jit_layers} train.mode = {train.mode}, which compiles every layer"
+        yield f"{problem} train.mode = {train.mode}, which compiles every layer"
     if train.jit_layers and train.optimizer.observes_layers:
-        yield f"{jit_layers} {train.optimizer.name}, which looks into layers"
+        yield f"{problem} {train.optimizer.name}, which looks into layers"
 
 
 @rule
 def check_skipped_samples(recipe: Recipe) -> Iterator[str]:
-    """Loss, accumulation and optimizer support the samples or labels that the recipe skips."""
+    """Loss, accumulation and optimizer can skip the samples or labels that the recipe skips."""
     train = recipe.train
     share = train.loss.hardest_share
     ignored = recipe.dataset.ignore_index
@@ -203,11 +213,12 @@ def check_skipped_samples(recipe: Recipe) -> Iterator[str]:
             f"train.loss.hardest_share = {share}: must be 1.0 with train.accumulate_steps = "
             f"{train.accumulate_steps}; the hardest samples are chosen from the whole batch"
         )
-    if train.optimizer.observes_layers and (share < 1 or ignored is not None):
-        key = f"train.loss.hardest_share = {share}: must be 1.0"
-        if share == 1:
-            key = f"dataset.ignore_index = {ignored}: must be null"
-        yield f"{key} with {train.optimizer.name}, which uses every sample"
+    if train.optimizer.observes_layers:
+        reason = f"with {train.optimizer.name}, which uses every sample"
+        if share < 1:
+            yield f"train.loss.hardest_share = {share}: must be 1.0 {reason}"
+        elif ignored is not None:
+            yield f"dataset.ignore_index = {ignored}: must be null {reason}"
 
 
 @rule
@@ -255,17 +266,22 @@ def check_rollback(recipe: Recipe) -> Iterator[str]:
 def check_stages(recipe: Recipe) -> Iterator[str]:
     """Stages run in a fixed order, and most need an earlier stage. A profile needs steps."""
     stages = recipe.stages
-    key = f"stages = {show(list(stages))}"
+    setting = f"stages = {show(list(stages))}"
     if recipe.profile.mode == "only" and "train" not in stages:
-        yield f"{key}: must have train, whose steps are traced"
+        yield f"{setting}: must have train, whose steps are traced"
     in_order = tuple(stage for stage in STAGES if stage in stages)
     if tuple(stages) != in_order:
-        yield f"{key}: must be in this order, each once: {', '.join(in_order)}"
-    needs = {"build": "data", "compile": "build", "train": "compile"}
-    needs |= {"eval": "compile", "checkpoint": "train"}
-    for stage, needed in needs.items():
-        if stage in stages and needed not in stages:
-            yield f"{key}: {stage} needs {needed}"
+        yield f"{setting}: must be in this order, each once: {', '.join(in_order)}"
+    earlier_stages = {
+        "build": "data",
+        "compile": "build",
+        "train": "compile",
+        "eval": "compile",
+        "checkpoint": "train",
+    }
+    for stage, earlier_stage in earlier_stages.items():
+        if stage in stages and earlier_stage not in stages:
+            yield f"{setting}: {stage} needs {earlier_stage}"
 
 
 @rule
@@ -281,9 +297,9 @@ def check_gradients(recipe: Recipe) -> Iterator[str]:
 
 @rule
 def check_origin(recipe: Recipe) -> Iterator[str]:
-    """A run continues another or starts from a checkpoint's weights, not both.
+    """A run can't both continue another run and start from a checkpoint's weights.
 
-    Evaluation without training needs weights. A resumed run trains and saves as before.
+    Evaluation without training needs weights. A resumed run needs the stages train and checkpoint.
     """
     resume = recipe.train.resume
     restore = recipe.checkpoint.restore
@@ -302,7 +318,7 @@ def check_origin(recipe: Recipe) -> Iterator[str]:
 
 
 def list_deciding_metrics(recipe: Recipe) -> dict[str, str | None]:
-    """Return the metrics that select checkpoints or change the run, by key; None if not set."""
+    """Return the metric of each key that selects checkpoints or changes the run; None if unset."""
     return {
         "checkpoint.best": recipe.checkpoint.best,
         "monitor.early_stop.metric": recipe.monitor.early_stop.metric,
@@ -324,11 +340,12 @@ def check_train_sample_sizes(recipe: Recipe) -> Iterator[str]:
 @rule
 def check_metric_names(recipe: Recipe) -> Iterator[str]:
     """Metrics that select checkpoints or change the run exist, and are measured in training."""
-    measured = recipe.eval.every_steps or recipe.eval.every_passes
+    is_measured = recipe.eval.every_steps or recipe.eval.every_passes
     names = [*METRICS, *(metric.name for metric in recipe.eval.metrics)]
-    for name in dict.fromkeys(n for n in names if names.count(n) > 1 or n in RESULTS):
-        yield f"eval.metrics: {name} exists already; must have another name"
-    # The kind of targets is known once the data are read.
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1 or name in NON_METRICS:
+            yield f"eval.metrics: {name} exists already; must have another name"
+    # Metrics of all kinds of targets are accepted, since the kind is unknown until data are read.
     names += target_metrics.NUMBER_METRICS
     names += target_metrics.LABEL_METRICS
     names += target_metrics.TOKEN_METRICS
@@ -336,7 +353,7 @@ def check_metric_names(recipe: Recipe) -> Iterator[str]:
         if metric is not None and metric not in names:
             problem = explain_unknown_name("metric", metric, names)
             yield f"{key} = {metric}: {problem}; eval.metrics adds others"
-        elif metric is not None and not measured:
+        elif metric is not None and not is_measured:
             yield f"{key} = {metric}: needs eval.every_steps or eval.every_passes"
 
 
@@ -346,20 +363,20 @@ def check_ops(recipe: Recipe) -> Iterator[str]:
     facts = find_known_facts(recipe)
     if facts is None:
         return
-    images = []
-    raw = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
+    shapes = {}
+    raw_columns = {"image": ColumnSpec(facts.image, "uint8"), "label": ColumnSpec((), "int32")}
     for key, split in (("train", recipe.dataset.train), ("eval", recipe.dataset.eval)):
         try:
             ops = fit_to_classes(split.ops, facts.classes)
-            images.append(compute_column_specs(ops, raw)["image"])
+            shapes[key] = compute_column_specs(ops, raw_columns)["image"].shape
         except ValueError as error:
             yield f"dataset.{key}.{error}"
-    if len(images) == 2 and images[0].shape != images[1].shape:
-        yield describe_unequal_shapes(images[0].shape, images[1].shape)
+    if len(shapes) == 2 and shapes["train"] != shapes["eval"]:
+        yield describe_unequal_shapes(shapes["train"], shapes["eval"])
 
 
 def describe_unequal_shapes(train_shape: Sequence[int], eval_shape: Sequence[int]) -> str:
-    """Return the problem of map ops that make other images in training than in evaluation."""
+    """Return the message for map ops whose images differ in shape between the two splits."""
     shapes = f"{tuple(train_shape)} in training and {tuple(eval_shape)} in evaluation"
     return f"dataset.eval.ops: must return images of the same shape as dataset.train.ops; {shapes}"
 
@@ -371,14 +388,14 @@ def check_batch_size(recipe: Recipe) -> Iterator[str]:
     split = recipe.dataset.train
     if facts is None or not split.drop_remainder:
         return
-    size = recipe.train.batch_size
+    batch_size = recipe.train.batch_size
     shards = split.num_shards
-    samples = count_shard_samples(facts.train_size, shards or 1)
-    if size > samples:
-        unit = f"training samples of each of {shards} shards" if shards else "training samples"
+    num_samples = count_shard_samples(facts.train_size, shards or 1)
+    if batch_size > num_samples:
+        samples = f"training samples of each of {shards} shards" if shards else "training samples"
         yield (
-            f"train.batch_size = {size}: must be at most the {samples} {unit}; give a smaller "
-            "batch, or dataset.train.drop_remainder=false"
+            f"train.batch_size = {batch_size}: must be at most the {num_samples} {samples}; give a "
+            "smaller batch, or dataset.train.drop_remainder=false"
         )
 
 
@@ -395,11 +412,11 @@ def check_warmup_unit(recipe: Recipe) -> Iterator[str]:
 @rule
 def check_warmup_length(recipe: Recipe) -> Iterator[str]:
     """Warmup ends before training does."""
-    facts = find_known_facts(recipe)
-    earlier_checks = (check_one_length, check_warmup_unit, check_batch_size)
-    if facts is None or any(list(check(recipe)) for check in earlier_checks):
+    steps_per_epoch = _count_known_steps(recipe)
+    if steps_per_epoch is None:
         return
-    steps_per_epoch = make_batching(recipe, facts.train_size).steps_per_epoch
+    if _has_problem(recipe, check_one_length, check_warmup_unit, check_batch_size):
+        return
     try:
         total = count_total_steps(recipe.train, steps_per_epoch)
     except ValueError:  # `check_length` reports the length
@@ -407,8 +424,8 @@ def check_warmup_length(recipe: Recipe) -> Iterator[str]:
     for key, schedule in recipe.train.schedules.items():
         warmup = schedule.warmup(steps_per_epoch)
         if warmup >= total:
-            limit = f"must be shorter than the {total} steps of training"
-            yield f"{key}: warmup of {warmup} steps {limit}"
+            rule = f"must be shorter than the {total} steps of training"
+            yield f"{key}: warmup of {warmup} steps {rule}"
 
 
 @rule

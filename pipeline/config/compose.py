@@ -42,8 +42,7 @@ UNCOMPOSABLE = (
 )
 """Errors that Hydra raises for overrides that it can't compose."""
 MAX_ROUNDS = 10
-"""At most this many attempts to compose a recipe. Each omits the overrides that earlier attempts
-have reported, to find other problems."""
+"""Most attempts to compose a recipe. Each omits the overrides that earlier attempts reported."""
 SEVERAL_VALUES = "Ambiguous value for argument"
 """Beginning of Hydra's message for `key=1,2`."""
 _KEY_ERROR = re.compile(
@@ -61,7 +60,10 @@ def load_recipe(name: str = DEFAULT_RECIPE, overrides: Sequence[str] = ()) -> Re
 
 
 def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool = False) -> Recipe:
-    """Make a Recipe of a composed config. Raises RecipeError with every problem found."""
+    """Make a Recipe of a composed config. Raises RecipeError with every problem found.
+
+    If `overrides` set a length, it replaces the config's length, in any unit.
+    """
     try:
         require_bounded(cast(dict[str, Any], OmegaConf.to_container(config)))
         tree = OmegaConf.to_container(config, resolve=True)
@@ -73,9 +75,8 @@ def check(config: DictConfig, overrides: Iterable[str], *, length_replaced: bool
     keys = {get_key(override) for override in overrides}
     lengths = keys & set(LENGTHS)
     if lengths and isinstance(plain.get("train"), dict):
-        # The command line's length replaces the recipe's, in any unit.
-        replaced = {*LENGTHS, "train.end_step", "train.planned_for"} - keys
-        unset = {key.removeprefix("train."): None for key in replaced}
+        replaced_keys = {*LENGTHS, "train.end_step", "train.planned_for"} - keys
+        unset = {key.removeprefix("train."): None for key in replaced_keys}
         plain["train"] = {**plain["train"], **unset}
     return check_tree(plain, length_replaced=length_replaced or bool(lengths), override_keys=keys)
 
@@ -100,10 +101,9 @@ def check_tree(
 
 
 def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False) -> Recipe:
-    """Compose and check a recipe, continuing after each problem to report all at once.
+    """Compose and check a recipe. Raises RecipeError with every problem found.
 
-    Set `length_replaced` for a finished run, which the command line may have shortened. Raises
-    RecipeError with every problem found.
+    Set `length_replaced` for a finished run, which the command line may have shortened.
     """
     problems: list[str] = []
     remaining = resolve_recipe(overrides)
@@ -119,7 +119,7 @@ def compose_and_check(overrides: Sequence[str], *, length_replaced: bool = False
             problems += new_problems
             if valid in tried or len(tried) == MAX_ROUNDS:
                 raise RecipeError(problems or [first_line(error)]) from error
-            # A recipe file that is registered has been replaced by its name.
+            # If the recipe was omitted, the default recipe is composed instead.
             remaining = valid if value_of(valid, "recipe") else resolve_recipe(valid)
         else:
             if problems:
@@ -139,22 +139,22 @@ def _compose(overrides: list[str]) -> DictConfig:
 
 
 def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the problems that cause an error of Hydra, and the overrides without them.
+    """Return the problems that cause an error of Hydra, and the overrides that don't cause it.
 
-    If no override can be removed, the same overrides are returned. There may be thousands of
-    overrides, so all with the same kind of problem are found at once.
+    If the cause isn't an override, all overrides are returned. There may be thousands of overrides,
+    so all those with the same kind of problem are found at once.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        # An option's name may have slashes, as in //etc. Of groups, only Hydra's have them.
+        # GROUP/OPTION: an option may have slashes, as in //etc, and so may Hydra's groups.
         missing = error.missing_cfg_file
-        split = str.rpartition if missing.startswith("hydra/") else str.partition
-        group, _, option = split(missing, "/")
+        if missing.startswith("hydra/"):
+            group, _, option = missing.rpartition("/")
+        else:
+            group, _, option = missing.partition("/")
         kind = group.rpartition("/")[2]
-        problem = (
-            f"{group} = {show(option)}: {explain_unknown_name(kind, option, error.options or ())}"
-        )
+        reason = explain_unknown_name(kind, option, error.options or ())
         remaining = [item for item in overrides if get_key(item) != group]
-        return [f"{problem}; {suggest_missing_flag()}"], remaining
+        return [f"{group} = {show(option)}: {reason}; {suggest_missing_flag()}"], remaining
     cause: BaseException | None = error
     while cause is not None and not _KEY_ERROR.search(str(cause)):
         cause = cause.__cause__ or cause.__context__
@@ -162,38 +162,39 @@ def _explain(error: Exception, overrides: list[str]) -> tuple[list[str], list[st
         problems, valid = _explain_keys(overrides)
         if valid != overrides:
             return problems, valid
-    refused = dict(find_parse_problems(overrides))
-    if refused:
-        lines = [f"{show(override)}: {problem}" for override, problem in refused.items()]
-        return lines, [item for item in overrides if item not in refused]
-    culprit, reason = _find_culprit(overrides)
-    if isinstance(reason, MissingConfigException):
-        return _explain(reason, overrides)
-    if mistaken := _find_mistaken_kinds(overrides):
-        return mistaken, [item for item in overrides if item != culprit]
-    rule = first_line(reason or error)
-    if rule.startswith(SEVERAL_VALUES):
-        rule = "has several values; must have one, or a list in brackets; -m runs each"
-    return [f"{show(culprit) if culprit else 'overrides'}: {rule}"], [
-        item for item in overrides if item != culprit
-    ]
+    parse_problems = dict(find_parse_problems(overrides))
+    if parse_problems:
+        lines = [f"{show(override)}: {problem}" for override, problem in parse_problems.items()]
+        return lines, [item for item in overrides if item not in parse_problems]
+    culprit, culprit_error = _find_culprit(overrides)
+    if isinstance(culprit_error, MissingConfigException):
+        return _explain(culprit_error, overrides)
+    remaining = [item for item in overrides if item != culprit]
+    if mistaken_kinds := _find_mistaken_kinds(overrides):
+        return mistaken_kinds, remaining
+    reason = first_line(culprit_error or error)
+    if reason.startswith(SEVERAL_VALUES):
+        reason = "has several values; must have one, or a list in brackets; -m runs each"
+    subject = show(culprit) if culprit else "overrides"
+    return [f"{subject}: {reason}"], remaining
 
 
 def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
     """Return problems of keys that are missing or exist already, and the overrides without them.
 
-    A missing key is added to the recipe, since its check reports the key.
+    An override that sets a missing key is returned with `++`, so that the key is added, and the
+    check of the recipe reports it.
     """
     try:
         tree = OmegaConf.to_container(_compose([item for item in overrides if not sets_key(item)]))
     except UNCOMPOSABLE:
         return [], overrides
-    problems: dict[str, None] = {}
+    problems: dict[str, None] = {}  # an ordered set
     valid = []
-    added = set()
+    earlier_keys = set()
     for override in overrides:
         key = get_key(override)
-        exists = key in added or find_value(tree, key.split("."), _NOTHING) is not _NOTHING
+        exists = key in earlier_keys or find_value(tree, key.split("."), _NOTHING) is not _NOTHING
         bare = override.lstrip("+")
         if sets_key(override) and override.startswith("~") and not exists:
             problems[f"{show(f'~{key}')}: there is no such key"] = None
@@ -201,21 +202,21 @@ def _explain_keys(overrides: list[str]) -> tuple[list[str], list[str]]:
         must_be_new = override.startswith("+") and not override.startswith("++")
         if sets_key(override) and must_be_new and exists:
             problems[f"{show(f'+{key}')}: the key exists already; leave out the +"] = None
-        added.add(key)
+        earlier_keys.add(key)
         valid.append(f"++{bare}" if sets_key(override) and bare[0] != "~" else override)
     return list(problems), valid
 
 
 def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
     """Return a problem for each list of a recipe file that must be a section, or the reverse."""
-    recipe = value_of(overrides, "recipe")
-    keys = find_stored_recipe(recipe) if recipe else None
-    if recipe is None or not keys:
+    recipe = value_of(overrides, "recipe") or ""
+    keys = find_stored_recipe(recipe)
+    if not keys:
         return []
     register = partial(store_option, group="recipe", name=recipe, package="_global_")
     try:
-        # Without the keys, the recipe's bases alone are composed.
-        register(node={key: keys[key] for key in keys if key == "defaults"})
+        # A recipe with nothing but `defaults` composes its bases.
+        register(node={"defaults": keys["defaults"]} if "defaults" in keys else {})
         base = OmegaConf.to_container(_compose(overrides))
     except UNCOMPOSABLE:
         return []
@@ -227,8 +228,9 @@ def _find_mistaken_kinds(overrides: list[str]) -> list[str]:
 def _list_mistaken_kinds(base: Any, keys: Any, path: TreePath) -> Iterator[str]:
     """Yield a problem for each list in `keys` that replaces a section of `base`, and vice versa."""
     if isinstance(base, dict) and isinstance(keys, dict):
-        for key in (key for key in keys if key in base):
-            yield from _list_mistaken_kinds(base[key], keys[key], (*path, key))
+        for key, value in keys.items():
+            if key in base:
+                yield from _list_mistaken_kinds(base[key], value, (*path, key))
     elif isinstance(base, dict) and isinstance(keys, list):
         yield f"{format_key(path)} = {show(keys)}: must be a section of keys"
     elif isinstance(base, list) and isinstance(keys, dict):
@@ -236,9 +238,9 @@ def _list_mistaken_kinds(base: Any, keys: Any, path: TreePath) -> Iterator[str]:
 
 
 def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
-    """Return the first override that can't be composed, and Hydra's error; else None and None.
+    """Return the first override that can't be composed, and Hydra's error; else (None, None).
 
-    Overrides of groups come first, since keys depend on them.
+    Groups are tried before keys, since their options decide which keys exist.
     """
     ordered = sorted(overrides, key=sets_key)
     errors: dict[int, Exception] = {}
@@ -251,4 +253,6 @@ def _find_culprit(overrides: list[str]) -> tuple[str | None, Exception | None]:
         return count in errors
 
     index = bisect_left(range(1, len(ordered) + 1), True, key=is_refused)
-    return (ordered[index], errors[index + 1]) if index < len(ordered) else (None, None)
+    if index == len(ordered):
+        return None, None
+    return ordered[index], errors[index + 1]

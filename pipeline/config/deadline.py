@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.config.recipe import TrainSpec
 
 MAX_MINUTES = 366 * 24 * 60
-"""Length of the longest run with a deadline: a year."""
+"""Longest time from a run's start to its deadline: a year."""
 FORMS = "a time such as 18:00, or a date with a time such as 2027-01-31T18:00+01:00"
 
 
@@ -34,11 +34,11 @@ def require_clock_time(text: str) -> str:
 ClockTime = Annotated[
     Annotated[str, AfterValidator(require_clock_time)], Expected(f"{FORMS}, as text in quotes")
 ]
-"""The time of a day, for the next time that the local clock shows it, or a date with a time."""
+"""A time of day, which is the next moment when the local clock shows it, or a date with a time."""
 
 
 def _parse_clock_time(text: str) -> time_of_day | datetime:
-    """Parse HH:MM, HH:MM:SS, or a date with a time in ISO 8601. Raises ValueError."""
+    """Parse HH:MM, HH:MM:SS, or a date with a time in ISO 8601. Raises ValueError for others."""
     parsed = datetime.fromisoformat(text) if "-" in text else time_of_day.fromisoformat(text)
     if ":" not in text or (isinstance(parsed, time_of_day) and parsed.tzinfo is not None):
         raise ValueError("has no minutes, or an offset without a date")
@@ -50,29 +50,32 @@ def _parse_clock_time(text: str) -> time_of_day | datetime:
 def find_clock_time(text: str, now_s: float) -> float:
     """Return a clock time as seconds since 1970.
 
-    A time of the day is the next one after `now_s` on the local clock. If the clock is put back
-    and shows the time twice, the first one counts unless it is past. If the clock is put forward
-    and skips the time, the time is put forward too.
+    For a time of day, this is the next moment after `now_s` when the local clock shows it. If the
+    clock is put forward and skips the time, the moment is later by as much as the clock is put
+    forward.
     """
     parsed = _parse_clock_time(text)
     if isinstance(parsed, datetime):
         return parsed.timestamp()
-    return min(at_s for at_s in _list_times(parsed, now_s) if at_s > now_s)
+    return min(moment_s for moment_s in _list_moments(parsed, now_s) if moment_s > now_s)
 
 
-def _list_times(time_: time_of_day, now_s: float) -> Iterator[float]:
-    """Yield both showings of a time today and tomorrow, in seconds since 1970."""
+def _list_moments(clock_time: time_of_day, now_s: float) -> Iterator[float]:
+    """Yield the moments when the clock shows a time today and tomorrow, in seconds since 1970.
+
+    There are two for each day, which are equal unless the clock shows the time twice.
+    """
     today = datetime.fromtimestamp(now_s).date()
     for days in (0, 1):
-        moment = datetime.combine(today + timedelta(days=days), time_)
-        first_s = moment.timestamp()
+        local_time = datetime.combine(today + timedelta(days=days), clock_time)
+        first_s = local_time.timestamp()
         yield first_s
-        # Later than `first_s` if the clock shows the time twice, earlier if it skips the time.
-        yield max(first_s, moment.replace(fold=1).timestamp())
+        # The second one is earlier than `first_s` if the clock skips the time.
+        yield max(first_s, local_time.replace(fold=1).timestamp())
 
 
 def find_deadline(train: TrainSpec, started_at: float) -> float | None:
-    """Return the time by `time.perf_counter` at which the command has to end; None without one.
+    """Return the time of `time.perf_counter` at which the command must end; None if never.
 
     `started_at` is the start of the command. Raises RecipeError if `train.until` is before it, or
     more than a year later.

@@ -1,7 +1,4 @@
-"""Defaults of conf/ for keys that are newer than a recipe.
-
-The recipe's validation lists the missing keys, and only these are added.
-"""
+"""Defaults from conf/ for keys that a recipe lacks, since it was written before they existed."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
     default stay missing.
     """
     filled = deepcopy(dict(tree))
-    # Validation reports a section's missing keys only once the section exists.
+    # This repeats because validation reports a section's missing keys only if the section exists.
     is_changed = True
     while is_changed:
         was_filled = [_fill_key(filled, path) for path in _find_missing(filled)]
@@ -52,9 +49,9 @@ def fill_missing(tree: Mapping[str, Any]) -> Tree:
 def fill_component(group: str, component: Mapping[str, Any]) -> Tree:
     """Copy a custom component, with the defaults that all shipped options of its name share.
 
-    A key stays missing if the options have different values, such as the shapes of ResNets. So does
-    a figure of a chip, a mapping with `value` and `source`. A component that names bases in
-    `defaults` is returned unchanged.
+    A key stays missing if the options have different values, such as the shapes of ResNets, or if
+    its value is a figure of a chip: a mapping with `value` and `source`. A component that names
+    bases in `defaults` is returned unchanged.
     """
     if any(base != "_self_" for base in component.get("defaults", ())):
         return dict(component)
@@ -72,25 +69,26 @@ def fill_component(group: str, component: Mapping[str, Any]) -> Tree:
 def make_option(group: str, component: type[Spec]) -> Tree:
     """Return an option of a group for a custom component, for which conf/ has no file.
 
-    A required key gets the value of the group's default option in conf/config.yaml, if that option
-    has the key. For example, every loss has `reduction`.
+    A required key, such as `reduction` of a loss, gets its value from the group's default option,
+    which conf/config.yaml names, if that option has the key.
     """
-    default_names: Tree = {}
+    names_by_group: Tree = {}
     for entry in _read_config_file("config")["defaults"]:
         if isinstance(entry, dict):
-            default_names |= entry
-    default = _read_option(group, default_names[group])
-    required = [key for key, field in component.model_fields.items() if field.is_required()]
-    return {
-        "name": component.model_fields["name"].default,
-        **{key: deepcopy(default[key]) for key in required if key in default},
-    }
+            names_by_group |= entry
+    default_option = _read_option(group, names_by_group[group])
+    fields = component.model_fields
+    option = {"name": fields["name"].default}
+    for key, field in fields.items():
+        if field.is_required() and key in default_option:
+            option[key] = deepcopy(default_option[key])
+    return option
 
 
 def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
-    """Return a run's recipe with defaults for newer keys.
+    """Return a run's recipe with defaults for newer keys, and with validated values if it is valid.
 
-    If it is valid then, the values are those of the validated recipe.
+    Validation converts values and translates words of other frameworks to keys.
     """
     tree = fill_missing(tree)
     try:
@@ -100,9 +98,9 @@ def normalise_recipe(tree: Mapping[str, Any]) -> Tree:
 
 
 def _update(base: Mapping[str, Any], part: Mapping[str, Any]) -> Tree:
-    """Return `base` updated by `part`, recursively.
+    """Return `base` updated by `part`, and its sections by those of `part`.
 
-    A section of `base` is replaced as a whole if `part` has another `name` for it.
+    A section with another `name` in `part` replaces the section of `base`.
     """
     tree = deepcopy({**base, **part})
     for key, section in part.items():
@@ -126,7 +124,7 @@ def _find_missing(tree: Tree) -> list[TreePath]:
 
 
 def _fill_key(tree: Tree, path: TreePath) -> bool:
-    """Insert the default of a missing key; return whether conf/ has one."""
+    """Insert the default of a missing key; return False if conf/ has none."""
     parent = find_value(tree, path[:-1])
     default = _find_default(tree, path)
     if not isinstance(parent, dict) or path[-1] in parent or default is _NOTHING:
@@ -158,8 +156,8 @@ def _find_default(tree: Tree, path: TreePath) -> Any:
 
 
 def _list_leaf_texts(component: Mapping[str, Any]) -> set[str]:
-    """Return the (path, value) of each leaf of a component, as texts."""
-    return set(map(str, iterate_leaves(component)))
+    """Return a text of each leaf of a component, which has the leaf's path and value."""
+    return {str(path_and_value) for path_and_value in iterate_leaves(component)}
 
 
 @cache
@@ -183,5 +181,5 @@ def _read_option(group: str, name: str) -> Tree:
 
 
 @cache
-def _read_config_file(file: str) -> Mapping[str, Any]:
-    return cast(Tree, OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml")))
+def _read_config_file(name: str) -> Mapping[str, Any]:
+    return cast(Tree, OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")))

@@ -11,7 +11,7 @@ from pipeline.core.files.value_text import show
 from pipeline.training.parallel.microbatches import compute_batch_multiple
 from pipeline.training.parallel.shards import count_shards
 
-COMPILING = ("data", "build", "compile")
+COMPILE_STAGES = ("data", "build", "compile")
 """Stages that run nothing on a device."""
 
 
@@ -28,7 +28,8 @@ def check_parallel_mode(recipe: Recipe) -> Iterator[str]:
             if value is not None:
                 yield f"parallel.{key} = {value}: needs parallel.mode=data; it is none"
     if not parallel.is_data_parallel:
-        # With `exact`, which sharded parameters refuse anyway, the recipe sets `shards` itself.
+        # In other modes with `exact`, validation may have set `shards`; `check_sharding` refuses
+        # `exact` there.
         is_user_set = parallel.mode == "none" or parallel.reproducible != "exact"
         if parallel.shards is not None and is_user_set:
             rule = f"needs parallel.mode=data; it is {parallel.mode}"
@@ -59,7 +60,7 @@ def check_shards(recipe: Recipe) -> Iterator[str]:
     """Batches are split into equal shards, and devices compute equal numbers of shards."""
     parallel = recipe.parallel
     train = recipe.train
-    devices = parallel.batch_parts
+    devices = parallel.batch_parts  # those that a batch is divided among
     if parallel.mode in ("none", "auto"):
         return
     if parallel.is_data_parallel and parallel.mesh_sizes["model"] > 1:
@@ -139,31 +140,32 @@ def check_features(recipe: Recipe) -> Iterator[str]:
 
 
 def check_memory(recipe: Recipe) -> Iterator[str]:
-    """`train.memory` needs a single device, and sums over shards in a fixed order."""
+    """`train.memory` needs one process with one device, and sums over shards in a fixed order."""
     parallel = recipe.parallel
     if recipe.train.memory is None:
         return
-    rule = "with train.memory"
+    condition = "with train.memory"
     if parallel.mode != "data":
         yield (
-            f"parallel.mode = {parallel.mode}: must be none or data {rule}, which doesn't divide "
-            "the state"
+            f"parallel.mode = {parallel.mode}: must be none or data {condition}, which doesn't "
+            "divide the state"
         )
     elif parallel.reproducible != "exact":
         yield (
-            f"parallel.reproducible = {parallel.reproducible}: must be exact {rule}, or the bits "
-            "would depend on the memory"
+            f"parallel.reproducible = {parallel.reproducible}: must be exact {condition}, or the "
+            "bits would depend on the memory"
         )
+    device = recipe.device.name
     if parallel.num_devices > 1:
-        yield f"parallel.devices = {parallel.num_devices}: must be 1 {rule}"
+        yield f"parallel.devices = {parallel.num_devices}: must be 1 {condition}"
     if recipe.device.is_emulated:
-        yield f"device = {recipe.device.name}: must be cpu or gpu {rule}; its memory is emulated"
+        yield f"device = {device}: must be cpu or gpu {condition}; its memory is emulated"
     if recipe.launch.name not in ("auto", "none"):
-        yield f"launch = {recipe.launch.name}: must be none {rule}, which is of one process"
+        yield f"launch = {recipe.launch.name}: must be none {condition}, which is of one process"
 
 
 def check_sharding(recipe: Recipe) -> Iterator[str]:
-    """If XLA shards parameters, bits aren't exact, and batch norm needs no synchronization."""
+    """With parameters that XLA shards, sums aren't exact, and batch norm isn't synchronized."""
     parallel = recipe.parallel
     if parallel.mode not in ("semi_auto", "auto"):
         return
@@ -172,7 +174,7 @@ def check_sharding(recipe: Recipe) -> Iterator[str]:
             f"parallel.reproducible = exact: must be layout or close with {parallel.mode}, since "
             "XLA divides sums among devices"
         )
-    if parallel.mesh_sizes["model"] > 1 and recipe.parallel.sync_batch_norm:
+    if parallel.mesh_sizes["model"] > 1 and parallel.sync_batch_norm:
         yield "parallel.sync_batch_norm = true: must be false; statistics cover the whole batch"
 
 
@@ -206,19 +208,20 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
     """Every feature that the recipe uses supports several processes."""
     parallel = recipe.parallel
     device = recipe.device
-    reason = f"with {processes} processes"
+    condition = f"with {processes} processes"
     if device.is_emulated:
-        yield f"device = {device.name}: is emulated by one process; must be cpu or gpu {reason}"
+        yield f"device = {device.name}: is emulated by one process; must be cpu or gpu {condition}"
     if device.uses_cuda and recipe.launch.name == "local":
         yield (
             f"launch = local: must be none with device={device.name}; one process computes on all "
             f"GPUs, as in parallel.devices={processes}"
         )
     if recipe.train.deadline is not None:
-        yield f"train.{recipe.train.deadline}: must be train.steps or another length {reason}"
+        yield f"train.{recipe.train.deadline}: must be train.steps or another length {condition}"
     collect_every = recipe.monitor.collect_every
     if parallel.mode != "data" and collect_every is not None:
-        yield f"monitor.collect_every = {collect_every}: must be null {reason} and {parallel.mode}"
+        condition += f" and {parallel.mode}"
+        yield f"monitor.collect_every = {collect_every}: must be null {condition}"
     if parallel.devices is not None and parallel.devices % processes:
         yield (
             f"parallel.devices = {parallel.devices}: must be a multiple of "
@@ -227,7 +230,7 @@ def check_processes(recipe: Recipe, processes: int) -> Iterator[str]:
 
 
 def check_target(recipe: Recipe) -> Iterator[str]:
-    """For an absent chip, programs are compiled but never run."""
+    """With `device.target`, a chip that this machine lacks, programs are compiled but not run."""
     device = recipe.device
     if not isinstance(device, Gpu) or device.target is None:
         return
@@ -236,11 +239,11 @@ def check_target(recipe: Recipe) -> Iterator[str]:
         read_target(device.target)
     except ValueError as error:
         yield f"{target}: {error}"
-    running = [stage for stage in recipe.stages if stage not in COMPILING]
-    if running:
+    other_stages = [stage for stage in recipe.stages if stage not in COMPILE_STAGES]
+    if other_stages:
         yield (
             f"{target}: is a chip to compile for, on which nothing runs; stages must be "
-            f"[{','.join(COMPILING)}], and has {', '.join(running)}"
+            f"[{','.join(COMPILE_STAGES)}], and has {', '.join(other_stages)}"
         )
     if recipe.parallel.mode != "none":
         yield f"parallel.mode = {recipe.parallel.mode}: must be none with device.target"

@@ -1,4 +1,4 @@
-"""The section `dump` of a recipe: which tensors of which steps are written."""
+"""The section `dump` of a recipe: which tensors of which steps are written to files."""
 
 from __future__ import annotations
 
@@ -39,17 +39,23 @@ def parse_steps(text: str) -> tuple[int, ...]:
     return tuple(sorted(steps))
 
 
+def _require_steps(text: str) -> str:
+    """Return `text`. Raises ValueError if `parse_steps` can't read it."""
+    parse_steps(text)
+    return text
+
+
 Steps = Annotated[
     str,
     # YAML reads 500 as a number.
     BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    AfterValidator(lambda text: parse_steps(text) and text),
+    AfterValidator(_require_steps),
 ]
-"""Numbers of steps done, such as `0|5|10` or `5-10`; 0 is before the first step."""
+"""Numbers of finished steps, such as `0|5|10` or `5-10`; 0 is before the first step."""
 
 
 class DumpSpec(Spec):
-    """Dumps during a run: the tensors of the step that follows each of `steps`."""
+    """Dumps during a run. A dump after N steps has the tensors of the step that follows."""
 
     steps: Steps | None
     """Numbers of steps done, such as 0|5|10 or 5-10; null: no dump. Sinks are split there."""

@@ -1,4 +1,4 @@
-"""The files of groups and recipes, and the descriptions in these files."""
+"""Files of shipped recipes and of component groups, and the descriptions in these files."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def find_groups() -> Mapping[str, Mapping[str, Path]]:
 def read_description(file: Path) -> str:
     """Return a YAML file's first comment line, except directives and commands; "" without one."""
     try:
-        head = read_bytes(file).decode(errors="replace")
+        text = read_bytes(file).decode(errors="replace")
     except (OSError, ValueError):
         return ""
-    for line in head.splitlines():
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
-        text = line.lstrip("# ").strip()
-        if text and not text.startswith(("@package", "yaml-language-server", "python -m")):
-            return text
+        comment = line.lstrip("# ").strip()
+        if comment and not comment.startswith(("@package", "yaml-language-server", "python -m")):
+            return comment
     return ""

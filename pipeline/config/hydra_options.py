@@ -36,22 +36,23 @@ from pipeline.core.registry import list_components
 
 DEFAULT_RECIPE = "lenet5_digits"
 DEFAULT_COMPONENTS: Mapping[str, str] = {"model": "lenet5", "dataset": "digits"}
-"""Components of conf/config.yaml by group, for runs without a recipe."""
+"""Components of runs without a recipe, by group; the same as in conf/config.yaml."""
 LENGTHS = tuple(f"train.{unit}" for unit in LENGTH_UNITS)
 """Keys that set the length of a run."""
 
 _OPTION = re.compile(r"\w[\w.+-]*")
+"""Name of one option of a group."""
 
 
 def resolve_recipe(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides for Hydra, with the default recipe if they name none.
+    """Return the overrides for Hydra, with the default recipe if they name no recipe.
 
-    A recipe file is replaced by a name, and optional keys that conf/ lacks get a `++`. If overrides
-    without a recipe choose a dataset or a model, there is no recipe: the length and the name of the
-    default recipe don't fit. Then the run is named after its model and dataset.
+    A recipe file is replaced by a name, and optional keys that conf/ lacks get a `++`. If the
+    overrides choose a dataset or a model but no recipe, no recipe is added, since the length and
+    the name of the default recipe wouldn't fit. Then the run is named after its model and dataset.
 
-    Recipes, and files of components as in `device=./mine.yaml`, are registered with Hydra before it
-    composes. Raises RecipeError for a file that can't be read.
+    Registers with Hydra all recipes, and the files of components such as `device=./mine.yaml`.
+    Raises RecipeError for a file that can't be read.
     """
     problems = list(find_unparsable(overrides))
     recipes = [override for override in overrides if get_key(override) == "recipe"]
@@ -64,7 +65,7 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     keys = set(map(get_key, overrides))
     recipe = value_of(overrides, "recipe")
     if recipe is None and keys & set(DEFAULT_COMPONENTS):
-        return [*overrides, *([] if "name" in keys else [f"name={_name_run(overrides)}"])]
+        return overrides if "name" in keys else [*overrides, f"name={_name_run(overrides)}"]
     files = dict(find_recipes(Path.cwd()))
     if recipe is None:
         recipe = DEFAULT_RECIPE
@@ -79,38 +80,38 @@ def resolve_recipe(overrides: Sequence[str]) -> list[str]:
     groups = {get_key(override) for override in overrides if override[0] != "~"} & set(SECTIONS)
     if not _register_recipes(files, recipe, groups):
         return overrides
-    # A recipe that names all components replaces the defaults of conf/config.yaml.
-    return [*(f"~{group}" for group in {*SECTIONS, "train"} - groups), *overrides]
+    # A complete recipe has all components, so the defaults of conf/config.yaml are deleted.
+    deletions = [f"~{group}" for group in {*SECTIONS, "train"} - groups]
+    return [*deletions, *overrides]
 
 
 def add_train_length(overrides: Sequence[str]) -> list[str]:
-    """Add the length that checks need if overrides choose components without recipe or length."""
+    """Return the overrides with `train.steps=1` if they have components but no recipe or length.
+
+    A check of such a recipe needs a length.
+    """
     keys = {get_key(override) for override in overrides}
     lacks_length = keys & set(DEFAULT_COMPONENTS) and not keys & {"recipe", *LENGTHS}
-    return [*overrides, *(["train.steps=1"] if lacks_length else [])]
+    return [*overrides, "train.steps=1"] if lacks_length else list(overrides)
 
 
 def _name_run(overrides: list[str]) -> str:
     """Return the name of a run without a recipe: `resnet20_cifar10`."""
-    options = {
-        group: value_of(overrides, group) or component
-        for group, component in DEFAULT_COMPONENTS.items()
-    }
-    # Several options of a sweep aren't a name; each job resolves the interpolation to its option.
-    names = (
-        option if _OPTION.fullmatch(option) else f"${{{group}.name}}"
-        for group, option in options.items()
-    )
+    names = []
+    for group, default in DEFAULT_COMPONENTS.items():
+        option = value_of(overrides, group) or default
+        # A sweep has several options; each of its jobs resolves this reference to its option.
+        names.append(option if _OPTION.fullmatch(option) else f"${{{group}.name}}")
     return "_".join(names)
 
 
 def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collection[str]) -> bool:
     """Register recipes with Hydra; return whether the requested recipe names all components.
 
-    `requested` is a name, or several separated by commas. Only requested recipes and their bases
-    are read, since reading all takes long; other recipes are registered by name, for messages. All
-    are read if a requested recipe doesn't exist. Raises RecipeError if the only requested recipe
-    can't be read; other unreadable recipes are skipped.
+    `requested` is a name, or several names separated by commas, which return False. Only requested
+    recipes and their bases are read, since reading all takes long; other recipes are registered
+    without content, for messages. All are read if a requested recipe doesn't exist. Raises
+    RecipeError if the only requested recipe can't be read; other unreadable recipes are skipped.
     """
     names = requested.split(",")
     queue = names if files.keys() >= set(names) else list(files)
@@ -121,17 +122,18 @@ def _register_recipes(files: Mapping[str, Path], requested: str, groups: Collect
         except RecipeError:
             if name == requested:
                 raise
-        else:
-            is_requested_complete |= is_complete and name == requested
-            # The loop continues with these.
-            queue += [base for base in bases if base in files and base not in queue]
+            continue
+        if name == requested:
+            is_requested_complete = is_complete
+        # The loop continues with the bases.
+        queue += [base for base in bases if base in files and base not in queue]
     for name in files.keys() - set(queue):
         store_option(group="recipe", name=name, package="_global_", node={})
     return is_requested_complete
 
 
 def _register_custom_components() -> None:
-    """Register components of plug-ins and other distributions, which have no files in conf/."""
+    """Register components that plug-ins and other distributions add, as options of their groups."""
     for group, path in SECTIONS.items():
         for name, component in list_components(group).items():
             is_shipped = component.__module__.startswith("pipeline.")
@@ -142,7 +144,10 @@ def _register_custom_components() -> None:
 
 
 def _register_component_files(override: str) -> str:
-    """Register the files of an override with Hydra; return the override with their names."""
+    """Register the component files that an override names; return the override with their stems.
+
+    `device=./mine.yaml` becomes `device=mine`. Raises RecipeError for the stem of a shipped option.
+    """
     group = get_key(override)
     options = override.partition("=")[2].split(",")
     if group not in SECTIONS or not any(option.endswith(YAML) for option in options):
@@ -152,8 +157,8 @@ def _register_component_files(override: str) -> str:
             continue
         file = Path(option).expanduser()
         if (CONF / group / f"{file.stem}.yaml").is_file():
-            rule = f"{file.stem} is a shipped {group}; rename the file"
-            raise RecipeError([f"{group} = {option}: {rule}"])
+            problem = f"{file.stem} is a shipped {group}; rename the file"
+            raise RecipeError([f"{group} = {option}: {problem}"])
         _store_component(group, file.stem, file)
         options[position] = file.stem
     return f"{group}={','.join(options)}"
@@ -168,9 +173,9 @@ def _store_component(group: str, name: str, file: Path) -> None:
 def _register_recipe(name: str, file: Path, groups: Collection[str]) -> tuple[bool, Sequence[str]]:
     """Register a file as an option of Hydra's group `recipe`.
 
-    Returns whether the recipe is complete, and the names of its bases. The recipe.yaml of a run and
-    the output of `--cfg job` are complete; newer keys, which they lack, get defaults. For each of
-    `groups` the command line chooses a component, which replaces the recipe's section.
+    Returns whether the recipe names all components, and the names of its bases. The recipe.yaml of
+    a run and the output of `--cfg job` name all; newer keys, which they lack, get defaults. For
+    each of `groups` the command line chooses a component, so the recipe's section is removed.
     """
 
     def register_component(group: str, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Hydra's private modules, and the differences between Hydra 1.3 and 1.4."""
+"""Access to Hydra's private modules, and to functions that differ between Hydra 1.3 and 1.4."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 _IS_1_3 = hydra.__version__.startswith("1.3.")
 
 HYDRA_DEFAULTS: Mapping[str, str] = {"version_base": "1.3"} if _IS_1_3 else {}
-"""Arguments that select the defaults of Hydra 1.3, which later versions have without arguments."""
+"""Arguments of Hydra's functions for the defaults of version 1.3. Hydra 1.4 needs no argument."""
 
 
 def store_option(group: str, name: str, package: str, node: Any) -> None:
@@ -55,9 +55,9 @@ def apply_overrides(overrides: list[Override], config: DictConfig) -> None:
 
 
 def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
-    """Set `hydra.job.override_dirname` by overrides. Hydra 1.4 derives it when the key is read."""
+    """Set `override_dirname` of `job`, Hydra's section `hydra.job`, to a text of the overrides."""
     if OmegaConf.is_interpolation(job, "override_dirname"):
-        return
+        return  # Hydra 1.4 makes the text when the key is read.
     from hydra._internal.config_loader_impl import get_overrides_dirname
 
     settings = job.config.override_dirname
@@ -71,10 +71,9 @@ def set_override_dirname(job: DictConfig, overrides: list[Override]) -> None:
 
 @contextmanager
 def allow_lazy_help() -> Iterator[None]:
-    """Allow Hydra to describe a flag by an object that becomes a text when it is shown.
+    """Let argparse accept Hydra's help of a flag that is an object, and no text until it is shown.
 
-    Since Python 3.14, argparse reads the help of a flag when the flag is added. Hydra 1.3 doesn't
-    expect that.
+    Since Python 3.14, argparse checks the help when a flag is added, and would reject Hydra 1.3's.
     """
     check = getattr(argparse.ArgumentParser, "_check_help", None)
     if check is None:

@@ -1,4 +1,4 @@
-"""The settings of a run's observers, from its recipe."""
+"""Settings of a run's observers (logs, printed lines, TensorBoard), made from its recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.engine.monitors.observers import ObserverSettings
 
 
 def make_observer_settings(recipe: Recipe) -> ObserverSettings:
-    """Return the settings of a run's logs, printed lines and TensorBoard files."""
+    """Return the settings that a recipe has for its run's observers."""
     return ObserverSettings(
         batch_size=recipe.train.batch_size,
         trains="train" in recipe.stages,

@@ -1,6 +1,7 @@
-"""Keys of a recipe that may be missing in conf/: fields with a default, and custom keys.
+"""Keys of a recipe that conf/ may lack: fields with a default, and custom keys.
 
-Hydra refuses to set a missing key, unless an override has a `++`: `++model.padding=symmetric`.
+Hydra refuses to set a key that the composed files lack, unless an override begins with `++`, as in
+`++model.padding=symmetric`.
 """
 
 from __future__ import annotations
@@ -12,21 +13,19 @@ from pipeline.config.files import SECTIONS
 from pipeline.config.recipe import Recipe
 from pipeline.core.registry import ComponentOf, Spec, list_components
 
-_NAME = "name"
-
 
 def mark_optional_keys(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides, with `++` before each that sets an optional or custom key."""
-    return [f"++{override}" if _sets_optional(override) else override for override in overrides]
+    """Return the overrides, with `++` before each override of an optional or custom key."""
+    return [f"++{override}" if _sets_optional_key(override) else override for override in overrides]
 
 
-def _sets_optional(override: str) -> bool:
+def _sets_optional_key(override: str) -> bool:
     """Return whether an override sets an optional or custom key."""
     key, equals, value = override.partition("=")
     if not equals or key in SECTIONS:
         return False
     path = key.split(".")
-    if _is_open(path):
+    if _is_in_custom_section(path):
         return True
     if any(_is_optional(spec, path[-1]) for spec in _find_specs(path[:-1])):
         return True
@@ -35,8 +34,8 @@ def _sets_optional(override: str) -> bool:
     return any(_is_optional(spec, field) for spec in specs for field in spec.model_fields)
 
 
-def _is_open(path: Sequence[str]) -> bool:
-    """Return whether a path leads into a section with custom keys, such as `model.arguments`."""
+def _is_in_custom_section(path: Sequence[str]) -> bool:
+    """Return whether a path is in a section with custom keys, such as `model.arguments`."""
     return any(
         get_origin(spec.model_fields[name].annotation) is dict
         for position, name in enumerate(path)
@@ -50,10 +49,10 @@ def _find_specs(sections: Sequence[str]) -> list[type[Spec]]:
     specs: list[type[Spec]] = [Recipe]
     for section in sections:
         fields = [spec.model_fields[section] for spec in specs if section in spec.model_fields]
-        allowed = (
-            spec for field in fields for spec in _list_specs(field.annotation, field.metadata)
-        )
-        specs = list(dict.fromkeys(allowed))
+        section_specs: dict[type[Spec], None] = {}  # an ordered set
+        for field in fields:
+            section_specs |= dict.fromkeys(_list_specs(field.annotation, field.metadata))
+        specs = list(section_specs)
     return specs
 
 
@@ -74,4 +73,4 @@ def _list_specs(annotation: Any, metadata: Sequence[Any] = ()) -> Iterator[type[
 def _is_optional(spec: type[Spec], field: str) -> bool:
     """Return whether `spec` has the field, with a default. Files of conf/ always have a name."""
     info = spec.model_fields.get(field)
-    return field != _NAME and info is not None and not info.is_required()
+    return field != "name" and info is not None and not info.is_required()

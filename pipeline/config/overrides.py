@@ -27,13 +27,13 @@ MAX_OVERRIDES = 1_000
 MAX_OVERRIDE_LENGTH = 10_000
 """In characters."""
 MAX_NAME_BYTES = 255
-"""Limit of file systems for names: Hydra looks for a file named after every key."""
+"""Longest name of a file in most file systems. Hydra looks for a file named after every key."""
 MAX_QUOTED_LENGTH = 200
-"""Characters of the longest value that is tried in quotes: a list of 4,000 quoted texts takes
-seconds to parse."""
+"""Characters of the longest value for which quotes are suggested. To parse a list of 4,000 quoted
+texts takes seconds."""
 
-_WORDS = tuple(re.compile(rf"""[^\[\](){{}},'"{mark}]+""") for mark in ("", ":"))
-"""Patterns of the words of a value: between the punctuation of lists, or also of sections."""
+_WORDS = (re.compile(r"""[^\[\](){},'"]+"""), re.compile(r"""[^\[\](){},'":]+"""))
+"""Patterns of the words of a value: the texts in a list, and the keys and texts in a section."""
 _UNQUOTED = re.compile(r"[\w\s/+.$%*@?|:-]*", re.ASCII)
 """Text that Hydra's grammar reads without quotes."""
 _STRUCTURE = re.compile(r"""[\[{'"]|\$\{|\w+\(""")
@@ -53,27 +53,27 @@ def value_of(overrides: Iterable[str], key: str) -> str | None:
 
 def hide_secret_values(args: Iterable[str]) -> list[str]:
     """Return the arguments of a command without passwords, for files and printed lines."""
-    words = []
+    shown = []
     for arg in args:
         key = get_key(arg)
         name, equals, _ = arg.partition("=")
-        # The address of a database may hold a password in the format of its driver.
+        # The address of a database may hold a password in any format, so all of it is hidden.
         is_secret = key == STORAGE or is_secret_name(key.rpartition(".")[2])
-        words.append(f"{name}={HIDDEN}" if equals and is_secret else hide_secrets(arg))
-    return words
+        shown.append(f"{name}={HIDDEN}" if equals and is_secret else hide_secrets(arg))
+    return shown
 
 
 def require_hydra_keys(args: Sequence[str]) -> None:
-    """Raise RecipeError if one of Hydra's sections has an option's name in place of keys.
+    """Raise RecipeError if an override sets one of Hydra's sections to the name of an option.
 
     Also raises it if Hydra would write a password into files of `hydra.output_subdir`.
     """
-    problems = [
-        f"{key} = {value}: is a section; an option of it is chosen by "
-        f"{key.replace('.', '/')}={value}"
-        for key in ("hydra.sweeper", "hydra.launcher")
-        if (value := value_of(args, key)) is not None and not value.startswith("{")
-    ]
+    problems = []
+    for key in ("hydra.sweeper", "hydra.launcher"):
+        value = value_of(args, key)
+        if value is not None and not value.startswith("{"):
+            choice = f"{key.replace('.', '/')}={value}"
+            problems.append(f"{key} = {value}: is a section; an option of it is chosen by {choice}")
     folder = value_of(args, OUTPUT_SUBDIR)
     if not problems and folder not in (None, "null") and hide_secret_values(args) != list(args):
         reason = "Hydra would write a password of this command into files there; leave the key out"
@@ -84,15 +84,17 @@ def require_hydra_keys(args: Sequence[str]) -> None:
 
 def quote_value(text: str) -> str:
     """Return a text in quotes, so that Hydra reads it literally as the value of an override."""
-    # Hydra reads backslashes as escapes only before a quote, such as the closing one.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda end: 2 * end[1] + (r"\'" if end[2] else ""), text)
+    # Hydra reads a backslash as an escape only before a quote, such as the one that ends the value.
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\*)\Z", r"\1\1", escaped)
     return f"'{escaped}'"
 
 
 def sets_key(override: str) -> bool:
     """Return whether an override sets a key of the recipe, not a group or one of Hydra's keys."""
     key = get_key(override)
-    is_group = key in {*SECTIONS, "recipe", "train"} or "/" in key or "@" in override.split("=")[0]
+    has_package = "@" in override.partition("=")[0]
+    is_group = key in {*SECTIONS, "recipe", "train"} or "/" in key or has_package
     return not is_group and not key.startswith("hydra.")
 
 
@@ -110,13 +112,13 @@ def find_parse_problems(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         elif not get_key(override).isascii():
             yield override, "there is no such key"
         elif reason := _explain_refusal(override):
-            # Trying quotes is slow. A message shows no more than MAX_PROBLEMS.
+            # Trying quotes is slow, and a message shows at most MAX_PROBLEMS problems.
             form = _quote_for_shell(override) if position < MAX_PROBLEMS else None
             yield override, f"must be typed in quotes, as {form}" if form else reason
 
 
 def _explain_refusal(override: str) -> str | None:
-    """Return the reason why Hydra's grammar rejects an override; None if it accepts it."""
+    """Return why Hydra's grammar rejects an override; None if the grammar accepts it."""
     try:
         OverridesParser.create().parse_override(override)
     except (HydraException, ValueError) as error:
@@ -125,10 +127,10 @@ def _explain_refusal(override: str) -> str | None:
 
 
 def _quote_for_shell(override: str) -> str | None:
-    """Return an override for a shell, with quotes around text that Hydra can't read.
+    """Return an override for a shell, with quotes around text that Hydra can't read without them.
 
-    Returns None if quotes don't help. The quotes are double, since the shell's are single, unless
-    the text has double quotes.
+    Returns None if quotes don't help. Double quotes are used, unless the text has some, since the
+    whole override is in single quotes for the shell.
     """
     key, _, value = override.partition("=")
     if len(value) > MAX_QUOTED_LENGTH:
@@ -144,8 +146,11 @@ def _quote_for_shell(override: str) -> str | None:
     values = [words.sub(quote_word, value) for words in _WORDS]
     if not _STRUCTURE.match(value) and not _UNQUOTED.fullmatch(value):
         values.append(quote(value))
-    forms = (f"{key}={form}" for form in values)
-    return next((shlex.quote(form) for form in forms if _explain_refusal(form) is None), None)
+    for quoted_value in values:
+        form = f"{key}={quoted_value}"
+        if _explain_refusal(form) is None:
+            return shlex.quote(form)
+    return None
 
 
 def list_swept_keys(overrides: Iterable[str]) -> list[str]:
@@ -154,9 +159,9 @@ def list_swept_keys(overrides: Iterable[str]) -> list[str]:
 
 
 def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
-    """Yield a problem for too many overrides, and for each that is empty, too long or too deep.
+    """Yield the problems of overrides that Hydra's parser can't read in time or within its stack.
 
-    Hydra's parser would take minutes for them, or overflow its stack.
+    These are too many overrides, and overrides that are empty, too long or nested too deeply.
     """
     if len(overrides) > MAX_OVERRIDES:
         yield (
@@ -168,40 +173,54 @@ def find_unparsable(overrides: Sequence[str]) -> Iterator[str]:
         if not override:
             yield "an argument is empty; must be KEY=VALUE"
         key = show(get_key(override))
+        key_bytes = _count_bytes(override.partition("=")[0])
         if len(override) > MAX_OVERRIDE_LENGTH:
             yield (
                 f"{key}: {len(override):,} characters; must be at most {MAX_OVERRIDE_LENGTH:,}; "
                 "write the value into a recipe file"
             )
-        elif (length := len(override.partition("=")[0].encode(errors="replace"))) > MAX_NAME_BYTES:
-            yield f"{key}: a key of {length:,} bytes; must be at most {MAX_NAME_BYTES}"
+        elif key_bytes > MAX_NAME_BYTES:
+            yield f"{key}: a key of {key_bytes:,} bytes; must be at most {MAX_NAME_BYTES}"
         if get_key(override) in {*SECTIONS, "recipe"}:
-            longest = max(len(part.encode(errors="replace")) for part in re.split("[,/]", override))
-            if longest > MAX_NAME_BYTES:
-                yield f"{key}: a name of {longest:,} bytes; must be at most {MAX_NAME_BYTES}"
-        depth = deepest = 0
-        for letter in override:
-            depth += (letter in "[{(") - (letter in "]})")
-            deepest = max(deepest, depth)
-        if deepest > MAX_DEPTH:
+            name_bytes = max(map(_count_bytes, re.split("[,/]", override)))
+            if name_bytes > MAX_NAME_BYTES:
+                yield f"{key}: a name of {name_bytes:,} bytes; must be at most {MAX_NAME_BYTES}"
+        if _measure_depth(override) > MAX_DEPTH:
             yield f"{key}: nested more than {MAX_DEPTH} levels deep"
 
 
-def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of jobs that cover all values of a sweep.
+def _count_bytes(name: str) -> int:
+    return len(name.encode(errors="replace"))
 
-    Each value of a key is in one job, with the first values of the other keys. The first job has
-    all first values. Ranges, from which a sweeper draws, are left out.
+
+def _measure_depth(override: str) -> int:
+    """Return the largest number of brackets that are open at once."""
+    depth = deepest = 0
+    for letter in override:
+        depth += (letter in "[{(") - (letter in "]})")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def expand_sweeps(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of jobs that together have each value of a sweep.
+
+    The first job has the first values of all keys. Each other job has another value for one of the
+    keys. A range, from which a sweeper draws values, is left out.
     """
     choices = [options for override in overrides if (options := _list_alternatives(override))]
-    jobs = [[options[0] for options in choices]]
+    first_job = [options[0] for options in choices]
+    jobs = [first_job]
     for position, options in enumerate(choices):
-        jobs += [[*jobs[0][:position], option, *jobs[0][position + 1 :]] for option in options[1:]]
+        for option in options[1:]:
+            job = list(first_job)
+            job[position] = option
+            jobs.append(job)
     return jobs
 
 
 def _list_alternatives(override: str) -> list[str]:
-    """Return an override for each value that is swept, [] for a range, else only the override."""
+    """Return an override for each value of a sweep, [] for a range, else the override alone."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError):

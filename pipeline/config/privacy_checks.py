@@ -1,4 +1,4 @@
-"""Rules of differential privacy: the settings that a private run excludes."""
+"""Rules about the settings with which a run can't be differentially private."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Refusal = tuple[str, object, str]
 
 
 def check_privacy(recipe: Recipe) -> Iterator[str]:
-    """Yield the problems of a private run's settings; none if the recipe isn't private.
+    """Yield the problems of a private run's settings.
 
-    Only gradients with noise may depend on training samples, and the gradient of a sample, which is
-    clipped, may depend on no other sample.
+    Whatever the run computes from training samples must have the noise of its gradients. Before
+    that, each sample's gradient is clipped, so it must not depend on other samples.
     """
     if recipe.privacy is None:
         return
@@ -28,8 +28,7 @@ def check_privacy(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_step(recipe: Recipe) -> Iterator[Refusal]:
-    """Yield the keys of a step with which samples' gradients can't be separated, clipped or given
-    noise."""
+    """Yield the keys with which a step can't clip each sample's gradient and add the noise."""
     train = recipe.train
     loss = train.loss
     scale = resolve_loss_scale(recipe)
@@ -61,7 +60,7 @@ def _check_step(recipe: Recipe) -> Iterator[Refusal]:
 
 
 def _check_data(recipe: Recipe) -> Iterator[Refusal]:
-    """Yield the keys of the dataset that mix samples, or repeat or choose them."""
+    """Yield the keys of the dataset with which samples are mixed, repeated or selected."""
     split = recipe.dataset.train
     if recipe.dataset.buckets:
         yield "dataset.buckets", "set", "must be null"
@@ -77,7 +76,7 @@ def _check_data(recipe: Recipe) -> Iterator[Refusal]:
 
 
 def _check_outputs(recipe: Recipe) -> Iterator[Refusal]:
-    """Yield the keys that use or release training samples without noise, or the noise's seed."""
+    """Yield the keys that release the noise's seed, or use or release samples without noise."""
     monitor = recipe.monitor
     loss = recipe.train.loss
     stop_metric = monitor.early_stop.metric
@@ -102,11 +101,12 @@ def _check_outputs(recipe: Recipe) -> Iterator[Refusal]:
     if recipe.dump.steps is not None:
         yield "dump.steps", recipe.dump.steps, "must be null"
     for position, callback in enumerate(recipe.train.callbacks):
-        metric = getattr(callback, "metric", "")
-        if str(metric).startswith(TRAINED):
+        metric = str(getattr(callback, "metric", ""))
+        if metric.startswith(TRAINED):
             key = f"train.callbacks.{position} ({callback.name}).metric"
             yield key, metric, f"decides by training samples; {metric_rule}"
     for position, callback in enumerate(recipe.train.callbacks):
-        if not type(callback).__module__.startswith("pipeline."):
+        is_custom = not type(callback).__module__.startswith("pipeline.")
+        if is_custom:
             rule = "reads losses of training samples; must be one of this package"
             yield f"train.callbacks.{position}", callback.name, rule

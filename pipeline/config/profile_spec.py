@@ -1,4 +1,4 @@
-"""Profiling: the section `profile` of a recipe, and MindSpore's environment variables."""
+"""The section `profile` of a recipe, and MindSpore's environment variables for profiling."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ OPTIONS = "PROFILING_OPTIONS"
 LEAST_STEPS = 20
 MOST_STEPS = 200
 SWITCHES = ("training_trace", "task_trace", "aicpu")
-"""Options of PROFILING_OPTIONS that are on or off. Others are texts."""
+"""Options of PROFILING_OPTIONS that are on or off."""
 TEXTS = ("output", "fp_point", "bp_point", "aic_metrics")
+"""Options of PROFILING_OPTIONS that are texts."""
 
 
 class ProfileSpec(Spec):
@@ -99,7 +100,7 @@ def parse_profiling_variables(environment: Mapping[str, str]) -> list[str]:
         elif name == "aic_metrics" and value not in METRICS:
             problems.append(f"{key} = {show(value)}: must be one of {', '.join(METRICS)}")
         elif value:
-            # With an empty name of an operator, the profiler chooses, as in MindSpore.
+            # An empty text is left out, so that the profiler chooses, as in MindSpore.
             overrides.append(f"profile.{name}={quote_value(value)}")
     if problems:
         raise RecipeError(problems)

@@ -1,4 +1,7 @@
-"""The recipe as frozen types, which validate it."""
+"""The types of a recipe's sections: frozen pydantic classes, which validate the keys.
+
+The docstrings of fields are the descriptions of keys in the documentation.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +62,13 @@ AutotuneMode = Annotated[
     BeforeValidator(lambda mode: "off" if mode is False else mode),
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]
-"""Levels of messages in MindSpore's order: GLOG_v is an index of it, from 0."""
+"""Levels of messages in MindSpore's order: the variable GLOG_v is 0 for debug, 3 for error."""
 Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 """A time in seconds, at most a year."""
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as 4GB or 512MiB. Raises ValueError for other texts."""
+    """Return the number of bytes of a size such as 4GB or 512MiB. Raises ValueError for others."""
     return TypeAdapter(ByteSize).validate_python(text)
 
 
@@ -183,7 +186,7 @@ class TrainSpec(AdapterWords):
 
     @model_validator(mode="after")
     def _scale_rates(self) -> Self:
-        """Replace the rates of optimizers with `lr_for_batch` by the rates for `batch_size`."""
+        """Scale the rates of optimizers that have `lr_for_batch` to `batch_size`."""
         optimizer = self.optimizer.scale_rate(self.batch_size)
         rules = tuple(
             rule.model_copy(update={"optimizer": rule.optimizer.scale_rate(self.batch_size)})
@@ -195,7 +198,7 @@ class TrainSpec(AdapterWords):
 
     @property
     def deadline(self) -> str | None:
-        """The deadline that decides the length, as key and value; None if the length is known."""
+        """Key and value of the deadline, such as `minutes = 5`; None without a deadline."""
         if self.minutes is not None:
             return f"minutes = {self.minutes:g}"
         return None if self.until is None else f"until = {self.until}"
@@ -208,21 +211,21 @@ class TrainSpec(AdapterWords):
     @property
     def schedules(self) -> dict[str, ScheduleSpec]:
         """The main schedule and the schedules of `optimizers` and `lr_rules`, by key."""
-        rules: dict[str, Seq[OptimizerRule | RateRule]] = {
+        lists: dict[str, Seq[OptimizerRule | RateRule]] = {
             "optimizers": self.optimizers,
             "lr_rules": self.lr_rules,
         }
-        return {"train.schedule": self.schedule} | {
-            f"train.{key}.{number}.schedule": rule.schedule
-            for key, entries in rules.items()
-            for number, rule in enumerate(entries)
-            if rule.schedule is not None
-        }
+        schedules = {"train.schedule": self.schedule}
+        for key, rules in lists.items():
+            for number, rule in enumerate(rules):
+                if rule.schedule is not None:
+                    schedules[f"train.{key}.{number}.schedule"] = rule.schedule
+        return schedules
 
     @property
     def rate_columns(self) -> tuple[OptimizerRule | RateRule, ...]:
-        """The rules with a column in the table of learning rates, after the main schedule's."""
-        return *self.optimizers, *self.lr_rules
+        """The rules of columns in the table of learning rates, after the main schedule's column."""
+        return (*self.optimizers, *self.lr_rules)
 
 
 class CheckpointSpec(Spec):
@@ -335,7 +338,7 @@ class CacheSpec(Spec):
 
 
 WITH_SECRETS = "with secrets"
-"""Context with which a recipe is dumped with its passwords."""
+"""Context for `Recipe.model_dump` that leaves passwords in JSON."""
 
 
 class Recipe(Spec):
@@ -372,19 +375,22 @@ class Recipe(Spec):
     def _hide_secrets(
         self, dump: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """Leave passwords out of JSON, which is written to files and shown."""
+        """Hide passwords in JSON, which is written to files and shown, unless WITH_SECRETS."""
         tree = dump(self)
-        is_shown = info.mode == "json" and info.context is not WITH_SECRETS
-        return hide_secrets_in_tree(tree) if is_shown else tree
+        hides_secrets = info.mode == "json" and info.context is not WITH_SECRETS
+        return hide_secrets_in_tree(tree) if hides_secrets else tree
 
     def whole_tree(self) -> dict[str, Any]:
-        """Return the recipe as JSON with its secrets, to make another recipe, not to be written."""
+        """Return the recipe as JSON with its secrets, to make another recipe. Don't write it."""
         return self.model_dump(mode="json", context=WITH_SECRETS)
 
     @model_validator(mode="before")
     @classmethod
     def _resolve_layout(cls, tree: Any) -> Any:
-        """Set the batch size by `batch_per_device`, and defaults of mode, shards and sums."""
+        """Set `batch_size` by `batch_per_device`, and defaults of the layout on devices.
+
+        These are `parallel.mode`, `parallel.reproducible` and `parallel.shards`.
+        """
         try:
             parallel = ParallelSpec.model_validate(tree["parallel"])
             train = dict(tree["train"])
@@ -401,5 +407,5 @@ class Recipe(Spec):
             layout = {"mode": parallel.mode, "reproducible": reproducible, "shards": shards}
             return {**tree, "train": train, "parallel": {**tree["parallel"], **layout}}
         except (KeyError, TypeError, ValueError):
-            # The check of the fields reports the wrong or missing key.
+            # The validation of the fields reports the wrong or missing key.
             return tree

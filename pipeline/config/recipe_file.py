@@ -1,8 +1,8 @@
-"""Recipe files, and files of one component: data that may come from a stranger.
+"""Recipe files, and files of one component. They may come from a stranger, so they are checked.
 
-A file may name shipped or installed files as bases, and refer to keys of the recipe. It can't
-decide where a run writes, and can't set Hydra's section, which can name code to run. The user can
-set these keys on the command line.
+A file may name shipped or installed files as bases, and refer to keys of the recipe. Some keys are
+only for the command line: those that decide where a run writes, and Hydra's section, which can name
+code to run.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ USER_KEYS: Mapping[tuple[str, ...], Any] = {
 """Keys that only the user may set, with harmless values. These keys decide where a run writes, or
 allow data to be outside of a folder or to change."""
 RESUME_ANY = "auto"
-"""The only value of `train.resume` that names no directory."""
+"""Value of `train.resume` that a file may set, since it doesn't name a directory."""
 YAML = (".yaml", ".yml")
 
 _OPTION = re.compile(r"\w[\w.+-]{0,99}")
+"""Name of a recipe, or of an option of a group."""
 _COMPONENT_FILE = re.compile(r"(?:\./)?(?:\w[\w.+-]{0,99}/){0,9}\w[\w.+-]{0,99}\.ya?ml")
 """Path of a component's file, in the recipe's folder or below it."""
 _PACKAGE = re.compile(
     r"(?:[ \t]*(?:#(?![ \t]*@package\b)[^\n]*)?\n)*[ \t]*#[ \t]*@package[ \t:]+(\S+)"
 )
-"""The directive to Hydra among the first comments of a file."""
+"""Hydra's directive `# @package PATH` among the first comments of a file."""
 _CHOICE = re.compile(r"(?:override )?/(\w+)")
+"""Key of an item of `defaults` that chooses the option of a group."""
 
 
 def read_recipe_file(file: Path) -> Tree:
-    """Read a recipe file. Raises RecipeError if it can't be read, or with all forbidden keys."""
+    """Read a recipe file. Raises RecipeError if it can't be read, or has forbidden content."""
     tree = _read(file, "recipe", "_global_")
     return _require_data(file, tree, list(_check_recipe_defaults(tree)))
 
@@ -68,11 +70,11 @@ def read_component_file(file: Path, group: str) -> Tree:
     return _require_data(file, tree, [*problems, *find_user_keys(tree, SECTIONS[group])])
 
 
-def with_component_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree:
-    """Return the recipe with names in place of files in its defaults.
+def with_component_files(tree: Tree, register: Callable[[str, str], str]) -> Tree:
+    """Return the recipe with names of options in place of component files in its defaults.
 
-    A file is an item such as `override /model: ./net.yaml`. `name_of` returns the name for a group
-    and the path as written.
+    A file is in an item such as `override /model: ./net.yaml`. `register` gets the group and the
+    path as written, and returns the name of the option.
     """
     if not isinstance(tree.get("defaults"), list):
         return tree
@@ -82,16 +84,16 @@ def with_component_files(tree: Tree, name_of: Callable[[str, str], str]) -> Tree
             ((key, option),) = item.items()
             choice = _CHOICE.fullmatch(key)
             if choice is not None and isinstance(option, str) and option.endswith(YAML):
-                item = {key: name_of(choice[1], option)}
+                item = {key: register(choice[1], option)}
         items.append(item)
     return {**tree, "defaults": items}
 
 
 def find_component_file(recipe: Path, path: str) -> Path:
-    """Return the file of a component that a recipe file names, relative to its folder.
+    """Return the file of a component, whose path is relative to the folder of the recipe file.
 
-    Raises RecipeError for a path that leads out of that folder, as a link can: a stranger's recipe,
-    shown in an error or stored in a run directory, must not include other files of the disk.
+    Raises RecipeError if the path, or a link, leads out of that folder. Otherwise the contents of
+    any file could be shown in errors about a stranger's recipe, or stored in a run directory.
     """
     folder = recipe.parent.resolve()
     file = (folder / path).resolve()
@@ -101,7 +103,7 @@ def find_component_file(recipe: Path, path: str) -> Path:
 
 
 def reset_user_keys(tree: Tree) -> Tree:
-    """Return the recipe of a run, with harmless values of the keys that only the user may set."""
+    """Return the recipe with harmless values of the keys that only the user may set."""
     copy = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for (section, key), harmless in USER_KEYS.items():
         if isinstance(copy.get(section), dict) and key in copy[section]:
@@ -112,7 +114,7 @@ def reset_user_keys(tree: Tree) -> Tree:
 def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield a problem for every key of a file that only the user may set.
 
-    `within` is the path at which the recipe has the file's keys; () for a recipe's file.
+    `within` is the section of a recipe that the file contains; () for a whole recipe.
     """
     for path, harmless in USER_KEYS.items():
         if path[: len(within)] != within:
@@ -122,9 +124,10 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
             if isinstance(value, dict):
                 value = value.get(key)
             elif "${" not in str(value):
-                # A reference in place of the section could lead to the key, so it is a problem.
                 value = None
-        if value is not None and value != harmless and (path[1], value) != ("resume", RESUME_ANY):
+            # Else the section is a reference, which could lead to the key: a problem.
+        is_resume_any = path == ("train", "resume") and value == RESUME_ANY
+        if value is not None and value != harmless and not is_resume_any:
             yield (
                 f"{format_key(path)} = {show(value)}: must not be in a file, which may be a "
                 f"stranger's; set it on the command line: {format_key(path)}={show(value)}"
@@ -132,7 +135,10 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
-    """Read a YAML file, which messages call `key`. Raises RecipeError, also for another package."""
+    """Read a YAML file of keys and values; errors name the `key` whose value is the file.
+
+    Raises RecipeError if it can't be read, or if its directive names another `package`.
+    """
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)
@@ -154,7 +160,10 @@ def _read(file: Path, key: str, package: str) -> Tree:
 
 
 def _require_data(file: Path, tree: Tree, problems: list[str]) -> Tree:
-    """Return the tree of a file. Raises RecipeError for `problems`, or if it isn't plain data."""
+    """Return the tree of a file. Raises RecipeError if there are `problems`.
+
+    They are joined by the problems of Hydra's section, missing values and refused references.
+    """
     if "hydra" in tree:
         problems.append("hydra: must not be in a file; set it on the command line")
     problems += [
@@ -182,8 +191,8 @@ def _check_recipe_defaults(tree: Tree) -> Iterator[str]:
             ((key, option),) = item.items()
             choice = _CHOICE.fullmatch(key)
             text = option if isinstance(option, str) else ""
-            form = _COMPONENT_FILE if text.endswith(YAML) else _OPTION
-            is_option = option is None or form.fullmatch(text)
+            pattern = _COMPONENT_FILE if text.endswith(YAML) else _OPTION
+            is_option = option is None or pattern.fullmatch(text)
             if choice is not None and choice[1] in SECTIONS and is_option:
                 continue
         yield (

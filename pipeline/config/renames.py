@@ -17,9 +17,9 @@ _GROUP = re.compile(r"\\([1-9])")
 class RenameSpec(Spec):
     """A rule that renames entries: `to` replaces a name that `match` matches entirely.
 
-    A regex's groups are `\\1` to `\\9` in `to`; in a glob each `*` and `?` is a group. Regular
-    expressions are RE2's, which have no lookaround and no backreferences. RE2's time is linear in
-    a name's length for any expression, while the time of Python's `re` can be exponential.
+    In `to`, `\\1` to `\\9` stand for the groups of `match`; each `*` and `?` of a glob is a group.
+    Regular expressions are RE2's, without lookaround and backreferences: matching takes a time
+    linear in the length of a name, while Python's `re` can take an exponential time.
     """
 
     match: Annotated[str, Field(max_length=MAX_PATTERN_LENGTH)]
@@ -30,18 +30,17 @@ class RenameSpec(Spec):
     @model_validator(mode="after")
     def _require_groups(self) -> Self:
         """Raise ValueError if `to` has a group that `match` lacks."""
-        pattern = self.pattern
-        for group in map(int, _GROUP.findall(self.to or "")):
-            if group > pattern.groups:
+        num_groups = self.pattern.groups
+        for digit in _GROUP.findall(self.to or ""):
+            if int(digit) > num_groups:
                 raise ValueError(
-                    f"to {self.to!r} has group {group}, and match {self.match!r} has "
-                    f"{pattern.groups}"
+                    f"to {self.to!r} has group {digit}, and match {self.match!r} has {num_groups}"
                 )
         return self
 
     @property
     def pattern(self) -> Any:
-        """The compiled pattern, for entire names. Raises ValueError if `match` is invalid."""
+        """RE2's compiled pattern of `match`. Raises ValueError if `match` is invalid."""
         return _compile(self.match, self.syntax)
 
     def apply(self, name: str) -> str | None:

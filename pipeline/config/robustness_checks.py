@@ -1,4 +1,4 @@
-"""Rules about adversarial training and the attacks of an evaluation: both change pixels."""
+"""Rules about attacks on images, in adversarial training and in the evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADVERSARIAL = "train.adversarial"
 
 
 def check_robustness(recipe: Recipe) -> Iterator[str]:
-    """Attacked samples are images of one size, whose pixels can be found in a network's inputs."""
+    """Attacked samples are images of one size, and map ops keep the scale of pixels computable."""
     adversarial = recipe.train.adversarial
     if adversarial is not None:
         yield from _check_images(recipe, ADVERSARIAL, "train", "null")
@@ -33,13 +33,16 @@ def check_robustness(recipe: Recipe) -> Iterator[str]:
         yield from _check_training(recipe, adversarial)
 
 
-def _check_images(recipe: Recipe, key: str, split: str, none: str) -> Iterator[str]:
-    """Yield why samples of a split can't be attacked; `none` is `key`'s value without attacks."""
+def _check_images(recipe: Recipe, key: str, split: str, default: str) -> Iterator[str]:
+    """Yield the reasons why samples of a split can't be attacked.
+
+    `key` sets the attacks; with its `default` there are none.
+    """
     dataset = recipe.dataset
     if isinstance(dataset, Text | TextCsv | TableDataset):
         content = "columns" if isinstance(dataset, TableDataset) else "tokens"
-        problem = f"attacks change pixels, and dataset = {dataset.name} has {content}"
-        yield f"{key}: {problem}; must be {none}"
+        reason = f"attacks change pixels, and dataset = {dataset.name} has {content}"
+        yield f"{key}: {reason}; must be {default}"
         return
     if dataset.buckets:
         yield f"{key}: needs images of one size; dataset.buckets must be null"
@@ -50,22 +53,22 @@ def _check_images(recipe: Recipe, key: str, split: str, none: str) -> Iterator[s
 
 
 def _check_training(recipe: Recipe, adversarial: AdversarialSpec) -> Iterator[str]:
-    """Yield the problems of the radius, and of keys that exclude adversarial training."""
+    """Yield the problems of the attack's norm, and of keys that exclude adversarial training."""
     train = recipe.train
-    problem = find_norm_problem(adversarial.norm, adversarial.radius)
-    if problem is not None:
-        yield f"{ADVERSARIAL}.{problem}"
-    key = f"{ADVERSARIAL} = {adversarial.attack}: must be null with"
+    norm_problem = find_norm_problem(adversarial.norm, adversarial.radius)
+    if norm_problem is not None:
+        yield f"{ADVERSARIAL}.{norm_problem}"
+    problem = f"{ADVERSARIAL} = {adversarial.attack}: must be null with"
     if recipe.privacy is not None:
         yield (
-            f"{key} privacy, since an attack reads gradients of samples without the noise of the "
-            "private step"
+            f"{problem} privacy, since an attack reads gradients of samples without the noise of "
+            "the private step"
         )
     if train.optimizer.observes_layers:
-        yield f"{key} {train.optimizer.name}, which looks into layers"
+        yield f"{problem} {train.optimizer.name}, which looks into layers"
     if train.mode == "eager":
-        yield f"{key} train.mode = eager, which compiles no loop"
+        yield f"{problem} train.mode = eager, which compiles no loop"
     if recipe.parallel.mode not in ("none", "data"):
-        yield f"{key} parallel.mode = {recipe.parallel.mode}; it can be data"
+        yield f"{problem} parallel.mode = {recipe.parallel.mode}; it can be data"
     if recipe.dump.steps is not None:
-        yield f"{key} dump.steps, as dumps have images without attack"
+        yield f"{problem} dump.steps, as dumps have images without attack"

@@ -1,6 +1,6 @@
-"""Sections in which only the key `name` was changed.
+"""Problems of sections whose keys don't fit their component, since only `name` was changed.
 
-`train.loss.name=mse` keeps the keys of cross entropy, which `mse` doesn't have.
+For example, `train.loss.name=mse` leaves the keys of cross entropy, which `mse` doesn't have.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ def find_unfit_components(
 ) -> Mapping[TreePath, str]:
     """Return the problems of sections whose keys belong to another component, by path.
 
-    Each problem ends with advice: choose the component together with its keys. A section with all
-    keys of its component, and more, is reported only if it fits another component, since otherwise
-    a key is misspelt, and if the command line doesn't set all its foreign keys (`override_keys`).
+    Each problem ends with advice: choose the component together with its keys. A section is
+    reported if it lacks a required key of its component. A section that only has foreign keys too
+    is reported if it fits another component, since a key is misspelt otherwise, and if one of the
+    foreign keys isn't in `override_keys`, which are those of the command line.
     """
-    problems = {
-        path: _find_problem(group, path, find_value(tree, path), override_keys)
-        for group, path in SECTIONS.items()
-    }
-    return {path: problem for path, problem in problems.items() if problem is not None}
+    problems = {}
+    for group, path in SECTIONS.items():
+        problem = _find_problem(group, path, find_value(tree, path), override_keys)
+        if problem is not None:
+            problems[path] = problem
+    return problems
 
 
 def _find_problem(
@@ -87,7 +89,7 @@ def _add_unit(spec: type[Spec], key: str) -> str:
 
 @cache
 def _list_options(group: str, name: str) -> list[str]:
-    """Return the options of a group whose files in `conf/` name this component."""
+    """Return the options of a group whose files in conf/ have this `name`."""
     pattern = re.compile(rf"^name: {re.escape(name)}$", re.MULTILINE)
     files = sorted((CONF / group).glob("*.yaml"))
     return [file.stem for file in files if pattern.search(file.read_text("utf-8"))]

@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import IO, Any, Literal
 
 MAX_PROBLEMS = 50
-"""A message has at most this many problems; a larger number usually has one cause."""
+"""Most problems in a message. More problems usually have one cause."""
 MAX_PROBLEM_LENGTH = 2_000
-"""A problem in a message has at most this many characters."""
+"""Most characters of a problem in a message."""
 HIDDEN = "***"
 """Text that replaces a secret."""
-# Repetitions are bounded, since strangers may make texts on which a search takes long.
+# Repetitions in patterns are bounded, so that no text from a stranger makes a search slow.
 _NAMES = (
     r"(?:\w{0,40}(?:passwo?r?d|passphrase|secret)|pwd|token|credentials?"
     r"|(?:\w{0,40}_)?(?:api|access|auth|private|secret)_?(?:key|token))"
@@ -27,11 +27,11 @@ _NAMES = (
 """Names of secrets."""
 _SECRET_NAME = re.compile(_NAMES, re.IGNORECASE)
 _VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&'"\])}]+)"""
-"""A value in quotes, or up to a space or a separator."""
+"""Pattern of a value, which is in quotes, or ends before a space or a separator."""
 _QUERY_NAMES = r"[\w-]{0,40}(?:passw|pwd|token|secret|key|sig|credential|auth)[\w-]{0,40}"
-"""Names of secrets in the query of an address, after a ? or &."""
+"""Pattern of the names of secrets in the query of an address, after a ? or &."""
 _NAME_HINT = re.compile("pass|secret|pwd|token|credential|key|sig|auth", re.IGNORECASE)
-"""Part of every name of a secret: texts without it needn't be searched for names."""
+"""Matches a part of every name of a secret, so that texts without a match aren't searched."""
 _IN_ADDRESSES = (
     # A password may have any character: https://user:p@ss/word@host.
     re.compile(r"""(?i)(?<![\w+.-])([a-z][\w+.-]{0,40}://[^\s/@:'"]{0,100}:)[^\s'"]{0,300}(@)"""),
@@ -42,11 +42,11 @@ _BY_NAME = (
     re.compile(rf"(?i)((?<!\w){_NAMES}\s*=\s*){_VALUE}()"),
     re.compile(rf"""(?i)([{{,]\s*["']?{_NAMES}["']?\s*:\s*){_VALUE}()"""),
 )
-"""Patterns of secrets. The text between the two groups of a pattern is replaced."""
+"""Patterns of secrets, here and in `_IN_ADDRESSES`: HIDDEN replaces the text between the groups."""
 
 
 class PipelineError(Exception):
-    """An error for the user; its message has the problem, the value and what would be right."""
+    """An error for the user. Its message has the problem, the wrong value and the valid ones."""
 
     exit_status = 1
 
@@ -64,17 +64,17 @@ class RecipeError(PipelineError):
     exit_status = 2
 
     def __init__(self, problems: str | Sequence[str]) -> None:
+        texts = (problems,) if isinstance(problems, str) else problems
         # Names in a problem may have newlines and any length.
-        lines = map(printable, (problems,) if isinstance(problems, str) else problems)
-        self.problems = tuple(
-            line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
-            for line in lines
-        )
+        self.problems = tuple(_shorten(printable(text)) for text in texts)
         count = len(self.problems)
         head = "the recipe has a problem:" if count == 1 else f"the recipe has {count:,} problems:"
-        super().__init__(
-            "\n".join([head, *(f"  {line}" for line in limit_problems(self.problems))])
-        )
+        lines = [f"  {problem}" for problem in limit_problems(self.problems)]
+        super().__init__("\n".join([head, *lines]))
+
+
+def _shorten(line: str) -> str:
+    return line if len(line) <= MAX_PROBLEM_LENGTH else f"{line[: MAX_PROBLEM_LENGTH - 3]}..."
 
 
 class UsageError(PipelineError):
@@ -93,14 +93,14 @@ class DataError(PipelineError):
 
 
 SUCCEEDED = ("done", "pruned")
-"""Final statuses of a run that needs no further work."""
+"""Final statuses of a run that succeeded."""
 
 
 def get_exit_status(outcome: BaseException | str) -> int:
     """Return the exit status for an error, or for the status of a run such as "done".
 
-    It is 0 for success, 2 if a recipe or its data is wrong, 75 (EX_TEMPFAIL of sysexits.h) if a
-    signal stopped it, so that the same command may be run again, and 1 for any other failure.
+    0: success; 2: a recipe, its data or an argument is wrong; 75 (EX_TEMPFAIL of sysexits.h): a
+    signal stopped the run, so that the same command may be run again; 1: any other failure.
     """
     if isinstance(outcome, PipelineError):
         return outcome.exit_status
@@ -111,25 +111,27 @@ def get_exit_status(outcome: BaseException | str) -> int:
 
 
 def get_status_after(error: BaseException) -> Literal["failed", "stopped"]:
-    """Return the status of a run that an error ended: "stopped" if a signal or a scheduler did."""
+    """Return the status of a run that ended by an error; a signal's error means "stopped"."""
     return "failed" if isinstance(error, Exception) else "stopped"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; the error's type if it has none."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    """Return the first line of an error's message; the name of its type if the line is empty."""
+    lines = str(error).splitlines()
+    return (lines[0] if lines else "") or type(error).__name__
 
 
 def get_system_reason(error: Exception) -> str:
-    """Return the system's words for an error, without its number and path; the first line of any
-    other error."""
+    """Return an OSError's reason, without number and path; the first line of any other error."""
     return getattr(error, "strerror", None) or first_line(error)
 
 
 def limit_problems(problems: Sequence[str]) -> list[str]:
     """Return the first MAX_PROBLEMS problems, and a line with the number of further problems."""
-    num_left = len(problems) - MAX_PROBLEMS
-    return [*problems[:MAX_PROBLEMS], *([f"... and {num_left:,} more"] if num_left > 0 else [])]
+    lines = list(problems[:MAX_PROBLEMS])
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"... and {len(problems) - MAX_PROBLEMS:,} more")
+    return lines
 
 
 def hide_secrets(text: str) -> str:
@@ -137,8 +139,12 @@ def hide_secrets(text: str) -> str:
 
     They are found in addresses, and as values of names such as `password` or `api_key`.
     """
-    patterns = _IN_ADDRESSES if "://" in text and "@" in text else ()
-    for pattern in (*patterns, *(_BY_NAME if _NAME_HINT.search(text) else ())):
+    patterns: list[re.Pattern[str]] = []
+    if "://" in text and "@" in text:
+        patterns += _IN_ADDRESSES
+    if _NAME_HINT.search(text):
+        patterns += _BY_NAME
+    for pattern in patterns:
         text = pattern.sub(rf"\1{HIDDEN}\2", text)
     return text
 
@@ -163,20 +169,20 @@ def hide_secrets_in_tree(tree: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text without secrets and with escaped control characters: names may have both."""
+    """Return a text without secrets, with control characters escaped, such as newlines."""
     text = hide_secrets(text)
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines without secrets, with control characters escaped in each."""
+    """Return a text of several lines, each as `printable` returns it."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def report_errors(action: Callable[[], int], *, debug: bool) -> int:
-    """Run an action; print an error as one message on stderr, and return the exit status.
+    """Run an action and return its exit status; print an error as one message on stderr.
 
-    Before it returns, stdout is flushed, or discarded if it can't be written.
+    Stdout is flushed before the return. If it can't be written, further output is discarded.
     """
     try:
         status = action()
@@ -206,6 +212,6 @@ def report_errors(action: Callable[[], int], *, debug: bool) -> int:
 
 
 def redirect_to_null(stream: IO[str]) -> None:
-    """Redirect a stream to the null device; otherwise Python fails to flush the stream at exit."""
+    """Redirect a stream that can't be written to the null device, so that Python can flush it."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,8 +1,7 @@
 """The registry of components: every class that a recipe can name, by kind and name.
 
 A component is a frozen pydantic class with a literal `name`, registered with `@component(kind)`.
-Its module must not import jax, even indirectly: recipes are checked before jax is loaded.
-`COMPONENT_MODULES` lists the modules of components; a package stands for all its modules. Other
+Its module must not import jax, even indirectly: recipes are checked before jax is loaded. Other
 distributions add components by the entry-point group `pipeline.components`, whose entries name
 modules to import. Plug-ins (`pipeline.core.plugins`) add components too.
 """
@@ -61,8 +60,8 @@ COMPONENT_MODULES = (
     "pipeline.training.schedules",
     "pipeline.training.optimizers.thor.thor_spec",
 )
+"""Modules of components. A package stands for all its modules."""
 ENTRY_POINT_GROUP = "pipeline.components"
-
 
 T = TypeVar("T")
 Seq = Annotated[tuple[T, ...], Strict(False)]
@@ -78,7 +77,7 @@ Location = Annotated[FilePath, BeforeValidator(parse_location)]
 MAX_INT = 2**31 - 1
 MAX_FLOAT = 3.4028234663852886e38
 BOUNDS: Mapping[str, float] = {"int": MAX_INT, "float": MAX_FLOAT}
-"""The largest numbers that programs can compute with, in int32 and float32."""
+"""The largest int32 and float32, which are the types of numbers in programs."""
 
 _SCHEMA_KEYS = frozenset(
     {"schema", "items_schema", "keys_schema", "values_schema", "definitions", "steps",
@@ -90,7 +89,7 @@ _NAMED_SCHEMA_KEYS = frozenset(("fields", "choices"))
 
 
 class Expected:
-    """Marks a field of several types. For an invalid value, pydantic reports the one error
+    """Marks a field of several types. For an invalid value, pydantic reports the single error
     `must be {text}` instead of an error for each type."""
 
     def __init__(self, text: str) -> None:
@@ -106,7 +105,7 @@ class Expected:
 
 
 class Spec(BaseModel):
-    """A frozen section of a recipe, checked strictly: no unknown key, no NaN, no "32" for 32.
+    """A frozen section of a recipe. Unknown keys, NaN, and texts such as "32" for 32 are refused.
 
     Numbers without other bounds are limited to the range of int32 and float32.
     """
@@ -121,7 +120,7 @@ class Spec(BaseModel):
 
 
 def add_bounds(schema: Any) -> Any:
-    """Return a copy of a pydantic schema with bounds for all numbers."""
+    """Return a copy of a pydantic schema in which all numbers have the bounds of `BOUNDS`."""
     if isinstance(schema, list | tuple):
         return type(schema)(add_bounds(item) for item in schema)
     if not isinstance(schema, dict):
@@ -147,20 +146,20 @@ _components: dict[str, dict[str, type[Spec]]] = {}
 
 
 def component(kind: str) -> Callable[[type[S]], type[S]]:
-    """Register a spec class under `kind` by the default of its literal `name` field.
+    """Return a decorator that registers a class under `kind` and its field `name`'s default.
 
-    Raises ValueError if another class already has that name. A component may be registered after
-    recipes were checked, and defined again in a notebook.
+    A component may be registered after recipes were checked, and defined again in a notebook.
+    Raises ValueError if another class already has the name.
     """
 
     def register(cls: type[S]) -> type[S]:
         name = cls.model_fields["name"].default
         by_name = _components.setdefault(kind, {})
-        holder = by_name.get(name, cls)
-        is_in_notebook = holder.__module__ == cls.__module__ == "__main__"
-        is_defined_again = is_in_notebook and holder.__name__ == cls.__name__
-        if holder is not cls and not is_defined_again:
-            raise ValueError(f"{kind} {name!r} is already {holder.__module__}.{holder.__name__}")
+        earlier = by_name.get(name, cls)
+        is_in_notebook = earlier.__module__ == cls.__module__ == "__main__"
+        is_defined_again = is_in_notebook and earlier.__name__ == cls.__name__
+        if earlier is not cls and not is_defined_again:
+            raise ValueError(f"{kind} {name!r} is already {earlier.__module__}.{earlier.__name__}")
         by_name[name] = cls
         _reset_schemas()
         return cls
@@ -170,8 +169,10 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
 
 @cache
 def load_all() -> None:
-    """Load the components of the package, of other distributions and of plug-ins. Raises
-    RecipeError for a plug-in that can't be loaded."""
+    """Load the components of the package, of other distributions and of plug-ins.
+
+    Raises RecipeError for a plug-in that can't be loaded, or that adds nothing.
+    """
     for name in COMPONENT_MODULES:
         module = importlib.import_module(name)
         for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
@@ -179,38 +180,40 @@ def load_all() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if _is_installed(entry):
             entry.load()
-    num_before = _count_components()
+    num_components = _count_components()
     # `load_named` imports a plug-in, yields it, and only then imports the next plug-in.
     for plugin in load_named():
-        num_after = _count_components()
-        if num_after == num_before and not _has_exports(plugin.module):
+        if _count_components() == num_components and not _has_exports(plugin.module):
             raise RecipeError(
                 [f"{FLAG} {plugin.source}: registers no component and exports nothing"]
             )
-        num_before = num_after
+        num_components = _count_components()
 
 
 def _count_components() -> int:
-    return sum(map(len, _components.values()))
+    return sum(len(by_name) for by_name in _components.values())
 
 
 def _has_exports(module: ModuleType) -> bool:
-    """Return whether a module has a class or function that `import` keys can name. Imports from
-    this package and from the standard library don't count."""
+    """Return whether a module has a class or function for recipes' keys `import`.
+
+    Imports of this package and of the standard library aren't exports.
+    """
     if hasattr(module, "__getattr__"):
-        return True  # It imports a class or function when its name is used.
-    imported = {"pipeline", *sys.stdlib_module_names}
-    return any(
-        callable(value)
-        and str(getattr(value, "__module__", None)).partition(".")[0] not in imported
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-    )
+        return True  # It may import a class or function when its name is used.
+    foreign_packages = {"pipeline", *sys.stdlib_module_names}
+    for name, value in vars(module).items():
+        package = str(getattr(value, "__module__", None)).partition(".")[0]
+        if callable(value) and not name.startswith("_") and package not in foreign_packages:
+            return True
+    return False
 
 
 def _reset_schemas() -> None:
-    """Discard the schemas of all specs: a schema that was built before a component was registered
-    lacks it. Nothing is discarded before `load_all`, since no schema lists components yet."""
+    """Discard the schemas of all specs, since they lack a component that is registered later.
+
+    Before `load_all`, no schema lists components, so none is discarded.
+    """
     if not load_all.cache_info().currsize:
         return
     specs: list[type[Any]] = [Spec]
@@ -225,8 +228,10 @@ def _reset_schemas() -> None:
 
 
 def _is_installed(entry: EntryPoint) -> bool:
-    """Return whether an entry point is installed. Python also lists entry points of distributions
-    in the working folder, but that folder may hold a stranger's data."""
+    """Return False for the entry point of a distribution in the working folder.
+
+    Python lists it too, but that folder may hold a stranger's data.
+    """
     return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() != Path.cwd()
 
 
@@ -237,8 +242,10 @@ def list_components(kind: str) -> Mapping[str, type[Spec]]:
 
 
 def make_component(kind: str, name: str, **fields: Any) -> Any:
-    """Make a component of a kind by name. Fields that `fields` lacks have their defaults. Raises
-    ValueError for an unknown name or field."""
+    """Make a component of a kind by its name and fields; other fields have their defaults.
+
+    Raises ValueError for an unknown name or field.
+    """
     specs = list_components(kind)
     if name not in specs:
         raise ValueError(f"there is no {kind} {name!r}; choose from {', '.join(specs)}")
@@ -260,8 +267,8 @@ def find_kind(names: Iterable[str]) -> str | None:
 class ComponentOf:
     """Marks a field that holds a component of a kind: `Annotated[ModelSpec, ComponentOf("model")]`.
 
-    A recipe has `{name: relu, ...}`, or just `relu` if every other field has a default. Components
-    are looked up when the type is first used, so components may hold components.
+    In a recipe, the field is `{name: relu, ...}`, or `relu` if every other key has a default.
+    Components are looked up when the type is first used, so components may hold components.
     """
 
     def __init__(self, kind: str) -> None:
@@ -270,8 +277,8 @@ class ComponentOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        # pydantic's union needs a choice. If the kind has no component, the only choice is a `Spec`
-        # named "", and no section fits it.
+        # pydantic's union needs a choice. For a kind without components, this is a `Spec` named "",
+        # which no section fits.
         specs: Mapping[str, type[Spec]] = list_components(self.kind) or {"": Spec}
         choices = {name: handler.generate_schema(cls) for name, cls in specs.items()}
         choice = core_schema.tagged_union_schema(choices, discriminator="name")

@@ -1,4 +1,4 @@
-"""Reporter: lines for the user on the console and in run.log, and a progress bar."""
+"""Reporter: prints lines on the console and to run.log, and shows a progress bar."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.core.errors import printable_lines, redirect_to_null
 from pipeline.core.files.real_files import open_unshared
 
 MARGIN = 10
-"""Width of the margin, in characters, that has the name of a stage."""
+"""Width of the margin, in characters. It has the name of a stage or a severity."""
 SILENCE_S = 4.0
-"""Without a terminal, a task that takes longer than these seconds is named in a line."""
+"""Seconds of a task after which its name is printed, if there is no terminal for its clock."""
 WARNING = f"{'warning':<{MARGIN}}"
 """Margin of a warning."""
 
@@ -28,15 +28,16 @@ WARNING = f"{'warning':<{MARGIN}}"
 class Reporter:
     """Prints lines to the console and to `run.log`, and shows bars and clocks on a terminal.
 
-    Any thread may call it. If the console or `run.log` can't be written any more, a warning goes to
-    the other output, and the run continues. A reporter without a `run.log` raises the OSError.
-    With `delay_log`, lines for `run.log` stay in memory until `start_log` is called.
+    Any thread may call its methods. If the console or `run.log` can't be written any more, a
+    warning is written to the other output, and no error is raised. A reporter without `run.log`
+    raises the console's OSError. With `delay_log`, lines for `run.log` stay in memory until
+    `start_log` is called.
     """
 
     level = logging.WARNING
-    """The least severe messages that `log` shows."""
+    """The lowest severity of messages that `log` prints."""
     log_to: Literal["console", "stderr", "file"] = "console"
-    """Output of `log`'s messages besides run.log."""
+    """Output of the messages of `log`. All are in run.log too; with "file", only there."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Reporter:
             self._log = _open_log(run_dir)
 
     def start_log(self) -> None:
-        """Write the lines in memory to run.log, and later lines as they are printed."""
+        """Write the lines in memory to run.log. Later lines are written when they are printed."""
         with self._lock:
             buffer = self._buffer
             self._buffer = None
@@ -98,7 +99,7 @@ class Reporter:
             self._write(line)
 
     def _write(self, lines: str) -> None:
-        """Write to run.log; if it can't be written, print a warning and close it."""
+        """Write to run.log; if that fails, close it and print a warning."""
         if self._log is None:
             return
         try:
@@ -116,7 +117,7 @@ class Reporter:
         self.print_lines(f"{name:<{MARGIN}} {text}")
 
     def warn(self, text: str) -> None:
-        """Print a warning if `level` allows it; run.log has it in any case."""
+        """Write a warning to run.log, and print it unless `level` is above warnings."""
         if self.level > logging.WARNING:
             with self._lock:
                 self._write_log_line(printable_lines(f"{WARNING} {text}"))
@@ -150,7 +151,7 @@ class Reporter:
         if not self.console.is_terminal:
             timer = Timer(SILENCE_S, self.print_stage, ("busy", task))
             timer.daemon = True
-            # A process that ends can't start threads.
+            # While the process ends, no thread can be started.
             with suppress(RuntimeError):
                 timer.start()
             try:
@@ -170,7 +171,7 @@ class Reporter:
             yield
 
     def open_bar(self, total: int, done: int) -> Bar | None:
-        """Open a bar over `total` steps, which the caller closes; None if it can't be shown."""
+        """Open a bar of `total` steps, which the caller must close; None without a terminal."""
         return Bar(self.console, total, done) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -178,7 +179,7 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         if self._log is not None:
-            # Closing writes the rest of the buffer, for which the disk may have no room.
+            # Closing writes buffered lines, for which a full disk has no room.
             with suppress(OSError):
                 self._log.close()
             self._log = None

@@ -1,4 +1,7 @@
-"""Recipes from the settings of other trainers: each setting is mapped, or named with a reason."""
+"""Recipes from the settings of other trainers.
+
+Each setting is mapped to keys of a recipe, or listed with the reason why it isn't.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,21 @@ from pipeline.core.files.value_text import show
 Settings = Mapping[str, Any]
 
 TRAINERS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("trainers.yaml"))
-"""Tables by trainer: the recipe's key of each setting, and the unmapped settings by reason."""
+"""Tables by trainer: the recipe's key for each setting, and reasons for unmapped settings."""
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
-"""Values that turn a setting off, so that a recipe without it is the same."""
+"""Values that turn a setting off, so that a recipe doesn't need it."""
 
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A trainer's setting, the recipe's keys for it, and a note: without keys, why it has none."""
+    """A trainer's setting and the recipe's keys for it."""
 
     setting: str
     keys: Settings = field(default_factory=dict)
-    """Values by key of the recipe: a group, such as `model`, or a dotted path. The path of a map op
-    has its name in place of its position: `dataset.train.ops.normalize.mean`."""
+    """Values by key of the recipe: a group, such as `model`, or a dotted path. A path of a map op
+    has the op's name in place of its position: `dataset.train.ops.normalize.mean`."""
     note: str = ""
+    """An explanation of the keys; without keys, the reason for that."""
 
 
 Rule = Callable[[Settings], Iterable[KeyRow]]
@@ -44,7 +48,7 @@ Rule = Callable[[Settings], Iterable[KeyRow]]
 
 @dataclass(frozen=True)
 class Adoption:
-    """A foreign file: its settings, and rows for them and for the defaults that it omits."""
+    """The settings of a foreign file, and rows for them and for defaults that the file omits."""
 
     origin: str
     settings: Settings
@@ -60,11 +64,11 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
     reasons = {name: text for text, names in table["reasons"].items() for name in names.split()}
     rows: dict[str, KeyRow] = {}
     problems: list[str] = []
-    complete = {**table.get("defaults", {}), **settings}
+    settings_and_defaults = {**table.get("defaults", {}), **settings}
     all_rules: list[Rule] = [*rules, partial(_map_choices, table.get("choices", {}))]
     for rule in all_rules:
         try:
-            rows |= {row.setting: row for row in rule(complete)}
+            rows |= {row.setting: row for row in rule(settings_and_defaults)}
         except RecipeError as error:
             problems += error.problems
     if problems:
@@ -76,23 +80,27 @@ def adopt(trainer: str, origin: str, settings: Settings, rules: Iterable[Rule] =
         elif name not in rows:
             reason = reasons.get(name, "has no counterpart in a recipe")
             rows[name] = KeyRow(name, note="is off" if value in _OFF else reason)
-    if not any(key in ("train.passes", "train.steps") for row in rows.values() for key in row.keys):
+    keys = {key for row in rows.values() for key in row.keys}
+    if keys.isdisjoint(("train.passes", "train.steps")):
         row = KeyRow("length of training", {"train.passes": 1}, "is missing")
         rows[row.setting] = row
     return Adoption(origin, settings, tuple(rows.values()))
 
 
 def _map_choices(choices: Mapping[str, Any], settings: Settings) -> Iterator[KeyRow]:
-    """Yield a row for each setting whose value is in `choices`, and for those a choice uses."""
-    for name, values in choices.items():
+    """Yield a row for each setting whose value is in `choices`, by setting and value.
+
+    Also yields rows of further settings that apply with this value only.
+    """
+    for name, choices_by_value in choices.items():
         value = settings.get(name)
-        choice = values.get(value if isinstance(value, str) else show(value))
+        choice = choices_by_value.get(value if isinstance(value, str) else show(value))
         if choice is None:
             continue
         yield KeyRow(name, choice["sets"])
-        for used, key in choice.get("uses", {}).items():
-            if settings.get(used) is not None:
-                yield KeyRow(used, {key: settings[used]})
+        for further_name, key in choice.get("uses", {}).items():
+            if settings.get(further_name) is not None:
+                yield KeyRow(further_name, {key: settings[further_name]})
 
 
 def make_recipe_text(adoption: Adoption, target: Path) -> str:
@@ -110,10 +118,10 @@ def make_recipe_text(adoption: Adoption, target: Path) -> str:
             value = show(adoption.settings[row.setting])
             head.append(f"# Unmapped: {printable(row.setting)} = {value}: {row.note}")
     name = re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "adopted"
-    keys = {key: value for row in adoption.rows for key, value in row.keys.items()}
-    choices = [{f"override /{key}": keys[key]} for key in SECTIONS if key in keys]
-    tree: dict[str, Any] = {"defaults": choices, "name": name}
-    for key, value in keys.items():
+    values = {key: value for row in adoption.rows for key, value in row.keys.items()}
+    defaults = [{f"override /{group}": values[group]} for group in SECTIONS if group in values]
+    tree: dict[str, Any] = {"defaults": defaults, "name": name}
+    for key, value in values.items():
         if key not in SECTIONS:
             _set_value(tree, key.split("."), deepcopy(value))
     body = yaml.safe_dump(tree, default_flow_style=None, sort_keys=False, width=100)
@@ -135,10 +143,12 @@ def _set_value(tree: dict[str, Any], path: list[str], value: Any) -> None:
     if not inner:
         tree[key] = value
     elif key == "ops":
+        name, *op_path = inner
         ops = tree.setdefault("ops", [])
-        if all(op["name"] != inner[0] for op in ops):
-            ops.append({"name": inner[0]})
-        _set_value(next(op for op in ops if op["name"] == inner[0]), inner[1:], value)
+        if all(op["name"] != name for op in ops):
+            ops.append({"name": name})
+        op = next(op for op in ops if op["name"] == name)
+        _set_value(op, op_path, value)
     else:
         _set_value(tree.setdefault(key, {}), inner, value)
 
@@ -146,7 +156,7 @@ def _set_value(tree: dict[str, Any], path: list[str], value: Any) -> None:
 def read_setting(settings: Settings, name: str, default: Any) -> Any:
     """Return a setting, or `default` if it is missing or null.
 
-    Raises RecipeError unless it has the type of `default`: a number, a text or a list.
+    Raises RecipeError if it isn't a number, a text or a list, as `default` is, or isn't finite.
     """
     value = settings.get(name)
     if value is None:
@@ -154,8 +164,8 @@ def read_setting(settings: Settings, name: str, default: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     has_type = is_number if isinstance(default, int | float) else isinstance(value, type(default))
     if not has_type:
-        words = {"str": "text", "list": "a list"}.get(type(default).__name__, "a number")
-        raise RecipeError([f"{name} = {show(value)}: must be {words}"])
+        expected = {"str": "text", "list": "a list"}.get(type(default).__name__, "a number")
+        raise RecipeError([f"{name} = {show(value)}: must be {expected}"])
     if isinstance(value, float) and not math.isfinite(value):
         raise RecipeError([f"{name} = {value}: must be finite"])
     return value

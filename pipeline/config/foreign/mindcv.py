@@ -1,4 +1,4 @@
-"""Rules for YAML files of mindcv, and of timm once they are translated to mindcv's settings."""
+"""Rules for mindcv's settings, which are also applied to timm's after their translation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ CIFAR_OPS = {
 }
 INTERPOLATIONS = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
 WITHOUT_NORMS = ("alexnet", "squeezenet", "vgg")
-"""Beginnings of the names of networks without norms; a name with `_bn` is of one with norms."""
+"""Beginnings of the names of networks without norms, unless a name has `_bn`."""
 
 
 def map_model(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of the network. Raises RecipeError for a network that conf/ lacks."""
+    """Yield the rows of the network, its dropout, and its parameters without weight decay.
+
+    Raises RecipeError for a network that conf/ lacks.
+    """
     name = read_setting(settings, "model", "")
     files = find_groups()["model"]
     option = TRAINERS["mindcv"]["models"].get(name, name)
@@ -103,7 +106,7 @@ def map_data(settings: Settings) -> Iterator[KeyRow]:
 
 
 def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRow]:
-    """Yield the rows of ImageNet's crops, flips, colours and pixel values."""
+    """Yield the rows of a dataset with random crops of `size`, and its flips, colours and norms."""
     share = read_setting(settings, "crop_pct", 0.875)
     if not 0.01 <= share <= 1:
         raise RecipeError([f"crop_pct = {share}: must be from 0.01 to 1"])
@@ -139,9 +142,12 @@ def _map_crops(settings: Settings, name: str, size: list[int]) -> Iterator[KeyRo
 
 
 def _map_to_splits(fields: Settings) -> dict[str, Any]:
-    """Return `fields`, named as in `normalize.mean`, as keys of both splits."""
-    splits = ("train", "eval")
-    return {f"dataset.{split}.ops.{key}": fields[key] for split in splits for key in fields}
+    """Return fields of map ops, such as `normalize.mean`, as keys of both splits."""
+    return {
+        f"dataset.{split}.ops.{name}": value
+        for split in ("train", "eval")
+        for name, value in fields.items()
+    }
 
 
 RULES = (map_model, map_training, map_data)

@@ -1,4 +1,7 @@
-"""Scripts of an Estimator with Ascend's NPURunConfig. A script is parsed and never run."""
+"""Settings of scripts for TensorFlow's Estimator with Ascend's NPURunConfig.
+
+A script is parsed, and never run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from pipeline.core.files.safe_yaml import parse_yaml
 
 MAX_BYTES = 2**18
 MAX_NODES = 2**18
-"""At most this many syntax nodes are read, since constants may refer to one another in a circle."""
+"""Most syntax nodes that are read: constants may refer to one another in a circle."""
 NAME = "NPURunConfig"
 REFUSED = (
     "train_distribute",
@@ -46,7 +49,7 @@ class Script:
         self.contexts = [node.context_expr for node in nodes if isinstance(node, ast.withitem)]
         self._nodes_left = MAX_NODES
         self.calls: dict[str, list[ast.Call]] = defaultdict(list)
-        """Calls by the last name of the function."""
+        """Calls by name of the function or method, without the object: `Session` for tf.Session."""
         for node in nodes:
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -67,10 +70,10 @@ class Script:
         return [call for name in names for call in self.calls[name]]
 
     def read_value(self, node: ast.expr) -> Any:
-        """Return a literal, the keywords of a call by name, or another expression as Expression.
+        """Return the value of a literal, a call's keywords by name, or an Expression of the rest.
 
-        A name stands for its constant. Raises ValueError if all values that were read have more
-        than `MAX_NODES` nodes.
+        A name of a constant has the constant's value. Raises ValueError if all values that were
+        read have more than `MAX_NODES` nodes together.
         """
         if isinstance(node, ast.Name):
             node = self.constants.get(node.id, node)
@@ -98,7 +101,7 @@ class Script:
 
 @dataclass(frozen=True, repr=False)
 class Expression:
-    """The text of an expression that isn't a literal, which messages show without quotes."""
+    """The text of an expression that isn't a literal. Messages show it without quotes."""
 
     text: str
 
@@ -109,8 +112,8 @@ class Expression:
 def adopt_npu_run_config(file: Path) -> Adoption:
     """Map the arguments of the script's NPURunConfig, its steps and its batch size.
 
-    Raises OSError, ValueError if the file isn't Python, and RecipeError for everything that the
-    adapter refuses.
+    Raises OSError, ValueError if the file isn't Python, and RecipeError with all statements that
+    the adapter would refuse.
     """
     try:
         script = Script(ast.parse(read_text(file, MAX_BYTES)))
@@ -146,9 +149,10 @@ def _read_settings(script: Script) -> dict[str, Any]:
             if item.arg in ("max_steps", "steps"):
                 settings["max_steps"] = script.read_value(item.value)
     for call in script.find_calls(BATCHES):
-        named = [item.value for item in call.keywords if item.arg == "batch_size"]
-        sizes = named or call.args[:1]
-        if sizes and isinstance(size := script.read_value(sizes[0]), int):
+        sizes = [item.value for item in call.keywords if item.arg == "batch_size"]
+        sizes += call.args[:1]
+        size = script.read_value(sizes[0]) if sizes else None
+        if isinstance(size, int):
             settings["batch_size"] = size
     return settings
 
@@ -206,9 +210,10 @@ def _map_run(settings: Settings) -> Iterator[KeyRow]:
     if isinstance(profiling, dict) and profiling.get("enable_profiling"):
         options = str(profiling.get("profiling_options") or "{}")
         overrides = parse_profiling_variables({MODE: "true", OPTIONS: options})
-        keys = {
-            key: parse_yaml(value) for key, _, value in (item.partition("=") for item in overrides)
-        }
+        keys = {}
+        for override in overrides:
+            key, _, value = override.partition("=")
+            keys[key] = parse_yaml(value)
         keys.pop("profile.output", None)
         yield KeyRow("profiling_config", keys, "the command line sets profile.output")
     dump = settings.get("dump_config")

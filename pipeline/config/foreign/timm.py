@@ -1,4 +1,4 @@
-"""The `args.yaml` of timm's training script, whose settings are translated to mindcv's."""
+"""Settings of timm's training script, in its `args.yaml`, by translation to mindcv's settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCALER_START = 65536.0
 
 
 def adopt_timm(origin: str, settings: Settings) -> Adoption:
-    """Map all settings. Raises RecipeError with the problems of all rules."""
+    """Map timm's settings. Raises RecipeError with the problems of all rules."""
     return adopt("timm", origin, settings, [_map_translated, _map_untranslated])
 
 
@@ -38,11 +38,12 @@ def _translate(settings: Settings) -> dict[str, Any]:
     """Return the settings with mindcv's names and values."""
     table = TRAINERS["timm"]
     result: dict[str, Any] = {"has_crops": True, "filter_bias_and_bn": True}
-    for name, translated in table["names"].items():
+    for name, mindcv_name in table["names"].items():
         value = settings.get(name)
+        if isinstance(value, str):
+            value = table["values"].get(name, {}).get(value, value)
         if value is not None:
-            values = table["values"].get(name, {})
-            result[translated] = values.get(value, value) if isinstance(value, str) else value
+            result[mindcv_name] = value
     # Tags such as .a1_in1k name pretrained weights.
     model = read_setting(settings, "model", "").partition(".")[0]
     result["model"] = table["models"].get(model, model)
@@ -53,12 +54,12 @@ def _translate(settings: Settings) -> dict[str, Any]:
     warmup = read_setting(settings, "warmup_epochs", 0)
     result["epoch_size"] = epochs + (warmup if settings.get("warmup_prefix") else 0)
     if settings.get("lr") is None:
-        batch = read_setting(settings, "batch_size", 128)
-        batch *= read_setting(settings, "grad_accum_steps", 1)
-        base = read_setting(settings, "lr_base_size", 256)
-        if base <= 0 or batch <= 0:
-            raise RecipeError([f"lr_base_size = {base}: must be above 0, as the batch size"])
-        ratio = batch / base
+        batch_size = read_setting(settings, "batch_size", 128)
+        batch_size *= read_setting(settings, "grad_accum_steps", 1)
+        base_size = read_setting(settings, "lr_base_size", 256)
+        if base_size <= 0 or batch_size <= 0:
+            raise RecipeError([f"lr_base_size = {base_size}: must be above 0, as the batch size"])
+        ratio = batch_size / base_size
         # By the rule of timm's training script.
         is_adaptive = "ada" in optimizer or "lamb" in optimizer
         scale = read_setting(settings, "lr_base_scale", "") or ("sqrt" if is_adaptive else "linear")
@@ -83,7 +84,7 @@ def _translate(settings: Settings) -> dict[str, Any]:
 
 
 def _map_untranslated(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of settings that mindcv lacks."""
+    """Yield the rows of settings that mindcv doesn't have: betas, epsilon and device."""
     choices = TRAINERS["mindcv"]["choices"]["opt"]
     choice = choices.get(read_setting(settings, "opt", "sgd").lower(), choices["sgd"])
     fields = read_yaml(find_groups()["optimizer"][choice["sets"]["optimizer"]])
