@@ -24,7 +24,7 @@ _NAMES = (
     r"(?:\w{0,40}(?:passwo?r?d|passphrase|secret)|pwd|token|credentials?"
     r"|(?:\w{0,40}_)?(?:api|access|auth|private|secret)_?(?:key|token))"
 )
-"""Names of secrets."""
+"""Pattern of the names of secrets."""
 _SECRET_NAME = re.compile(_NAMES, re.IGNORECASE)
 _VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&'"\])}]+)"""
 """Pattern of a value, which is in quotes, or ends before a space or a separator."""

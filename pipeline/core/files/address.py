@@ -13,17 +13,17 @@ _FORM = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)(.*)", re.IGNORECASE | re.DOTA
 
 
 class Address(PosixPath):
-    """An address in place of a path. It names no local file."""
+    """A remote address with the type of a path. There is no local file at it."""
 
     def __str__(self) -> str:
-        """Return the address; pathlib has joined its two slashes."""
+        """Return the address with its two slashes, which pathlib has joined."""
         return re.sub(r"^(\w+):/", r"\1://", super().__str__())
 
 
 def parse_location(text: Any) -> Any:
-    """Return the Address or local path that a text names; other values as they are.
+    """Return the Address or local path for a text with a scheme; other values unchanged.
 
-    Raises ValueError for an address of another kind, and for one with a password, which messages of
+    Raises ValueError for an unknown scheme, and for an address with a password, which messages of
     libraries could show.
     """
     if not isinstance(text, str) or not _FORM.fullmatch(text):
@@ -38,11 +38,14 @@ def parse_location(text: Any) -> Any:
 
 
 def require_address(text: str) -> str:
-    """Return an address, also of a local folder. Raises ValueError if it can't be opened."""
-    form = _FORM.fullmatch(text)
-    if form is None or form[1] not in (*SCHEMES, "file"):
+    """Return `text`. Raises ValueError if it isn't a valid address, remote or file:///.
+
+    No connection is opened.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None or match[1] not in (*SCHEMES, "file"):
         raise ValueError(f"{text}: {EXPECTED}, {LOCAL}")
-    scheme, host, _ = form.groups()
+    scheme, host, _ = match.groups()
     if "@" in host:
         raise ValueError(
             f"{text}: must have no name or password; storage reads them from the environment"

@@ -1,7 +1,7 @@
-"""Atomic writes: no reader sees half of a file, and no crash or power cut leaves one.
+"""Atomic writes: readers see complete files alone, also after a crash or a power cut.
 
-The system may write names to the disk before contents: a file that was renamed but not synced may
-be empty after a power cut. So a draft is synced before it is renamed.
+The system may write names to the disk before contents, so a file that was renamed but not synced
+may be empty after a power cut. A draft is therefore synced before it is renamed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO
 from pipeline.core.errors import RunError, get_system_reason
 
 UNSYNCABLE = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
-"""Error numbers for folders that can't be synced, by their file system or their permissions."""
+"""Error numbers for folders whose file system or permissions don't allow a sync."""
 
 DEVICES = Path("/dev")
 
@@ -28,9 +28,9 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Replace the file at `path` by `content` atomically, as `commit` does.
 
     Text is written in UTF-8. Surrogates, which stand for bytes of file names that aren't UTF-8, are
-    escaped: 0xff is written as \\udcff. `mode` has the permissions, reduced by the umask. If the
-    system refuses, raises OSError with the file's name and leaves the file unchanged. A device,
-    such as /dev/null or /dev/stdout, is written to, and never replaced.
+    escaped: 0xff is written as \\udcff. `mode` has the permissions, reduced by the umask. Raises
+    OSError with the file's name if it can't be written; then it is unchanged. A device, such as
+    /dev/null or /dev/stdout, is written to, and never replaced.
     """
     encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     if _is_device(path):
@@ -39,7 +39,7 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     # Machines that share a file system may have processes with the same id.
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
-        # Always a new file: in a stranger's folder, the name may be a link.
+        # The file must be new, since the name may be a link that somebody else made.
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(encoded)
@@ -53,8 +53,10 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def convert_write_errors(path: Path) -> Iterator[None]:
-    """Raise RunError with the system's reason if a file can't be written during the block; it is
-    `path` unless the error names another, such as one in a folder."""
+    """Raise RunError with the system's reason for an OSError of the block.
+
+    The message names the error's file, or `path` if the error doesn't name any.
+    """
     try:
         yield
     except OSError as error:
@@ -63,7 +65,7 @@ def convert_write_errors(path: Path) -> Iterator[None]:
 
 
 def _is_device(path: Path) -> bool:
-    """Return whether a path is of a device or of a stream of the process, also by a link."""
+    """Return whether a path, or the target of a link, is a device or a stream of the process."""
     is_listed = path.absolute().parent in (DEVICES, DEVICES / "fd")
     return is_listed or path.is_char_device() or path.is_block_device()
 

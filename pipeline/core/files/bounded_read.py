@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 16 * 2**20
-"""Size limit of a descriptive file, such as JSON; files of arrays have other bounds."""
+"""Default size limit. It is for files such as JSON, not for arrays."""
 MAX_DEPTH = 64
 """Nesting limit of lists and objects in JSON."""
 TOO_DEEP = "is nested too deeply"
 
 
 def read_bytes(path: Path, at_most_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a file. Raises OSError if the file can't be read, and ValueError if it
-    is larger than `at_most_bytes` or isn't a regular file: a pipe or a device may never end."""
+    """Return the content of a file.
+
+    Raises OSError if the file can't be read, and ValueError if it is larger than `at_most_bytes` or
+    isn't a regular file, since a pipe or a device may never end.
+    """
     if path.exists() and not path.is_file():
         raise ValueError("isn't a regular file")
     with path.open("rb") as file:
-        # A read allocates all the bytes it asks for, so the first one asks for the file's size.
+        # A read allocates as many bytes as are requested, so the first requests the file's size.
         first_bytes = min(os.fstat(file.fileno()).st_size, at_most_bytes) + 1
         content = file.read(first_bytes)
         if len(content) == first_bytes:
@@ -49,11 +52,14 @@ def read_json(path: Path, at_most_bytes: int = MAX_BYTES) -> Any:
 
 
 def _is_deeper(document: Any, levels: int) -> bool:
-    """Return whether lists and objects are nested more than `levels` deep. Callers walk the
-    document recursively. Python allows fewer nested calls than its JSON parser allows levels."""
-    level = [[document]]
+    """Return whether lists and objects are nested more than `levels` deep.
+
+    Functions that walk the document are recursive, and Python allows fewer nested calls than its
+    JSON parser allows levels.
+    """
+    collections = [[document]]
     for _ in range(levels + 1):
-        items = (item for collection in level for item in collection)
-        nested = [item for item in items if isinstance(item, dict | list)]
-        level = [list(item.values()) if isinstance(item, dict) else item for item in nested]
-    return bool(level)
+        items = [item for collection in collections for item in collection]
+        collections = [list(item.values()) for item in items if isinstance(item, dict)]
+        collections += [item for item in items if isinstance(item, list)]
+    return bool(collections)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 MAX_NAMES = 100_000
 MAX_BRACES = 8
-"""Limits of a pattern, so that a stranger's can't fill the memory."""
+"""Limits of the names and braces of a pattern, so that no pattern can fill the memory."""
 
 _BRACES = re.compile(r"\{(?:(\d{1,9})\.\.(\d{1,9})|([^{}]*,[^{}]*))\}")
 
@@ -17,11 +17,11 @@ def expand_braces(pattern: str) -> list[str]:
     """Return the names of a pattern, each once; other braces stay as they are.
 
     {8..11} are numbers, {08..11} numbers of two digits, and {a,b} texts; braces may be nested.
-    Raises ValueError for too many names.
+    Raises ValueError for too many names or braces.
     """
-    is_short = pattern.count("{") <= MAX_BRACES
-    names = list(islice(_iterate_names(pattern), MAX_NAMES + 1)) if is_short else []
-    if not 0 < len(names) <= MAX_NAMES:
+    has_few_braces = pattern.count("{") <= MAX_BRACES
+    names = list(islice(_iterate_names(pattern), MAX_NAMES + 1)) if has_few_braces else []
+    if not names or len(names) > MAX_NAMES:
         limit = f"at most {MAX_NAMES:,} names, by {MAX_BRACES} braces"
         raise ValueError(f"{pattern}: must stand for {limit}")
     return list(dict.fromkeys(names))
@@ -34,8 +34,10 @@ def _iterate_names(pattern: str) -> Iterator[str]:
         yield pattern
         return
     first, last, texts = braces.groups()
-    choices = iter((texts or "").split(","))
-    if texts is None:
+    choices: Iterable[str]
+    if texts is not None:
+        choices = texts.split(",")
+    else:
         is_padded = any(text.startswith("0") and text != "0" for text in (first, last))
         width = max(len(first), len(last)) if is_padded else 0
         step = 1 if int(first) <= int(last) else -1

@@ -1,7 +1,7 @@
 """XLA's persistent cache of compiled programs, whose files are complete or absent.
 
-JAX's cache writes an entry in place, so a killed process or a full disk leaves an incomplete one.
-JAX then warns at every start, and never writes that entry again.
+JAX's cache writes a file in place, so a killed process or a full disk leaves an incomplete file.
+JAX then warns at every start, and never writes that file again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 def enable_compile_cache(folder: Path | None, report: Report) -> None:
     """Keep every program that is compiled from now on in `folder`; None keeps no program.
 
-    If a folder or an entry can't be used, `report` is called, and the program is compiled.
+    If the folder or a file can't be used, `report` is called, and the program is compiled.
     """
     jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -50,9 +50,9 @@ def find_opened_cache(device: jax.Device) -> ProgramFiles | None:
 class ProgramFiles:
     """A folder with a file per program: 32 bytes of SHA-256 over key and program, then the program.
 
-    It has the methods that JAX calls on a cache. Files are written atomically. A file that was
-    written for another key, or that other users can write, is reported and removed, and its program
-    is compiled again: JAX would run anything that decompresses.
+    It has the methods that JAX calls on a cache. Files are written atomically. JAX would run any
+    content that decompresses. So a damaged file, or a file that other users can write, is reported
+    and removed, and its program is compiled again.
     """
 
     _path: Path
@@ -71,10 +71,10 @@ class ProgramFiles:
         self._newest.key = key
         file = self._path / f"{key}{_SUFFIX}"
         try:
-            content = _read_own(file)
+            content = _read_private(file)
         except FileNotFoundError:
             return None
-        except _NotOwnError as error:
+        except _ForeignFileError as error:
             self._discard(file, str(error))
             return None
         except OSError as error:
@@ -86,7 +86,7 @@ class ProgramFiles:
             return program
         if digest != hashlib.sha256(program).digest():
             self._discard(file, "was damaged")
-        # Otherwise the file is complete, but its digest is over the program alone: it is replaced.
+        # A file with a digest of the program alone, without the key, is from an older version.
         return None
 
     def put(self, key: str, value: bytes) -> None:
@@ -109,32 +109,32 @@ class ProgramFiles:
             self.report(f"{file}: {problem} and is removed; compiling again")
 
     def _report_once(self, text: str) -> None:
-        """Report a problem of the disk once, though every program of a run meets it."""
+        """Report a problem of the disk, unless another program of this run has caused it before."""
         if text not in self._reported:
             self._reported.add(text)
             self.report(text)
 
 
-class _NotOwnError(Exception):
-    """A cached file that this user can't have written; the message is the reason."""
+class _ForeignFileError(Exception):
+    """A cached file that another user may have written. The message has the reason."""
 
 
-def _read_own(file: Path) -> bytes:
+def _read_private(file: Path) -> bytes:
     """Return the content of a regular file that other users can't write.
 
     The opened file is checked, since another process may rename files meanwhile. Links aren't
-    followed, and the call doesn't wait for a pipe. Raises _NotOwnError, and OSError as `open`.
+    followed, and the call doesn't wait for a pipe. Raises _ForeignFileError, and OSError.
     """
     if file.is_symlink():
-        raise _NotOwnError("was a link")
+        raise _ForeignFileError("was a link")
     with open(file, "rb", opener=lambda path, _: os.open(path, _READ_FLAGS)) as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise _NotOwnError("was no file")
+            raise _ForeignFileError("was no file")
         if owner := find_foreign_owner(status):
-            raise _NotOwnError(f"belonged to {owner}")
+            raise _ForeignFileError(f"belonged to {owner}")
         if writers := find_writers(status):
-            raise _NotOwnError(f"could be written by {writers}")
+            raise _ForeignFileError(f"could be written by {writers}")
         return opened.read()
 
 

@@ -1,4 +1,4 @@
-"""CSV text and files, of rows that share their columns."""
+"""CSV texts and files, whose rows all have the same columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 
 
 def format_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, below the names of the first row's columns. Text is written as it is."""
+    """Return a line with the names of columns, which are the first row's keys, and a line a row."""
     lines: list[str] = []
     for row in rows:
         if not lines:
@@ -23,7 +23,7 @@ def format_csv(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def format_line(values: Iterable[Any]) -> str:
     """Return values as a line of CSV, which ends in a newline."""
-    # A lone carriage return is quoted only if it is part of the line terminator.
+    # With this line terminator, the writer also quotes a value with a lone carriage return.
     end = "\r\n"
     file = io.StringIO()
     csv.writer(file, lineterminator=end).writerow(values)

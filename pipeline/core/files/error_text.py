@@ -29,7 +29,7 @@ SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("random_seed", "random_state"), "seed"),
     **dict.fromkeys(("cuda", "nvidia"), "gpu"),
 }
-"""Keys and components by their names in other frameworks."""
+"""Names of keys and components by their names in other frameworks."""
 
 _NO_LINES: Mapping[TreePath, str] = {}
 _LARGEST = {MAX_INT: f"{MAX_INT:,}", MAX_FLOAT: f"{MAX_FLOAT:.4g}, the largest of float32"}
@@ -56,7 +56,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validate_file(kind: type[Model], tree: Mapping[str, Any], file: Path) -> Model:
-    """Return the content of a file as a `kind`. Raises DataError with its problems."""
+    """Return the content of a file, `tree`, as a `kind`. Raises DataError with its problems."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -69,24 +69,24 @@ def describe_problems(
 ) -> list[str]:
     """Return a line for each problem that pydantic found in `tree`.
 
-    `unfit` has a line for each section whose keys belong to another component; it replaces the
-    lines of the keys. The first MAX_PROBLEMS lines show the value and a guess. Further lines, of
-    which a file can cause thousands, have only the key and the kind of problem.
+    `unfit` has a line for each section whose keys belong to another component. These lines replace
+    those of missing and unknown keys in the section. The first MAX_PROBLEMS lines show the value
+    and a similar key. Further lines, of which a file can cause thousands, have only the key and the
+    kind of problem.
     """
-    problems = [
-        (details, path, tags)
-        for details in error.errors(include_url=False)
-        for path, tags in [split_location(details["loc"], tree)]
-        if details["type"] not in ("missing", "extra_forbidden") or path[:-1] not in unfit
-    ]
-    unknown = {where for details, where, _ in problems if details["type"] == "extra_forbidden"}
+    problems = []
+    for details in error.errors(include_url=False):
+        path, tags = split_location(details["loc"], tree)
+        if details["type"] not in ("missing", "extra_forbidden") or path[:-1] not in unfit:
+            problems.append((details, path, tags))
+    unknown = {path for details, path, _ in problems if details["type"] == "extra_forbidden"}
     lines = list(unfit.values())
-    for details, where, tags in problems[:MAX_PROBLEMS]:
-        lines.append(_describe_problem(details, where, _KeyGuesser(tree, tags, unknown)))
-    for details, where, _ in problems[MAX_PROBLEMS:]:
+    for details, path, tags in problems[:MAX_PROBLEMS]:
+        lines.append(_describe_problem(details, path, _KeyGuesser(tree, tags, unknown)))
+    for details, path, _ in problems[MAX_PROBLEMS:]:
         kind = details["type"]
         key_problem = {"extra_forbidden": "there is no such key", "missing": "missing"}.get(kind)
-        lines.append(f"{show_name(format_key(where))}: {key_problem or _describe_rule(details)}")
+        lines.append(f"{show_name(format_key(path))}: {key_problem or _describe_rule(details)}")
     return lines
 
 
@@ -100,13 +100,14 @@ def explain_unknown_name(noun: str, name: str, choices: Iterable[str]) -> str:
 
 
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
-    """Return the choice that is a synonym of `name` or is spelled like it; None if none is."""
+    """Return the choice that is a synonym of `name` or is spelled like it; None without one."""
     choices = set(choices)
     if len(name) > MAX_NAME_LENGTH:
         return None
     if SYNONYMS.get(name) in choices:
         return SYNONYMS[name]
-    return next(iter(get_close_matches(name, sorted(choices), n=1, cutoff=0.6)), None)
+    matches = get_close_matches(name, sorted(choices), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 def show_name(name: str) -> str:
@@ -166,9 +167,9 @@ def _describe_problem(details: ErrorDetails, path: TreePath, guesser: _KeyGuesse
 
 
 def _is_too_large(value: Any) -> bool:
-    """Return whether a number, or one in a list, is too large."""
+    """Return whether a value is, or a list contains, a number beyond the range of int32."""
     if isinstance(value, list | tuple):
-        return any(map(_is_too_large, value))
+        return any(_is_too_large(item) for item in value)
     return isinstance(value, int | float) and abs(value) > MAX_INT
 
 
@@ -181,7 +182,7 @@ def _describe_rule(details: ErrorDetails) -> str:
 def split_location(location: TreePath, tree: Mapping[str, Any]) -> tuple[TreePath, tuple[str, ...]]:
     """Split pydantic's location into the path in the recipe and the names of components.
 
-    Pydantic puts a component's name between the key of the component and its keys.
+    Pydantic's location has a component's name between the key of the component and its keys.
     """
     path: list[int | str] = []
     tags: list[str] = []
@@ -199,7 +200,7 @@ def split_location(location: TreePath, tree: Mapping[str, Any]) -> tuple[TreePat
 
 
 class _KeyGuesser(NamedTuple):
-    """Proposes valid keys for unknown keys."""
+    """Finds a valid key that the user may have meant by an unknown key."""
 
     tree: Mapping[str, Any]
     tags: Sequence[str]
@@ -208,7 +209,7 @@ class _KeyGuesser(NamedTuple):
     """Other unknown keys, which are not proposed."""
 
     def guess(self, path: TreePath) -> TreePath | None:
-        """Return a valid key that an unknown key may mean, in its section or another; or None."""
+        """Return the path of a valid key, in the same section or another; None without one."""
         name = str(path[-1])
         siblings = self._list_siblings(path)
         elsewhere = self._find_key(SYNONYMS.get(name, name))

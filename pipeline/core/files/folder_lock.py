@@ -1,8 +1,8 @@
 """Locks between processes, which the kernel releases when their holder dies.
 
 A lock is on a file, opened for writing, since network file systems can't lock folders. If the file
-is removed, the next process creates and locks another one. So a lock is valid only while the name
-refers to the locked file. This is checked when the lock is acquired, and by `Lock.keep`.
+is removed, the next process creates and locks another file. So a lock is valid only while its path
+leads to the locked file. This is checked when the lock is acquired, and by `Lock.keep`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_HELD = -1
 class Lock:
     """The lock on a file, which is created if it is missing, and never written.
 
-    `is_certain` is false if the file system has no locks: nothing excludes a second process.
+    `is_certain` is false if the file system has no locks, so that a second process isn't excluded.
     """
 
     def __init__(self, file: Path) -> None:
@@ -72,7 +72,9 @@ class Lock:
 
 def try_flock(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file or folder until it is closed; return False if the system can't lock it.
-    Raises BlockingIOError if another process holds it and `wait` is false."""
+
+    Raises BlockingIOError if another process holds the lock and `wait` is false.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -83,7 +85,7 @@ def try_flock(descriptor: int, *, wait: bool) -> bool:
 
 
 def lock_refusal(file: Path) -> str | None:
-    """Return the system's reason why a file can't be locked; None if it can be."""
+    """Return the system's reason why a file can't be locked; None if it can be locked."""
     try:
         with file.open("a") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,9 +131,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def own_folder(folder: Path) -> Iterator[Lock | None]:
     """Hold the lock on a folder without waiting; None if another process holds it.
 
-    The folder itself is locked too, since its lock can't be removed with the file. Other machines
-    of a network file system don't see the folder's lock: if the file is removed, they can acquire
-    its lock until the holder's next `Lock.keep`.
+    A file in the folder is locked, and the folder itself, whose lock remains if the file is
+    removed. Only processes of this machine see the folder's lock. On a network file system, if the
+    file is removed, another machine can acquire its lock until the holder's next `Lock.keep`.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

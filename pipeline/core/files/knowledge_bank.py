@@ -1,7 +1,4 @@
-"""Knowledge banks, files of tuned results, and how tuners use them.
-
-A tuner looks in the bank, searches if needed, and stores the faster result.
-"""
+"""Knowledge banks: files of tuned results, which tuners look up before they search."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ and still the best after a new search. bank_update: in the bank, and replaced by
 Entry = Mapping[str, Any]
 """A tuned result, as JSON."""
 UNTIMED = "default"
-"""Key of an entry that has only a default, which nothing was compared with."""
+"""Key of an entry that was stored without timing: a default."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """The end of one round of a search."""
+    """The best time and the end of one round of a search."""
 
     best_us: float
     """Shortest time that the search has found so far."""
@@ -54,8 +51,8 @@ def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, En
     """Return the entries of a knowledge bank by key; empty if the file is missing.
 
     `check_entry` returns a validated entry, and raises ValueError, LookupError or TypeError for an
-    invalid one. Raises RunError if the file can't be read or isn't a bank. A run doesn't go on
-    without the bank's entries, since other lowerings give other losses.
+    invalid entry. Raises RunError if the file can't be read or isn't a bank: without its entries,
+    the run would use other lowerings and have other losses.
     """
     try:
         document = read_json(path)
@@ -77,8 +74,10 @@ def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, En
 def add_to_bank(
     path: Path, entries: Mapping[str, Entry], check_entry: Callable[[Entry], Entry]
 ) -> None:
-    """Add entries to a bank, whose entries by other processes are kept. Raises RunError if the file
-    isn't a bank, and if it can't be written."""
+    """Add entries to a bank, beside those that other processes have added.
+
+    Raises RunError if the file isn't a bank, and if it can't be written.
+    """
     try:
         with lock_folder(path.parent):
             write_bank(path, {**read_bank(path, check_entry), **entries})
@@ -108,7 +107,7 @@ def write_result(result: Mapping[str, Any], folder: Path, now: datetime) -> Path
 
 @dataclass(frozen=True)
 class Banks:
-    """Paths of the user's knowledge bank and of the built-in one, None for an absent bank.
+    """Paths of the user's and the built-in knowledge bank; None for an absent bank.
 
     `check_entry` is as for `read_bank`.
     """
@@ -118,9 +117,9 @@ class Banks:
     check_entry: Callable[[Entry], Entry]
 
     def read(self) -> dict[str, Entry]:
-        """Return the entries of both banks by key. The user's bank takes precedence.
+        """Return the entries of both banks by key.
 
-        Only a default that was stored without a time doesn't replace a built-in entry. Raises
+        Entries of the user's bank replace built-in ones, except entries without timing. Raises
         RunError for a file that can't be read or isn't a bank.
         """
         entries: dict[str, Entry] = {}

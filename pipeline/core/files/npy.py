@@ -1,7 +1,7 @@
 """Arrays in numpy's files, `.npy` and `.npz`, read without pickle and within bounds.
 
-Before memory is allocated, an array's header is checked against the size of its entry, and the size
-against the available memory.
+Before memory is allocated, the shape in an array's header is compared with the size of the file or
+entry, and the size with the available memory.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _read_array(name: str, file: IO[bytes], size_bytes: int) -> np.ndarray:
 def _read_aligned(
     file: IO[bytes], shape: tuple[int, ...], in_fortran_order: bool, dtype: np.dtype
 ) -> np.ndarray:
-    """Read an array, whose header was read before, into memory that a CPU device uses in place."""
+    """Read an array after its header, into memory that a CPU device uses without a copy."""
     array = make_aligned_zeros(shape[::-1] if in_fortran_order else shape, dtype)
     content = array.reshape(-1).view(np.uint8).data
     num_read = 0
@@ -113,15 +113,17 @@ def _read_aligned(
             raise EOFError(f"the array ends after {num_read:,} of {len(content):,} bytes")
         content[num_read : num_read + len(chunk)] = chunk
         num_read += len(chunk)
-    file.read()  # To the end, at which zipfile compares the checksum.
+    file.read()  # zipfile compares the checksum at the end.
     return array.T if in_fortran_order else array
 
 
 def check_header(
     name: str, file: IO[bytes], size_bytes: int
 ) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Read the header of an entry: shape, whether in Fortran's order, and dtype. Raises ValueError
-    unless the array fills the entry exactly."""
+    """Read a header; return the shape, whether the array is in Fortran's order, and the dtype.
+
+    Raises ValueError unless the array ends where the file or entry does, at `size_bytes`.
+    """
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
         raise ValueError(f"{show_name(name)} must be in version 1.0 or 2.0 of .npy")

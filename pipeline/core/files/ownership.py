@@ -32,14 +32,14 @@ def make_private(folder: Path) -> None:
 
 
 def find_foreign_owner(status: os.stat_result) -> str | None:
-    """Return the owner of a folder or a file as text; None if it is this user or root."""
+    """Return a text with the owner of a folder or a file; None if it is this user or root."""
     if status.st_uid in (os.geteuid(), ROOT):
         return None
     return f"user {_format_id(pwd.getpwuid, status.st_uid)}"
 
 
 def find_writers(status: os.stat_result) -> str | None:
-    """Return who, besides the owner, may write a folder or a file, as text; None if nobody may.
+    """Return a text with the users, besides the owner, who may write a folder or a file, else None.
 
     The sticky bit makes no difference: it prevents removals, but allows additions.
     """

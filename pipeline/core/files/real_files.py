@@ -18,7 +18,9 @@ from pipeline.core.errors import DataError, printable
 
 def open_real(path: str | Path, flags: int) -> int:
     """Return the descriptor of a regular file, opened with `flags`, which may include O_CREAT.
-    Raises OSError if it can't be opened, is a symbolic link or isn't a regular file."""
+
+    Raises OSError if the file can't be opened, is a symbolic link or isn't a regular file.
+    """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a reader.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,8 +36,11 @@ def open_real(path: str | Path, flags: int) -> int:
 
 
 def open_unshared(path: str | Path, flags: int) -> int:
-    """Open a file as `open_real` does, to change its content in place. Raises OSError also for a
-    file with several hard links: a backup, or a file of somebody else, would change with it."""
+    """Open a file as `open_real` does, to change its content in place.
+
+    Also raises OSError for a file with several hard links, since the content would change under its
+    other names, such as a backup's, too.
+    """
     descriptor = open_real(path, flags)
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
@@ -94,5 +99,5 @@ def _require_no_link(path: Path) -> os.stat_result | None:
 
 
 def _make_error(path: Path, reason: str) -> DataError:
-    """Return the error for a path, made printable: names may contain line breaks."""
+    """Return the error for a path. Line breaks in its name are escaped."""
     return DataError(printable(f"{path}: {reason}"))

@@ -1,4 +1,4 @@
-"""YAML as plain data: keys are texts, values are texts, numbers, booleans or null.
+"""Reading of YAML as plain data: keys are texts, values are texts, numbers, booleans or null.
 
 A few hundred bytes of YAML can expand to gigabytes (aliases of aliases), build other types (tags)
 or overflow the stack (nesting). The parser refuses these before any value is built.
@@ -17,9 +17,9 @@ from pipeline.core.files.bounded_read import read_text
 MAX_BYTES = 256 * 2**10
 MAX_DEPTH = 64
 MAX_NODES = 20_000
-"""A file has at most this many keys and values; an anchor's are counted again for each alias."""
+"""Most keys and values of a file. Those of an anchor are counted again for each alias."""
 MAX_NUMBER_LENGTH = 100
-"""Characters; Python needs seconds for numbers of many digits, and prints none above 4300."""
+"""Most characters of a number. Python is slow with many digits, and prints at most 4300."""
 
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = frozenset(f"{_CORE}{kind}" for kind in ("null", "bool", "str", "seq", "map", "merge"))
@@ -32,11 +32,10 @@ _COMMAND_LINE = {
         r"|\d(_?\d)*[eE][+-]?\d(_?\d)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
     ),
 }
-"""Pattern of each type's values on the command line. In YAML 1.1 some texts are values too: 017 is
-15, 1:30 is 90 and `no` is false."""
+"""Pattern of each type's values on the command line. YAML 1.1 has other values, which are refused:
+017 is 15, 1:30 is 90 and `no` is false."""
 _EXPONENT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
-"""Numbers of OmegaConf that PyYAML reads as texts: 1e3 and 1.5e3. OmegaConf's dates are texts. Its
-loader isn't imported, as its grammar takes 0.1 s."""
+"""Numbers that OmegaConf reads, while PyYAML reads them as texts: 1e3 and 1.5e3."""
 _MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
 """Errors that PyYAML raises, also for values that don't fit an explicit tag."""
 
@@ -44,14 +43,14 @@ _MALFORMED = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError
 def read_yaml(path: Path) -> Any:
     """Parse a YAML file; None if it is empty.
 
-    Numbers and booleans are read as on the command line. Raises OSError if the file can't be
-    read, and ValueError for anything wrong with it.
+    Numbers and booleans are read as on the command line. Raises OSError if the file can't be read,
+    and ValueError if its content is refused.
     """
     return parse_yaml(read_text(path, MAX_BYTES))
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text. Raises ValueError for anything wrong with it."""
+    """Parse a YAML text as `read_yaml` does. Raises ValueError if it is refused."""
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except _MALFORMED as error:
@@ -60,8 +59,10 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_written_yaml(text: str) -> Any:
-    """Parse a text as `parse_yaml` does, five times as fast if `format_yaml` has written it. Raises
-    ValueError as `parse_yaml`, except for a few mistakes that the parser in C accepts."""
+    """Parse a text as `parse_yaml` does, five times as fast if `format_yaml` has written it.
+
+    The parser in C accepts a few mistakes for which `parse_yaml` raises ValueError.
+    """
     try:
         if _is_plain(text):
             loader = _WrittenLoader(text)
@@ -110,7 +111,9 @@ def _require_plain_tree(node: yaml.Node) -> None:
 
 class _PlainLoader(yaml.SafeLoader):
     """A loader of YAML within bounds, which reads numbers and booleans as OmegaConf's loader does.
-    OmegaConf's loader can't count nodes while it composes them: it is in C since 2.4."""
+
+    OmegaConf's loader can't be used: it is in C since 2.4, so its nodes can't be counted in time.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's
         first: [pair for pair in resolvers if pair[0] != f"{_CORE}timestamp"]
@@ -207,6 +210,6 @@ def _format_line(node: Any) -> str:
 
 
 class _WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A loader in C, if PyYAML has it, which reads numbers and booleans as OmegaConf's does."""
+    """A loader in C, if PyYAML has one. It reads numbers and booleans as OmegaConf's loader does."""
 
     yaml_implicit_resolvers = _PlainLoader.yaml_implicit_resolvers

@@ -1,6 +1,6 @@
-"""Files at an address, by fsspec: listed, read, written and removed.
+"""Listing, reading, writing and removing of files at an address, by fsspec.
 
-Errors of all file systems become one line: DataError if trying again can't help, else RunError.
+Errors of all file systems become DataError if another attempt can't succeed, else RunError.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pipeline.core.errors import DataError, PipelineError, RunError, first_line
 
 INSTALL = "pip install 'recipe-pipeline[storage]'"
 REFUSED = (401, 403)
-"""HTTP's status of requests with missing or wrong credentials."""
+"""HTTP's statuses for requests with missing or wrong credentials."""
 WAITS_S = (1.0, 2.0, 4.0)
-"""Seconds before each further try of an action that failed."""
+"""Seconds before each further attempt of an action that failed."""
 LOGGERS = ("aiobotocore", "botocore", "fsspec", "gcsfs", "huggingface_hub", "s3fs")
-"""Loggers that would print tracebacks, with signed addresses in them, beside the one line."""
+"""Loggers that would also print tracebacks, with signed addresses in them. They are silenced."""
 T = TypeVar("T")
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "sha256", "mtime", "LastModified", "updated")
 """Keys of fsspec's entries whose values change with a file."""
@@ -34,7 +34,7 @@ class StoredFile:
 
     size_bytes: int | None
     version: str
-    """Text that changes with the file, as far as the file system has one."""
+    """Text that changes with the file; "" if the file system has none."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Storage:
     """The path of the address in the file system."""
 
     def list_files(self) -> Mapping[str, StoredFile]:
-        """Return all files below the folder by name, and {} if it is missing.
+        """Return all files below the folder by name; {} if it is missing.
 
-        A single file has the name "".
+        If the address is of a single file, its name is "".
         """
         with convert_errors(self.url, "can't be listed"):
             try:
@@ -128,7 +128,7 @@ def open_storage(url: str) -> Storage:
 
 
 def retry(action: Callable[[], T]) -> T:
-    """Do an action again after a RunError, `len(WAITS_S)` times; return its result."""
+    """Return the result of an action. After a RunError, waits and repeats it for each WAITS_S."""
     for wait_s in WAITS_S:
         try:
             return action()
@@ -139,7 +139,7 @@ def retry(action: Callable[[], T]) -> T:
 
 @contextmanager
 def convert_errors(address: str, action: str) -> Iterator[None]:
-    """Raise the errors of a file system as DataError or RunError; messages have no secrets."""
+    """Raise the errors of a file system as DataError or RunError, in a single line."""
     try:
         yield
     except PipelineError:

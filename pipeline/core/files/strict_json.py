@@ -1,4 +1,4 @@
-"""Strict JSON: NaN and infinities become null."""
+"""Writing of strict JSON, in which NaN and infinities are null."""
 
 from __future__ import annotations
 

@@ -30,11 +30,18 @@ class TraceRow:
 
     def make_span(self, name: str, category: str, begin_us: float, end_us: float) -> TraceEvent:
         """Return an event with a begin and an end, in microseconds."""
-        # The end is rounded as the next begin, so that neighbours don't overlap by rounding.
+        # Both are rounded before they are subtracted, so that adjacent spans don't overlap.
         begin = round(begin_us, 3)
         end = round(end_us, 3)
-        times = {"ts": begin, "dur": round(end - begin, 3), "pid": self.pid, "tid": self.tid}
-        return {"ph": "X", "name": name, "cat": category, **times}
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "ts": begin,
+            "dur": round(end - begin, 3),
+            "pid": self.pid,
+            "tid": self.tid,
+        }
 
 
 def write_trace_file(

@@ -1,4 +1,4 @@
-"""Trees of keys and values: their leaves, the value at a path, and differences of two trees."""
+"""Trees of mappings and lists: their leaves, the value at a path, and differences of two trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TreePath = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """A leaf in which two trees differ: its path, and its value in each tree; None if missing."""
+    """A leaf that differs between two trees. Its value is None in a tree that lacks it."""
 
     path: TreePath
     value: Any
@@ -26,7 +26,7 @@ class Difference:
         return format_key(self.path)
 
     def __str__(self) -> str:
-        """Return `key = value: was other_value`, for an `other` that is the earlier tree."""
+        """Return `key = value: was other_value`, as if the other tree were an earlier one."""
         return f"{self.key} = {show(self.value)}: was {show(self.other_value)}"
 
 

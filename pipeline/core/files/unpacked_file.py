@@ -1,4 +1,4 @@
-"""The content of files that may be compressed by gzip or zip, read up to a size limit."""
+"""Reading of files that may be compressed by gzip or zip, up to a size limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 
 MOST_UNPACKED_BYTES = 256 << 20
 MOST_RATIO = 100
-"""Limit of the unpacked size relative to the file's size; the larger of both limits applies."""
+"""Limit of the unpacked size relative to the file's size. The larger limit applies."""
 _GZIP = b"\x1f\x8b"
 _ZIP = b"PK\x03\x04"
 _DAMAGED = (
@@ -63,7 +63,7 @@ def _is_hidden(name: str) -> bool:
 
 
 class _LimitedReader(io.RawIOBase):
-    """Bytes of a compressed file, up to a limit; damage becomes a ValueError."""
+    """Reads a compressed file. Raises ValueError for damage, and for content beyond the limit."""
 
     def __init__(self, unpacked: IO[bytes], limit_bytes: int) -> None:
         self._unpacked = unpacked

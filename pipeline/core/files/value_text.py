@@ -1,4 +1,4 @@
-"""Values, lists and tables as the text of messages."""
+"""Texts of values, lists and tables for messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show(value: Any) -> str:
 def join_first(
     texts: Sequence[str], max_count: int, separator: str = ", ", before_more: str = " and "
 ) -> str:
-    """Return the first `max_count` texts, joined, then `before_more` and how many are left."""
+    """Return the first `max_count` texts, joined, with `before_more` and the number of others."""
     num_left = len(texts) - max_count
     ending = f"{before_more}{num_left:,} more" if num_left > 0 else ""
     return separator.join(texts[:max_count]) + ending
@@ -35,8 +35,10 @@ def join_first(
 
 def limit_lines(lines: Sequence[str], max_count: int) -> list[str]:
     """Return the first `max_count` lines, and a line with the number of further lines."""
-    num_left = len(lines) - max_count
-    return [*lines[:max_count], *([f"{num_left:,} more"] if num_left > 0 else [])]
+    limited = list(lines[:max_count])
+    if len(lines) > max_count:
+        limited.append(f"{len(lines) - max_count:,} more")
+    return limited
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -60,7 +62,7 @@ def format_bytes(count: float) -> str:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Return whether YAML reads a text as a text. Texts above 60 characters aren't checked."""
+    """Return whether YAML reads `text` as a text; True for more than 60 characters, unchecked."""
     if len(text) > 60:
         return True
     try:

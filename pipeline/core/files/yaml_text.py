@@ -1,4 +1,7 @@
-"""Plain data as YAML texts. `safe_yaml` reads without OmegaConf, whose grammar takes 0.1 s."""
+"""Writing of plain data as YAML.
+
+`safe_yaml`, which reads it, is another module, since importing OmegaConf's grammar takes 0.1 s.
+"""
 
 from __future__ import annotations
 
