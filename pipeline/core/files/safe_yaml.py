@@ -210,6 +210,6 @@ def _format_line(node: Any) -> str:
 
 
 class _WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A loader in C, if PyYAML has one. It reads numbers and booleans as OmegaConf's loader does."""
+    """A loader in C, if PyYAML has one. It reads numbers and booleans as `_PlainLoader` does."""
 
     yaml_implicit_resolvers = _PlainLoader.yaml_implicit_resolvers

@@ -1,4 +1,4 @@
-"""NVIDIA's software on this machine, described without opening a GPU: driver and JAX's plug-in."""
+"""NVIDIA's driver and JAX's plug-in for CUDA on this machine, examined without opening a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
 """Distributions of JAX's plug-in for CUDA, in the order in which JAX prefers them."""
 MODULES = ("jax_cuda13_plugin._versions", "jax_cuda12_plugin._versions")
-"""Modules of the plug-ins that return the versions of CUDA's libraries."""
+"""Modules of the plug-ins, with functions that return the versions of CUDA's libraries."""
 DRIVER = "libcuda.so.1"
 INSTALL = (
     "install the `gpu` extra, pip install '.[gpu]', or '.[gpu13]' for CUDA 13, which needs a "
@@ -34,7 +34,7 @@ def find_plugin() -> str | None:
 
 
 def find_driver_problem() -> str | None:
-    """Return why NVIDIA's driver can't be used; None if it starts and has a device."""
+    """Return the reason why NVIDIA's driver can't be used; None if it starts and has a device."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
@@ -51,7 +51,7 @@ def find_driver_problem() -> str | None:
 
 
 def explain_missing_gpu(jax_reason: str = "") -> str:
-    """Return why JAX has no GPU, and how to change that."""
+    """Return the reason why JAX has no GPU, or the command that installs its plug-in."""
     installed = find_plugin()
     platforms = os.environ.get(PLATFORMS, "")
     if installed is None:

@@ -41,14 +41,14 @@ def require_usable_environment() -> None:
 
 
 def require_known_flags() -> None:
-    """Raise RunError if XLA would abort this process at a wrong flag when it opens a device."""
+    """Raise RunError for a wrong flag in XLA_FLAGS, at which XLA would abort this process."""
     if FLAGS in os.environ:
         _require_flags(os.environ[FLAGS])
 
 
 @cache
 def _require_flags(flags: str) -> None:
-    """Raise RunError unless XLA accepts the flags. A wrong flag would abort the process."""
+    """Raise RunError if another process, which parses the flags by XLA, fails."""
     # Imported here: few runs need it.
     import subprocess
 

@@ -8,11 +8,11 @@ import numpy as np
 KEY_BYTES = 8
 """Size of a random key, whose type is `key<...>`."""
 MASK_BYTES = 1 / 8
-"""Size of a bool in the memory of an Ascend, which packs masks, one bit each."""
+"""Size of a bool in the memory of an Ascend, where it is one bit."""
 
 
 def get_item_bytes(dtype: str) -> int:
-    """Return the size of an element in a kernel. Raises TypeError for an unknown type."""
+    """Return the size of an element during a computation. Raises TypeError for an unknown type."""
     return KEY_BYTES if dtype.startswith("key") else np.dtype(dtype).itemsize
 
 

@@ -18,7 +18,8 @@ NOT_INSTALLED = b"i"
 """Statuses of an answer."""
 
 Compute = Callable[[bytes, bytes], Sequence[bytes | memoryview]]
-"""Function from a request's kind and content to the answer. Messages of errors are for the user."""
+"""Function that returns the pieces of the answer for a request's kind and content. The user reads
+the messages of its errors."""
 
 
 def serve(compute: Compute) -> None:

@@ -1,7 +1,7 @@
-"""Child processes of limited memory and time, for libraries that read files of strangers.
+"""Child processes of limited memory and time, in which libraries read files of strangers.
 
-A library can allocate without end, take hours, print anything and abort its process. The process
-that calls it can't catch any of these.
+A library may allocate without end, take hours, print anything or abort its process. A process can't
+prevent that if it calls the library itself.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SETTINGS: Mapping[str, str] = {
 
 
 class LibraryError(ValueError):
-    """An error of a library in a child process; the message is the first line of the library's."""
+    """An error of a library in a child process, with the first line of its message."""
 
 
 class ChildLimitError(ValueError):
-    """A child process that exceeded a limit, or was killed."""
+    """A child process exceeded a limit, or was killed."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class ChildLimits:
 class LimitedProcess:
     """A child process that runs a module, which calls `limited_child.serve`.
 
-    It ends when this object is dropped.
+    The process ends when this object is deleted.
     """
 
     def __init__(self, module: str) -> None:
-        # A library may be in a folder that only this process has in its path.
+        # The child must find libraries in all folders of this process.
         path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -73,8 +73,11 @@ class LimitedProcess:
         self._lock = Lock()
 
     def ask(self, kind: bytes, content: bytes, limits: ChildLimits) -> bytes:
-        """Return the answer to a request: its kind, a letter, and its content. Raises ImportError
-        if the library isn't installed, LibraryError if it raises, and ChildLimitError."""
+        """Return the answer to a request of a kind, which is a letter, with its content.
+
+        Raises ImportError if the library isn't installed, LibraryError for an error of the library,
+        and ChildLimitError.
+        """
         memory_bytes = min(read_available_bytes(), limits.memory_bytes)
         head = REQUEST.pack(kind, memory_bytes, limits.cpu_s, len(content))
         with self._lock:
@@ -111,6 +114,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
-        # Closing writes the rest of a request that ended the process.
+        # Closing flushes a request that the process hasn't read to its end.
         with suppress(BrokenPipeError):
             cast(Any, pipe).close()

@@ -1,4 +1,4 @@
-"""Limits of this process on a shared machine: files, memory, cores."""
+"""Limits of this process on a shared machine: open files, file sizes, memory and cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.core.host.memory import CGROUP, MEMBERSHIP, list_control_groups, r
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a process; None if there is no limit or it is unknown."""
+    """Resource limits of a process. None if there is no limit."""
 
     open_files: int | None
     file_bytes: int | None
@@ -42,8 +42,11 @@ def read_limits(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> Limits:
 
 
 def find_usable_bytes(process_bytes: int | None = None) -> int:
-    """Return the memory that this process can still use: what is available, within its limit of
-    address space, and within `process_bytes` of resident memory."""
+    """Return how much more memory this process can use.
+
+    It is limited by the available memory, the limit of address space and `process_bytes` of
+    resident memory.
+    """
     pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()
     address_bytes, resident_bytes = (int(count) * resource.getpagesize() for count in pages[:2])
     limits = read_limits()

@@ -1,4 +1,4 @@
-"""Available memory, by the machine and by the control groups of a container or a scheduler."""
+"""Available memory, which the machine and the control groups of a container or scheduler limit."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _VERSION_1 = _LimitFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "tota
 
 
 def read_available_bytes(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
-    """Return the memory that is available, on this machine and in its container."""
-    free_bytes = 1024 * _read_number(_MEMINFO, r"^MemAvailable: +(\d+) kB$")
-    free_bytes = free_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    """Return the memory that is available, on this machine and in its control groups."""
+    machine_bytes = 1024 * _read_number(_MEMINFO, r"^MemAvailable: +(\d+) kB$")
+    if machine_bytes == 0:
+        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     groups = list_control_groups("memory", cgroup, membership)
     versions = (_VERSION_2, _VERSION_1)
     group_bytes = (_read_free_bytes(group, files) for group in groups for files in versions)
-    return min([free_bytes, *(count for count in group_bytes if count is not None)])
+    return min([machine_bytes, *(count for count in group_bytes if count is not None)])
 
 
 def require_room(size_bytes: int, purpose: str) -> None:
@@ -50,14 +51,16 @@ def require_room(size_bytes: int, purpose: str) -> None:
 def _read_free_bytes(group: Path, files: _LimitFiles) -> int | None:
     """Return the bytes that a control group can still use; None if it's missing or not limited."""
     try:
-        unused = int((group / files.limit).read_text()) - int((group / files.usage).read_text())
+        limit_bytes = int((group / files.limit).read_text())
+        usage_bytes = int((group / files.usage).read_text())
     except (OSError, ValueError):
         return None
-    return max(0, unused + _read_number(group / "memory.stat", rf"^{files.page_cache} (\d+)$"))
+    cache_bytes = _read_number(group / "memory.stat", rf"^{files.page_cache} (\d+)$")
+    return max(0, limit_bytes - usage_bytes + cache_bytes)
 
 
 def _read_number(file: Path, pattern: str) -> int:
-    """Return the number that the group of a pattern matches in a file; 0 if it matches nothing."""
+    """Return the number in the first group of a pattern's match in a file; 0 without a match."""
     try:
         match = re.search(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -71,8 +74,8 @@ def list_control_groups(
     """Return the folders of this process's control group and its parents, in versions 2 and 1.
 
     `controller` is, for example, `memory`. Version 2 has one tree, version 1 a tree per controller.
-    The smallest limit of these groups applies. Some folders may be missing: in a container, the
-    root may be the container's group, which has another path outside.
+    The smallest limit of these groups applies. Some folders may be missing, since the paths of
+    groups are those outside of a container, whose root may be another group.
     """
     folders: list[Path] = []
     for controllers, path in _read_memberships(membership):
@@ -84,7 +87,10 @@ def list_control_groups(
 
 
 def _read_memberships(file: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yield controllers (none in version 2) and group of each line, `number:controllers:path`."""
+    """Yield (controllers, path) of each line `number:controllers:path`.
+
+    `controllers` is "" for version 2.
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Platform:
-    """Facts about the devices of a platform; the defaults are for an unknown platform."""
+    """Facts about the devices of a platform. The defaults are for an unknown platform."""
 
     name: str
     """JAX's name, `jax.Device.platform`."""
@@ -25,7 +25,7 @@ class Platform:
     is_traceable: bool = False
     """Whether JAX's profiler records a device's operations."""
     chooses_lowerings: bool = False
-    """Whether lowerings and layouts are chosen; otherwise XLA's are the fastest."""
+    """Whether this package chooses lowerings and layouts; otherwise XLA's are the fastest."""
     has_slow_loops: bool = False
     """Whether XLA's convolutions are slow inside a loop."""
     keeps_programs: bool = False
@@ -69,5 +69,5 @@ PLATFORMS = (
 
 
 def get_platform(name: str) -> Platform:
-    """Return the facts about a platform of JAX."""
+    """Return the facts about a platform by JAX's name; the defaults for an unknown name."""
     return next((platform for platform in PLATFORMS if platform.name == name), Platform(name))

@@ -1,9 +1,9 @@
 """The first settings of a process: standard streams, the allocator, garbage collection.
 
 XLA allocates and frees the memory of a program at every dispatch, a gigabyte for a step of
-ResNet-18. The C library returns it to the kernel, which clears 300,000 pages of 4 kB each time: a
-quarter of the step. glibc reads its tunables before a process starts (its manual, "Memory
-Allocation Tunables"), so a process without them restarts itself with them.
+ResNet-18. The C library returns it to the kernel, which then clears 300,000 pages of 4 kB in every
+step. This takes a quarter of the step. glibc's tunables prevent it, but must be in the environment
+when a process starts ("Memory Allocation Tunables" in glibc's manual).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TUNABLES: Mapping[str, int] = {
 SETTINGS: Mapping[str, str] = {
     VARIABLE: ":".join(f"{name}={value}" for name, value in TUNABLES.items())
 }
-"""Variables to add to the environment."""
+"""Variables that are added to the environment."""
 
 SELDOM = 100_000
 WHILE_STARTING = 2_000_000
@@ -53,16 +53,15 @@ def open_closed_streams() -> None:
 
 
 def reexec_with_malloc_tunables() -> None:
-    """Restart this process, with the same arguments, under an allocator that keeps memory.
+    """Restart this process, with the same arguments, with tunables that keep freed memory.
 
-    Only once, only with glibc, and not if the user has set tunables. If the system refuses, the
-    process goes on without them.
+    Does nothing if the tunables are set, by the user or by the first call, or without glibc. If the
+    system refuses, the process continues without tunables.
     """
     if VARIABLE in os.environ or not sys.executable:
         return
     library = ""
-    # Other C libraries don't have this name.
-    with suppress(AttributeError, ValueError, OSError):
+    with suppress(AttributeError, ValueError, OSError):  # another C library
         library = os.confstr("CS_GNU_LIBC_VERSION") or ""
     if library.startswith("glibc"):
         with suppress(OSError):
@@ -78,7 +77,10 @@ def collect_less_while_starting() -> None:
 
 
 def collect_seldom() -> None:
-    """Collect garbage seldom, among new objects, if `collect_less_while_starting` was called."""
+    """End the effect of `collect_less_while_starting`, if it was called.
+
+    From now on, garbage is collected seldom, and objects that exist now are left out.
+    """
     if gc.get_threshold()[0] == WHILE_STARTING:
         gc.freeze()
         gc.set_threshold(SELDOM, YOUNG_COLLECTIONS, OLD_COLLECTIONS)

@@ -1,4 +1,7 @@
-"""The shortest of several timed calls: other work on the machine can only make a call longer."""
+"""Measurement of a call's time by the shortest of several calls.
+
+Other work on the machine can only make a call longer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of the leaves of a tree of arrays, as text."""
+"""Texts for the paths of leaves in a tree of arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 def format_path(path: Any) -> str:
     """Return jax's path of a leaf as text, such as "conv_0/kernel"."""
-    # Imported here: descriptions of optimizers are read without jax.
+    # Imported here, since descriptions of optimizers import this module without jax.
     import jax
 
     return jax.tree_util.keystr(path, simple=True, separator="/")

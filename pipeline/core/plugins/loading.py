@@ -24,13 +24,13 @@ FLAG = "--plugin"
 VARIABLE = "PIPELINE_PLUGINS"
 PACKAGE = Path(__file__).parents[2]
 KERAS_BACKEND = "KERAS_BACKEND"
-"""Variable of the library that Keras computes with, which Keras reads when it is imported."""
+"""Environment variable with the library that Keras computes with, read when Keras is imported."""
 
 INSTALL = {
     "torch": "pip install torch --index-url https://download.pytorch.org/whl/cpu (the build for "
     "the CPU), or pip install 'recipe-pipeline[torch]'"
 }
-"""Commands that install packages that plug-ins need and this package doesn't."""
+"""Commands that install packages which this package doesn't need, but plug-ins may."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Plugin:
     name: str
     """Name of the module, with which `import` keys of a recipe begin."""
     source: str
-    """A file or the name of a module, as it was named."""
+    """The file or module as the user named it."""
     module: ModuleType
     sha256: Mapping[str, str]
-    """SHA-256 by path of the module's file, and of files below its folder that it has imported
-    while it was loaded. Later imports differ between processes."""
+    """SHA-256 by path of the module's file, and of imported files below its folder. Files that are
+    imported after the plug-in is loaded are left out, since they differ between processes."""
 
     def describe(self) -> dict[str, Any]:
         """Return the version of the module's distribution, and the SHA-256 of its files."""
@@ -62,22 +62,24 @@ _loaded: dict[str, Plugin] = {}
 
 
 def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the plug-ins that it names and the other arguments. Raises
-    RecipeError for a flag without a file."""
+    """Return the plug-ins that a command line names, and its other arguments.
+
+    Raises RecipeError for a flag without a file.
+    """
     sources: list[str] = []
-    other_words: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        flag, equals, value = word.partition("=")
+    other_arguments: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        flag, equals, value = argument.partition("=")
         if flag != FLAG:
-            other_words.append(word)
+            other_arguments.append(argument)
             continue
         if not equals:
-            value = next(words, "")
+            value = next(remaining, "")
         if not value:
             raise RecipeError([f"{FLAG}: must be followed by a Python file, as components.py"])
         sources.append(value)
-    return sources, other_words
+    return sources, other_arguments
 
 
 def to_flags(sources: Sequence[str]) -> list[str]:
@@ -86,18 +88,25 @@ def to_flags(sources: Sequence[str]) -> list[str]:
 
 
 def export_plugins(sources: Sequence[str]) -> None:
-    """Add plug-ins to the environment, for this process and those that it starts. Raises
-    RecipeError for a path that the variable can't hold."""
+    """Add plug-ins to the environment of this process and of those that it starts.
+
+    Raises RecipeError for a path that the variable can't hold.
+    """
+    plugins = dict.fromkeys(_read_environment())
     for source in sources:
-        if os.pathsep in _to_absolute(source):
+        plugin = _to_absolute(source)
+        if os.pathsep in plugin:
             raise RecipeError([f"{FLAG} {source}: must have no {os.pathsep} in its path"])
-    previous = _read_environment()
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*previous, *map(_to_absolute, sources)]))
+        plugins[plugin] = None
+    os.environ[VARIABLE] = os.pathsep.join(plugins)
 
 
 def load_named() -> Iterator[Plugin]:
-    """Import the plug-ins that are named and not loaded yet; yield each before the next. Raises
-    RecipeError for one that is missing, can't be imported, or has the name of another module."""
+    """Import each plug-in of the environment that isn't loaded yet, and yield it before the next.
+
+    Raises RecipeError for a plug-in that is missing, can't be imported, or has the name of another
+    module.
+    """
     sources = _read_environment()
     if sources:
         # Otherwise Keras, if a plug-in imports it, looks for TensorFlow.
@@ -121,10 +130,10 @@ def list_loaded_plugins() -> tuple[Plugin, ...]:
 
 
 def find_object(reference: str) -> Any:
-    """Return the object of a plug-in that `module:name` names, as `my_components:MyNet`.
+    """Return the object that `module:name` refers to in a plug-in, such as `my_components:MyNet`.
 
-    Raises ValueError for another form, a module that the command line doesn't name, and a name
-    that the module doesn't have.
+    Raises ValueError for another form, for a module that isn't a plug-in, and for a name that the
+    module doesn't have.
     """
     name, colon, path = reference.partition(":")
     if not colon or not name or not path:
@@ -151,9 +160,9 @@ def suggest_missing_flag() -> str:
 
 
 def _read_environment() -> list[str]:
-    """Return the plug-ins that are named, without repetitions, files by their absolute paths."""
-    named = os.environ.get(VARIABLE, "").split(os.pathsep)
-    return list(dict.fromkeys(_to_absolute(name) for name in named if name))
+    """Return the plug-ins in the environment, without repetitions, files by absolute paths."""
+    sources = os.environ.get(VARIABLE, "").split(os.pathsep)
+    return list(dict.fromkeys(_to_absolute(source) for source in sources if source))
 
 
 def _is_file(source: str) -> bool:
@@ -178,7 +187,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(source: str, name: str) -> ModuleType:
-    """Import a file under its name, and make the modules beside it importable."""
+    """Import a file as the module `name`, and make the modules beside it importable."""
     path = Path(source)
     if not path.is_file():
         raise RecipeError([f"{FLAG} {source}: there is no such file"])
@@ -189,7 +198,7 @@ def _import_file(source: str, name: str) -> ModuleType:
             [f"{FLAG} {source}: {name} is the name of another module; rename the file"]
         )
     if name in sys.modules:
-        # The user's test has imported it before.
+        # A test of the user may have imported the file before.
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -197,7 +206,7 @@ def _import_file(source: str, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     if folder not in sys.path:
-        # Last, so that a file in it doesn't replace an installed module.
+        # The folder is last, so that its files don't replace installed modules.
         sys.path.append(folder)
     sys.modules[name] = module
     try:
@@ -209,7 +218,7 @@ def _import_file(source: str, name: str) -> ModuleType:
 
 
 def _is_taken(name: str, path: Path) -> bool:
-    """Return whether a module other than the file has the name, imported or not."""
+    """Return whether another module than that of the file has the name, imported or not."""
     if name in sys.stdlib_module_names:
         return True
     if name in sys.modules:
@@ -217,13 +226,13 @@ def _is_taken(name: str, path: Path) -> bool:
         return file is None or Path(file).resolve() != path.resolve()
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        # A folder without __init__.py may have the name.
+        # There is no module of the name, or only a folder without __init__.py.
         return False
     return Path(spec.origin).resolve() != path.resolve()
 
 
 def _describe_import_error(error: BaseException, path: Path | None) -> str:
-    """Return the error of an import as text, with the line of the user's file that raised it."""
+    """Return the text of an import's error, with the line in the user's file at `path`, if any."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -240,8 +249,8 @@ def _describe_import_error(error: BaseException, path: Path | None) -> str:
 def _hash_files(source: str, module: ModuleType) -> Mapping[str, str]:
     """Return the SHA-256 of a module's file by path, and of imported files below its folder.
 
-    The folder counts only if the user named a file. Installed packages in it, such as a virtual
-    environment or this package, are left out: they have versions.
+    Files of the folder are included only if the user named a file. Installed packages in it, such
+    as a virtual environment or this package, are left out, since they have versions.
     """
     file = getattr(module, "__file__", None)
     if file is None:
