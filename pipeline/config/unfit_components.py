@@ -27,7 +27,7 @@ def find_unfit_components(
     is reported if it fits another component, since a key is misspelt otherwise, and if one of the
     foreign keys isn't in `override_keys`, which are those of the command line.
     """
-    problems = {}
+    problems: dict[TreePath, str] = {}
     for group, path in SECTIONS.items():
         problem = _find_problem(group, path, find_value(tree, path), override_keys)
         if problem is not None:

@@ -1,7 +1,7 @@
-"""All uses of JAX's private modules, for which JAX has no public call.
+"""All uses of JAX's private modules, where JAX has no public function.
 
-Each use has a function or a class here, and a test in tests/core/host/test_jax_private.py, which
-every tested version of JAX must pass.
+Each use has a test in tests/core/host/test_jax_private.py, which runs with every tested version of
+JAX.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import jax
 from jax._src import compilation_cache, config, distributed, xla_bridge
 from jax.experimental import serialize_executable
 
-# The logger of compilations, whose lines have the names of programs and their seconds.
+# Logger of compilations: its lines have the names of programs and their seconds.
 # `jax.log_compiles` logs the same lines, but only to the console.
 COMPILE_LOGGER = "jax._src.interpreters.pxla"
 
-# The logger of plug-ins that can't start, which JAX then leaves out without an error.
+# Logger of plug-ins that can't start. JAX continues without them, and raises no error.
 PLUGIN_LOGGER = "jax._src.xla_bridge"
 
-# They write and read a compiled program with the trees of its arguments and results. The public
-# `serialize` also writes the machine code, which is incomplete if XLA read the program from a file.
+# Classes that write and read a compiled program with the trees of its arguments and results. The
+# public `serialize` also writes the machine code, which is incomplete if XLA read the program from
+# a file.
 ExecutablePickler: Any = serialize_executable._JaxPjrtPickler
 ExecutableUnpickler: Any = serialize_executable._JaxPjrtUnpickler
 
@@ -30,7 +31,7 @@ ExecutableUnpickler: Any = serialize_executable._JaxPjrtUnpickler
 def count_joined_processes() -> int:
     """Return the number of processes of `jax.distributed`; 1 before it is initialized.
 
-    `jax.process_count` opens the devices, after which their number is fixed.
+    The public `jax.process_count` would open the devices, after which their number is fixed.
     """
     joined = read_joined_process()
     return 1 if joined is None else joined[1]
@@ -61,9 +62,9 @@ def has_open_devices() -> bool:
 
 
 def use_program_files(open_folder: Callable[[str], tuple[Any, str]]) -> None:
-    """Make JAX keep programs in the cache that `open_folder` returns. Only its path is public."""
+    """Make JAX keep programs in the cache that `open_folder` returns for a path, with that path."""
     compilation_cache.get_file_cache = open_folder  # type: ignore[assignment]
-    # JAX opens its cache only once, and may have compiled something before.
+    # JAX may have opened another cache before, and opens a cache only once.
     compilation_cache.reset_cache()
 
 
@@ -73,15 +74,16 @@ def find_opened_program_files(client: Any) -> object:
 
 
 def with_names_in_cache_key() -> AbstractContextManager[None]:
-    """Require equal names and source lines of a cached program, in this thread during the body.
+    """Find cached programs only if names and source lines are equal, in this thread in the body.
 
-    Otherwise JAX finds programs of equal layers with other names. `jax.config` sets all threads.
+    Otherwise JAX finds programs of equal layers with other names. The public `jax.config` changes
+    all threads.
     """
     return config.compilation_cache_include_metadata_in_key(True)
 
 
 def disable_compile_cache() -> AbstractContextManager[None]:
-    """Write no program that this thread compiles to the cache, during the body.
+    """Don't write programs to the cache that this thread compiles in the body.
 
     XLA can't serialize programs that call oneDNN: it fails with `std::bad_alloc`.
     """
@@ -89,7 +91,7 @@ def disable_compile_cache() -> AbstractContextManager[None]:
 
 
 def read_machine_code(cached: bytes) -> bytes:
-    """Return the machine code in an entry of JAX's cache, which is compressed and has a time."""
+    """Return the machine code in an entry of JAX's cache, uncompressed and without its time."""
     unpacked = compilation_cache.decompress_executable(cached)
     code, _ = compilation_cache.extract_executable_and_time(unpacked)
     return code

@@ -1,8 +1,8 @@
-"""Read jaxprs with their calls, loops and branches, in all tested versions of JAX.
+"""Reading of jaxprs with their calls, loops and branches, in all tested versions of JAX.
 
 `interpret_jaxpr` evaluates a jaxpr with values of any kind in place of arrays, `iterate_equations`
-lists its equations. Since JAX 0.12 a `ClosedJaxpr` is a `Jaxpr` with its constants. Before,
-parameters of equations are of either type.
+lists its equations. Parameters of equations are a `ClosedJaxpr` or a `Jaxpr` before JAX 0.12. Since
+then, a `ClosedJaxpr` is a `Jaxpr` with constants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ CALLS = frozenset(
         *("checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"),
     }
 )
-"""Primitives that call a jaxpr once, in all versions: `closed_call` is `eval_jaxpr` since 0.12."""
+"""Primitives that call a jaxpr once, of all versions. `eval_jaxpr` replaces `closed_call` in 0.12.
+"""
 PACKAGE = Path(__file__).parents[2]
 PYTHON = sysconfig.get_path("stdlib")
 """Folder of Python's own modules."""
@@ -44,7 +45,7 @@ ELEMENTWISE = frozenset(
         *("sqrt", "square", "sub", "tanh", "xor"),
     }
 )
-"""Primitives that compute each value from the values at its place, and from scalars."""
+"""Primitives whose results at an index depend on the operands at that index, and on scalars."""
 
 Run = Callable[[ClosedJaxpr, Sequence[Any]], list[Any]]
 """Function from a jaxpr and its operands to its results."""
@@ -95,9 +96,9 @@ def _split_operands(
 def interpret_jaxpr(
     jaxpr: ClosedJaxpr, operands: Sequence[T], compute: Compute[T], read_constant: ReadConstant[T]
 ) -> list[T]:
-    """Evaluate a jaxpr on operands of any kind; `compute` is called for each equation.
+    """Evaluate a jaxpr on operands of any kind; return its results.
 
-    A value is dropped after the last equation that reads it.
+    `compute` is called for each equation. A value is deleted after the last equation that reads it.
     """
     body = jaxpr.jaxpr
     values = bind_variables(jaxpr, operands, read_constant)
@@ -150,14 +151,15 @@ def iterate_equations(
 def iterate_inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """Yield the jaxprs among the parameters of an equation: of calls, loops, branches and rules."""
     for value in equation.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
+        items = value if isinstance(value, tuple | list) else (value,)
+        for item in items:
             inner_jaxpr = getattr(item, "jaxpr", item)
             if isinstance(inner_jaxpr, Jaxpr):
                 yield inner_jaxpr
 
 
 def join_scope(equation: JaxprEqn, outer: str = "") -> str:
-    """Return the named scopes of an equation below `outer`, separated by slashes."""
+    """Return `outer` and the named scopes of an equation inside it, separated by slashes."""
     return "/".join(filter(None, (outer, str(equation.source_info.name_stack))))
 
 
@@ -172,9 +174,9 @@ def enter_scope(scope: str) -> Iterator[None]:
 
 
 def find_source_line(equation: JaxprEqn) -> str:
-    """Return the innermost line of custom code that made an equation, as `train.py, line 12`.
+    """Return the innermost line of custom code that made an equation, such as `train.py, line 12`.
 
-    Code of Python, of this and of installed packages is skipped; "" if no line remains.
+    Code of Python, of this package and of installed packages isn't custom; "" without custom code.
     """
     traceback = equation.source_info.traceback
     frames: Sequence[Any] = [] if traceback is None else traceback.frames
@@ -185,11 +187,10 @@ def find_source_line(equation: JaxprEqn) -> str:
 
 
 def find_source_call(equation: JaxprEqn) -> tuple[tuple[int, int], ...]:
-    """Return the call in traced custom code that made an equation, and the calls below it.
+    """Return the calls that made an equation, from the innermost up to the one in custom code.
 
-    The call in custom code is last. Each is the identity of a function's code and a place in it.
-    Equations of a gradient have the calls of the forward pass. () if this package's or an installed
-    package's code made the equation alone.
+    A call is the identity of a function's code and a place in it. Equations of a gradient have the
+    calls of the forward pass. () if no custom code of the step made the equation.
     """
     traceback = equation.source_info.traceback
     if traceback is None:
@@ -262,8 +263,10 @@ def read_while(equation: JaxprEqn) -> While:
 
 
 def run_traced(function: Callable[..., Any], arguments: Sequence[Any], run: Run) -> Any:
-    """Trace a function on its arguments, compute the jaxpr by `run`, and return the results as the
-    function does."""
+    """Trace a function on its arguments, and compute the jaxpr by `run`.
+
+    The results have the tree structure of the function's results.
+    """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     results = run(closed, jax.tree.leaves(arguments))
     return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -277,7 +280,7 @@ def bind_equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 
 def compute_flow(equation: JaxprEqn, operands: Sequence[Any], run: Run) -> list[Any]:
-    """Compute a loop or branches, with `run` for the jaxprs inside."""
+    """Compute a loop or branches, by calls of `run` for the jaxprs inside."""
     match equation.primitive.name:
         case "scan":
             return _compute_scan(read_scan(equation), operands, run)

@@ -1,4 +1,4 @@
-"""The variables by which launchers name the place of a process among the processes of a run."""
+"""The place of a process among the processes of a run, from the variables that launchers set."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipeline.core.errors import RecipeError, RunError
 LaunchName = Literal["env", "jax", "mpi", "skypilot", "slurm"]
 MAX_PORT = 65_535
 DEFAULT_PORT = 29_500
-"""Port of launchers that name a host alone: the one that torchrun and Kubeflow use."""
+"""Port for launchers that name a host alone; torchrun and Kubeflow use it too."""
 NUM_PORTS = 4_096
-"""Number of the highest ports, of which a job's number selects one."""
+"""Number of ports, the highest ones, from which the port of a job is chosen."""
 MACHINE_START_S = 60.0
-"""Seconds in which processes of one machine meet."""
+"""Seconds in which processes of one machine must meet."""
 CLUSTER_START_S = 1_800.0
-"""Seconds in which processes of a cluster meet, which pull images and wait for nodes."""
+"""Seconds in which processes of a cluster must meet, after pulling images and waiting for nodes."""
 
 Environment = Mapping[str, str]
 
@@ -88,7 +88,7 @@ class Launcher:
     name: LaunchName
     """Value of `launch` that reads only these variables."""
     rank: tuple[str, ...]
-    """Variables of the rank; the first that is set counts."""
+    """Variables of the rank. The first one that is set is read."""
     size: str
     local_rank: str
     find_address: Callable[[Environment], str]
@@ -107,21 +107,23 @@ class Launcher:
         return self.size in environment and all(name in environment for name in self.marks)
 
     def read_place(self, environment: Environment) -> tuple[int, int]:
-        """Return rank and size; one process needs no rank. Raises RecipeError if they are missing
-        or invalid."""
-        names = [name for name in self.rank if name in environment]
-        missing = [*([] if names else self.rank[:1]), self.size, *self.marks]
-        missing = [name for name in missing if name not in environment]
-        if missing == [self.rank[0]] and environment[self.size] == "1":
+        """Return rank and size. The rank of a single process may be missing.
+
+        Raises RecipeError if they are missing or invalid.
+        """
+        rank_name = next((name for name in self.rank if name in environment), self.rank[0])
+        required = (rank_name, self.size, *self.marks)
+        missing = [name for name in required if name not in environment]
+        if missing == [rank_name] and environment[self.size] == "1":
             return 0, 1
         if missing:
             raise RecipeError(f"launch = {self.name}: {' and '.join(missing)} not set")
-        rank = _read_number(environment, names[0])
+        rank = _read_number(environment, rank_name)
         size = _read_number(environment, self.size)
         if size < 1:
             raise RecipeError(f"{self.size} = {size}: must be at least 1")
         if not 0 <= rank < size:
-            raise RecipeError(f"{names[0]} = {rank}: must be from 0 to {size - 1}")
+            raise RecipeError(f"{rank_name} = {rank}: must be from 0 to {size - 1}")
         return rank, size
 
     def open_place(self, environment: Environment) -> RankPlace:
@@ -150,8 +152,10 @@ def _read_number(environment: Environment, name: str) -> int:
 
 
 def _read_port(environment: Environment, default: int | None = None) -> int:
-    """Return MASTER_PORT, or `default` without it. Raises KeyError if both are missing, and
-    ValueError if the text isn't a port."""
+    """Return MASTER_PORT, or `default` if it isn't set.
+
+    Raises KeyError if both are missing, and ValueError if the text isn't a port.
+    """
     if "MASTER_PORT" not in environment and default is not None:
         return default
     text = environment["MASTER_PORT"]
@@ -176,21 +180,24 @@ def _join_address(host: str, port: int) -> str:
 def _find_coordinator(environment: Environment) -> str:
     """Return the host and port that Kubeflow's runtime `jax-distributed` sets."""
     address = environment["JAX_COORDINATOR_ADDRESS"]
-    form = re.fullmatch(r"(.+):(\d+)", address)
-    if form is None or not 0 < int(form[2]) <= MAX_PORT:
+    match = re.fullmatch(r"(.+):(\d+)", address)
+    if match is None or not 0 < int(match[2]) <= MAX_PORT:
         raise ValueError(f"JAX_COORDINATOR_ADDRESS = {address}: must be HOST:PORT")
-    return _join_address(form[1], int(form[2]))
+    return _join_address(match[1], int(match[2]))
 
 
 def _find_mpi_host(environment: Environment) -> str:
-    """Return MASTER_ADDR and MASTER_PORT, or else this machine if it has all processes. mpirun's
-    own address isn't used: its machine needn't have the first process."""
+    """Return MASTER_ADDR and MASTER_PORT, or else this machine if it has all processes.
+
+    The machine of mpirun isn't used, since it may not have the first process.
+    """
     if "MASTER_ADDR" in environment:
         return _find_master(environment)
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") != environment["OMPI_COMM_WORLD_SIZE"]:
         raise KeyError("MASTER_ADDR and MASTER_PORT (mpirun -x MASTER_ADDR=... -x MASTER_PORT=...)")
-    # Open MPI names each job of a machine differently.
-    return f"127.0.0.1:{_choose_port(crc32(environment.get('PMIX_NAMESPACE', '').encode()))}"
+    # Jobs on one machine have different names, so they have different ports.
+    job_name = environment.get("PMIX_NAMESPACE", "")
+    return f"127.0.0.1:{_choose_port(crc32(job_name.encode()))}"
 
 
 def _find_first_node(environment: Environment) -> str:
@@ -210,7 +217,7 @@ def _find_slurm_node(environment: Environment) -> str:
 
 
 def _choose_port(number: int) -> int:
-    """Return the port of a job: one of the highest `NUM_PORTS`."""
+    """Return the port for the number of a job: one of the highest `NUM_PORTS`."""
     return MAX_PORT + 1 - NUM_PORTS + number % NUM_PORTS
 
 
@@ -266,7 +273,7 @@ LAUNCHERS = (
         marks=("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_LOCALID"),
     ),
 )
-"""The first launcher whose variables are set counts."""
+"""All launchers. If several have set their variables, the first one gives the address."""
 
 
 def find_place(launch: str, environment: Environment) -> RankPlace | None:
@@ -290,15 +297,15 @@ def find_place(launch: str, environment: Environment) -> RankPlace | None:
 
 
 def get_rank() -> int:
-    """Return the rank of this process in a run, for code that all its processes call.
+    """Return the rank of this process in a run; 0 for a single process.
 
-    It is 0 for a single process. Raises RecipeError for invalid variables of a launcher.
+    All processes of the run must call it. Raises RecipeError for invalid variables of a launcher.
     """
     return _read_group()[0]
 
 
 def get_group_size() -> int:
-    """Return the number of processes of a run; 1 for a single process."""
+    """Return the number of processes of a run; 1 for a single process. All must call it."""
     return _read_group()[1]
 
 
@@ -335,8 +342,10 @@ def _require_one_place(
 
 
 def _find_ray_worker() -> RankPlace | None:
-    """Return the place of a worker of Ray Train, which sets no variables on CPUs. The workers agree
-    on the address of the first one; all must call this."""
+    """Return the place of a worker of Ray Train, which sets no variables on CPUs.
+
+    All workers must call this, since the first one broadcasts its address to the others.
+    """
     train = sys.modules.get("ray.train")
     if train is None:
         return None

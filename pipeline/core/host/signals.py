@@ -1,9 +1,9 @@
 """Signals: SIGTERM, SIGINT and SIGHUP stop a run, SIGUSR1 makes it save a checkpoint and continue.
 
-During training, a signal to stop is only noted. Training stops after the current dispatch: steps
-are saved, an evaluation is abandoned. Elsewhere nothing would be lost, and the signal interrupts.
-A second signal interrupts everywhere, unless it is SIGHUP: when a terminal closes, both the shell
-and the system send one. Later signals are ignored, since the run is already ending.
+During training, a signal to stop is recorded, and training stops after the current dispatch: steps
+are saved, an evaluation is abandoned. At other times nothing would be lost, and the signal raises
+Interrupted. So does a second signal at any time, unless it is SIGHUP, which both the shell and the
+system send when a terminal closes. Later signals are ignored, since the run is already ending.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from functools import partial
 from types import FrameType
 
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a run; SIGHUP is sent when the terminal or its connection is closed."""
+"""Signals that stop a run. SIGHUP is sent when the terminal or its connection is closed."""
 SAVE = signal.SIGUSR1
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that interrupts a run immediately; the message has its name."""
+    """A signal has stopped a run. The message has the signal's name."""
 
 
 class Signals:
@@ -30,13 +30,15 @@ class Signals:
 
     def __init__(self) -> None:
         self.stop: str | None = None
-        """First signal to stop, as text."""
+        """Text about the first signal to stop, such as `SIGTERM received`."""
         self.saves = 0
         """Number of signals that requested a checkpoint."""
-        self._is_held = self._has_interrupted = False
+        self._is_held = False
+        self._has_interrupted = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Raises Interrupted for one to stop that can't wait, at most once."""
+        """Handle a signal. Raises Interrupted, at most once, for a signal to stop that isn't held
+        by `hold_stops` or is the second one. While a module is imported, it isn't raised."""
         if number == SAVE:
             self.saves += 1
             return
@@ -52,7 +54,7 @@ class Signals:
 
     @contextmanager
     def hold_stops(self) -> Iterator[None]:
-        """Record the first signal to stop in `stop`, without an interrupt, during the body."""
+        """Record the first signal to stop in `stop` during the body, without raising."""
         self._is_held = True
         try:
             yield
@@ -61,7 +63,10 @@ class Signals:
 
     @contextmanager
     def allow_interrupts(self) -> Iterator[None]:
-        """Let signals to stop interrupt the body despite `hold_stops`, an earlier one at once."""
+        """Raise Interrupted for signals to stop during the body despite `hold_stops`.
+
+        A signal that has arrived before is raised at once.
+        """
         was_held = self._is_held
         self._is_held = False
         try:
@@ -71,7 +76,7 @@ class Signals:
             self._is_held = was_held
 
     def check(self) -> None:
-        """Raise Interrupted if a signal to stop has arrived, also if a library caught its error."""
+        """Raise Interrupted if a signal to stop has arrived, even if it was raised before."""
         if self.stop is not None:
             self._has_interrupted = True
             raise Interrupted(self.stop)
@@ -113,7 +118,7 @@ def interrupt_command(output: str = "") -> None:
 
 
 def end_on_signal(status: int) -> None:
-    """Make a signal to stop exit at once with `status`, since the command is already done."""
+    """End the process with `status` at a signal to stop, since the command is already done."""
 
     def end(number: int, frame: FrameType | None) -> None:
         os._exit(status)
@@ -137,7 +142,7 @@ def is_importing(frame: FrameType | None) -> bool:
 
 def _interrupt(output: bytes, number: int, frame: FrameType | None) -> None:
     if is_importing(frame):
-        # Nothing has been started yet that would need to be closed.
+        # Nothing that must be closed has been started yet.
         os.write(sys.stderr.fileno(), b"interrupted\n")
         with suppress(OSError):
             os.write(1, output)

@@ -12,10 +12,11 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pipeline.core.errors import DataError
+from pipeline.core.files.value_text import join_first
 
 PYTHON = "Programming Language :: Python :: "
 PACKAGES_SHOWN = 4
-"""A line names at most this many packages."""
+"""Most packages that a line names."""
 
 
 def list_tested_pythons(distribution: str) -> list[Version]:
@@ -26,12 +27,12 @@ def list_tested_pythons(distribution: str) -> list[Version]:
 
 
 def find_untested(distribution: str) -> list[str]:
-    """Return a sentence for Python and for each requirement without a tested version.
+    """Return a sentence for each requirement, and for Python, whose version isn't tested.
 
-    Requirements of extras count if they are installed. A version of Python between two tested ones
-    counts as tested.
+    Requirements of extras are included if they are installed. Python is tested from the lowest to
+    the highest tested version.
     """
-    sentences: dict[str, None] = {}
+    sentences: dict[str, None] = {}  # an ordered set
     pythons = list_tested_pythons(distribution)
     release = Version(platform.python_version()).release[:2]
     if pythons and not pythons[0].release <= release <= pythons[-1].release:
@@ -60,10 +61,10 @@ def describe_tested(distribution: str, names: tuple[str, ...]) -> str:
 
 
 def compare_with_lock(lock: Path) -> str:
-    """Return the number of installed packages that differ from a lock file (PEP 751), and a few.
+    """Return a line about the installed packages whose versions differ from a lock file (PEP 751).
 
-    Packages that aren't installed don't count: most are tools for development. Raises DataError if
-    the file isn't a lock file.
+    Packages that aren't installed, of which most are tools for development, are left out. Raises
+    DataError if the file isn't a lock file.
     """
     num_shared = 0
     differing = []
@@ -76,9 +77,7 @@ def compare_with_lock(lock: Path) -> str:
     if not differing:
         return f"all {num_shared} installed packages of {lock.name} have its versions"
     count = f"{len(differing)} of {num_shared} installed packages differ from {lock.name}"
-    num_left = len(differing) - PACKAGES_SHOWN
-    ending = f" and {num_left} more" if num_left > 0 else ""
-    return f"{count}: {', '.join(differing[:PACKAGES_SHOWN])}{ending}"
+    return f"{count}: {join_first(differing, PACKAGES_SHOWN)}"
 
 
 def find_installed_version(distribution: str) -> str | None:

@@ -18,13 +18,13 @@ TOP = 26
 BOTTOM = 34
 """Size of a chart, and its margins, in pixels."""
 MAX_POINTS = 240
-"""A curve has at most this many points, since a chart has few pixels."""
+"""Most points of a curve, since a chart has few pixels."""
 MAX_DOTS = 1500
-"""A scatter plot has at most this many dots, evenly chosen from the samples."""
+"""Most dots of a scatter plot, which are spread evenly over the samples."""
 SERIES = ("blue", "orange", "green")
 """Colours of curves."""
 PALE = ("gap", "pale-sand", "pale-blue", "pale-red")
-"""Colours of blocks whose words are dark."""
+"""Pale colours of blocks, on which the words are dark."""
 
 WIDE = 1056.0
 LABELS = 150.0
@@ -33,7 +33,7 @@ NOTES = 70.0
 LANE = 22.0
 LANE_GAP = 6.0
 LETTER = 7.0
-"""Approximate width of a letter."""
+"""Approximate width of a letter, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,11 @@ def draw_curves(title: str, curves: Sequence[Curve], label: str = "step") -> Dra
     A curve of more than `MAX_POINTS` values is drawn as `MAX_POINTS` groups of consecutive values:
     their means, and the ranges between their least and greatest values.
     """
-    groups_by_curve = [(curve, _group_values(curve)) for curve in curves]
-    groups_by_curve = [(curve, groups) for curve, groups in groups_by_curve if len(groups)]
+    groups_by_curve = []
+    for curve in curves:
+        groups = _group_values(curve)
+        if len(groups):
+            groups_by_curve.append((curve, groups))
     if not groups_by_curve:
         return None
     points = np.concatenate([groups for _, groups in groups_by_curve])
@@ -159,7 +162,10 @@ def _draw_curve(chart: Drawing, pixels: np.ndarray, colour: str, marked: bool) -
 
 
 def _group_values(curve: Curve) -> np.ndarray:
-    """Return (groups, 4): last step, mean, least and greatest value of groups of finite values."""
+    """Return (groups, 4): last step, mean, least and greatest value of each group of values.
+
+    Values that aren't finite are left out.
+    """
     finite = np.isfinite(curve.values)
     steps = curve.steps[finite].astype(float)
     values = curve.values[finite].astype(float)
@@ -212,15 +218,17 @@ def draw_histogram(title: str, values: np.ndarray, label: str) -> Drawing | None
 
 
 def draw_lanes(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = False) -> Drawing:
-    """Draw lanes of blocks from 0 to `end`; `ticks` writes round values above them.
+    """Draw lanes of blocks from 0 to `end`, with round values above them if `ticks` is true.
 
-    Lanes leave room for labels and notes if any has one.
+    There is room for labels and notes if a lane has one.
     """
     left = LABELS if any(lane.label for lane in lanes) else 0.0
-    x = ChartAxis(0, end or 1.0, left, WIDE - (NOTES if any(lane.note for lane in lanes) else 0.0))
+    right = WIDE - NOTES if any(lane.note for lane in lanes) else WIDE
+    x = ChartAxis(0, end or 1.0, left, right)
     head = 24.0 if ticks else 0.0
     chart = Drawing(WIDE, head + len(lanes) * (LANE + LANE_GAP) - LANE_GAP, title, "wide")
-    for value in round_values(0, end, 8) if ticks else ():
+    tick_values = round_values(0, end, 8) if ticks else []
+    for value in tick_values:
         place = x.to_pixel(value)
         chart.add("line", "rule", x1=place, y1=head - 6, x2=place, y2=chart.height)
         chart.add("text", "middle", f"{value:g}", x=place, y=12)
@@ -236,9 +244,10 @@ def draw_lanes(title: str, lanes: Sequence[Lane], end: float, *, ticks: bool = F
 
 
 def _draw_block(chart: Drawing, block: LaneBar, x: ChartAxis, top: float) -> None:
-    begin, end = (min(max(x.to_pixel(value), x.begin), x.end) for value in (block.begin, block.end))
-    # Thin gaps keep wide blocks apart.
-    width = max(end - begin - (0.6 if end - begin > 4 else 0.0), 0.2)
+    begin = min(max(x.to_pixel(block.begin), x.begin), x.end)
+    end = min(max(x.to_pixel(block.end), x.begin), x.end)
+    gap = 0.6 if end - begin > 4 else 0.0  # between wide blocks
+    width = max(end - begin - gap, 0.2)
     chart.add("rect", block.colour, tip=block.tip, x=begin, y=top, width=width, height=LANE)
     if block.words and width > LETTER * len(block.words):
         tone = "ink" if block.colour in PALE else "light"
@@ -273,7 +282,7 @@ def _find_bounds(values: np.ndarray, margin: float) -> tuple[float, float]:
     low = float(values.min())
     high = float(values.max())
     reach = high - low or abs(high) or 1.0
-    # A curve of one value is drawn in the middle of its chart.
+    # A curve of equal values is drawn in the middle of its chart.
     padding = margin * reach if high > low else 0.5 * reach
     return low - padding, high + padding
 

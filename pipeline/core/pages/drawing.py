@@ -12,11 +12,14 @@ TEMPLATES = "templates"
 MARGIN = 24.0
 """Margin of a drawing in an SVG file, in pixels."""
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that no XML file may have, such as control characters of a hostile name."""
+"""Characters that XML doesn't allow, such as control characters in a name from a stranger."""
 
 
 class Drawing:
-    """An SVG drawing, `width` x `height` pixels; `label` is for screen readers, `kind` for CSS."""
+    """An SVG drawing of `width` x `height` pixels.
+
+    `label` is the text for screen readers, `kind` the CSS classes, separated by spaces.
+    """
 
     def __init__(self, width: float, height: float, label: str, kind: str = "") -> None:
         self.width = width
@@ -28,9 +31,9 @@ class Drawing:
     def add(
         self, name: str, kind: str = "", words: str = "", tip: str = "", **attributes: float | str
     ) -> None:
-        """Add the SVG element `name` of the CSS classes `kind`, with words.
+        """Add the SVG element `name` with the CSS classes `kind` and the text `words`.
 
-        `tip` is shown when the pointer is over the element. Numbers of attributes have six digits.
+        `tip` is shown when the pointer is over the element. Numbers are written with six digits.
         """
         element = SubElement(self.marks, name, {"class": kind} if kind else {})
         for key, value in attributes.items():
@@ -51,15 +54,16 @@ class Drawing:
         return tostring(root, "unicode")
 
     def to_file_text(self) -> str:
-        """Return the drawing as an SVG file, light or dark as the viewer's theme."""
-        head, _, marks = self.to_element(MARGIN, xmlns="http://www.w3.org/2000/svg").partition(">")
+        """Return the text of an SVG file, whose colours are light or dark as the viewer's theme."""
+        element = self.to_element(MARGIN, xmlns="http://www.w3.org/2000/svg")
+        start_tag, _, content = element.partition(">")
         corner = f'x="-{MARGIN:g}" y="-{MARGIN:g}"'
-        ground = f'<rect class="ground" {corner} width="100%" height="100%"/>'
-        return f"{head}><style>{_make_file_style()}</style>{ground}{marks}\n"
+        background = f'<rect class="ground" {corner} width="100%" height="100%"/>'
+        return f"{start_tag}><style>{_make_file_style()}</style>{background}{content}\n"
 
 
 def stack_drawings(drawings: Sequence[Drawing], label: str, gap: float = 16) -> Drawing:
-    """Return a drawing of several drawings, from top to bottom, with gaps in pixels."""
+    """Return a drawing of several drawings from top to bottom, `gap` pixels apart."""
     height = sum(drawing.height + gap for drawing in drawings) - gap
     stack = Drawing(max(drawing.width for drawing in drawings), height, label)
     top = 0.0
@@ -78,7 +82,7 @@ def read_template(name: str) -> str:
 
 @cache
 def _make_file_style() -> str:
-    """Return the style of an SVG file, without variables, which few viewers support."""
+    """Return the style of an SVG file. It has no CSS variables, which few viewers support."""
     light, dark = re.findall(r":root {(.*?)}", read_template("colours.css"), re.DOTALL)
     rules = [_replace_variables(read_template("charts.css"), colours) for colours in (light, dark)]
     return f"\n{rules[0]}@media (prefers-color-scheme: dark) {{\n{rules[1]}}}\n"

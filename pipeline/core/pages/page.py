@@ -1,4 +1,4 @@
-"""Pages: one HTML file each, without links to other files or the net."""
+"""Pages, each of which is an HTML file without links to other files or the net."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MAX_ROWS = 100
-"""A table on a page has at most this many rows; files have all rows."""
+"""Most rows of a table on a page."""
 HEADS = {"f1": "F1", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
-"""Heads of columns whose spelling differs from their keys."""
+"""Heads of columns, by key, whose spelling differs from the keys."""
 GENERATOR = '<meta name="generator" content="recipe-pipeline {}">'
-"""Element by which a command recognizes its earlier page; `{}` is the kind of the page."""
+"""Element by which a command recognizes a page that it wrote. `{}` is the page's kind."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts side by side if there is room; `pairs` puts two in a row."""
+    """Charts side by side if there is room, with two in a row if `pairs` is true."""
 
     kind: ClassVar[str] = "charts"
     drawings: Sequence[Drawing]
@@ -43,7 +43,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class Legend:
-    """Explanations of colours, by name of a colour."""
+    """Explanations by name of a colour."""
 
     kind: ClassVar[str] = "legend"
     colours: Mapping[str, str]
@@ -59,7 +59,7 @@ class RowTable:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Counts by true (rows) and predicted class, shaded by the share in the row."""
+    """Counts by true (rows) and predicted class (columns), shaded by the share in the row."""
 
     kind: ClassVar[str] = "matrix"
     names: Sequence[str]
@@ -125,7 +125,7 @@ class Page:
 
 
 def render_page(page: Page, template: str = "page.html", **values: Any) -> str:
-    """Return a page as HTML, with escaped texts and a policy that allows no foreign script.
+    """Return a page as HTML, with escaped texts, and a policy that forbids other scripts.
 
     A character that UTF-8 can't encode, such as half of a surrogate pair, becomes a question mark.
     """
