@@ -170,9 +170,7 @@ class Trainer:
     @property
     def control(self) -> RunControl:
         """The control of the run in progress, to read its step, change learning rates and stop it.
-
-        Raises RunError if no training is in progress.
-        """
+        Raises RunError if no training is in progress."""
         if self._watch.view is None or not self._watch.is_training:
             raise RunError("no training is in progress; use this in a loop over sinks()")
         return self._watch.view

@@ -59,10 +59,8 @@ def make_draft_path(path: Path) -> Path:
 
 
 def list_saved_steps(root: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, ascending, sound or damaged.
-
-    Raises OSError if the folder can't be listed.
-    """
+    """Return the steps of the checkpoints in a folder, ascending, sound or damaged. Raises OSError
+    if the folder can't be listed."""
     steps = []
     for path in _list_entries(root):
         step = parse_checkpoint_step(path)

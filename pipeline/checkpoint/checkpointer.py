@@ -62,9 +62,7 @@ class Copies(Protocol):
 
     def synchronize(self, checkpoints: Mapping[int, Path]) -> None:
         """Write missing copies of the checkpoints, which are by step, and remove other copies.
-
-        Raises OSError, DataError.
-        """
+        Raises OSError, DataError."""
 
 
 class Checkpoints:
@@ -219,10 +217,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Wait until the last save is on disk, also if an error ends the run.
-
-        Raises RunError if the save failed or its checkpoint has been damaged since.
-        """
+        """Wait until the last save is on disk, also if an error ends the run. Raises RunError if
+        the save failed or its checkpoint has been damaged since."""
         try:
             self.finish()
             if error is None and self._last_step is not None:
@@ -235,10 +231,8 @@ class Checkpoints:
 
 
 def read_state(run_dir: Path, step: int, like: TrainState) -> TrainState:
-    """Read the state of a saved step of a run, with the structure of `like`.
-
-    Raises DataError if the checkpoint is damaged, or if its arrays don't fit `like`.
-    """
+    """Read the state of a saved step of a run, with the structure of `like`. Raises DataError if
+    the checkpoint is damaged, or if its arrays don't fit `like`."""
     saved = read_checkpoint(make_checkpoint_path(run_dir / FOLDER, step))
     return arrange_arrays(saved.folder, saved.arrays, like)
 

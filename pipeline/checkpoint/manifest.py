@@ -116,10 +116,8 @@ def read_json(file: Path) -> Any:
 
 
 def _match_entries(folder: Path) -> list[tuple[Path, Mapping[str, Any]]]:
-    """Return the files that the manifest of a checkpoint lists, with their entries.
-
-    Raises DamagedError if a file is missing or isn't listed, and the errors of `make_read_error`.
-    """
+    """Return the files that the manifest of a checkpoint lists, with their entries. Raises
+    DamagedError if a file is missing or isn't listed, and the errors of `make_read_error`."""
     entries = _read_entries(folder / MANIFEST)
     try:
         files = _list_files(folder)

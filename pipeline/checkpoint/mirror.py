@@ -69,9 +69,7 @@ class MirroredRun:
 
     def read_small(self, name: str, at_most_bytes: int) -> bytes:
         """Return the first `at_most_bytes` of a file that was copied with the newest checkpoint.
-
-        Raises DataError if it is missing.
-        """
+        Raises DataError if it is missing."""
         content = retry(lambda: self.storage.read(f"{self.newest}/{name}", at_most_bytes))
         if content is None:
             raise DataError(f"{self.storage.url}: lacks {self.newest}/{name}")
@@ -124,10 +122,8 @@ class MirroredRun:
 
 
 def read_mirror(storage: Storage) -> MirroredRun | None:
-    """Read the records at an address; None if nothing is there.
-
-    Raises DataError if it can't be read, or if there are other files than a mirror's.
-    """
+    """Read the records at an address; None if nothing is there. Raises DataError if it can't be
+    read, or if there are other files than a mirror's."""
     owner = _parse(retry(lambda: storage.read(OWNER, MOST_RECORD_BYTES)))
     if owner is None:
         if files := retry(storage.list_files):

@@ -97,11 +97,8 @@ def _make_process_options() -> ocp.options.MultiprocessingOptions:
 
 
 def read_arrays(folder: Path) -> Mapping[str, np.ndarray]:
-    """Read the arrays in a folder, by path.
-
-    Raises DamagedError, also for arrays larger than the memory, and RunError as in
-    `make_read_error`.
-    """
+    """Read the arrays in a folder, by path. Raises DamagedError, also for arrays larger than the
+    memory, and RunError as in `make_read_error`."""
     silence_orbax()
     for attempt in range(1, ATTEMPTS + 1):
         try:

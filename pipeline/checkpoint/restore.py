@@ -160,10 +160,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def arrange_arrays(source: Path, arrays: Mapping[str, np.ndarray], like: T) -> T:
-    """Arrange arrays, which are by path, in the tree structure of `like`.
-
-    Raises DataError if a path, shape or dtype differs. The message begins with `source`.
-    """
+    """Arrange arrays, which are by path, in the tree structure of `like`. Raises DataError if a
+    path, shape or dtype differs. The message begins with `source`."""
     expected = flatten_by_path(like)
     problems = [f"{path} is missing" for path in expected if path not in arrays]
     problems += [f"{path} is not in this network" for path in arrays if path not in expected]
@@ -187,10 +185,8 @@ def join_problems(problems: Sequence[str]) -> str:
 
 
 def _read_newest(root: Path, warn: Warn) -> Checkpoint:
-    """Read a folder's newest sound checkpoint, and warn of newer ones.
-
-    Raises DamagedError if all are damaged.
-    """
+    """Read a folder's newest sound checkpoint, and warn of newer ones. Raises DamagedError if all
+    are damaged."""
     faults = []
     for step in reversed(list_saved_steps(root)):
         try:

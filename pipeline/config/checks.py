@@ -43,10 +43,8 @@ def find_conflicts(recipe: Recipe, *, length_replaced: bool) -> list[str]:
 
 
 def fit_to_processes(recipe: Recipe, processes: int) -> Recipe:
-    """Return the recipe for a number of processes, by default with one device each.
-
-    Raises RecipeError if this number of processes can't run the recipe.
-    """
+    """Return the recipe for a number of processes, by default with one device each. Raises
+    RecipeError if this number of processes can't run the recipe."""
     if processes == 1:
         return recipe
     parallel = recipe.parallel

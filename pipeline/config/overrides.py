@@ -64,10 +64,8 @@ def hide_secret_values(args: Iterable[str]) -> list[str]:
 
 
 def require_hydra_keys(args: Sequence[str]) -> None:
-    """Raise RecipeError if an override sets one of Hydra's sections to the name of an option.
-
-    Also raises it if Hydra would write a password into files of `hydra.output_subdir`.
-    """
+    """Raise RecipeError if an override sets one of Hydra's sections to the name of an option. Also
+    raises it if Hydra would write a password into files of `hydra.output_subdir`."""
     problems = []
     for key in ("hydra.sweeper", "hydra.launcher"):
         value = value_of(args, key)

@@ -135,10 +135,8 @@ def find_user_keys(tree: Tree, within: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _read(file: Path, key: str, package: str) -> Tree:
-    """Read a YAML file of keys and values; errors name the `key` whose value is the file.
-
-    Raises RecipeError if it can't be read, or if its directive names another `package`.
-    """
+    """Read a YAML file of keys and values; errors name the `key` whose value is the file. Raises
+    RecipeError if it can't be read, or if its directive names another `package`."""
     try:
         text = read_text(file, MAX_BYTES)
         tree = parse_yaml(text)

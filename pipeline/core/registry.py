@@ -169,10 +169,8 @@ def component(kind: str) -> Callable[[type[S]], type[S]]:
 
 @cache
 def load_all() -> None:
-    """Load the components of the package, of other distributions and of plug-ins.
-
-    Raises RecipeError for a plug-in that can't be loaded, or that adds nothing.
-    """
+    """Load the components of the package, of other distributions and of plug-ins. Raises
+    RecipeError for a plug-in that can't be loaded, or that adds nothing."""
     for name in COMPONENT_MODULES:
         module = importlib.import_module(name)
         for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
@@ -242,10 +240,8 @@ def list_components(kind: str) -> Mapping[str, type[Spec]]:
 
 
 def make_component(kind: str, name: str, **fields: Any) -> Any:
-    """Make a component of a kind by its name and fields; other fields have their defaults.
-
-    Raises ValueError for an unknown name or field.
-    """
+    """Make a component of a kind by its name and fields; other fields have their defaults. Raises
+    ValueError for an unknown name or field."""
     specs = list_components(kind)
     if name not in specs:
         raise ValueError(f"there is no {kind} {name!r}; choose from {', '.join(specs)}")

@@ -154,10 +154,8 @@ def _set_value(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def read_setting(settings: Settings, name: str, default: Any) -> Any:
-    """Return a setting, or `default` if it is missing or null.
-
-    Raises RecipeError if it isn't a number, a text or a list, as `default` is, or isn't finite.
-    """
+    """Return a setting, or `default` if it is missing or null. Raises RecipeError if it isn't a
+    number, a text or a list, as `default` is, or isn't finite."""
     value = settings.get(name)
     if value is None:
         return default

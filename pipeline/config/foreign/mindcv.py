@@ -33,10 +33,8 @@ WITHOUT_NORMS = ("alexnet", "squeezenet", "vgg")
 
 
 def map_model(settings: Settings) -> Iterator[KeyRow]:
-    """Yield the rows of the network, its dropout, and its parameters without weight decay.
-
-    Raises RecipeError for a network that conf/ lacks.
-    """
+    """Yield the rows of the network, its dropout, and its parameters without weight decay. Raises
+    RecipeError for a network that conf/ lacks."""
     name = read_setting(settings, "model", "")
     files = find_groups()["model"]
     option = TRAINERS["mindcv"]["models"].get(name, name)

@@ -72,9 +72,7 @@ class Lock:
 
 def try_flock(descriptor: int, *, wait: bool) -> bool:
     """Lock an open file or folder until it is closed; return False if the system can't lock it.
-
-    Raises BlockingIOError if another process holds the lock and `wait` is false.
-    """
+    Raises BlockingIOError if another process holds the lock and `wait` is false."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -74,10 +74,8 @@ def read_bank(path: Path, check_entry: Callable[[Entry], Entry]) -> dict[str, En
 def add_to_bank(
     path: Path, entries: Mapping[str, Entry], check_entry: Callable[[Entry], Entry]
 ) -> None:
-    """Add entries to a bank, beside those that other processes have added.
-
-    Raises RunError if the file isn't a bank, and if it can't be written.
-    """
+    """Add entries to a bank, beside those that other processes have added. Raises RunError if the
+    file isn't a bank, and if it can't be written."""
     try:
         with lock_folder(path.parent):
             write_bank(path, {**read_bank(path, check_entry), **entries})

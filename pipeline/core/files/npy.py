@@ -121,9 +121,7 @@ def check_header(
     name: str, file: IO[bytes], size_bytes: int
 ) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Read a header; return the shape, whether the array is in Fortran's order, and the dtype.
-
-    Raises ValueError unless the array ends where the file or entry does, at `size_bytes`.
-    """
+    Raises ValueError unless the array ends where the file or entry does, at `size_bytes`."""
     read_header = _HEADERS.get(npy.read_magic(file))
     if read_header is None:
         raise ValueError(f"{show_name(name)} must be in version 1.0 or 2.0 of .npy")

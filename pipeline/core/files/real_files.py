@@ -18,9 +18,7 @@ from pipeline.core.errors import DataError, printable
 
 def open_real(path: str | Path, flags: int) -> int:
     """Return the descriptor of a regular file, opened with `flags`, which may include O_CREAT.
-
-    Raises OSError if the file can't be opened, is a symbolic link or isn't a regular file.
-    """
+    Raises OSError if the file can't be opened, is a symbolic link or isn't a regular file."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a reader.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -27,8 +27,7 @@ CALLS = frozenset(
         *("checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"),
     }
 )
-"""Primitives that call a jaxpr once, of all versions. `eval_jaxpr` replaces `closed_call` in 0.12.
-"""
+"""Primitives that call a jaxpr once. In JAX 0.12, `eval_jaxpr` replaces `closed_call`."""
 PACKAGE = Path(__file__).parents[2]
 PYTHON = sysconfig.get_path("stdlib")
 """Folder of Python's own modules."""

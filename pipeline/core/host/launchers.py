@@ -107,10 +107,8 @@ class Launcher:
         return self.size in environment and all(name in environment for name in self.marks)
 
     def read_place(self, environment: Environment) -> tuple[int, int]:
-        """Return rank and size. The rank of a single process may be missing.
-
-        Raises RecipeError if they are missing or invalid.
-        """
+        """Return rank and size. The rank of a single process may be missing. Raises RecipeError if
+        they are missing or invalid."""
         rank_name = next((name for name in self.rank if name in environment), self.rank[0])
         required = (rank_name, self.size, *self.marks)
         missing = [name for name in required if name not in environment]
@@ -152,10 +150,8 @@ def _read_number(environment: Environment, name: str) -> int:
 
 
 def _read_port(environment: Environment, default: int | None = None) -> int:
-    """Return MASTER_PORT, or `default` if it isn't set.
-
-    Raises KeyError if both are missing, and ValueError if the text isn't a port.
-    """
+    """Return MASTER_PORT, or `default` if it isn't set. Raises KeyError if both are missing, and
+    ValueError if the text isn't a port."""
     if "MASTER_PORT" not in environment and default is not None:
         return default
     text = environment["MASTER_PORT"]

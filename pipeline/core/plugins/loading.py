@@ -62,10 +62,8 @@ _loaded: dict[str, Plugin] = {}
 
 
 def take_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the plug-ins that a command line names, and its other arguments.
-
-    Raises RecipeError for a flag without a file.
-    """
+    """Return the plug-ins that a command line names, and its other arguments. Raises RecipeError
+    for a flag without a file."""
     sources: list[str] = []
     other_arguments: list[str] = []
     remaining = iter(arguments)
@@ -88,10 +86,8 @@ def to_flags(sources: Sequence[str]) -> list[str]:
 
 
 def export_plugins(sources: Sequence[str]) -> None:
-    """Add plug-ins to the environment of this process and of those that it starts.
-
-    Raises RecipeError for a path that the variable can't hold.
-    """
+    """Add plug-ins to the environment of this process and of those that it starts. Raises
+    RecipeError for a path that the variable can't hold."""
     plugins = dict.fromkeys(_read_environment())
     for source in sources:
         plugin = _to_absolute(source)
