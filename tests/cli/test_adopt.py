@@ -62,8 +62,8 @@ def test_yaml_that_runs_code_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("- 1", "must be a YAML of mindcv"),
-        ("train: {steps: 3}", "must be a YAML of mindcv"),
+        ("- 1", "must be a YAML file of mindcv"),
+        ("train: {steps: 3}", "must be a YAML file of mindcv"),
         ("a: *a", "not readable as data"),
         ("epoch_size: 0\nmodel: resnet18", "train.passes = 0"),
     ],

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from pipeline.cli.commands.command import Option, RunCommand, flag
 from pipeline.cli.commands.parameters import (
+    MAX_COUNT,
     CommaList,
     Number,
     OneOf,
     WholeNumber,
     out_option,
-    run_dir,
+    run_argument,
 )
-
-MAX_COUNT = 999_999_999
 
 AUDIT_COMMANDS = (
     RunCommand(
         "attack",
         "the accuracy under attacks and corruptions",
-        """Attack the newest checkpoint of a run on its evaluation samples, print the accuracy under
-        each attack, and signs of masked gradients, and write robustness.json into the run.""",
+        """Attack the newest checkpoint of a run on its evaluation samples. Print the accuracy under
+        each attack and signs of masked gradients, and write robustness.json into the run.""",
         [
-            run_dir(text="A run on images, with checkpoints."),
+            run_argument(text="A run on images, with checkpoints."),
             Option(
                 "--norm", type=OneOf(["linf", "l2"]), default="linf", help="Norm of the change."
             ),
@@ -64,7 +63,7 @@ AUDIT_COMMANDS = (
         """Guess which samples a run was trained on, by their losses and by the likelihood ratio of
         shadow networks (LiRA), and write leakage.json into the run.""",
         [
-            run_dir(text="A run with one class for each sample, and checkpoints."),
+            run_argument(text="A run with one class for each sample, and checkpoints."),
             Option(
                 "--shadows",
                 type=WholeNumber(0, 10_000),
@@ -82,11 +81,11 @@ AUDIT_COMMANDS = (
     ),
     RunCommand(
         "fuzz",
-        "changed samples, and changed weights, that fool it",
+        "changed samples and weights that cause mistakes",
         """Change evaluation samples by turns, brightness, contrast, blur and noise, guided by the
         coverage of the network's layers. Write the images with a wrong prediction.""",
         [
-            run_dir(text="A run on images, with checkpoints."),
+            run_argument(text="A run on images, with checkpoints."),
             Option(
                 "--radius",
                 type=Number(0, 1),

@@ -8,7 +8,7 @@ from pipeline.cli.commands.parameters import (
     WholeNumber,
     metric_option,
     out_option,
-    overrides,
+    overrides_argument,
     page_option,
     path_argument,
     seed_option,
@@ -19,15 +19,15 @@ MAX_COUNT = 1_000_000
 RECIPE_COMMANDS = (
     LazyCommand(
         "explain",
-        "what sinks cost, hold and buy here, measured",
+        "the best sink size here, measured",
         """Choose a sink size and print why: the cost of a dispatch, where events split sinks, and
         the gain, predicted and measured.""",
-        [overrides(), out_option("FOLDER", "Also write explain.json there.")],
+        [overrides_argument(), out_option("FOLDER", "Also write explain.json there.")],
         example="explain +recipe=lenet5_digits train.batch_size=64",
     ),
     LazyCommand(
         "profile",
-        "where the time of a step goes, and a verdict",
+        "the time of each part of a step, and a verdict",
         """Trace 20 to 200 training steps, and print their time by phase, layer and operator, with a
         verdict: what limits the step, and the change that would help. Write profile/ in the run
         directory.
@@ -35,7 +35,7 @@ RECIPE_COMMANDS = (
         Keys: profile.start, profile.steps, profile.output; profile.mode=on profiles a whole
         run.""",
         [
-            overrides(
+            overrides_argument(
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
                 "A profiled run, or a recipe (default: lenet5_digits) and its keys.",
                 may_be_run=True,
@@ -49,7 +49,7 @@ RECIPE_COMMANDS = (
         """Predict the time of a step of a recipe on its device before it is compiled: the sum of
         its parts, the slowest of which are timed.""",
         [
-            overrides(),
+            overrides_argument(),
             flag("--check", text="Also run some steps, and print the error of the forecast."),
         ],
         example="forecast +recipe=lenet5_digits --check",
@@ -60,7 +60,7 @@ RECIPE_COMMANDS = (
         """Train for a few steps at learning rates that grow from 1e-6 to 10, and print the rate at
         which the loss falls fastest.""",
         [
-            overrides(),
+            overrides_argument(),
             Option(
                 "--steps",
                 type=WholeNumber(20, 100_000),
@@ -73,11 +73,11 @@ RECIPE_COMMANDS = (
     ),
     ComparingCommand(
         "better",
-        "is a change of a recipe better than its noise?",
+        "is a recipe better with changed keys, beyond noise?",
         """Train a recipe, side A, and the same with the keys after --, side B, over the same seeds,
         until a test at 95 % finds one better, or the budget is used.""",
         [
-            overrides(
+            overrides_argument(
                 "[+recipe=NAME] [KEY=VALUE ...] -- KEY=VALUE ...",
                 "Recipe (default: lenet5_digits) and its keys; after -- the keys of side B.",
             ),
@@ -104,7 +104,7 @@ RECIPE_COMMANDS = (
         mean and spread of every metric. Write folds.csv, and out_of_fold.csv with a prediction for
         each training sample.""",
         [
-            overrides(),
+            overrides_argument(),
             Option("--k", type=WholeNumber(2, MAX_COUNT), default=5, help="Number of folds."),
             seed_option("Seed of the folds."),
         ],
@@ -116,7 +116,7 @@ RECIPE_COMMANDS = (
         """Print a scheduler's file for a recipe, with the time limit, memory and time to stop that
         are measured here, and a retry after exit status 75 alone.""",
         [
-            overrides(),
+            overrides_argument(),
             Option(
                 "--to",
                 required=True,
@@ -149,7 +149,7 @@ RECIPE_COMMANDS = (
         """List the layers of a network: path, kind, output shape, parameters with shapes and dtype,
         and whether they are trained, or from which step on. Nothing is compiled.""",
         [
-            overrides(
+            overrides_argument(
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
                 "A run, a checkpoint, or a recipe (default: lenet5_digits), and keys.",
                 may_be_run=True,
@@ -165,7 +165,7 @@ RECIPE_COMMANDS = (
 
         Exit status: 0 all is well, maybe with warnings, 1 a check has failed, 2 the recipe is
         wrong.""",
-        [overrides()],
+        [overrides_argument()],
         example="doctor +recipe=lenet5_mnist dataset.root=DIR",
     ),
     LazyCommand(
@@ -175,9 +175,9 @@ RECIPE_COMMANDS = (
         study that continues them.""",
         [
             path_argument(
-                "folder", "Earlier runs, of which those of the same recipe count.", is_folder=True
+                "folder", "Earlier runs; only those of the same recipe are used.", is_folder=True
             ),
-            overrides(
+            overrides_argument(
                 "+recipe=NAME KEY=RANGE ...",
                 "A recipe, and the keys that are searched: 'tag(log,interval(0.001,0.1))', "
                 "'interval(8,64)' or 16,32,64.",
