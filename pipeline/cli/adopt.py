@@ -10,8 +10,8 @@ from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_t
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
 from pipeline.config.foreign.timm import adopt_timm
-from pipeline.core.errors import RecipeError, RunError, UsageError, get_system_reason, printable
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import RecipeError, UsageError, get_system_reason, printable
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 
@@ -29,11 +29,9 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
         raise UsageError([f"--out {target}"], "exists already; must be a new file")
     adoption = _read_settings(file)
     recipe_text = make_recipe_text(adoption, target)
-    try:
+    with convert_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, recipe_text)
-    except OSError as error:
-        raise RunError(f"{target}: can't be written: {get_system_reason(error)}") from error
     settings = [_describe(row, adoption) for row in adoption.rows]
     for setting in settings:
         keys = ", ".join(f"{key}={show(value)}" for key, value in setting["recipe"].items())
@@ -46,10 +44,7 @@ def main(file: Path, out: Path | None = None) -> CommandResult:
 
 
 def _describe(row: KeyRow, adoption: Adoption) -> dict[str, Any]:
-    """Return a row as values of JSON.
-
-    `state` is "added" if the file omits the setting and the trainer's default has keys.
-    """
+    """Return a row for JSON; `state` is mapped, unmapped, or added for a trainer's default."""
     is_set = row.setting in adoption.settings
     mapped_state = "mapped" if is_set else "added"
     return {
@@ -62,10 +57,7 @@ def _describe(row: KeyRow, adoption: Adoption) -> dict[str, Any]:
 
 
 def _read_settings(file: Path) -> Adoption:
-    """Map the settings of a file.
-
-    Raises RecipeError if the file can't be read, or isn't a file of a supported trainer.
-    """
+    """Map the settings of a file. Raises RecipeError if it can't be read or mapped."""
     try:
         if file.suffix == ".py":
             return adopt_npu_run_config(file)
@@ -79,5 +71,4 @@ def _read_settings(file: Path) -> Adoption:
         return adopt_timm(f"timm's {file.name}", settings)
     if not keys.isdisjoint(("epoch_size", "scheduler", "amp_level", "image_resize")):
         return adopt("mindcv", f"mindcv's {file.name}", settings, RULES)
-    rule = "must be a YAML file of mindcv (with epoch_size) or of timm (with sched)"
-    raise RecipeError([f"{file}: {rule}"])
+    raise RecipeError([f"{file}: must be a YAML file of mindcv (with epoch_size) or timm (sched)"])

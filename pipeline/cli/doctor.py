@@ -91,17 +91,12 @@ def main(overrides: Sequence[str]) -> CommandResult:
     """
     recipe = compose_and_check(add_train_length(overrides))
     results = []
+    # fmt: off
     checks = (
-        check_software,
-        check_tested,
-        check_lock,
-        check_device,
-        check_cache,
-        check_data,
-        check_outputs,
-        check_limits,
-        check_extras,
+        check_software, check_tested, check_lock, check_device, check_cache, check_data,
+        check_outputs, check_limits, check_extras,
     )
+    # fmt: on
     for check in checks:
         for result in _run_check(check, recipe):
             print(result, flush=True)

@@ -7,8 +7,7 @@ discarded: the only file is `explain.json`, in the folder that `--out` names.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
@@ -79,7 +77,7 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
     """
     recipe = compose_and_check(overrides)
     if out is not None:
-        with _report_refusal(out):
+        with convert_write_errors(out):
             out.mkdir(parents=True, exist_ok=True)
     with Reporter() as reporter:
         load = os.getloadavg()[0]
@@ -90,18 +88,9 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
         explanation = explain_recipe(recipe, reporter)
         reporter.print_lines(f"\n{explanation}")
     if out is not None:
-        with _report_refusal(out):
+        with convert_write_errors(out / FILE):
             write_whole(out / FILE, format_json(explanation.to_dict(), indent=2) + "\n")
     return CommandResult(explanation.to_dict())
-
-
-@contextmanager
-def _report_refusal(folder: Path) -> Iterator[None]:
-    """Raise RunError if the system refuses to write into a folder."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{folder}: can't write {FILE}: {error.strerror}") from error
 
 
 def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:

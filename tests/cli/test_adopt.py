@@ -93,5 +93,5 @@ def test_existing_file_is_not_replaced() -> None:
 
 
 def test_uncreatable_folder_is_an_error() -> None:
-    with pytest.raises(RunError, match=r"args\.yaml/mine\.yaml: can't be written"):
+    with pytest.raises(RunError, match=r"args\.yaml: can't be written: File exists"):
         adopt(["train.py", "--out", "args.yaml/mine.yaml"])

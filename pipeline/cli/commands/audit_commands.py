@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pipeline.cli.commands.command import Option, RunCommand, flag
 from pipeline.cli.commands.parameters import (
-    MAX_COUNT,
     CommaList,
     Number,
     OneOf,
-    WholeNumber,
+    count_option,
     out_option,
     run_argument,
 )
@@ -39,21 +38,9 @@ AUDIT_COMMANDS = (
                 help="Of noise, fgsm, pgd, apgd, square (linf only) and corruptions (default: "
                 "all).",
             ),
-            Option(
-                "--steps",
-                type=WholeNumber(1, 100_000),
-                help="Steps of pgd and apgd (default: 40 and 100).",
-            ),
-            Option(
-                "--restarts",
-                type=WholeNumber(1, 1000),
-                help="Random starts of pgd and apgd (default: 1).",
-            ),
-            Option(
-                "--samples",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Evaluation samples, evenly spread (default: all).",
-            ),
+            count_option("--steps", "Steps of pgd and apgd (default: 40 and 100).", most=100_000),
+            count_option("--restarts", "Random starts of pgd and apgd (default: 1).", most=1000),
+            count_option("--samples", "Evaluation samples, evenly spread (default: all)."),
         ],
         example="attack outputs/2026-11-21/14-46-29_lenet5_digits --radius 0.3",
     ),
@@ -64,17 +51,17 @@ AUDIT_COMMANDS = (
         shadow networks (LiRA), and write leakage.json into the run.""",
         [
             run_argument(text="A run with one class for each sample, and checkpoints."),
-            Option(
+            count_option(
                 "--shadows",
-                type=WholeNumber(0, 10_000),
+                "Shadow networks to train; 0: only the loss.",
+                least=0,
+                most=10_000,
                 default=16,
-                help="Shadow networks to train; 0: only the loss.",
             ),
-            Option(
+            count_option(
                 "--samples",
-                type=WholeNumber(1, MAX_COUNT),
+                "Training samples, and as many held-out samples, to guess.",
                 default=1000,
-                help="Training samples, and as many held-out samples, to guess.",
             ),
         ],
         example="leakage outputs/2026-11-21/14-46-29_lenet5_digits --shadows 32",
@@ -93,18 +80,8 @@ AUDIT_COMMANDS = (
                 default=0.1,
                 help="Largest change of a pixel, except by turns, with pixels from 0 to 1.",
             ),
-            Option(
-                "--samples",
-                type=WholeNumber(1, MAX_COUNT),
-                default=200,
-                help="Evaluation samples to change, evenly spread.",
-            ),
-            Option(
-                "--mutants",
-                type=WholeNumber(1, MAX_COUNT),
-                default=10_000,
-                help="Changed samples to try.",
-            ),
+            count_option("--samples", "Evaluation samples to change, evenly spread.", default=200),
+            count_option("--mutants", "Changed samples to try.", default=10_000),
             flag(
                 "--faults",
                 "with_faults",

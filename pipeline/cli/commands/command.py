@@ -131,8 +131,10 @@ class LazyCommand(click.Command):
             self._refuse_keys(all_args, refuses_all=False)
             raise
         if not ctx.resilient_parsing:
-            values = [ctx.params[str(param.name)] for param in self.params if _is_argument(param)]
-            words = [item for value in values for item in _as_tuple(value)]
+            words: list[Any] = []
+            for param in filter(_is_argument, self.params):
+                value = ctx.params[str(param.name)]
+                words += value if isinstance(value, tuple) else [value]
             self._refuse_keys(map(str, words), refuses_all=False)
         return unparsed
 
@@ -357,10 +359,3 @@ def _describe_unknown_option(name: str, names: Sequence[str]) -> str:
 
 def _is_argument(param: click.Parameter) -> bool:
     return param.param_type_name == "argument"
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return the values of an argument; empty if it wasn't typed."""
-    if value is None:
-        return ()
-    return value if isinstance(value, tuple) else (value,)

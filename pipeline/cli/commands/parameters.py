@@ -205,8 +205,15 @@ def page_option(text: str) -> Option:
     return Option("--out", type=FilePath(checks_folder=True), metavar="FILE", help=text)
 
 
+def count_option(
+    name: str, text: str, *, least: int = 1, most: int = MAX_COUNT, default: int | None = None
+) -> Option:
+    """Return an option whose value is a whole number from `least` to `most`."""
+    return Option(name, type=WholeNumber(least, most), default=default, help=text)
+
+
 def seed_option(text: str, default: int | None = 0) -> Option:
-    return Option("--seed", type=WholeNumber(0, MAX_SEED), default=default, help=text)
+    return count_option("--seed", text, least=0, most=MAX_SEED, default=default)
 
 
 def metric_option(text: str, default: str | None = None) -> Option:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.cli.commands.command import Argument, ComparingCommand, LazyCommand, Option, flag
 from pipeline.cli.commands.parameters import (
     OneOf,
-    WholeNumber,
+    count_option,
     metric_option,
     out_option,
     overrides_argument,
@@ -14,7 +14,7 @@ from pipeline.cli.commands.parameters import (
     seed_option,
 )
 
-MAX_COUNT = 1_000_000
+MAX_NUMBER = 1_000_000
 
 RECIPE_COMMANDS = (
     LazyCommand(
@@ -61,11 +61,12 @@ RECIPE_COMMANDS = (
         which the loss falls fastest.""",
         [
             overrides_argument(),
-            Option(
+            count_option(
                 "--steps",
-                type=WholeNumber(20, 100_000),
+                "Steps of the search; more for a slow start.",
+                least=20,
+                most=100_000,
                 default=200,
-                help="Steps of the search; more for a slow start.",
             ),
             page_option("Write a page with the losses at each rate."),
         ],
@@ -82,17 +83,14 @@ RECIPE_COMMANDS = (
                 "Recipe (default: lenet5_digits) and its keys; after -- the keys of side B.",
             ),
             metric_option("Metric to compare (default: accuracy, else the main one)."),
-            Option(
+            count_option(
                 "--pairs",
-                type=WholeNumber(6, 1000),
+                "Most pairs of runs, at least 6 for a verdict.",
+                least=6,
+                most=1000,
                 default=16,
-                help="Most pairs of runs, at least 6 for a verdict.",
             ),
-            Option(
-                "--minutes",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Start no pair that would end later.",
-            ),
+            count_option("--minutes", "Start no pair that would end later.", most=MAX_NUMBER),
             page_option("Write a page with the pairs and the running interval."),
         ],
         example="better +recipe=lenet5_digits -- train.optimizer.lr=0.04",
@@ -105,7 +103,7 @@ RECIPE_COMMANDS = (
         each training sample.""",
         [
             overrides_argument(),
-            Option("--k", type=WholeNumber(2, MAX_COUNT), default=5, help="Number of folds."),
+            count_option("--k", "Number of folds.", least=2, most=MAX_NUMBER, default=5),
             seed_option("Seed of the folds."),
         ],
         example="folds --k 5 +recipe=lenet5_digits",
@@ -123,22 +121,16 @@ RECIPE_COMMANDS = (
                 type=OneOf(["slurm", "jobset", "trainjob", "ray", "skypilot"]),
                 help="Scheduler; jobset and trainjob: Kubernetes.",
             ),
-            Option(
+            count_option(
                 "--processes",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Tasks, pods, workers or nodes (default: launch.processes, or 1).",
+                "Tasks, pods, workers or nodes (default: launch.processes, or 1).",
+                most=MAX_NUMBER,
             ),
             Option("--image", metavar="NAME", help="Image; with slurm for `apptainer exec`."),
             Option("--gpu", metavar="KIND", help="Kind of GPU, for slurm and skypilot."),
-            Option(
-                "--minutes",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Time limit, instead of the forecast.",
-            ),
-            Option(
-                "--memory-gib",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Memory of a process, instead of the measured one.",
+            count_option("--minutes", "Time limit, instead of the forecast.", most=MAX_NUMBER),
+            count_option(
+                "--memory-gib", "Memory of a process, instead of the measured one.", most=MAX_NUMBER
             ),
         ],
         example="job --to slurm +recipe=lenet5_digits > job.sh",
@@ -183,7 +175,7 @@ RECIPE_COMMANDS = (
                 "'interval(8,64)' or 16,32,64.",
             ),
             metric_option("Metric to compare: train_loss, or one of the evaluation.", "accuracy"),
-            Option("--count", type=WholeNumber(1, 1000), default=3, help="Runs to propose."),
+            count_option("--count", "Runs to propose.", most=1000, default=3),
             Option(
                 "--sampler",
                 type=OneOf(["tpe", "gp", "gp-pi", "gp-ucb", "random"]),

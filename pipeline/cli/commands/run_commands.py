@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pipeline.cli.commands.command import Argument, Option, RunCommand, flag
 from pipeline.cli.commands.parameters import (
-    MAX_COUNT,
     MAX_SEED,
     FilePath,
     Number,
     OneOf,
     WholeNumber,
+    count_option,
     layers_option,
     metric_option,
     out_option,
@@ -58,10 +58,8 @@ RUN_COMMANDS = (
                 "PREFIX-EPOCH_STEP.ckpt; FOLDER may have other files.",
             ),
             flag("--int8", text="With onnx: also model_int8.onnx."),
-            Option(
-                "--samples",
-                type=WholeNumber(1, MAX_COUNT),
-                help="With --int8: training samples that calibrate it (default: 512).",
+            count_option(
+                "--samples", "With --int8: training samples that calibrate it (default: 512)."
             ),
             flag("--optimizer", text="With ckpt: also the optimizer's state."),
             Option(
@@ -97,11 +95,7 @@ RUN_COMMANDS = (
                 help="Text to classify; repeatable.",
             ),
             flag("--json", "as_json", text="Print a JSON object a line."),
-            Option(
-                "--top",
-                type=WholeNumber(1, MAX_COUNT),
-                help="The N most probable classes (default: 1).",
-            ),
+            count_option("--top", "The N most probable classes (default: 1)."),
             Option("--csv", type=FilePath(), help="Write a CSV file instead of lines."),
             Option(
                 "--masks",
@@ -109,10 +103,8 @@ RUN_COMMANDS = (
                 help="Write a mask for each image: a PNG of the pixels' classes.",
             ),
             Option("--prompt", metavar="TEXT", help="Text to continue."),
-            Option(
-                "--tokens",
-                type=WholeNumber(1, MAX_TOKENS),
-                help="With --prompt: number of tokens (default: 200).",
+            count_option(
+                "--tokens", "With --prompt: number of tokens (default: 200).", most=MAX_TOKENS
             ),
             Option(
                 "--temperature",
@@ -188,10 +180,10 @@ RUN_COMMANDS = (
                 help="The right side is a step of another framework: files "
                 "OP.OUTPUT.MICROSECONDS.npy, or MindSpore's dumps.",
             ),
-            Option(
+            count_option(
                 "--step",
-                type=WholeNumber(0, MAX_COUNT),
-                help="Steps done; the next one is compared (default: the newest checkpoint).",
+                "Steps done; the next one is compared (default: the newest checkpoint).",
+                least=0,
             ),
             layers_option(),
             what_option("output", "Tensors to compare."),
@@ -243,11 +235,8 @@ RUN_COMMANDS = (
                 help="Arrays as .npy files, or statistics.",
             ),
             out_option("FOLDER", "Folder (default: RUN_DIR/dump)."),
-            Option(
-                "--max-mib",
-                type=WholeNumber(1, 1_000_000),
-                default=4096,
-                help="Limit of the arrays of a step.",
+            count_option(
+                "--max-mib", "Limit of the arrays of a step.", most=1_000_000, default=4096
             ),
         ],
         example="dump outputs/again --step 500 --layers 'conv_*'",

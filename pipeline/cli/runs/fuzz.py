@@ -49,9 +49,10 @@ def main(
 ) -> CommandResult:
     """Search for changed samples with wrong predictions, and write them into a folder.
 
-    `samples` is the number of samples, `mutants` the number of changed ones that are tried, and
-    `radius` the largest change of a pixel, with pixels from 0 to 1. `out` None: RUN_DIR/fuzz. Raises RecipeError for samples that can't be changed, DataError if the run can't be read,
-    RunError if a file can't be written.
+    `samples` is the number of samples, `mutants` the number of changed samples to try, and `radius`
+    the largest change of a pixel, with pixels from 0 to 1. `out` None: RUN_DIR/fuzz. Raises
+    RecipeError for samples that can't be changed, DataError if the run can't be read, RunError if a
+    file can't be written.
     """
     step = find_newest_step(run_dir)
     folder = run_dir / FUZZ if out is None else out

@@ -1,9 +1,9 @@
 """Storage of a study for any number of processes, with heartbeats that detect dead processes.
 
 The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
-trials send heartbeats. Optuna has heartbeats for databases only, so for a journal the modification
-times of files are heartbeats. They are compared with a file touched at that moment in the same
-folder, so that only the file server's clock matters.
+trials send heartbeats. Optuna has heartbeats for databases only. For a journal, a heartbeat touches
+a file of its trial. To find old heartbeats, another file is touched and the times are compared, so
+that only the file server's clock matters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 class FileLock(BaseJournalFileLock):
-    """A lock that the kernel releases when its process dies; Optuna's lock remains for 30 s."""
+    """A lock that the kernel releases when its process dies. Optuna's would remain for 30 s."""
 
     def __init__(self, path: Path) -> None:
         self._lock = Lock(path)
@@ -118,7 +118,7 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
 
 
 def _silence_optuna() -> None:
-    """Show only Optuna's warnings, except those about experimental features and heartbeats.
+    """Hide Optuna's log below warnings, and its warnings of experimental features and heartbeats.
 
     Optuna warns that only `Study.optimize` sends heartbeats, but `send_heartbeats` sends them here.
     """
