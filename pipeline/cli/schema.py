@@ -40,8 +40,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _make_keys_optional(node: Any) -> Any:
-    """Return a copy of a schema in which no key is required, nor a name that selects a union's
-    member."""
+    """Return a copy of a schema in which no key is required, nor the name in a union's member."""
     if isinstance(node, list):
         return [_make_keys_optional(item) for item in node]
     if not isinstance(node, dict):

@@ -293,8 +293,7 @@ def _report_references() -> Iterator[None]:
 def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
-    """Return the composed config and Hydra's section; None if a flag makes Hydra print
-    something instead."""
+    """Return the composed config and Hydra's section; None if a flag makes Hydra print only."""
     hydra_keys = {key for key in map(get_key, overrides) if key.partition(".")[0] == "hydra"}
     if not flags and hydra_keys <= {RUN_DIR}:
         config, hydra_config = _compose_once(typed, overrides)

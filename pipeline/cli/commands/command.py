@@ -199,7 +199,6 @@ class LazyCommand(click.Command):
         return f"{self.words} takes {' and '.join(groups)}"
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write usage, text, arguments, options and an example."""
         arguments = [
             (argument.make_metavar(ctx), argument.text)
             for argument in self.params
@@ -293,7 +292,6 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write usage, text and the commands."""
         formatter.write_usage(f"{PROGRAM} {self.name}", "COMMAND ...", prefix="usage: ")
         formatter.write_paragraph()
         formatter.write_text(self.help or "")

@@ -86,8 +86,7 @@ class FilePath(click.ParamType):
         self.checks_folder = checks_folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path. Raises UsageError if it is empty or, with `checks_folder`, a folder or
-        a file without a parent folder."""
+        """Return the path. Raises UsageError if it is empty or fails the check of its folder."""
         if not str(value):
             _refuse(param, "''", "must be a path")
         path = Path(value)

@@ -55,7 +55,6 @@ class Root(CommandGroup):
     """All commands."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write commands, recipes and groups."""
         formatter.write(render_help(self.commands))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:

@@ -195,8 +195,7 @@ def _make_recipe(target: Path, graph: TorchGraph, model: str, body: Mapping[str,
 
 
 def _value_to_yaml(value: Any) -> Any:
-    """Return a value as YAML has it. A layer becomes its name, or its name and other fields if
-    they differ from the defaults."""
+    """Return a value for YAML. A layer becomes its name, or its name and non-default fields."""
     if isinstance(value, tuple):
         return [_value_to_yaml(item) for item in value]
     if not isinstance(value, LayerSpec):

@@ -59,11 +59,10 @@ def main(
     """Attack the newest checkpoint of a run, and write robustness.json into the run's directory.
 
     `steps` and `restarts` apply to pgd and apgd. `attacks` are names; empty: all attacks for the
-    norm. `radius` is for pixels from 0 to 1; None: the radius of train.adversarial. `samples` is
-    the number of evaluation samples; None: all.
-    Raises UsageError for an unknown attack, or a radius that is missing or too large, RecipeError
-    if the data aren't images, DataError if the run can't be read, RunError if the file can't be
-    written.
+    norm. `radius` is for pixels from 0 to 1; None: the radius of train.adversarial. `samples` None:
+    all. Raises UsageError for an unknown attack, or a radius that is missing or too large,
+    RecipeError if the data aren't images, DataError if the run can't be read, RunError if the file
+    can't be written.
     """
     step = find_newest_step(run_dir)
     require_real(run_dir, (ROBUSTNESS,), ())

@@ -220,8 +220,7 @@ def _read_runs(sources: Sequence[Path]) -> TrainedRun:
 
 
 def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the logits of each image: float64 (classes,), or (H, W, classes) if pixels have
-    classes. Raises DataError for logits of another shape."""
+    """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
     for start in range(0, len(images), MAX_BATCH):
         batch = images[start : start + MAX_BATCH]
         # The last batch is padded, since another size would need another compilation.

@@ -103,8 +103,7 @@ def _has_readable_axis(runs: Sequence[RecordedRun], key: str) -> bool:
 
 
 def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
-    """Return whether all values are numbers above 0, and the largest is at least `span` times the
-    smallest."""
+    """Return whether values are numbers above 0, of which the largest is `span` times the least."""
     present = [value for value in values if value is not None]
     if not present or any(isinstance(v, bool) or not isinstance(v, int | float) for v in present):
         return False

@@ -131,12 +131,13 @@ class GaussianProcessSampler(BaseSampler):
             predicted, _ = predict(x, y, running_x)
             x = np.concatenate([x, running_x])
             y = np.concatenate([y, predicted])
-
-        def draw() -> dict[str, Any]:
-            keys = search_space.items()
-            return {key: self.sample_independent(study, trial, key, kind) for key, kind in keys}
-
-        candidates = [draw() for _ in range(NUM_CANDIDATES)]
+        candidates = [
+            {
+                key: self._random.sample_independent(study, trial, key, distribution)
+                for key, distribution in search_space.items()
+            }
+            for _ in range(NUM_CANDIDATES)
+        ]
         points = np.array([encode(search_space, candidate) for candidate in candidates])
         mean, std = predict(x, y, points)
         return candidates[int(acquire(self._acquisition, mean, std, y.max()).argmax())]

@@ -117,7 +117,7 @@ class Job:
     def run_recipe(
         self, recipe: Recipe, job_dir: Path, sweeper: Mapping[str, Any], options: RunOptions
     ) -> int:
-        """Run or resume a job, and return its exit status.
+        """Run a job, or resume the run in its directory, and return the exit status.
 
         `sweeper` is the job's section `hydra.sweeper`; in a study it has the number of the trial.
         Options that are the same for all jobs are added to `options`.
@@ -133,7 +133,10 @@ class Job:
             how_to_resume=lambda *_: None,
             inspection=self.inspection,
         )
-        return run(make_resumable(recipe, job_dir, self.on_changed), options).exit_status
+        resume = str(job_dir) if (job_dir / RECIPE).exists() else None
+        changes = {"resume": resume, "resume_changed": self.on_changed}
+        train = recipe.train.model_copy(update=changes)
+        return run(recipe.model_copy(update={"train": train}), options).exit_status
 
 
 def _format_job_label(job_dir: Path) -> str:
@@ -161,13 +164,6 @@ def train_in_one_process(recipe: Recipe) -> Recipe:
         num_devices = place.size * recipe.parallel.num_devices
         choose_gpus(place.find_local_devices(os.environ, num_devices))
     return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"name": "none"})})
-
-
-def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
-    """Return the recipe of a job that resumes the run in its directory, if there is one."""
-    resume = str(job_dir) if (job_dir / RECIPE).exists() else None
-    train = recipe.train.model_copy(update={"resume": resume, "resume_changed": on_changed})
-    return recipe.model_copy(update={"train": train})
 
 
 def run_with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:

@@ -41,11 +41,9 @@ class FileLock(BaseJournalFileLock):
         self._lock = Lock(path)
 
     def acquire(self) -> bool:
-        """Wait for the lock."""
         return self._lock.acquire(wait=True)
 
     def release(self) -> None:
-        """Release the lock."""
         self._lock.release()
 
 
@@ -61,7 +59,6 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
         super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """Record that the trial is alive."""
         (self._beats / str(trial_id)).touch()
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
@@ -79,7 +76,6 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
             return math.inf
 
     def get_heartbeat_interval(self) -> int:
-        """Return the seconds between heartbeats."""
         return self._interval_s
 
     def get_heartbeat_stale_trial_callback(self) -> StaleCallback:

@@ -106,8 +106,7 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
 
 
 def find_first_number(trial: FrozenTrial) -> int:
-    """Return the number of a trial's job: the trial's number, or the number of the trial that it
-    retries."""
+    """Return the number of a trial's first try, which is also the number of its job."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
 

@@ -47,13 +47,8 @@ def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
     at_once = count_jobs_at_once(launcher, jobs)
     shares = make_memory_share(at_once)
     if at_once > 1 and THREADS not in os.environ:
-        shares[THREADS] = str(divide_processors(at_once))
+        shares[THREADS] = str(max(1, count_processors() // at_once))
     return shares
-
-
-def divide_processors(jobs: int) -> int:
-    """Return the number of processors for each of several jobs; at least 1."""
-    return max(1, count_processors() // jobs)
 
 
 def count_jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:

@@ -164,8 +164,7 @@ def read_pairs(sweep_dir: Path) -> tuple[dict[int, tuple[JobSummary, JobSummary]
 
 
 def _require_equal_counts(pairs: Sequence[tuple[JobSummary, JobSummary]], sweep_dir: Path) -> None:
-    """Raise RunError if the sides of a pair were evaluated on different numbers of samples, which
-    `eval.samples=trained` can cause."""
+    """Raise RunError if the sides of a pair were evaluated on different numbers of samples."""
     for pair in pairs:
         counts = [summary.numbers().get("count") for summary in pair]
         if counts[0] != counts[1]:
