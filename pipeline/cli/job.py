@@ -62,9 +62,9 @@ def main(
 ) -> CommandResult:
     """Print a job file on stdout, everything else on stderr.
 
-    If `minutes` or `memory_gib` is None, it is measured here. `processes` None: those of the
-    recipe; `image` None: the engine's. Raises UsageError for wrong options, RecipeError for a
-    recipe that the engine can't run, and RunError if the recipe can't be measured here.
+    Without `minutes` or `memory_gib`, these are measured here. The defaults of `processes` and
+    `image` come from the recipe and the engine. Raises UsageError for wrong options, RecipeError
+    for a recipe that the engine can't run, and RunError if the recipe can't be measured here.
     """
     with redirect_stdout(sys.stderr), Reporter() as reporter:
         engine = ENGINES[to]
@@ -151,7 +151,7 @@ def _find_limits(
     memory_gib: int | None,
     reporter: Reporter,
 ) -> JobLimits:
-    """Return the limits: `minutes` and `memory_gib`, or measured ones if they are None."""
+    """Return the limits, with a measurement in place of `minutes` or `memory_gib` None."""
     notes = []
     trial = None
     if minutes is None or memory_gib is None:

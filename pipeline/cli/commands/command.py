@@ -274,7 +274,7 @@ class CommandGroup(click.Group):
         return call(self, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments. Raises UsageError if there are none."""
+        """Parse arguments. Raises UsageError without arguments."""
         if not args and not ctx.resilient_parsing:
             names = ", ".join(self.commands)
             raise UsageError([str(self.name)], f"must be followed by one of {names}")

@@ -141,7 +141,7 @@ class Override(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Complete names of recipes and of groups' options, or a path if there are none."""
+        """Complete names of recipes and of groups' options, else a path."""
         return complete_override(incomplete) or [CompletionItem(incomplete, type="file")]
 
 

@@ -37,8 +37,8 @@ def main(
     """Read weights, give them the names and layout of a recipe's network, and write them.
 
     `source` is a weight file or a run. If `overrides` name no recipe, they change the run's
-    recipe. Arrays of a weight file are written unchanged if there are no overrides. If `like` is a
-    weight file, its names, layout and dtypes are used. Raises UsageError, RecipeError and
+    recipe. Arrays of a weight file are written unchanged without overrides. If `like` is a weight
+    file, its names, layout and dtypes are used. Raises UsageError, RecipeError and
     DataError before anything is written.
     """
     require_writable_suffix(target)

@@ -80,7 +80,7 @@ def main(
 
 
 def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
-    """Return `name`, or if it is None the runs' main metric, which may be None as well.
+    """Return `name`, or by default the main metric of the runs; None if they have no metric.
 
     Raises DataError if no run has the metric `name`.
     """
