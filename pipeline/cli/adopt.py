@@ -10,55 +10,54 @@ from pipeline.config.foreign.adopt import Adoption, KeyRow, adopt, make_recipe_t
 from pipeline.config.foreign.mindcv import RULES
 from pipeline.config.foreign.npu_run_config import adopt_npu_run_config
 from pipeline.config.foreign.timm import adopt_timm
-from pipeline.core.errors import RecipeError, RunError, UsageError, get_system_reason, printable
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.errors import RecipeError, UsageError, get_system_reason, printable
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.safe_yaml import read_yaml
 from pipeline.core.files.value_text import show
 
 
 def main(file: Path, out: Path | None = None) -> CommandResult:
-    """Write the file's settings as a recipe, and print what becomes of each.
+    """Write the file's settings as a recipe, and print each setting with its keys of the recipe.
 
-    Raises UsageError if `out` exists, RecipeError for a file that can't be adopted, and RunError if
-    the recipe can't be written.
+    `out` None: recipes/STEM.yaml. Raises UsageError if `out` exists or doesn't end in .yaml,
+    RecipeError for a file that can't be adopted, and RunError if the recipe can't be written.
     """
     target = out or Path("recipes", f"{file.stem}.yaml")
     if target.suffix != ".yaml":
         raise UsageError([f"--out {target}"], "must end in .yaml")
     if target.exists():
         raise UsageError([f"--out {target}"], "exists already; must be a new file")
-    adoption = _read(file)
-    text = make_recipe_text(adoption, target)
-    try:
+    adoption = _read_settings(file)
+    recipe_text = make_recipe_text(adoption, target)
+    with convert_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, text)
-    except OSError as error:
-        raise RunError(f"{target}: can't be written: {get_system_reason(error)}") from error
-    facts = [_describe(row, adoption) for row in adoption.rows]
-    for fact in facts:
-        keys = ", ".join(f"{key}={show(value)}" for key, value in fact["recipe"].items())
-        text = "; ".join(filter(None, (keys, fact["note"])))
-        print(f"{fact['state']:<9} {fact['setting']} = {fact['value']}: {text}")
-    num_mapped = sum(fact["state"] == "mapped" for fact in facts)
+        write_whole(target, recipe_text)
+    settings = [_describe(row, adoption) for row in adoption.rows]
+    for setting in settings:
+        keys = ", ".join(f"{key}={show(value)}" for key, value in setting["recipe"].items())
+        text = "; ".join(filter(None, (keys, setting["note"])))
+        print(f"{setting['state']:<9} {setting['setting']} = {setting['value']}: {text}")
+    num_mapped = sum(setting["state"] == "mapped" for setting in settings)
     print(f"{adoption.origin}: {num_mapped} of {len(adoption.settings)} settings mapped")
     print(f"written: {printable(str(target))}; python -m pipeline +recipe={printable(str(target))}")
-    return CommandResult({"file": str(target), "origin": adoption.origin, "settings": facts})
+    return CommandResult({"file": str(target), "origin": adoption.origin, "settings": settings})
 
 
 def _describe(row: KeyRow, adoption: Adoption) -> dict[str, Any]:
-    """Return a row as facts; `state` is mapped, unmapped, or added for a trainer's default."""
+    """Return a row for JSON; `state` is mapped, unmapped, or added for a trainer's default."""
     is_set = row.setting in adoption.settings
+    mapped_state = "mapped" if is_set else "added"
     return {
         "setting": printable(row.setting),
         "value": show(adoption.settings[row.setting]) if is_set else "its default",
-        "state": "unmapped" if not row.keys else "mapped" if is_set else "added",
+        "state": mapped_state if row.keys else "unmapped",
         "recipe": dict(row.keys),
         "note": row.note,
     }
 
 
-def _read(file: Path) -> Adoption:
-    """Map the settings of a file. Raises RecipeError if it is of no known trainer."""
+def _read_settings(file: Path) -> Adoption:
+    """Map the settings of a file. Raises RecipeError if it can't be read or mapped."""
     try:
         if file.suffix == ".py":
             return adopt_npu_run_config(file)
@@ -72,4 +71,4 @@ def _read(file: Path) -> Adoption:
         return adopt_timm(f"timm's {file.name}", settings)
     if not keys.isdisjoint(("epoch_size", "scheduler", "amp_level", "image_resize")):
         return adopt("mindcv", f"mindcv's {file.name}", settings, RULES)
-    raise RecipeError([f"{file}: must be a YAML of mindcv, with epoch_size, or timm, with sched"])
+    raise RecipeError([f"{file}: must be a YAML file of mindcv (with epoch_size) or timm (sched)"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from pipeline.study.sweep.verdict import PairedVerdict, read_pairs, read_verdict
 from pipeline.study.sweep.verdict_page import write_verdict_page
 
 SIDE_B = "-side_b"
-"""Suffix of the name by which Hydra stores side B's recipe, apart from side A's: if side B chooses
-a component, its stored recipe loses the section of that component."""
+"""Suffix of the name under which Hydra stores side B's recipe. Side B needs a copy, since choosing
+a component removes that component's section from the stored recipe."""
 
 
 def main(
@@ -43,8 +44,9 @@ def main(
     Both sides have `overrides`; side B also has `other`. At most `pairs` pairs are run, and no
     further pair that would probably end after `minutes`. `metric` None: the runs' main metric.
 
-    Raises UsageError without keys of side B or for an unknown metric, RecipeError if a recipe is
-    wrong or can't be compared, RunError if the metric is missing or the page can't be written.
+    Raises UsageError if `other` is empty or has keys of the sweep, or for an unknown metric.
+    Raises RecipeError if a recipe is invalid or the two aren't comparable, and RunError if the
+    metric is missing or the page can't be written.
     """
     if not other:
         rule = "must be followed by -- and the keys of side B, as in -- train.optimizer.lr=0.02"
@@ -58,11 +60,12 @@ def main(
         )
     require_hydra_keys(overrides)
     components = {"recipe", *DEFAULT_COMPONENTS}
-    if not components & set(map(get_key, overrides)):
+    if components.isdisjoint(get_key(item) for item in overrides):
         overrides = [f"+recipe={DEFAULT_RECIPE}", *overrides]
     recipe_a = [item for item in overrides if not _is_about_sweep(item)]
     chosen_groups = {get_key(item) for item in other if not sets_key(item)}
-    recipe_b = [*(item for item in recipe_a if get_key(item) not in chosen_groups), *other]
+    recipe_b = [item for item in recipe_a if get_key(item) not in chosen_groups]
+    recipe_b += other
     checked_b = compose_and_check(recipe_b)
     # Interpolations are escaped: side B resolves them, not the sweep.
     side_b = [quote_value(item.replace("${", r"\${")) for item in _register_side_b(recipe_b)]
@@ -102,15 +105,16 @@ def describe_sides(overrides: Sequence[str], other: Sequence[str]) -> str:
 def _is_about_sweep(override: str) -> bool:
     """Return whether an override is about the sweep, not about the recipe of a side."""
     key = get_key(override)
-    return key in RESUME_KEYS or key.partition(".")[0].partition("/")[0] == "hydra"
+    return key in RESUME_KEYS or re.match(r"hydra([./]|$)", key) is not None
 
 
 def _register_side_b(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of side B for Hydra, with its recipe registered by a separate name."""
+    """Store a copy of side B's recipe in Hydra, and return the overrides that choose this copy."""
     resolved = resolve_recipe(overrides)
     name = value_of(resolved, "recipe")
     if name is None:
         return resolved
+    name_b = f"{name}{SIDE_B}"
     node = find_stored_recipe(name)
-    store_option(group="recipe", name=f"{name}{SIDE_B}", package="_global_", node=node)
-    return [f"+recipe={name}{SIDE_B}" if get_key(arg) == "recipe" else arg for arg in resolved]
+    store_option(group="recipe", name=name_b, package="_global_", node=node)
+    return [f"+recipe={name_b}" if get_key(item) == "recipe" else item for item in resolved]

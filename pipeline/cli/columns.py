@@ -33,23 +33,25 @@ def main(
     """Print a line for each column of a table. None stands for the default of dataset=csv.
 
     Raises UsageError for a value that dataset=csv doesn't accept, and DataError if the file can't
-    be read.
+    be read or has no rows.
     """
-    texts = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
-    typed = {name: value for name, value in texts.items() if value is not None}
-    missing = CsvTable.model_fields["missing_values"].default
-    options = {"missing_values": missing, "header": not no_header, **typed}
+    options = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
+    settings = {
+        "missing_values": CsvTable.model_fields["missing_values"].default,
+        "header": not no_header,
+        **{name: value for name, value in options.items() if value is not None},
+    }
     try:
-        table_format = TableFormat.model_validate(options)
+        table_format = TableFormat.model_validate(settings)
     except ValidationError as error:
-        names = [str(name) for item in error.errors() for name in item["loc"][:1]]
-        words = [f"--{name} {options[name]}" for name in names]
-        raise UsageError(words, "; ".join(describe_problems(error, options))) from error
+        names = [str(item["loc"][0]) for item in error.errors()]
+        words = [f"--{name} {settings[name]}" for name in names]
+        raise UsageError(words, "; ".join(describe_problems(error, settings))) from error
     try:
         table = read_table(file, table_format, lambda name: "auto")
     except DataError as error:
-        # The keys of a recipe are options here.
-        message = re.sub(rf"\bdataset\.({'|'.join(texts)})\b", r"--\1", str(error))
+        # Errors name keys of a recipe, which are options of this command.
+        message = re.sub(rf"\bdataset\.({'|'.join(options)})\b", r"--\1", str(error))
         raise DataError(message) from error
     if not table.rows:
         raise DataError(f"{file}: has no rows")
@@ -62,23 +64,24 @@ def main(
 
 
 def _describe_column(table: RawTable, name: str) -> str:
-    """Return a line of a column's kind, range or most frequent values, and missing values."""
+    """Return a column's kind, range or most frequent values, and number of missing values."""
     column = table.columns[name]
     if isinstance(column, Numbers):
         present = column.values[~np.isnan(column.values)]
         if not present.size:
             return "empty     no values"
-        numbers = f"numeric   {present.min():g} to {present.max():g}, mean {present.mean():.6g}"
+        value_range = f"{present.min():g} to {present.max():g}, mean {present.mean():.6g}"
         missing = _describe_missing(table.rows - present.size)
-        return f"{numbers}, {len(np.unique(present)):,} different{missing}"
+        return f"numeric   {value_range}, {len(np.unique(present)):,} different{missing}"
     counts = column.count_rows()
     if not counts.size:
         return "empty     no values"
     missing = _describe_missing(table.rows - int(counts.sum()))
     text_cell = find_text_among_numbers(column)
     if text_cell is not None:
-        row, text, share = text_cell
-        return f"mixed     {share:.1%} numbers; {table.locate(row)}: {show_name(text)!r}{missing}"
+        row, text, number_share = text_cell
+        place = f"{table.locate(row)}: {show_name(text)!r}"
+        return f"mixed     {number_share:.1%} numbers; {place}{missing}"
     different = f"{len(counts):,} different"
     formats = find_date_formats(column.texts)
     if len(formats) == 1:

@@ -1,6 +1,7 @@
-"""`python -m pipeline completion SHELL`: scripts for completion in shells, and completions.
+"""`python -m pipeline completion SHELL`: the script for completion in a shell, and its calls.
 
-click's scripts call `pipeline` with COMP_WORDS and `_PIPELINE_COMPLETE`, as it documents.
+The script is click's. It calls `pipeline` with COMP_WORDS and `_PIPELINE_COMPLETE` in the
+environment, and `complete` prints the completions.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class BashWords(BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the cursor and the incomplete word, joined at `=`."""
         words, incomplete = super().get_completion_args()
-        last = ["=", ""] if incomplete == "=" else [incomplete]
-        *words, incomplete = "\0".join([*words, *last]).replace("\0=\0", "=").split("\0")
-        return words, incomplete
+        words += ["=", ""] if incomplete == "=" else [incomplete]
+        # No word contains the separator.
+        joined = "\0".join(words).replace("\0=\0", "=").split("\0")
+        return joined[:-1], joined[-1]
 
     def format_completion(self, item: CompletionItem[str]) -> str:
         """Return the part after `=`, since bash replaces only this part."""

@@ -48,18 +48,19 @@ Level = Literal["ok", "warn", "fail"]
 SHOWN = ("jax", "jaxlib", "flax", "numpy", "hydra-core")
 """Packages whose tested versions are printed."""
 GB = 1e9
-FREE_BYTES = 1e9
-FREE_FILES = 10_000
+MIN_FREE_BYTES = 1e9
+MIN_FREE_FILES = 10_000
 """Free bytes and files below which a disk counts as full."""
-CACHE_BYTES = 20e9
+MAX_CACHE_BYTES = 20e9
 """Size above which deleting programs from the cache is advised."""
-OPEN_FILES = 1024
+MIN_OPEN_FILES = 1024
 """Limit of open files below which a run may fail."""
-MEMORY_BYTES = 2e9
+MIN_MEMORY_BYTES = 2e9
 """Upper bound of the memory of a small run, compilation included."""
-SKEW_S = 60
-"""Largest harmless offset of a file server's clock: the newest run is found by times of files."""
-BUSY = 0.5
+MAX_SKEW_S = 60
+"""Largest harmless difference between a file server's clock and this machine's: the newest run is
+found by times of files."""
+BUSY_LOAD = 0.5
 """Load per core above which the machine counts as used by other programs."""
 
 
@@ -69,6 +70,7 @@ class CheckResult:
 
     level: Level
     what: str
+    """The checked thing, such as `cache`."""
     text: str
     advice: str = ""
 
@@ -83,13 +85,18 @@ def warn_if(is_bad: bool, what: str, text: str, advice: str) -> CheckResult:
 
 
 def main(overrides: Sequence[str]) -> CommandResult:
-    """Print the results of all checks; the exit status is 1 if one has failed, else 0.
+    """Print the results of all checks of a recipe; the exit status is 1 if one failed, else 0.
 
-    `overrides` are as for a run. Nothing is downloaded. Raises RecipeError for an invalid recipe.
+    Nothing is downloaded. Raises RecipeError for an invalid recipe.
     """
     recipe = compose_and_check(add_train_length(overrides))
     results = []
-    checks = (software, tested, lock, device, cache, data, outputs, limits, extras)
+    # fmt: off
+    checks = (
+        check_software, check_tested, check_lock, check_device, check_cache, check_data,
+        check_outputs, check_limits, check_extras,
+    )
+    # fmt: on
     for check in checks:
         for result in _run_check(check, recipe):
             print(result, flush=True)
@@ -98,29 +105,31 @@ def main(overrides: Sequence[str]) -> CommandResult:
     failed = levels.count("fail")
     warned = levels.count("warn")
     print(f"{len(levels)} checks of {recipe.name}: {failed} failed, {warned} to look at")
-    return CommandResult({"checks": list(map(asdict, results))}, exit_status=1 if failed else 0)
+    facts = {"checks": [asdict(result) for result in results]}
+    return CommandResult(facts, exit_status=1 if failed else 0)
 
 
 def _run_check(
     check: Callable[[Recipe], Iterator[CheckResult]], recipe: Recipe
 ) -> Iterator[CheckResult]:
-    """Yield the results of a check; an error of the check becomes a result too."""
+    """Yield the results of a check; an error becomes a result too."""
+    name = check.__name__.removeprefix("check_")
     try:
         yield from check(recipe)
     except PipelineError as error:
-        yield CheckResult("fail", check.__name__, " ".join(str(error).split()))
+        yield CheckResult("fail", name, " ".join(str(error).split()))
     except OSError as error:
-        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        yield CheckResult("fail", check.__name__, where)
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        yield CheckResult("fail", name, reason)
 
 
-def software(recipe: Recipe) -> Iterator[CheckResult]:
-    """Show the versions of the installed packages, and the folder of this package."""
+def check_software(recipe: Recipe) -> Iterator[CheckResult]:
+    """List the versions of the installed packages, and the folder of this package."""
     installed = ", ".join(f"{name} {version}" for name, version in list_versions({}).items())
     yield CheckResult("ok", "software", f"{installed}; {PACKAGE}")
 
 
-def tested(recipe: Recipe) -> Iterator[CheckResult]:
+def check_tested(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that Python and the packages have tested versions."""
     try:
         untested = find_untested(DISTRIBUTION)
@@ -135,33 +144,35 @@ def tested(recipe: Recipe) -> Iterator[CheckResult]:
         yield CheckResult("ok", "tested", text)
 
 
-def lock(recipe: Recipe) -> Iterator[CheckResult]:
+def check_lock(recipe: Recipe) -> Iterator[CheckResult]:
     """Compare the installed versions with the lock file, if there is one."""
     if LOCK.exists():
         yield CheckResult("ok", "lock", compare_with_lock(LOCK))
 
 
-def device(recipe: Recipe) -> Iterator[CheckResult]:
+def check_device(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that the device is available and computes."""
     backend = recipe.device.open(recipe.parallel)
     properties = backend.describe()
-    name = ", ".join(
+    text = ", ".join(
         value if key == "device" else f"{key} {value}" for key, value in properties.items()
     )
     if getattr(recipe.device, "target", None) is not None:
-        yield CheckResult("ok", "device", f"{name}; XLA can compile for it")
+        yield CheckResult("ok", "device", f"{text}; XLA can compile for it")
         return
     free_bytes = backend.placement.free_bytes
-    name += "" if free_bytes is None else f", {free_bytes / GB:,.1f} GB of its memory for JAX"
+    if free_bytes is not None:
+        text += f", {free_bytes / GB:,.1f} GB of its memory for JAX"
     numbers = jax.device_put(jnp.arange(8.0), backend.device)
     total = float(jax.jit(jnp.sum)(numbers))
     if total != 28.0:
-        yield CheckResult("fail", "device", f"{name}: the sum of 0 to 7 is {total}", "use another")
+        text += f": the sum of 0 to 7 is {total}"
+        yield CheckResult("fail", "device", text, "use another")
     else:
-        yield CheckResult("ok", "device", name)
+        yield CheckResult("ok", "device", text)
 
 
-def cache(recipe: Recipe) -> Iterator[CheckResult]:
+def check_cache(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that the cache can be written, so that runs needn't compile and download again."""
     root = cache_root(recipe.cache)
     try:
@@ -178,14 +189,14 @@ def cache(recipe: Recipe) -> Iterator[CheckResult]:
             with suppress(OSError):
                 size_bytes += os.path.getsize(os.path.join(folder, name))
     text = f"{root}: writable, holds {size_bytes / GB:.2f} GB"
-    yield warn_if(size_bytes > CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
+    yield warn_if(size_bytes > MAX_CACHE_BYTES, "cache", text, f"delete {root / PROGRAMS}")
     if exposure := find_exposure(root):
         text = f"{exposure}, so compiled programs are neither read nor kept"
         yield CheckResult("warn", "cache", text, exposure.advice)
     yield space
 
 
-def data(recipe: Recipe) -> Iterator[CheckResult]:
+def check_data(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that the data is available and can be read; nothing is downloaded."""
     dataset = recipe.dataset.model_copy(update={"mirrors": ()})
     if isinstance(dataset.root, Address):
@@ -197,20 +208,20 @@ def data(recipe: Recipe) -> Iterator[CheckResult]:
     try:
         raw = read_selected(recipe.model_copy(update={"dataset": dataset}))
     except DownloadError:
-        where = cache_root(recipe.cache) / dataset.name
+        folder = cache_root(recipe.cache) / dataset.name
         mirrors = ", ".join(recipe.dataset.mirrors)
         advice = f"a run downloads it from {mirrors}" if mirrors else "name it: dataset.root=DIR"
-        yield CheckResult("warn" if mirrors else "fail", "data", f"not in {where}", advice)
+        yield CheckResult("warn" if mirrors else "fail", "data", f"not in {folder}", advice)
         return
     for split in (raw.train, raw.eval):
-        fingerprint_columns(split)
+        fingerprint_columns(split)  # reads every byte
     size_bytes = count_split_bytes(raw.train) + count_split_bytes(raw.eval)
     counts = f"{len(raw.train):,} training and {len(raw.eval):,} evaluation samples"
     text = f"{dataset.name}: {counts}, {size_bytes / 1e6:,.1f} MB, readable"
     yield CheckResult("ok", "data", text)
 
 
-def outputs(recipe: Recipe) -> Iterator[CheckResult]:
+def check_outputs(recipe: Recipe) -> Iterator[CheckResult]:
     """Check that run directories can be created, written and locked in the working folder."""
     with _make_scratch_folder(OUTPUTS) as folder:
         yield CheckResult("ok", "outputs", f"{OUTPUTS.absolute()}: writable")
@@ -222,7 +233,7 @@ def outputs(recipe: Recipe) -> Iterator[CheckResult]:
             advice = "train.resume=auto skips runs that were killed; name them"
             yield CheckResult("warn", "locks", text, advice)
         skew_s = (folder / "file").stat().st_mtime - time.time()
-        if abs(skew_s) > SKEW_S:
+        if abs(skew_s) > MAX_SKEW_S:
             text = f"the file system's is {skew_s:+,.0f} s off this machine's"
             advice = "the newest run is found by the times of files"
             yield CheckResult("warn", "clock", text, advice)
@@ -255,17 +266,17 @@ def _check_space(what: str, folder: Path) -> CheckResult:
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
     # File systems without a fixed number of files report 0.
-    has_few_files = disk.f_files > 0 and disk.f_favail < FREE_FILES
+    has_few_files = disk.f_files > 0 and disk.f_favail < MIN_FREE_FILES
     text = f"{free_bytes / GB:,.1f} GB free for {what}"
     text += f", {disk.f_favail:,} files" if has_few_files else ""
-    is_full = free_bytes < FREE_BYTES or has_few_files
+    is_full = free_bytes < MIN_FREE_BYTES or has_few_files
     return warn_if(is_full, "disk", text, "make room, or work in another folder")
 
 
-def limits(recipe: Recipe) -> Iterator[CheckResult]:
+def check_limits(recipe: Recipe) -> Iterator[CheckResult]:
     """Check the files, memory and cores that this process can use."""
     limits = read_limits()
-    if limits.open_files is not None and limits.open_files < OPEN_FILES:
+    if limits.open_files is not None and limits.open_files < MIN_OPEN_FILES:
         yield CheckResult("warn", "open files", f"{limits.open_files:,} at most", "ulimit -n 4096")
     else:
         yield CheckResult("ok", "open files", f"{limits.open_files or 'any number'} at most")
@@ -273,16 +284,16 @@ def limits(recipe: Recipe) -> Iterator[CheckResult]:
         if limit is not None:
             text = f"limited to {limit / GB:,.1f} GB"
             yield CheckResult("warn", name, text, "a run may end there; ulimit -a shows it")
-    is_low = limits.memory_bytes < MEMORY_BYTES
+    is_low = limits.memory_bytes < MIN_MEMORY_BYTES
     text = f"{limits.memory_bytes / GB:,.1f} GB available"
     yield warn_if(is_low, "memory", text, "a run may be killed for lack of memory")
-    is_busy = limits.load > BUSY * limits.machine_cores
+    is_busy = limits.load > BUSY_LOAD * limits.machine_cores
     text = f"{limits.cores:g} of {limits.machine_cores} available, load {limits.load:.1f}"
     yield warn_if(is_busy, "cores", text, "other programs use them, so times will vary")
 
 
-def extras(recipe: Recipe) -> Iterator[CheckResult]:
-    """Show which extras of the package are installed; no run needs all of them."""
+def check_extras(recipe: Recipe) -> Iterator[CheckResult]:
+    """List which extras of the package are installed; no run needs all of them."""
     try:
         names = metadata(DISTRIBUTION).get_all("Provides-Extra") or []
     except PackageNotFoundError:
@@ -296,7 +307,7 @@ def extras(recipe: Recipe) -> Iterator[CheckResult]:
 
 
 def find_missing(distribution: str, extra: str) -> list[str]:
-    """Return the packages that an extra, or an extra inside it, requires and that are missing."""
+    """Return the missing packages among those that an extra requires, also by nested extras."""
     missing: list[str] = []
     for requirement in map(Requirement, requires(distribution) or ()):
         marker = requirement.marker

@@ -7,8 +7,7 @@ discarded: the only file is `explain.json`, in the folder that `--out` names.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,7 @@ from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
 from pipeline.config.recipe import Recipe
 from pipeline.config.run_length import list_event_periods
-from pipeline.core.errors import RunError
-from pipeline.core.files.atomic_write import write_whole
+from pipeline.core.files.atomic_write import convert_write_errors, write_whole
 from pipeline.core.files.strict_json import format_json
 from pipeline.core.reporter import Reporter
 from pipeline.engine.schedule import RunSchedule
@@ -79,7 +77,7 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
     """
     recipe = compose_and_check(overrides)
     if out is not None:
-        with _report_refusal(out):
+        with convert_write_errors(out):
             out.mkdir(parents=True, exist_ok=True)
     with Reporter() as reporter:
         load = os.getloadavg()[0]
@@ -90,18 +88,9 @@ def main(overrides: Sequence[str], out: Path | None = None) -> CommandResult:
         explanation = explain_recipe(recipe, reporter)
         reporter.print_lines(f"\n{explanation}")
     if out is not None:
-        with _report_refusal(out):
+        with convert_write_errors(out / FILE):
             write_whole(out / FILE, format_json(explanation.to_dict(), indent=2) + "\n")
     return CommandResult(explanation.to_dict())
-
-
-@contextmanager
-def _report_refusal(folder: Path) -> Iterator[None]:
-    """Raise RunError if the system refuses to write into a folder."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{folder}: can't write {FILE}: {error.strerror}") from error
 
 
 def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
@@ -119,7 +108,7 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
     run_schedule = built.run_schedule
     bounds = make_bounds(recipe, run_schedule, executable)
     run = _describe_run(recipe, backend.describe()["device"], run_schedule)
-    explanation = partial(Explanation, run, bounds, make_calendar(recipe, run_schedule))
+    make_explanation = partial(Explanation, run, bounds, make_calendar(recipe, run_schedule))
     memory = measure_memory(executable.loader)
     is_terminal = reporter.console.is_terminal
     with (
@@ -129,12 +118,13 @@ def explain_recipe(recipe: Recipe, reporter: Reporter) -> Explanation:
         single_ms = time_single_step(trials)
         reason = explain_one_step_sinks(single_ms, bounds)
         if reason is not None:
-            return explanation(choose_no_sink(single_ms, reason), memory=memory)
+            return make_explanation(choose_no_sink(single_ms, reason), memory=memory)
         mechanisms = list_mechanisms(recipe.train.mechanism, executable)
         measured = measure(trials, single_ms, mechanisms, BUDGET_S)
         choice = choose(measured.costs, bounds)
         achieved = measure_gain(trials, choice)
-    return explanation(choice, measured.costs, make_dispatch(measured, choice), memory, achieved)
+    dispatch = make_dispatch(measured, choice)
+    return make_explanation(choice, measured.costs, dispatch, memory, achieved)
 
 
 def _explain_by_model(opened: OpenedRecipe) -> Explanation | None:
@@ -169,8 +159,8 @@ def _describe_run(recipe: Recipe, device: str, run_schedule: RunSchedule) -> Exp
 
 
 def make_dispatch(measured: Measurement, choice: SinkChoice) -> Dispatch:
-    """Return the overhead of a dispatch as median and p90 in us: its time, minus that of a step by
-    the chosen mechanism."""
+    """Return the median and the p90 of a dispatch's overhead in us: the time of a step that is
+    dispatched alone, minus the time of a step in a sink by the chosen mechanism."""
     step_ms = measured.costs.find(choice.mechanism).step_ms
     median_us, p90_us = 1000 * (np.quantile(measured.single_ms, (0.5, 0.9)) - step_ms)
     return Dispatch(float(median_us), float(p90_us))
@@ -189,23 +179,20 @@ def measure_memory(loader: Loader) -> Memory:
 
 def make_calendar(recipe: Recipe, run_schedule: RunSchedule) -> Calendar:
     """Return the steps of a run's events. Ends of sinks aren't counted as events."""
-    total = run_schedule.total
+    total_steps = run_schedule.total
     steps_by_event: dict[str, np.ndarray] = {}
     for event, periods in list_event_periods(recipe, run_schedule.steps_per_epoch).items():
-        multiples = [np.arange(period, total + 1, period) for period in periods]
+        multiples = [np.arange(period, total_steps + 1, period) for period in periods]
         # An event without a period has no steps; numpy can't concatenate an empty list.
         steps_by_event[event.value] = np.unique(np.concatenate([np.arange(0), *multiples]))
-    first_steps = {
-        step for steps in steps_by_event.values() for step in steps[:SHOWN_EVENTS].tolist()
-    }
-    examples = tuple(
-        (step, ", ".join(name for name, steps in steps_by_event.items() if step in steps))
-        for step in sorted(first_steps)[:SHOWN_EVENTS]
-    )
-    ends = np.unique(np.concatenate([*steps_by_event.values(), [total]]))
-    longest_steps = int(np.diff(ends, prepend=0).max())
+    all_steps = np.unique(np.concatenate(list(steps_by_event.values())))
+    examples = []
+    for step in all_steps[:SHOWN_EVENTS].tolist():
+        names = [name for name, steps in steps_by_event.items() if step in steps]
+        examples.append((step, ", ".join(names)))
+    longest_steps = int(np.diff([0, *all_steps, total_steps]).max())
     counts = {name: len(steps) for name, steps in steps_by_event.items()}
-    return Calendar(counts, examples, longest_steps, total)
+    return Calendar(counts, tuple(examples), longest_steps, total_steps)
 
 
 def measure_gain(trials: TimedRuns, choice: SinkChoice) -> Achieved | None:

@@ -38,7 +38,7 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     """
     swept = list_swept_keys(overrides)
     problems = [f"{key}: has several values; folds train one recipe" for key in swept]
-    keys = set(map(get_key, overrides))
+    keys = {get_key(override) for override in overrides}
     problems += [
         f"{key}: is set by --k and --seed" for key in sorted(keys) if key.startswith(SECTION)
     ]
@@ -47,15 +47,14 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     if problems:
         raise RecipeError(problems)
     require_hydra_keys(overrides)
-    fixed = [*overrides, f"{SECTION}.count={k}", f"{SECTION}.seed={seed}"]
-    hydra_keys = ("hydra", "train.resume")
-    recipe = compose_and_check(
-        [f"{FOLD}=0", *(item for item in fixed if not get_key(item).startswith(hydra_keys))]
-    )
+    shared = [*overrides, f"{SECTION}.count={k}", f"{SECTION}.seed={seed}"]
+    sweep_keys = ("hydra", "train.resume")
+    recipe_keys = [item for item in shared if not get_key(item).startswith(sweep_keys)]
+    recipe = compose_and_check([f"{FOLD}=0", *recipe_keys])
     if not set(STAGES) <= set(recipe.stages):
         raise RecipeError(["stages: must have train, checkpoint and eval for folds"])
     read_selected(recipe)  # raises if the data can't be split into the folds
-    typed = [*fixed, f"{FOLD}=range(0,{k})"]
+    typed = [*shared, f"{FOLD}=range(0,{k})"]
     if keys.isdisjoint((VECTORIZE, "hydra/launcher")) and not list_member_problems([recipe]):
         # The folds share a program.
         typed.append(f"{VECTORIZE}=true")
@@ -65,12 +64,16 @@ def main(overrides: Sequence[str], k: int, seed: int) -> CommandResult:
     if end.exit_status:
         return CommandResult(facts, end.exit_status)
     metrics = read_fold_metrics(end.sweep_dir)
-    count = write_folds(end.sweep_dir, metrics)
+    num_predictions = write_folds(end.sweep_dir, metrics)
     _print_metrics(metrics, k)
     file = end.sweep_dir / OUT_OF_FOLD
-    print(printable(f"{file}: {count:,} predictions, each by the run that didn't train on it"))
-    values = {m.name: {"mean": m.mean, "std": m.std, "values": m.values} for m in metrics}
-    return CommandResult({**facts, "metrics": values, "predictions": str(file)})
+    about = f"{num_predictions:,} predictions, each by the run that didn't train on it"
+    print(printable(f"{file}: {about}"))
+    figures = {
+        metric.name: {"mean": metric.mean, "std": metric.std, "values": metric.values}
+        for metric in metrics
+    }
+    return CommandResult({**facts, "metrics": figures, "predictions": str(file)})
 
 
 def _print_metrics(metrics: Sequence[FoldMetric], k: int) -> None:
@@ -78,6 +81,6 @@ def _print_metrics(metrics: Sequence[FoldMetric], k: int) -> None:
     for name in ("metric", "mean", "std", "least", "greatest"):
         table.add_column(name, justify="left" if name == "metric" else "right")
     for metric in metrics:
-        numbers = metric.mean, metric.std, min(metric.values), max(metric.values)
+        numbers = [metric.mean, metric.std, min(metric.values), max(metric.values)]
         table.add_row(metric.name, *(f"{number:.4g}" for number in numbers))
     Console(markup=False).print(table)

@@ -1,7 +1,7 @@
 """`python -m pipeline forecast ...`: the time of a step, before it is compiled.
 
-An emulated device reports it by its model. On another device it is the sum of the step's parts, and
-the heaviest parts are timed one by one. `--check` runs steps as well.
+For an emulated device, its model computes the time. For another device, the times of the step's
+parts are added, of which the longest are measured one by one. `--check` also runs steps.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-
-import numpy as np
 
 from pipeline.cli.commands.command import CommandResult
 from pipeline.config.compose import compose_and_check
@@ -34,8 +32,8 @@ MAX_CHECK_STEPS = 1000
 def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
     """Print a forecast, and with `check` also a measurement.
 
-    Raises RecipeError for an invalid recipe, RunError if its steps can't be priced or run, and for
-    `check` with an emulated device.
+    Raises RecipeError for an invalid recipe, RunError if its steps can't be forecast or run, and
+    for `check` with an emulated device.
     """
     recipe = compose_and_check(overrides)
     with Reporter() as reporter:
@@ -47,7 +45,7 @@ def main(overrides: Sequence[str], *, check: bool = False) -> CommandResult:
 def forecast_recipe(
     recipe: Recipe, reporter: Reporter, *, check: bool
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the report of a forecast and its figures, with measured ones if `check` is true."""
+    """Return a forecast as text and as figures, both with the measured time if `check` is true."""
     opened = build_recipe(recipe, reporter)
     recipe = opened.recipe
     dataset = opened.dataset
@@ -68,9 +66,10 @@ def forecast_recipe(
     executable = compile_to_fit(recipe, dataset, lowered, backend, reporter)
     is_terminal = reporter.console.is_terminal
     with TimedRuns(recipe, lowered.run_schedule, executable, is_terminal=is_terminal) as trials:
-        # The first steps are slow: memory is new, and libraries plan their calls.
-        steps_in_time = CHECK_S * 1e3 / time_single_step(trials)
-        steps = int(np.clip(steps_in_time, MIN_CHECK_STEPS, MAX_CHECK_STEPS))
+        # The least time is used: the first steps are slow, since memory is new to the process and
+        # libraries plan their calls.
+        steps = int(CHECK_S * 1e3 / time_single_step(trials))
+        steps = min(max(steps, MIN_CHECK_STEPS), MAX_CHECK_STEPS)
         measured_ms = float(trials.time(OFF, steps).dispatch_ms.min())
     text = f"{forecast}\n{measured_line(forecast, measured_ms)}"
     return text, {**facts, "measured_ms": measured_ms}

@@ -1,7 +1,7 @@
 """`python -m pipeline job --to ENGINE ...`: a file by which a scheduler runs a recipe.
 
-Its figures are measured here: the time of a step by a forecast; start, stop and memory by a run
-that is stopped after its first steps.
+Its limits come from this machine: the time of a step is forecast; start, stop and memory are
+measured in a run that is stopped after its first steps.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from pipeline.stages.runner.resume_command import RESUME
 
 UPPER_RATIO = 1.3
 UPPER_MS = 0.1
-"""Upper end of a forecast of x ms: 1.3 x + 0.1. It is above all 24 steps that were measured in
-benchmarks/results/forecast.md."""
+"""A step with a forecast of x ms takes at most 1.3 x + 0.1 ms, which holds for all 24 steps that
+were measured in benchmarks/results/forecast.md."""
 MEMORY_RATIO = 1.25
-"""Ratio of a job's memory to the most that a trial run had."""
+"""Ratio of a job's memory to the peak of a trial run."""
 MINUTE_S = 60
 
 
@@ -62,9 +62,9 @@ def main(
 ) -> CommandResult:
     """Print a job file on stdout, everything else on stderr.
 
-    Options that are None are measured here, or have defaults of the recipe and the engine. Raises
-    UsageError for wrong options, RecipeError for a recipe that the engine can't run, and RunError
-    if the recipe can't be measured here.
+    Without `minutes` or `memory_gib`, these are measured here. The defaults of `processes` and
+    `image` come from the recipe and the engine. Raises UsageError for wrong options, RecipeError
+    for a recipe that the engine can't run, and RunError if the recipe can't be measured here.
     """
     with redirect_stdout(sys.stderr), Reporter() as reporter:
         engine = ENGINES[to]
@@ -133,9 +133,9 @@ def _require_runnable(recipe: Recipe, overrides: Sequence[str], processes: int, 
 
 def _list_local_files(recipe: Recipe, overrides: Sequence[str]) -> Iterator[str]:
     """Yield files of this machine that the recipe names, as `KEY = PATH`."""
-    name = value_of(overrides, "recipe")
-    file = name and (Path(name) if name.endswith(YAML) else find_recipes(Path.cwd()).get(name))
-    if file and file.parent != RECIPES:
+    name = value_of(overrides, "recipe") or ""
+    file = Path(name) if name.endswith(YAML) else find_recipes(Path.cwd()).get(name)
+    if file is not None and file.parent != RECIPES:
         yield f"+recipe = {file}"
     for plugin in list_loaded_plugins():
         yield f"{FLAG} {plugin.source}"
@@ -151,7 +151,7 @@ def _find_limits(
     memory_gib: int | None,
     reporter: Reporter,
 ) -> JobLimits:
-    """Return the limits: those that the options set, and measurements for the others."""
+    """Return the limits, with a measurement in place of `minutes` or `memory_gib` None."""
     notes = []
     trial = None
     if minutes is None or memory_gib is None:

@@ -22,7 +22,7 @@ GPU_FLAG = "--xla_gpu_enable_command_buffer="
 
 
 def main(overrides: Sequence[str]) -> CommandResult:
-    """Run a recipe for as long as its profile takes; the facts are those of profile.json.
+    """Run the steps of a recipe that are profiled; the facts include those of profile.json.
 
     If `overrides` is the path of a run, `parse_run` is called. Raises RecipeError for an invalid
     recipe, or one that can't be profiled.
@@ -31,9 +31,11 @@ def main(overrides: Sequence[str]) -> CommandResult:
         return parse_run(overrides)
     started_at = time.perf_counter()
     typed = {get_key(override) for override in overrides}
+    settings = [f"{MODE}=only"]
+    if "stages" not in typed:
+        settings.append(STAGES)
     variables = parse_profiling_variables(os.environ)
-    from_environment = [item for item in variables if get_key(item) not in {*typed, MODE}]
-    settings = [f"{MODE}=only", *([] if "stages" in typed else [STAGES]), *from_environment]
+    settings += [item for item in variables if get_key(item) not in {*typed, MODE}]
     # Command buffers of a GPU hide the names of operations. On other devices the flag would only
     # change the keys of cached programs.
     if "device=gpu" in overrides and GPU_FLAG not in os.environ.get("XLA_FLAGS", ""):

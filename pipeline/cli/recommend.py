@@ -35,13 +35,13 @@ def main(
     recipes = [
         compose_and_check([*fixed, *to_overrides(point)]) for point in vary_one_at_a_time(space)
     ]
-    trials, runs = read_trials(folder, recipes[0], space, metric)
+    trials, num_runs = read_trials(folder, recipes[0], space, metric)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     maximizes = metrics[metric] == "max"
     proposed = suggest_values(
         trials, space, count, sampler=make_sampler(sampler, seed), maximizes=maximizes
     )
-    summary = [f"{len(trials)} of {runs} runs in {folder} are of this recipe and search space"]
+    summary = [f"{len(trials)} of {num_runs} runs in {folder} are of this recipe and search space"]
     if trials:
         select_best = max if maximizes else min
         best = select_best(trials, key=lambda trial: trial.values[0])
@@ -55,9 +55,8 @@ def main(
         f"hydra.sweeper.history={folder}",
         f"hydra.sweeper.n_trials={count}",
     ]
-    arguments = [*([*fixed, *to_overrides(values)] for values in proposed), study]
-    *commands, study_command = (f"{PROGRAM} {shlex.join(words)}" for words in arguments)
+    commands = [f"{PROGRAM} {shlex.join([*fixed, *to_overrides(values)])}" for values in proposed]
+    study_command = f"{PROGRAM} {shlex.join(study)}"
     for line in [*summary, *commands, "these and further ones as a study:", study_command]:
         print(printable(line))
-    facts = {"summary": summary, "commands": commands, "study": study_command}
-    return CommandResult(facts)
+    return CommandResult({"summary": summary, "commands": commands, "study": study_command})

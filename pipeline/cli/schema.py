@@ -24,8 +24,8 @@ def main() -> int:
 def recipe_schema() -> dict[str, Any]:
     """Return the schema of recipe files and of the files under conf/.
 
-    A file has a part of a recipe, so no key is required and a component may omit its name. A device
-    may start from the file of another device. Completeness is checked on the composed recipe.
+    No key is required and a component may omit its name, since a file may have a part of a recipe:
+    completeness is checked on the composed recipe. A device's file may extend another's.
     """
     schema = _make_keys_optional(Recipe.model_json_schema())
     for device in list_components("device").values():
@@ -40,7 +40,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _make_keys_optional(node: Any) -> Any:
-    """Return a schema without `required`, whose unions accept a section without a name."""
+    """Return a copy of a schema in which no key is required, nor the name in a union's member."""
     if isinstance(node, list):
         return [_make_keys_optional(item) for item in node]
     if not isinstance(node, dict):

@@ -29,7 +29,7 @@ def main(overrides: Sequence[str], *, as_json: bool = False) -> int:
         if run_dir is None:
             raise DataError(f"{overrides[0]}: isn't a run directory; name one, or +recipe=NAME")
         recipe = read_run_recipe(run_dir, overrides[1:])
-    # The output of reading a dataset isn't part of the table.
+    # Progress of reading the dataset goes to stderr, and the table to stdout.
     with Reporter(console=Console(stderr=True, soft_wrap=True)) as reporter:
         table = make_layer_table(recipe, reporter)
     if as_json:

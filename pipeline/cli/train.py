@@ -102,11 +102,11 @@ def main(args: Sequence[str], started_at: float | None = None, *, alone: bool = 
     """Train, as a run or a sweep, and return the exit status.
 
     `started_at` is the start of the command by `time.perf_counter`, in seconds; None: now. `alone`
-    is whether the process runs only this command: then its code is the code on disk, and programs
-    that an earlier process compiled from this code may be read. Raises RecipeError with every
+    is whether the process runs only this command. If so, its code is the code on disk, and it may
+    read programs that an earlier process compiled from this code. Raises RecipeError with every
     problem if the recipe can't be composed.
     """
-    keys = set(map(get_key, args))
+    keys = {get_key(arg) for arg in args}
     if "profile.mode" not in keys:
         from_environment = parse_profiling_variables(os.environ)
         args = [*args, *(item for item in from_environment if get_key(item) not in keys)]
@@ -146,7 +146,7 @@ def _parse(args: Sequence[str]) -> Namespace:
 
 
 def compose_run(overrides: Sequence[str]) -> ComposedRun:
-    """Return the run of a command without Hydra's flags. Raises RecipeError with every problem."""
+    """Compose a run without flags of Hydra. Raises RecipeError with every problem."""
     require_hydra_keys(overrides)
     run = _compose_run(TrainArguments(overrides, (), overrides, resolve_recipe(overrides)))
     assert run is not None, "without flags, Hydra composes"
@@ -154,7 +154,7 @@ def compose_run(overrides: Sequence[str]) -> ComposedRun:
 
 
 def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
-    """Return the run of these arguments; None if a flag makes Hydra print something instead."""
+    """Compose the run of these arguments; None if a flag makes Hydra print something instead."""
     composed = _compose(arguments.flags, arguments.typed, arguments.overrides)
     if composed is None:
         return None
@@ -169,9 +169,9 @@ def _compose_run(arguments: TrainArguments) -> ComposedRun | None:
 def train_run(
     run: ComposedRun, words: Sequence[str], started_at: float, *, alone: bool = False
 ) -> Summary:
-    """Run a recipe outside of Hydra, which would print errors itself, and return the summary.
+    """Run a composed recipe, and return the summary. `words` are the arguments of the command.
 
-    `words` are the arguments of the command, from which the command that resumes it is made.
+    It is called outside of Hydra, which would print errors itself.
     """
     from pipeline.inspect.dumps.run_inspection import RunInspection
     from pipeline.stages.run import lower_and_compile
@@ -196,7 +196,7 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
     overrides = arguments.overrides
     changed = value_of(overrides, RESUME_CHANGED)
     if changed not in (None, "refuse", "allow"):
-        # No job would check it.
+        # It isn't a key of the jobs' recipes, which would be checked.
         raise RecipeError([f"{RESUME_CHANGED} = {changed}: must be 'refuse' or 'allow'"])
     typed = [override for override in arguments.typed if get_key(override) not in RESUME_KEYS]
     excluded = (*RESUME_KEYS, SWEEP_DIR)
@@ -237,8 +237,8 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
         print(printable(f"{'resume':<{MARGIN}} {how_to_resume}"))
     if existing is None:
         command = read_command(sweep_dir)
-        earlier_dir = command and find_sweep(command, besides=sweep_dir)
-        if earlier_dir:
+        earlier_dir = find_sweep(command, besides=sweep_dir) if command else None
+        if earlier_dir is not None:
             rule = f"{RESUME}=auto goes on with the newest"
             print(printable(f"{earlier_dir} is a sweep of the same command; {rule}"))
     return SweepEnd(sweep_dir, status)
@@ -247,10 +247,10 @@ def run_sweep(arguments: TrainArguments) -> SweepEnd:
 def _find_directory(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> Path | None:
-    """Return the sweep's directory that the overrides name or resume; None for a new one.
+    """Return the existing directory of the sweep, by `hydra.sweep.dir` or `train.resume=auto`.
 
-    Raises RecipeError for several directories, a single run's directory, and a directory in
-    `train.resume`.
+    Returns None if a new directory has to be made. Raises RecipeError for several directories, a
+    single run's directory, and a directory in `train.resume`.
     """
     folder = value_of(overrides, SWEEP_DIR)
     resume = value_of(overrides, RESUME)
@@ -267,22 +267,23 @@ def _find_directory(
     fixed = [override for override in saved_overrides if get_key(override) not in swept]
     composed = _compose(single_run_flags, typed, fixed)
     assert composed is not None, "without flags, Hydra composes"
+    _, hydra_config = composed
     with _report_references():
         if folder:
-            sweep_dir = Path(composed[1].sweep.dir)
+            sweep_dir = Path(hydra_config.sweep.dir)
             if (sweep_dir / run_directory.RECIPE).exists():
                 rule = "holds a single run; a sweep takes another directory"
                 raise RecipeError([f"{SWEEP_DIR} = {sweep_dir}: {rule}"])
             return sweep_dir
         parsed = OverridesParser.create().parse_overrides(saved_overrides)
-        # Hydra passes these to a sweeper.
+        # A sweeper gets only overrides that aren't Hydra's.
         lines = [item.input_line for item in parsed if not item.is_hydra_override()]
-        return find_sweep(make_command(composed[1], [line for line in lines if line]))
+        return find_sweep(make_command(hydra_config, [line for line in lines if line]))
 
 
 @contextmanager
 def _report_references() -> Iterator[None]:
-    """Raise RecipeError if one of Hydra's keys refers to a key that is missing."""
+    """Raise RecipeError if, in the block, a key of Hydra refers to a missing key."""
     try:
         yield
     except OmegaConfBaseException as error:
@@ -292,7 +293,7 @@ def _report_references() -> Iterator[None]:
 def _compose(
     flags: Sequence[str], typed: Sequence[str], overrides: Sequence[str]
 ) -> tuple[DictConfig, HydraConf] | None:
-    """Return the composed config and Hydra's section; None if a flag makes Hydra print instead."""
+    """Return the composed config and Hydra's section; None if a flag makes Hydra print only."""
     hydra_keys = {key for key in map(get_key, overrides) if key.partition(".")[0] == "hydra"}
     if not flags and hydra_keys <= {RUN_DIR}:
         config, hydra_config = _compose_once(typed, overrides)
@@ -330,7 +331,8 @@ def _run_hydra(
 
 @contextmanager
 def _report_problems(typed: Sequence[str]) -> Iterator[None]:
-    """Raise RecipeError with every problem of the recipe, RunError if no directory can be made."""
+    """Raise errors of the block as RecipeError with every problem of the recipe, or as RunError if
+    a directory can't be made."""
     try:
         yield
     except (*UNCOMPOSABLE, RecursionError) as error:

@@ -31,7 +31,7 @@ def main(folder: Path) -> int:
         os._exit(1)
     interrupt_command()
     collect_less_while_starting()
-    # Output of C++ libraries goes to stderr, which is a log.
+    # Output of C++ libraries on stdout goes to stderr, which is a log.
     python_stdout = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = os.fdopen(python_stdout, "w")
@@ -42,9 +42,10 @@ def main(folder: Path) -> int:
     from pipeline.stages.run import run
     from pipeline.stages.runner.context import RunOptions
 
+    recipe_folder = request["recipe_folder"]
     options = RunOptions(
         run_dir=Path(request["run_dir"]),
-        recipe_folder=request["recipe_folder"] and Path(request["recipe_folder"]),
+        recipe_folder=Path(recipe_folder) if recipe_folder else None,
         changed=request["changed"],
         started_at=request["started_at"],
         how_to_resume=lambda *_: None,

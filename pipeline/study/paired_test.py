@@ -7,9 +7,10 @@ whatever its size. The evidence against m is the capital of bets on these signs:
 
 This is the e-test of symmetry by likelihood ratio (Vovk and Wang 2024, "Nonparametric E-tests of
 Symmetry") against normal differences whose mean is b standard deviations, averaged over `BETS`.
-By Ville's inequality, it ever reaches 1 / `ERROR` with probability `ERROR` or less. The means that
-it doesn't reject are a confidence sequence (Howard et al. 2021, "Time-uniform, nonparametric,
-nonasymptotic confidence sequences"). Differences of equal sides are symmetric around 0 exactly.
+By Ville's inequality, the probability that the evidence against the true mean ever reaches
+1 / `ERROR` is at most `ERROR`. The means whose evidence is lower are a confidence sequence (Howard
+et al. 2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences"). Differences of
+equal sides are symmetric around 0 exactly.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def compute_evidence(differences: np.ndarray, mean: np.ndarray | float = 0.0) ->
 def compute_interval(differences: np.ndarray) -> tuple[float, float]:
     """Return the least and the greatest mean that `differences`, float64 (pairs,), don't reject.
 
-    They are infinite with fewer than `MIN_PAIRS` differences.
+    With fewer than `MIN_PAIRS` differences, these are -inf and inf.
     """
     low = float(differences.min(initial=math.inf))
     high = float(differences.max(initial=-math.inf))
@@ -59,17 +60,17 @@ def compute_interval(differences: np.ndarray) -> tuple[float, float]:
         return -math.inf, math.inf
     margin = GRID_RANGES * (high - low)
     means = np.linspace(low - margin, high + margin, GRID_POINTS)
-    is_kept = compute_evidence(differences, means)[:, -1] < 1 / ERROR
-    if low == high or not is_kept.any():
+    is_accepted = compute_evidence(differences, means)[:, -1] < 1 / ERROR
+    if low == high or not is_accepted.any():
         return low, high
-    first = int(is_kept.argmax())
-    last = GRID_POINTS - 1 - int(is_kept[::-1].argmax())
+    first = int(is_accepted.argmax())
+    last = GRID_POINTS - 1 - int(is_accepted[::-1].argmax())
     # The next mean outside is rejected; the end of the interval is between them.
     return float(means[max(first - 1, 0)]), float(means[min(last + 1, GRID_POINTS - 1)])
 
 
 def count_pairs_to_decide(differences: np.ndarray) -> int | None:
-    """Return the fewest first differences whose interval excludes 0; None if none does."""
+    """Return the least n for which the interval of the first n differences excludes 0, or None."""
     if len(differences) < MIN_PAIRS:
         return None
     evidence = compute_evidence(differences)
@@ -81,9 +82,10 @@ def count_pairs_to_decide(differences: np.ndarray) -> int | None:
 
 
 def count_unpaired_runs(values: np.ndarray, other_values: np.ndarray) -> int | None:
-    """Return how many runs with separate seeds would give the mean difference the same variance.
+    """Return how many runs of both sides, with separate seeds, would be as precise as the pairs.
 
-    `values` and `other_values`, float64 (pairs,), are the sides. None if differences are equal.
+    `values` and `other_values`, float64 (pairs,), are the sides. Then the mean difference has the
+    same variance. Returns None if all differences are equal.
     """
     paired = float((other_values - values).var())
     if paired == 0:

@@ -1,7 +1,7 @@
 """Search for a learning rate: one short training at rates that grow exponentially, in one sink.
 
-The method is the range test of Smith 2017, "Cyclical Learning Rates for Training Neural Networks",
-with rates as in Gugger 2018: r_i = low (high / low)^(i / (n - 1)) at step i of n.
+The method is the range test of Smith 2017, "Cyclical Learning Rates for Training Neural Networks".
+At step i of n the rate is low (high / low)^(i / (n - 1)), as in Gugger 2018.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ HIGH = 10.0
 SMOOTHED_SHARE = 0.05
 """Standard deviation of the Gaussian that averages losses, as a share of the steps."""
 FIRST_SHARE = 0.1
-"""Share of the steps whose rates are too low to change the loss."""
+"""Share of the steps, at the start, whose rates are too low to change the loss."""
 MAX_RISE = 1.5
-"""Losses are capped at this multiple of the greatest first loss, lest a divergence hide others."""
+"""Losses are capped at this multiple of the greatest first loss, so that a single huge loss doesn't
+decide the average around it."""
 MIN_FALL = 4.0
 """Least fall of the averaged loss, in standard errors of the first losses."""
 DIVERGED_SHARE = 0.25
@@ -58,7 +59,7 @@ class RateCurve:
 
     @property
     def noise(self) -> float:
-        """The standard error of an averaged loss, by the scatter of the first losses."""
+        """The standard error of an averaged loss, from the scatter of the first losses."""
         num_averaged = 2 * math.sqrt(math.pi) * self._deviation
         return float(self._first_losses.std() / math.sqrt(num_averaged))
 
@@ -74,7 +75,7 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class RateSuggestion:
-    """A learning rate to start with, and the rates that it was chosen by."""
+    """A learning rate to start with, and the rates at which the loss is lowest and diverges."""
 
     rate: float
     """The rate at which the averaged loss falls fastest."""
@@ -115,15 +116,14 @@ def suggest_rate(curve: RateCurve) -> RateSuggestion:
     elif len(curve.rates) < curve.num_steps:
         # The next loss isn't finite.
         diverges_at = float(curve.rates[-1])
-    return RateSuggestion(
-        float(curve.rates[slopes.argmin()]), float(curve.rates[lowest]), diverges_at
-    )
+    steepest = int(slopes.argmin())
+    return RateSuggestion(float(curve.rates[steepest]), float(curve.rates[lowest]), diverges_at)
 
 
 def measure_rate_curve(recipe: Recipe, num_steps: int, reporter: Reporter) -> RateCurve:
     """Train for `num_steps` in one sink, at rates from `LOW` to `HIGH`.
 
-    Groups of parameters with a custom rate keep its ratio to the main rate. Nothing is written.
+    Groups of parameters with a custom rate keep their ratio to the main rate. Nothing is written.
     Raises RecipeError if rates come from a file, RunError if the first losses aren't finite.
     """
     if isinstance(recipe.train.schedule, TableSchedule):

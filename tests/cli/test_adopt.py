@@ -62,8 +62,8 @@ def test_yaml_that_runs_code_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("- 1", "must be a YAML of mindcv"),
-        ("train: {steps: 3}", "must be a YAML of mindcv"),
+        ("- 1", "must be a YAML file of mindcv"),
+        ("train: {steps: 3}", "must be a YAML file of mindcv"),
         ("a: *a", "not readable as data"),
         ("epoch_size: 0\nmodel: resnet18", "train.passes = 0"),
     ],
@@ -93,5 +93,5 @@ def test_existing_file_is_not_replaced() -> None:
 
 
 def test_uncreatable_folder_is_an_error() -> None:
-    with pytest.raises(RunError, match=r"args\.yaml/mine\.yaml: can't be written"):
+    with pytest.raises(RunError, match=r"args\.yaml: can't be written: File exists"):
         adopt(["train.py", "--out", "args.yaml/mine.yaml"])

@@ -7,21 +7,19 @@ from pipeline.cli.commands.parameters import (
     CommaList,
     Number,
     OneOf,
-    WholeNumber,
+    count_option,
     out_option,
-    run_dir,
+    run_argument,
 )
-
-MAX_COUNT = 999_999_999
 
 AUDIT_COMMANDS = (
     RunCommand(
         "attack",
         "the accuracy under attacks and corruptions",
-        """Attack the newest checkpoint of a run on its evaluation samples, print the accuracy under
-        each attack, and signs of masked gradients, and write robustness.json into the run.""",
+        """Attack the newest checkpoint of a run on its evaluation samples. Print the accuracy under
+        each attack and signs of masked gradients, and write robustness.json into the run.""",
         [
-            run_dir(text="A run on images, with checkpoints."),
+            run_argument(text="A run on images, with checkpoints."),
             Option(
                 "--norm", type=OneOf(["linf", "l2"]), default="linf", help="Norm of the change."
             ),
@@ -40,21 +38,9 @@ AUDIT_COMMANDS = (
                 help="Of noise, fgsm, pgd, apgd, square (linf only) and corruptions (default: "
                 "all).",
             ),
-            Option(
-                "--steps",
-                type=WholeNumber(1, 100_000),
-                help="Steps of pgd and apgd (default: 40 and 100).",
-            ),
-            Option(
-                "--restarts",
-                type=WholeNumber(1, 1000),
-                help="Random starts of pgd and apgd (default: 1).",
-            ),
-            Option(
-                "--samples",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Evaluation samples, evenly spread (default: all).",
-            ),
+            count_option("--steps", "Steps of pgd and apgd (default: 40 and 100).", most=100_000),
+            count_option("--restarts", "Random starts of pgd and apgd (default: 1).", most=1000),
+            count_option("--samples", "Evaluation samples, evenly spread (default: all)."),
         ],
         example="attack outputs/2026-11-21/14-46-29_lenet5_digits --radius 0.3",
     ),
@@ -64,29 +50,29 @@ AUDIT_COMMANDS = (
         """Guess which samples a run was trained on, by their losses and by the likelihood ratio of
         shadow networks (LiRA), and write leakage.json into the run.""",
         [
-            run_dir(text="A run with one class for each sample, and checkpoints."),
-            Option(
+            run_argument(text="A run with one class for each sample, and checkpoints."),
+            count_option(
                 "--shadows",
-                type=WholeNumber(0, 10_000),
+                "Shadow networks to train; 0: only the loss.",
+                least=0,
+                most=10_000,
                 default=16,
-                help="Shadow networks to train; 0: only the loss.",
             ),
-            Option(
+            count_option(
                 "--samples",
-                type=WholeNumber(1, MAX_COUNT),
+                "Training samples, and as many held-out samples, to guess.",
                 default=1000,
-                help="Training samples, and as many held-out samples, to guess.",
             ),
         ],
         example="leakage outputs/2026-11-21/14-46-29_lenet5_digits --shadows 32",
     ),
     RunCommand(
         "fuzz",
-        "changed samples, and changed weights, that fool it",
+        "changed samples and weights that cause mistakes",
         """Change evaluation samples by turns, brightness, contrast, blur and noise, guided by the
         coverage of the network's layers. Write the images with a wrong prediction.""",
         [
-            run_dir(text="A run on images, with checkpoints."),
+            run_argument(text="A run on images, with checkpoints."),
             Option(
                 "--radius",
                 type=Number(0, 1),
@@ -94,18 +80,8 @@ AUDIT_COMMANDS = (
                 default=0.1,
                 help="Largest change of a pixel, except by turns, with pixels from 0 to 1.",
             ),
-            Option(
-                "--samples",
-                type=WholeNumber(1, MAX_COUNT),
-                default=200,
-                help="Evaluation samples to change, evenly spread.",
-            ),
-            Option(
-                "--mutants",
-                type=WholeNumber(1, MAX_COUNT),
-                default=10_000,
-                help="Changed samples to try.",
-            ),
+            count_option("--samples", "Evaluation samples to change, evenly spread.", default=200),
+            count_option("--mutants", "Changed samples to try.", default=10_000),
             flag(
                 "--faults",
                 "with_faults",

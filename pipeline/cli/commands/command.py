@@ -70,15 +70,15 @@ class Argument(click.Argument):
 
 
 class LazyCommand(click.Command):
-    """A command, which calls `main` of a module of `pipeline.cli` with its parameters.
+    """A command that calls `main` of a module below `pipeline.cli` with its parameters.
 
     If `main` returns a CommandResult, the command has the option `--json`, which prints the facts
     on stdout and the text on stderr, or STOPPED if the command is interrupted. A command that
     prints JSON itself declares `--json` among its parameters.
     """
 
-    folder: ClassVar[str] = ""
-    """Package of the module below `pipeline.cli`, with a dot at its end."""
+    module_prefix: ClassVar[str] = ""
+    """Package of the module, relative to `pipeline.cli`, and a dot."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class LazyCommand(click.Command):
             context_settings=dict(SETTINGS),
         )
         self.words = words
-        self.module = self.folder + words.replace(" ", ".").replace("-", "_")
+        self.module = self.module_prefix + words.replace(" ", ".").replace("-", "_")
         self.example = example
 
     def __call__(self, args: Sequence[str]) -> int:  # type: ignore[override]
@@ -124,23 +124,25 @@ class LazyCommand(click.Command):
         except click.UsageError as error:
             # click doesn't set the context of errors in options.
             error.ctx = error.ctx or ctx
-            # A key in place of an option is a better reason than click's.
+            # That an option is typed as KEY=VALUE explains more than click's message.
             self._refuse_keys(all_args, refuses_all=True)
             raise
         except UsageError:
             self._refuse_keys(all_args, refuses_all=False)
             raise
         if not ctx.resilient_parsing:
-            values = [ctx.params[str(param.name)] for param in self.params if _is_argument(param)]
-            words = [item for value in values for item in _as_tuple(value)]
+            words: list[Any] = []
+            for param in filter(_is_argument, self.params):
+                value = ctx.params[str(param.name)]
+                words += value if isinstance(value, tuple) else [value]
             self._refuse_keys(map(str, words), refuses_all=False)
         return unparsed
 
     def _refuse_keys(self, words: Iterable[str], *, refuses_all: bool) -> None:
-        """Raise UsageError for a word KEY=VALUE whose key is an option, or any if `refuses_all`.
+        """Raise UsageError for a word KEY=VALUE whose key is an option; if `refuses_all`, for any.
 
-        In a command that takes overrides, keys are the recipe's, except the folder of the results
-        if the command has an option for it.
+        If the command takes overrides, only `hydra.run.dir` can be refused, and only if the
+        command has `--out FOLDER` instead.
         """
         options = {param.opts[0]: param for param in self.params if isinstance(param, Option)}
         takes_overrides = any(param.name == "overrides" for param in self.params)
@@ -167,7 +169,7 @@ class LazyCommand(click.Command):
         is_quiet = values.pop("quiet")
         prints_facts = self.collects_facts and values.pop("as_json")
         if prints_facts:
-            # An interruption during imports ends the process, so it has to print the JSON.
+            # An interruption during the import ends the process, after this text is printed.
             interrupt_command(f"{STOPPED}\n")
         main = import_module(f"pipeline.cli.{self.module}").main
         try:
@@ -197,7 +199,6 @@ class LazyCommand(click.Command):
         return f"{self.words} takes {' and '.join(groups)}"
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write usage, text, arguments, options and an example."""
         arguments = [
             (argument.make_metavar(ctx), argument.text)
             for argument in self.params
@@ -219,7 +220,7 @@ class LazyCommand(click.Command):
 class RunCommand(LazyCommand):
     """A command about runs that are done."""
 
-    folder = "runs."
+    module_prefix = "runs."
 
 
 class ComparingCommand(LazyCommand):
@@ -236,11 +237,15 @@ class ComparingCommand(LazyCommand):
             raise UsageError([self.words, *words], "must have -- once: there are two sides")
         end = words.index("--") if "--" in words else len(words)
         after = words[end + 1 :]
-        count = len(list(takewhile(lambda word: not word.startswith("--"), after)))
-        options = [word for word in after[count:] if not _is_override(word)]
-        other = (*after[:count], *filter(_is_override, after[count:]))
+        overrides = list(takewhile(lambda word: not word.startswith("--"), after))
+        options = []
+        for word in after[len(overrides) :]:
+            if _is_override(word):
+                overrides.append(word)
+            else:
+                options.append(word)
         unparsed = super().parse_args(ctx, words[:end] + options)
-        ctx.params["other"] = other
+        ctx.params["other"] = tuple(overrides)
         return unparsed
 
 
@@ -269,7 +274,7 @@ class CommandGroup(click.Group):
         return call(self, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments. Raises UsageError if they name no command."""
+        """Parse arguments. Raises UsageError without arguments."""
         if not args and not ctx.resilient_parsing:
             names = ", ".join(self.commands)
             raise UsageError([str(self.name)], f"must be followed by one of {names}")
@@ -287,7 +292,6 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write usage, text and the commands."""
         formatter.write_usage(f"{PROGRAM} {self.name}", "COMMAND ...", prefix="usage: ")
         formatter.write_paragraph()
         formatter.write_text(self.help or "")
@@ -339,23 +343,17 @@ def _explain_error(error: click.UsageError, args: Sequence[str]) -> tuple[Sequen
         missing = error.param
         name = missing.make_metavar(context) if _is_argument(missing) else missing.opts[0]
         return args, f"{name} is missing; {params_text}"
-    return args, sentence if isinstance(error, click.BadParameter) else params_text
+    if isinstance(error, click.BadParameter):
+        return args, sentence
+    return args, params_text
 
 
 def _describe_unknown_option(name: str, names: Sequence[str]) -> str:
     from pipeline.core.files.error_text import explain_unknown_name
 
-    return explain_unknown_name(
-        "option", name, [option for option in names if option.startswith("--")]
-    )
+    long_names = [option for option in names if option.startswith("--")]
+    return explain_unknown_name("option", name, long_names)
 
 
 def _is_argument(param: click.Parameter) -> bool:
     return param.param_type_name == "argument"
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return the values of an argument; empty if it wasn't typed."""
-    if value is None:
-        return ()
-    return value if isinstance(value, tuple) else (value,)

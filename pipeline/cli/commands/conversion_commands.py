@@ -8,17 +8,22 @@ from typing import Any
 import click
 
 from pipeline.cli.commands.command import Argument, CommandGroup, LazyCommand, Option, flag
-from pipeline.cli.commands.parameters import FilePath, OneOf, WholeNumber, overrides, path_argument
+from pipeline.cli.commands.parameters import (
+    MAX_COUNT,
+    FilePath,
+    OneOf,
+    WholeNumber,
+    overrides_argument,
+    path_argument,
+)
 from pipeline.core.errors import UsageError
-
-MAX_SIZE = 999_999_999
 
 
 class Size(WholeNumber):
     """A size of a sample. The error for NAME=VALUE advises to write `--argument NAME=VALUE`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Raises UsageError for another value."""
+        """Return the number. Raises UsageError if it isn't a whole number in the range."""
         if "=" in str(value):
             raise UsageError([str(value)], f"is an option: --argument {shlex.quote(str(value))}")
         return super().convert(value, param, ctx)
@@ -43,7 +48,7 @@ CONVERT = CommandGroup(
                     "(default recipe: the run's).",
                 ),
                 path_argument("target", ".safetensors, .ckpt or .npz."),
-                overrides(text="The network's recipe, and its keys."),
+                overrides_argument(text="The network's recipe, and its keys."),
                 Option(
                     "--rules",
                     type=OneOf(["auto", "none", "torch", "mindspore", "tensorflow"]),
@@ -62,7 +67,7 @@ CONVERT = CommandGroup(
             "Write a dataset as ArrayRecord files, for dataset=records.",
             [
                 path_argument("out", "The folder to write.", is_folder=True),
-                overrides(
+                overrides_argument(
                     "dataset=NAME [KEY=VALUE ...]",
                     "The dataset, and keys of a recipe, such as dataset.root=DIR.",
                 ),
@@ -91,7 +96,7 @@ CONVERT = CommandGroup(
                     "sizes",
                     nargs=-1,
                     metavar="[SIZE ...]",
-                    type=Size(1, MAX_SIZE),
+                    type=Size(1, MAX_COUNT),
                     text="Channels, height and width of a sample (default: the ONNX file's, or 3 "
                     "224 224).",
                 ),

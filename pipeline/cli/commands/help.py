@@ -50,7 +50,7 @@ def render_help(commands: Mapping[str, click.Command]) -> str:
 
 
 def _summarise_commands(commands: Mapping[str, click.Command]) -> dict[str, str]:
-    """Return the help line of each command by its name and arguments, groups included."""
+    """Return the help line of each command, also of those in groups, by its name and arguments."""
     lines: dict[str, str] = {}
     for name, command in commands.items():
         if isinstance(command, click.Group):
@@ -63,6 +63,7 @@ def _summarise_commands(commands: Mapping[str, click.Command]) -> dict[str, str]
 
 
 def _list_files(files: Mapping[str, Path]) -> list[str]:
+    """Return a line for each YAML file, of its name and its description."""
     width = max(map(len, files), default=0)
     lines = (f"  {name:<{width}}  {read_description(file)}" for name, file in files.items())
     return [printable(line) for line in lines]

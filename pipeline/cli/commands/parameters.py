@@ -13,6 +13,7 @@ from pipeline.config.files import find_groups, find_recipes
 from pipeline.core.errors import UsageError
 
 MAX_SEED = 2**31 - 1
+MAX_COUNT = 999_999_999
 
 
 def _refuse(param: click.Parameter | None, value: Any, rule: str) -> NoReturn:
@@ -35,7 +36,7 @@ class Number(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number. Raises UsageError for another value."""
+        """Return the number. Raises UsageError if it isn't a number in the range."""
         try:
             number = float(value)
         except ValueError:
@@ -51,7 +52,7 @@ class WholeNumber(Number):
     name = "n"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number. Raises UsageError for another value."""
+        """Return the number. Raises UsageError if it isn't a whole number in the range."""
         text = str(value)
         is_whole = text.isascii() and text.isdecimal() and len(text) <= len(str(self.most))
         if not is_whole or not self.least <= int(text) <= self.most:
@@ -63,7 +64,7 @@ class OneOf(click.Choice[str]):
     """One of several words."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the word. Raises UsageError for any other."""
+        """Return the word. Raises UsageError if it isn't one of the choices."""
         if value not in self.choices:
             from pipeline.core.files.error_text import find_nearest
 
@@ -76,8 +77,8 @@ class OneOf(click.Choice[str]):
 class FilePath(click.ParamType):
     """A path, which need not exist; with `is_folder`, the shell completes folders only.
 
-    With `checks_folder` it must be a file in a folder that exists, since the command may compute
-    for hours before it writes.
+    With `checks_folder` its parent folder must exist: the command may compute for hours before it
+    writes the file.
     """
 
     def __init__(self, *, is_folder: bool = False, checks_folder: bool = False) -> None:
@@ -85,7 +86,7 @@ class FilePath(click.ParamType):
         self.checks_folder = checks_folder
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path. Raises UsageError for an empty one, or a file that can't be written."""
+        """Return the path. Raises UsageError if it is empty or fails the check of its folder."""
         if not str(value):
             _refuse(param, "''", "must be a path")
         path = Path(value)
@@ -120,9 +121,9 @@ class CommaList(click.ParamType):
 
 
 class Override(click.ParamType):
-    """A text KEY=VALUE; the recipe's check checks key and value.
+    """A text KEY=VALUE, or with `may_be_run` also the path of a run.
 
-    With `may_be_run`, it may also be the path of a run.
+    Key and value are checked later, with the recipe.
     """
 
     name = "override"
@@ -140,12 +141,12 @@ class Override(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
-        """Complete names of recipes and of groups' options; without `=`, names of files."""
+        """Complete names of recipes and of groups' options, else a path."""
         return complete_override(incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def complete_override(incomplete: str) -> list[CompletionItem[str]]:
-    """Return the recipes after `+recipe=`, or a group's options after `GROUP=`; else []."""
+    """Return the recipes after `+recipe=`, a group's options after `GROUP=`, [] for other words."""
     key, equals, value = incomplete.partition("=")
     if not equals:
         return []
@@ -159,12 +160,12 @@ def path_argument(name: str, text: str, *, metavar: str = "", is_folder: bool = 
     return Argument(name, metavar=metavar or name.upper(), type=path_type, text=text)
 
 
-def run_dir(name: str = "run_dir", *, metavar: str = "", text: str) -> Argument:
+def run_argument(name: str = "run_dir", *, metavar: str = "", text: str) -> Argument:
     """Return the argument that names a run."""
     return path_argument(name, text, metavar=metavar, is_folder=True)
 
 
-def overrides(
+def overrides_argument(
     metavar: str = "[+recipe=NAME] [KEY=VALUE ...]",
     text: str = "Recipe (default: lenet5_digits) and its keys.",
     *,
@@ -193,18 +194,25 @@ def what_option(default: str, text: str) -> Option:
 
 
 def out_option(metavar: str, text: str) -> Option:
-    """Return `--out`, where a command writes."""
+    """Return `--out`, the file or folder that a command writes."""
     path_type = FilePath(is_folder=metavar == "FOLDER")
     return Option("--out", type=path_type, metavar=metavar, help=text)
 
 
 def page_option(text: str) -> Option:
-    """Return `--out` for a page."""
+    """Return `--out` for a page, whose folder must exist."""
     return Option("--out", type=FilePath(checks_folder=True), metavar="FILE", help=text)
 
 
+def count_option(
+    name: str, text: str, *, least: int = 1, most: int = MAX_COUNT, default: int | None = None
+) -> Option:
+    """Return an option whose value is a whole number from `least` to `most`."""
+    return Option(name, type=WholeNumber(least, most), default=default, help=text)
+
+
 def seed_option(text: str, default: int | None = 0) -> Option:
-    return Option("--seed", type=WholeNumber(0, MAX_SEED), default=default, help=text)
+    return count_option("--seed", text, least=0, most=MAX_SEED, default=default)
 
 
 def metric_option(text: str, default: str | None = None) -> Option:

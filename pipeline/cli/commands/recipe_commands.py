@@ -5,29 +5,29 @@ from __future__ import annotations
 from pipeline.cli.commands.command import Argument, ComparingCommand, LazyCommand, Option, flag
 from pipeline.cli.commands.parameters import (
     OneOf,
-    WholeNumber,
+    count_option,
     metric_option,
     out_option,
-    overrides,
+    overrides_argument,
     page_option,
     path_argument,
     seed_option,
 )
 
-MAX_COUNT = 1_000_000
+MAX_NUMBER = 1_000_000
 
 RECIPE_COMMANDS = (
     LazyCommand(
         "explain",
-        "what sinks cost, hold and buy here, measured",
+        "the best sink size here, measured",
         """Choose a sink size and print why: the cost of a dispatch, where events split sinks, and
         the gain, predicted and measured.""",
-        [overrides(), out_option("FOLDER", "Also write explain.json there.")],
+        [overrides_argument(), out_option("FOLDER", "Also write explain.json there.")],
         example="explain +recipe=lenet5_digits train.batch_size=64",
     ),
     LazyCommand(
         "profile",
-        "where the time of a step goes, and a verdict",
+        "the time of each part of a step, and a verdict",
         """Trace 20 to 200 training steps, and print their time by phase, layer and operator, with a
         verdict: what limits the step, and the change that would help. Write profile/ in the run
         directory.
@@ -35,7 +35,7 @@ RECIPE_COMMANDS = (
         Keys: profile.start, profile.steps, profile.output; profile.mode=on profiles a whole
         run.""",
         [
-            overrides(
+            overrides_argument(
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
                 "A profiled run, or a recipe (default: lenet5_digits) and its keys.",
                 may_be_run=True,
@@ -49,7 +49,7 @@ RECIPE_COMMANDS = (
         """Predict the time of a step of a recipe on its device before it is compiled: the sum of
         its parts, the slowest of which are timed.""",
         [
-            overrides(),
+            overrides_argument(),
             flag("--check", text="Also run some steps, and print the error of the forecast."),
         ],
         example="forecast +recipe=lenet5_digits --check",
@@ -60,12 +60,13 @@ RECIPE_COMMANDS = (
         """Train for a few steps at learning rates that grow from 1e-6 to 10, and print the rate at
         which the loss falls fastest.""",
         [
-            overrides(),
-            Option(
+            overrides_argument(),
+            count_option(
                 "--steps",
-                type=WholeNumber(20, 100_000),
+                "Steps of the search; more for a slow start.",
+                least=20,
+                most=100_000,
                 default=200,
-                help="Steps of the search; more for a slow start.",
             ),
             page_option("Write a page with the losses at each rate."),
         ],
@@ -73,26 +74,23 @@ RECIPE_COMMANDS = (
     ),
     ComparingCommand(
         "better",
-        "is a change of a recipe better than its noise?",
+        "is a recipe better with changed keys, beyond noise?",
         """Train a recipe, side A, and the same with the keys after --, side B, over the same seeds,
         until a test at 95 % finds one better, or the budget is used.""",
         [
-            overrides(
+            overrides_argument(
                 "[+recipe=NAME] [KEY=VALUE ...] -- KEY=VALUE ...",
                 "Recipe (default: lenet5_digits) and its keys; after -- the keys of side B.",
             ),
             metric_option("Metric to compare (default: accuracy, else the main one)."),
-            Option(
+            count_option(
                 "--pairs",
-                type=WholeNumber(6, 1000),
+                "Most pairs of runs, at least 6 for a verdict.",
+                least=6,
+                most=1000,
                 default=16,
-                help="Most pairs of runs, at least 6 for a verdict.",
             ),
-            Option(
-                "--minutes",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Start no pair that would end later.",
-            ),
+            count_option("--minutes", "Start no pair that would end later.", most=MAX_NUMBER),
             page_option("Write a page with the pairs and the running interval."),
         ],
         example="better +recipe=lenet5_digits -- train.optimizer.lr=0.04",
@@ -104,8 +102,8 @@ RECIPE_COMMANDS = (
         mean and spread of every metric. Write folds.csv, and out_of_fold.csv with a prediction for
         each training sample.""",
         [
-            overrides(),
-            Option("--k", type=WholeNumber(2, MAX_COUNT), default=5, help="Number of folds."),
+            overrides_argument(),
+            count_option("--k", "Number of folds.", least=2, most=MAX_NUMBER, default=5),
             seed_option("Seed of the folds."),
         ],
         example="folds --k 5 +recipe=lenet5_digits",
@@ -116,29 +114,23 @@ RECIPE_COMMANDS = (
         """Print a scheduler's file for a recipe, with the time limit, memory and time to stop that
         are measured here, and a retry after exit status 75 alone.""",
         [
-            overrides(),
+            overrides_argument(),
             Option(
                 "--to",
                 required=True,
                 type=OneOf(["slurm", "jobset", "trainjob", "ray", "skypilot"]),
                 help="Scheduler; jobset and trainjob: Kubernetes.",
             ),
-            Option(
+            count_option(
                 "--processes",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Tasks, pods, workers or nodes (default: launch.processes, or 1).",
+                "Tasks, pods, workers or nodes (default: launch.processes, or 1).",
+                most=MAX_NUMBER,
             ),
             Option("--image", metavar="NAME", help="Image; with slurm for `apptainer exec`."),
             Option("--gpu", metavar="KIND", help="Kind of GPU, for slurm and skypilot."),
-            Option(
-                "--minutes",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Time limit, instead of the forecast.",
-            ),
-            Option(
-                "--memory-gib",
-                type=WholeNumber(1, MAX_COUNT),
-                help="Memory of a process, instead of the measured one.",
+            count_option("--minutes", "Time limit, instead of the forecast.", most=MAX_NUMBER),
+            count_option(
+                "--memory-gib", "Memory of a process, instead of the measured one.", most=MAX_NUMBER
             ),
         ],
         example="job --to slurm +recipe=lenet5_digits > job.sh",
@@ -149,7 +141,7 @@ RECIPE_COMMANDS = (
         """List the layers of a network: path, kind, output shape, parameters with shapes and dtype,
         and whether they are trained, or from which step on. Nothing is compiled.""",
         [
-            overrides(
+            overrides_argument(
                 "[RUN_DIR | +recipe=NAME] [KEY=VALUE ...]",
                 "A run, a checkpoint, or a recipe (default: lenet5_digits), and keys.",
                 may_be_run=True,
@@ -165,7 +157,7 @@ RECIPE_COMMANDS = (
 
         Exit status: 0 all is well, maybe with warnings, 1 a check has failed, 2 the recipe is
         wrong.""",
-        [overrides()],
+        [overrides_argument()],
         example="doctor +recipe=lenet5_mnist dataset.root=DIR",
     ),
     LazyCommand(
@@ -175,15 +167,15 @@ RECIPE_COMMANDS = (
         study that continues them.""",
         [
             path_argument(
-                "folder", "Earlier runs, of which those of the same recipe count.", is_folder=True
+                "folder", "Earlier runs; only those of the same recipe are used.", is_folder=True
             ),
-            overrides(
+            overrides_argument(
                 "+recipe=NAME KEY=RANGE ...",
                 "A recipe, and the keys that are searched: 'tag(log,interval(0.001,0.1))', "
                 "'interval(8,64)' or 16,32,64.",
             ),
             metric_option("Metric to compare: train_loss, or one of the evaluation.", "accuracy"),
-            Option("--count", type=WholeNumber(1, 1000), default=3, help="Runs to propose."),
+            count_option("--count", "Runs to propose.", most=1000, default=3),
             Option(
                 "--sampler",
                 type=OneOf(["tpe", "gp", "gp-pi", "gp-ucb", "random"]),

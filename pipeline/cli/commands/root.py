@@ -20,14 +20,15 @@ from pipeline.cli.commands.run_commands import RUN_COMMANDS
 from pipeline.config.files import find_recipes
 from pipeline.core.errors import UsageError
 
-HELP = ("--help", "-h")
 VERSION = "--version"
 DISTRIBUTION = "recipe-pipeline"
+# fmt: off
 HYDRA_FLAGS = (
-    *(("-m", "--multirun"), ("-c", "--cfg"), ("-p", "--package"), ("-cp", "--config-path")),
-    *(("-cn", "--config-name"), ("-cd", "--config-dir"), ("-r", "--run"), ("-i", "--info")),
-    *(("--resolve",), ("--hydra-help",)),
+    ("-m", "--multirun"), ("-c", "--cfg"), ("-p", "--package"), ("-cp", "--config-path"),
+    ("-cn", "--config-name"), ("-cd", "--config-dir"), ("-r", "--run"), ("-i", "--info"),
+    ("--resolve",), ("--hydra-help",),
 )
+# fmt: on
 WITHOUT_VALUE = ("--multirun", "--run", "--resolve", "--hydra-help")
 """Flags of Hydra that take no value."""
 
@@ -51,10 +52,9 @@ COMPLETION = LazyCommand(
 
 
 class Root(CommandGroup):
-    """All commands. Arguments without a command are Hydra's, and train."""
+    """All commands."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write commands, recipes and groups."""
         formatter.write(render_help(self.commands))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -87,13 +87,14 @@ ROOT.params += [
 def run_command(args: Sequence[str], started_at: float, *, alone: bool) -> int:
     """Run the command that the arguments name, or train by Hydra; return the exit status.
 
-    `started_at` and `alone` are as for `pipeline.cli.train.main`.
+    `pipeline.cli.train.main` describes `started_at` and `alone`.
     """
     if args and args[0] in ROOT.commands:
         return ROOT(args)
-    for flags in ((VERSION,), HELP):
-        if any(flag in args for flag in flags):
-            return ROOT(flags[:1])
+    if VERSION in args:
+        return ROOT([VERSION])
+    if "--help" in args or "-h" in args:
+        return ROOT(["--help"])
     if args and args[0][:1] not in "-+~" and "=" not in args[0]:
         _refuse_word(args[0])
     from pipeline.cli.train import main as train

@@ -9,12 +9,13 @@ from pipeline.cli.commands.parameters import (
     Number,
     OneOf,
     WholeNumber,
+    count_option,
     layers_option,
     metric_option,
     out_option,
-    overrides,
+    overrides_argument,
     path_argument,
-    run_dir,
+    run_argument,
     seed_option,
     what_option,
 )
@@ -28,12 +29,11 @@ RUN_DIRS = Argument(
     text="A run, or one of its checkpoints. Several runs, a sweep or folds are an ensemble.",
 )
 MAX_TOKENS = 1_000_000
-MAX_COUNT = 999_999_999
 
 RUN_COMMANDS = (
     RunCommand(
         "report",
-        "what it gets right and wrong, as one page",
+        "what a network gets right and wrong, as a page",
         """Evaluate a checkpoint on the evaluation split, and write a page (index.html) and files:
         predictions, classes, the confusion matrix, mistakes, curves and lineage.""",
         [
@@ -58,10 +58,8 @@ RUN_COMMANDS = (
                 "PREFIX-EPOCH_STEP.ckpt; FOLDER may have other files.",
             ),
             flag("--int8", text="With onnx: also model_int8.onnx."),
-            Option(
-                "--samples",
-                type=WholeNumber(1, MAX_COUNT),
-                help="With --int8: training samples that calibrate it (default: 512).",
+            count_option(
+                "--samples", "With --int8: training samples that calibrate it (default: 512)."
             ),
             flag("--optimizer", text="With ckpt: also the optimizer's state."),
             Option(
@@ -72,11 +70,11 @@ RUN_COMMANDS = (
     ),
     RunCommand(
         "infer",
-        "what it says of images, texts, rows; a text continued",
+        "predictions of images, texts, rows; a text continued",
         """Print the class and its probability of each image, text or row of a table, or numbers in
         the units of the data; or continue a text.""",
         [
-            run_dir(
+            run_argument(
                 "source",
                 metavar="RUN_DIR|FOLDER",
                 text="A run, a checkpoint, an export, or an ensemble: a sweep, or several runs.",
@@ -97,11 +95,7 @@ RUN_COMMANDS = (
                 help="Text to classify; repeatable.",
             ),
             flag("--json", "as_json", text="Print a JSON object a line."),
-            Option(
-                "--top",
-                type=WholeNumber(1, MAX_COUNT),
-                help="The N most probable classes (default: 1).",
-            ),
+            count_option("--top", "The N most probable classes (default: 1)."),
             Option("--csv", type=FilePath(), help="Write a CSV file instead of lines."),
             Option(
                 "--masks",
@@ -109,10 +103,8 @@ RUN_COMMANDS = (
                 help="Write a mask for each image: a PNG of the pixels' classes.",
             ),
             Option("--prompt", metavar="TEXT", help="Text to continue."),
-            Option(
-                "--tokens",
-                type=WholeNumber(1, MAX_TOKENS),
-                help="With --prompt: number of tokens (default: 200).",
+            count_option(
+                "--tokens", "With --prompt: number of tokens (default: 200).", most=MAX_TOKENS
             ),
             Option(
                 "--temperature",
@@ -133,25 +125,28 @@ RUN_COMMANDS = (
     ),
     RunCommand(
         "reproduce",
-        "run it again: the same losses, bit for bit?",
+        "does a run repeat its losses, bit for bit?",
         """Run the recipe of a run again, and compare the losses of each step, bit for bit.
 
         Exit status: 0 equal, 1 something differs or the new run failed, 2 a run can't be read.""",
         [
-            run_dir(text="The run to repeat."),
-            overrides("[KEY=VALUE ...]", "Keys to change, such as cache.root=DIR."),
+            run_argument(text="The run to repeat."),
+            overrides_argument("[KEY=VALUE ...]", "Keys to change, such as cache.root=DIR."),
             out_option("FOLDER", "Directory of the new run."),
         ],
         example="reproduce outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
     RunCommand(
         "diff",
-        "what sets two runs apart, what came of it",
+        "how two runs and their results differ",
         """Compare two runs: recipe, code, versions, data and machine, metrics, and the first step
         at which losses differ.
 
         Exit status: 0, also if nothing differs; 2 if a run can't be read.""",
-        [run_dir("run_a", text="A run directory."), run_dir("run_b", text="Another one.")],
+        [
+            run_argument("run_a", text="A run directory."),
+            run_argument("run_b", text="Another one."),
+        ],
         example="diff outputs/2026-11-21/14-46-29_lenet5_digits outputs/again",
     ),
     RunCommand(
@@ -185,10 +180,10 @@ RUN_COMMANDS = (
                 help="The right side is a step of another framework: files "
                 "OP.OUTPUT.MICROSECONDS.npy, or MindSpore's dumps.",
             ),
-            Option(
+            count_option(
                 "--step",
-                type=WholeNumber(0, MAX_COUNT),
-                help="Steps done; the next one is compared (default: the newest checkpoint).",
+                "Steps done; the next one is compared (default: the newest checkpoint).",
+                least=0,
             ),
             layers_option(),
             what_option("output", "Tensors to compare."),
@@ -222,7 +217,7 @@ RUN_COMMANDS = (
         Exit status: 0 written, 1 stopped early, as on a full disk, 2 the run or an argument is
         wrong.""",
         [
-            run_dir(text="A run with checkpoints."),
+            run_argument(text="A run with checkpoints."),
             Option(
                 "--step",
                 "steps",
@@ -240,11 +235,8 @@ RUN_COMMANDS = (
                 help="Arrays as .npy files, or statistics.",
             ),
             out_option("FOLDER", "Folder (default: RUN_DIR/dump)."),
-            Option(
-                "--max-mib",
-                type=WholeNumber(1, 1_000_000),
-                default=4096,
-                help="Limit of the arrays of a step.",
+            count_option(
+                "--max-mib", "Limit of the arrays of a step.", most=1_000_000, default=4096
             ),
         ],
         example="dump outputs/again --step 500 --layers 'conv_*'",
@@ -275,12 +267,12 @@ RUN_COMMANDS = (
     ),
     RunCommand(
         "autopsy",
-        "the non-finite step that ended a run, looked into",
+        "the cause of a non-finite step that ended a run",
         """Compute the non-finite step that ended a run again, and print where a value ceased to be
         finite: layer, tensor, ranges of its operands, samples of the batch.
 
         Exit status: 0 the run's result, 1 another result, 2 no such step.""",
-        [run_dir(text="A run that ended at a non-finite step, or its folder reproducer.")],
+        [run_argument(text="A run that ended at a non-finite step, or its folder reproducer.")],
         example="autopsy outputs/2026-11-21/14-46-29_lenet5_digits",
     ),
 )

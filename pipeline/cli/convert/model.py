@@ -44,10 +44,10 @@ from pipeline.models.torch_graph.onnx.onnx_file import SUFFIX as ONNX
 from pipeline.models.torch_graph.onnx.onnx_file import read_onnx
 from pipeline.models.weights.files.weight_files import write_weights
 
-IMAGE = (3, 224, 224)
+DEFAULT_SHAPE = (3, 224, 224)
 """Default shape of a sample: channels, height and width."""
 INIT = {"conv": {"name": "he_normal", "mode": "fan_out"}, "dense": "he_uniform", "bias": "zeros"}
-"""Initializers, which a network needs; the module's weights replace their values."""
+"""Initializers that a network needs to be built; their values aren't used."""
 TOLERANCE = 1e-4
 """Largest difference from the reference's logits, relative to the largest logit."""
 
@@ -70,17 +70,18 @@ def main(
 
     `module` is `module:name` or an ONNX file, `sizes` the shape of a sample (channels, height,
     width), and `arguments` the module's arguments, as NAME=VALUE. The weights are written beside
-    the recipe. Raises UsageError and RecipeError before anything is written.
+    the recipe. Raises UsageError for wrong arguments, RecipeError if the network can't be
+    converted, and RunError if the converted one computes other logits.
     """
     if not target.name.endswith((".yaml", SUFFIX)):
         raise UsageError([str(target)], f"must end in .yaml or {SUFFIX}")
-    options = dict(map(_parse_argument, arguments))
+    options = dict(_parse_argument(argument) for argument in arguments)
     load_all()
     try:
         if module.endswith(ONNX):
             _convert_onnx(Path(module), target, tuple(sizes), options)
         else:
-            _convert_module(module, target, tuple(sizes) or IMAGE, options)
+            _convert_module(module, target, tuple(sizes) or DEFAULT_SHAPE, options)
     except ValueError as error:
         raise RecipeError([f"convert model {module}: {error}"]) from error
     return CommandResult({"file": str(target)})
@@ -91,8 +92,7 @@ def _convert_module(
 ) -> None:
     module = make_module(name, find_object(name), options, seed=0)
     graph = export_module(module, shape, origin=name)
-    # Imported here: making the module has imported it.
-    import torch
+    import torch  # not before: only here it is certain to be installed
 
     inputs = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
     was_training = module.training
@@ -100,7 +100,7 @@ def _convert_module(
     with torch.no_grad():
         logits = module(torch.from_numpy(inputs)).numpy()
     module.train(was_training)
-    _write(graph, target, ReferenceLogits("PyTorch", inputs, logits))
+    _write_network(graph, target, ReferenceLogits("PyTorch", inputs, logits))
 
 
 def _convert_onnx(
@@ -111,19 +111,21 @@ def _convert_onnx(
         raise ValueError("an ONNX file takes no --argument but output=NAME")
     if len(shape) > 3:
         raise ValueError(f"an ONNX file takes at most 3 SIZEs, not {len(shape)}")
-    # Samples without height and width have one position.
-    channels, height, width = (*shape, 1, 1)[:3] if shape else find_sample_shape(read_onnx(file))
+    shape = shape or find_sample_shape(read_onnx(file))
+    # Height and width are 1 if they are left out.
+    channels, height, width = (*shape, 1, 1)[:3]
     settings = ImportSettings((height, width, channels), options.get("output"))
     graph = import_onnx(file, settings)
     inputs = np.random.default_rng(0).normal(size=(2, channels, height, width)).astype(np.float32)
     variables = initial_variables_of(graph)
     images = inputs.transpose(0, 2, 3, 1)
     logits = np.asarray(TorchNetwork(graph, "float32").apply(variables, images, train=False))
-    _write(graph, target, ReferenceLogits("the file", inputs, logits))
+    _write_network(graph, target, ReferenceLogits("the file", inputs, logits))
 
 
-def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
-    """Write a graph file if `target` is one, else a recipe of layers, or of a graph beside it."""
+def _write_network(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
+    """Write a graph file if `target` has its suffix. Otherwise write a recipe that lists layers,
+    or if a module isn't a supported layer, a recipe and a graph file beside it."""
     if target.name.endswith(SUFFIX):
         _write_graph(graph, target, reference)
         return
@@ -134,11 +136,12 @@ def _write(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
         print(f"layers     {error}; written as a graph instead")
     file = target.with_name(target.stem + SUFFIX)
     _write_graph(graph, file, reference)
-    write_whole(target, _recipe_text(target, graph, "torch", {"model": {"graph": str(file)}}))
+    write_whole(target, _make_recipe(target, graph, "torch", {"model": {"graph": str(file)}}))
     _report_file(target, "recipe that names the graph")
 
 
 def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -> None:
+    """Write a recipe that lists layers. Raises UnknownLayerError for a module that isn't one."""
     converted = list_layers(graph)
     # The recipe's last layer has as many features as the dataset has classes.
     recipe_layers = set_class_features(converted.layers)
@@ -149,7 +152,7 @@ def _write_layers(graph: TorchGraph, target: Path, reference: ReferenceLogits) -
     write_weights(weights, converted.arrays)
     layers = [_value_to_yaml(layer) for layer in recipe_layers]
     body = {"model": {"layers": layers}, "checkpoint": {"restore": str(weights)}}
-    write_whole(target, _recipe_text(target, graph, "layers", body))
+    write_whole(target, _make_recipe(target, graph, "layers", body))
     _report_file(target, f"recipe of {len(layers):,} layers, its weights in {weights.name}")
 
 
@@ -167,9 +170,9 @@ def _require_equal(
 ) -> None:
     """Print the logits' difference from the reference's. Raises RunError above the tolerance."""
     images = reference.inputs.transpose(0, 2, 3, 1)
-    outputs = np.asarray(network.apply(variables, images, train=False))
+    logits = np.asarray(network.apply(variables, images, train=False))
     largest = max(float(np.abs(reference.logits).max()), 1e-6)
-    difference = float(np.abs(outputs - reference.logits).max()) / largest
+    difference = float(np.abs(logits - reference.logits).max()) / largest
     if not (math.isfinite(difference) and difference <= TOLERANCE):
         raise RunError(
             f"the logits differ from {reference.name}'s by {difference:.1e} of the largest, more "
@@ -178,13 +181,13 @@ def _require_equal(
     print(f"logits     differ from {reference.name}'s by {difference:.1e} of the largest")
 
 
-def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str, Any]) -> str:
-    """Return a recipe as YAML; the command line has to add the dataset and the length."""
+def _make_recipe(target: Path, graph: TorchGraph, model: str, body: Mapping[str, Any]) -> str:
+    """Return a recipe as YAML, without a dataset and a length of training."""
     exporter = f" with torch {graph.torch_version}" if graph.torch_version else ""
     head = (
         f"# @package _global_\n# {graph.origin}, converted{exporter}\n"
         f"# python -m pipeline +recipe={printable(str(target))} dataset=NAME train.passes=10\n"
-        f"defaults:\n  - override /model: {group}\n"
+        f"defaults:\n  - override /model: {model}\n"
     )
     name = re.sub(r"[^\w.+-]", "_", target.stem)[:100].lstrip(".+-") or "converted"
     tree = {"name": name, **body}
@@ -192,7 +195,7 @@ def _recipe_text(target: Path, graph: TorchGraph, group: str, body: Mapping[str,
 
 
 def _value_to_yaml(value: Any) -> Any:
-    """Return a value as in a recipe. A layer is its name, or its name and non-default fields."""
+    """Return a value for YAML. A layer becomes its name, or its name and non-default fields."""
     if isinstance(value, tuple):
         return [_value_to_yaml(item) for item in value]
     if not isinstance(value, LayerSpec):
@@ -213,8 +216,8 @@ def _parse_argument(argument: str) -> tuple[str, Any]:
             return name, yaml.safe_load(text)
     except yaml.YAMLError:
         pass
-    raise UsageError([f"--argument {argument}"], "must be NAME=VALUE, as num_classes=10")
+    raise UsageError([f"--argument {argument}"], "must be NAME=VALUE, such as num_classes=10")
 
 
-def _report_file(path: Path, what: str) -> None:
-    print(f"written    {printable(str(path))}: {what}")
+def _report_file(path: Path, content: str) -> None:
+    print(f"written    {printable(str(path))}: {content}")

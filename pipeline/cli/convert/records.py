@@ -17,8 +17,8 @@ from pipeline.stages.data import read_selected
 def main(out: Path, overrides: Sequence[str], *, overwrite: bool = False) -> CommandResult:
     """Write the dataset that the overrides describe into the folder `out`.
 
-    Raises RecipeError for an invalid recipe, DataError for unreadable data and RunError if the
-    folder can't be written.
+    Raises UsageError if `out` is KEY=VALUE, RecipeError for an invalid recipe or a dataset of
+    tables or texts, DataError for unreadable data, and RunError if the folder can't be written.
     """
     out = out.expanduser()
     if "=" in out.name:

@@ -36,10 +36,10 @@ def main(
 ) -> CommandResult:
     """Read weights, give them the names and layout of a recipe's network, and write them.
 
-    `source` is a weight file or a run. If `overrides` name no recipe, they change the recipe of
-    the run; without a recipe the entries are written unchanged. If `like` is a weight file, its
-    names, layout and dtypes are used. Raises UsageError, RecipeError and DataError; nothing is
-    written then.
+    `source` is a weight file or a run. If `overrides` name no recipe, they change the run's
+    recipe. Arrays of a weight file are written unchanged without overrides. If `like` is a weight
+    file, its names, layout and dtypes are used. Raises UsageError, RecipeError and
+    DataError before anything is written.
     """
     require_writable_suffix(target)
     options = [] if rules is None else [f"checkpoint.rules={rules}"]
@@ -52,7 +52,7 @@ def main(
     elif overrides:
         recipe = compose_and_check(add_train_length(overrides))
     if recipe is None and like is not None:
-        raise UsageError([f"--like {like}"], "needs a recipe, whose network both files are of")
+        raise UsageError([f"--like {like}"], "needs a recipe: the network of both files")
     arrays, _ = read_source(source)
     if recipe is not None:
         arrays = _convert(arrays, source, recipe, like)

@@ -41,7 +41,7 @@ def _read_name(attack: type[BaseModel]) -> str:
     return str(name)
 
 
-NAMES = tuple(map(_read_name, get_args(AnyAttack)))
+NAMES = tuple(_read_name(attack) for attack in get_args(AnyAttack))
 """Names of all attacks."""
 LINF_ONLY = "square"
 CORRUPTIONS = "corruptions"
@@ -59,9 +59,10 @@ def main(
     """Attack the newest checkpoint of a run, and write robustness.json into the run's directory.
 
     `steps` and `restarts` apply to pgd and apgd. `attacks` are names; empty: all attacks for the
-    norm. `radius` is for pixels from 0 to 1; None: the radius of train.adversarial. Raises
-    UsageError for an unknown attack, or a radius that is missing or too large, RecipeError if the
-    data aren't images, DataError if the run can't be read, RunError if the file can't be written.
+    norm. `radius` is for pixels from 0 to 1; None: the radius of train.adversarial. `samples` None:
+    all. Raises UsageError for an unknown attack, or a radius that is missing or too large,
+    RecipeError if the data aren't images, DataError if the run can't be read, RunError if the file
+    can't be written.
     """
     step = find_newest_step(run_dir)
     require_real(run_dir, (ROBUSTNESS,), ())
@@ -85,7 +86,7 @@ def main(
 def _require_valid(
     norm: Norm, radius: float | None, names: Sequence[str], adversarial: AdversarialSpec | None
 ) -> None:
-    """Raise UsageError for a wrong name or radius."""
+    """Raise UsageError for an unknown attack, or an invalid radius."""
     for name in names:
         if name not in NAMES:
             raise UsageError([f"--attacks {name}"], explain_unknown_name("attack", name, NAMES))

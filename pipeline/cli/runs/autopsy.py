@@ -11,9 +11,9 @@ from pipeline.inspect.autopsy.reproducer import read_reproducer
 
 
 def main(run_dir: Path) -> CommandResult:
-    """Print the finding; the exit status is 0 if it equals the run's, else 1.
+    """Replay the non-finite step, and print where values ceased to be finite.
 
-    Raises the errors of `read_reproducer`.
+    The exit status is 0 if the run found the same, else 1. Raises the errors of `read_reproducer`.
     """
     reproducer = read_reproducer(run_dir)
     finding = examine(reproducer.step_config, reproducer.state, reproducer.batch, reproducer.device)

@@ -58,7 +58,7 @@ def main(
     reference: Path | None = None,
     **thresholds: float | None,
 ) -> CommandResult:
-    """Print the comparison; the exit status is 1 if it finds a layer, or marks a row of dumps.
+    """Print the comparison; the exit status is 1 if it names a layer, or marks a row of dumps.
 
     `words` are two runs or dumps; with `against` or `reference`, one run or the keys of a recipe.
     Raises UsageError for other words, DataError if a side can't be read or the networks differ,
@@ -66,11 +66,13 @@ def main(
     """
     if against and reference is not None:
         raise UsageError(["--against", "--reference"], f"exclude each other; {USAGE}")
-    sides, overrides = _split_sides(tuple(map(str, words)), has_changes=bool(against or reference))
+    texts = [str(word) for word in words]
+    sides, overrides = _split_sides(texts, has_one_side=bool(against or reference))
     changes = tuple(change for text in against for change in _split_shell_words(text))
     limits = Thresholds(**{name: value for name, value in thresholds.items() if value is not None})
     request = CompareRequest(step, tuple(layers), what, _parse_map(mapped), limits, out)
     with Reporter() as reporter:
+        # Sides without a recipe have to be dumps.
         dump_names = [name for name in sides if not (Path(name) / RECIPE).is_file()]
         folders = [find_dump(Path(name)) for name in dump_names]
         if reference is not None:
@@ -87,7 +89,7 @@ def main(
                 if folder is None:
                     raise DataError(f"{name}: must be a run directory or a dump")
             dumps = [_open_dump(folder) for folder in folders if folder is not None]
-            _require_same_layers(dumps[0], dumps[1], request.mapped)
+            _require_shared_layers(dumps[0], dumps[1], request.mapped)
             return _compare_files(dumps[0], dumps[1], request, reporter)
         if changes:
             right = _open_side(sides, overrides)
@@ -104,7 +106,7 @@ def _open_side(sides: Sequence[str], overrides: Sequence[str]) -> Side:
 def _compare_steps(
     left: Side, right: Side, request: CompareRequest, reporter: Reporter
 ) -> CommandResult:
-    """Compute a step on two sides and compare; the exit status is 1 if a layer is named."""
+    """Compute a step on two sides and compare it; the exit status is 1 if a layer is named."""
     reporter.print_stage("left", f"{left.name} on {left.opened.device_name}")
     reporter.print_stage("right", f"{right.name} on {right.opened.device_name}, the reference")
     with reporter.clock("comparing"):
@@ -118,7 +120,7 @@ def _compare_steps(
         reporter.print_stage("note", note)
     _show_rows(comparison.rows, request, reporter)
     if comparison.forced.errors:
-        reporter.print_lines("\nlayers by themselves, fed with what the right side's layers read:")
+        reporter.print_lines("\nlayers by themselves, with the inputs of the right side's layers:")
         for line in format_layers(comparison.forced):
             reporter.print_lines(line)
     reporter.print_lines("")
@@ -135,7 +137,7 @@ def _compare_steps(
         "step": comparison.step,
         "left_loss": comparison.left_loss,
         "right_loss": comparison.right_loss,
-        "culprits": list(map(str, findings)),
+        "culprits": [str(finding) for finding in findings],
         "rows": _rows_to_dicts(comparison.rows),
     }
     return CommandResult(facts, exit_status=1 if findings else 0)
@@ -147,7 +149,7 @@ def _rows_to_dicts(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
 
 
 def _show_rows(rows: Sequence[TensorRow], request: CompareRequest, reporter: Reporter) -> None:
-    """Print the first rows, and write all as CSV if a file is named."""
+    """Print the first rows, and write all rows as CSV if `request.out` names a file."""
     if request.out is not None:
         with convert_write_errors(request.out):
             write_whole(request.out, to_csv(rows))
@@ -179,12 +181,12 @@ def _compare_files(
     require_mapped(request.mapped, list(left.layers), list(right.layers))
     left_names = [name for name in left.names if is_selected(name, request.layers, request.what)]
     counterparts = {layer for name in left_names for layer in request.mapped.get(name.layer, ())}
-    right_names = [
-        name
-        for name in right.names
-        if is_selected(name, request.layers, request.what)
-        or (name.layer in counterparts and is_selected(name, (), request.what))
-    ]
+    right_names = []
+    for name in right.names:
+        # Without patterns, all layers are selected.
+        patterns = () if name.layer in counterparts else request.layers
+        if is_selected(name, patterns, request.what):
+            right_names.append(name)
     rows = compare_tensors(left_names, right_names, left.read, right.read, request.mapped)
     _show_rows(rows, request, reporter)
     reporter.print_lines("")
@@ -199,7 +201,7 @@ def _compare_files(
     return CommandResult(facts, exit_status=1 if marked else 0)
 
 
-def _require_same_layers(left: TensorSide, right: TensorSide, mapped: Mapped) -> None:
+def _require_shared_layers(left: TensorSide, right: TensorSide, mapped: Mapped) -> None:
     """Raise DataError if less than half of the layers have a counterpart in the other dump."""
     shared = sum(path in right.layers or path in mapped for path in left.layers)
     total = max(len(left.layers), len(right.layers))
@@ -221,16 +223,20 @@ def _split_shell_words(text: str) -> list[str]:
 
 
 def _split_sides(
-    words: Sequence[str], *, has_changes: bool
+    words: Sequence[str], *, has_one_side: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the sides, and the keys of a recipe. Raises UsageError for a wrong number of sides."""
+    """Return the folders of the sides, and the overrides of a side that is a recipe.
+
+    With `has_one_side`, the words name one side, which may be a recipe; otherwise two folders.
+    Raises UsageError for a wrong number of sides.
+    """
     overrides = tuple(word for word in words if "=" in word and not os.path.exists(word))
     sides = tuple(word for word in words if word not in overrides)
     is_recipe = any(override.startswith("+recipe=") for override in overrides)
     if overrides and not is_recipe:
         raise UsageError(overrides[:1], f"needs +recipe=NAME, whose key it is; {USAGE}")
-    num_sides = 0 if is_recipe else 1 if has_changes else 2
-    if len(sides) != num_sides or (is_recipe and not has_changes):
+    num_sides = 1 if has_one_side else 2
+    if len(sides) + is_recipe != num_sides or (is_recipe and not has_one_side):
         raise UsageError(words, USAGE)
     return sides, overrides
 

@@ -19,11 +19,11 @@ def main(run_a: Path, run_b: Path) -> CommandResult:
     log_a = record_a.run_dir / METRICS
     log_b = record_b.run_dir / METRICS
     steps = compare_steps(log_a, log_b) if log_a.exists() and log_b.exists() else None
-    page = SideBySide(record_a, record_b)
-    page.show_origins()
+    side_by_side = SideBySide(record_a, record_b)
+    side_by_side.show_origins()
     outcomes = compare_outcomes(record_a, record_b)
-    page.show_differences("outcome", outcomes)
-    page.show_steps(steps)
+    side_by_side.show_differences("outcome", outcomes)
+    side_by_side.show_steps(steps)
     origins = compare_origins(record_a, record_b).items()
     facts = {
         **{section: differences_to_dicts(differences) for section, differences in origins},

@@ -35,8 +35,8 @@ def main(
 ) -> CommandResult:
     """Write the dumps of `steps` (5, 0|5|10 or 5-10); the exit status is 1 if a dump stops early.
 
-    Raises UsageError for other steps, DataError if the run or its checkpoints can't be read,
-    RecipeError for a pattern that no layer matches.
+    Raises UsageError for steps in another form, DataError if the run or its checkpoints can't be
+    read or `out` isn't a folder, RecipeError for a pattern that no layer matches.
     """
     try:
         numbers = parse_steps(steps)
@@ -62,10 +62,8 @@ def main(
         for step in numbers:
             saved = load_state(opened, run_dir, step, reporter)
             if saved.replayed:
-                first = step - saved.replayed
-                reporter.print_stage(
-                    "state", f"of step {first}; {saved.replayed:,} steps trained again"
-                )
+                text = f"of step {step - saved.replayed}; {saved.replayed:,} steps trained again"
+                reporter.print_stage("state", text)
             loss = logged_loss(run_dir, step)
             with reporter.clock(f"dumping step {step}"):
                 weights = Weights.of(saved.state)
@@ -73,10 +71,9 @@ def main(
                 report = dump_step(request, opened.programs(step), weights, batch, step, loss)
             reporter.print_stage("dump", f"step {step}: {report}")
             reporter.print_stage("dump", f"step {step}: {compare_losses(report.loss, loss)}")
-            facts = asdict(report)
+            facts = {"step": step, "run_loss": loss, **asdict(report), "folder": str(report.folder)}
             facts["written"] = facts.pop("num_tensors")
-            losses = {"step": step, "loss": report.loss, "run_loss": loss}
-            dumps.append({**losses, **facts, "folder": str(report.folder)})
+            dumps.append(facts)
             if report.stopped is not None:
                 return CommandResult({"dumps": dumps}, exit_status=1)
     return CommandResult({"dumps": dumps})

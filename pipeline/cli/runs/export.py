@@ -17,14 +17,13 @@ from pipeline.stages.record.descendants import note_descendant
 from pipeline.stages.record.run_directory import find_run_dir
 from pipeline.study.sweep.directory import list_members
 
-MODEL_FILES = frozenset(
-    {
-        *(".safetensors", ".npz", ".pt", ".pth", ".pkl", ".zip", ".bin", ".mlir"),
-        *(".onnx", ".h5", ".keras", ".tflite", ".pb", ".gguf", ".mlmodel", ".engine"),
-        *(".ckpt", ".mindir", ".air", ".om"),
-    }
-)
-"""Suffixes by which a user expects a file, although a folder is written."""
+# fmt: off
+MODEL_SUFFIXES = frozenset((
+    ".safetensors", ".npz", ".pt", ".pth", ".pkl", ".zip", ".bin", ".mlir", ".onnx", ".h5",
+    ".keras", ".tflite", ".pb", ".gguf", ".mlmodel", ".engine", ".ckpt", ".mindir", ".air", ".om",
+))
+# fmt: on
+"""Suffixes of files: who types one doesn't expect that a folder is written."""
 NO_FILE = (
     "export writes a folder, with StableHLO and weights; name a folder, or for the weights alone: "
     "convert weights RUN_DIR FILE.safetensors, .ckpt or .npz"
@@ -47,16 +46,17 @@ def main(
 ) -> CommandResult:
     """Write the network of a run, or the ensemble of several, with the newest weights.
 
-    Raises UsageError for options of another format, RecipeError and DataError if the run can't be
-    read, DataError if the folder has other files, RunError if it can't be written.
+    `to` is onnx, ckpt, or None for StableHLO alone. Raises UsageError for options of another
+    format, RecipeError and DataError if the run can't be read, DataError if the folder has other
+    files, RunError if it can't be written.
     """
-    if folder.suffix.lower() in MODEL_FILES and not folder.is_dir():
+    if folder.suffix.lower() in MODEL_SUFFIXES and not folder.is_dir():
         raise UsageError([str(folder)], NO_FILE)
     options = {"int8": int8, "samples": samples, "optimizer": optimizer, "prefix": prefix}
-    for name in (name for name, value in options.items() if value):
-        if name not in OPTIONS.get(to or "", ()):
-            format_ = next(format_ for format_, names in OPTIONS.items() if name in names)
-            raise UsageError([f"--{name}"], f"needs --to {format_}")
+    for other_format, names in OPTIONS.items():
+        for name in names:
+            if options[name] and to != other_format:
+                raise UsageError([f"--{name}"], f"needs --to {other_format}")
     if samples is not None and not int8:
         raise UsageError([f"--samples {samples}"], "needs --int8, which they calibrate")
     members = list_members(run_dirs)
@@ -84,8 +84,8 @@ def _write_onnx(run: TrainedRun, folder: Path, calibration_samples: int) -> dict
     if export.accuracy is not None:
         text += f", accuracy {export.accuracy:.4f}"
     if export.int8_accuracy is not None:
-        samples = f"{export.calibration_samples} samples to calibrate"
-        text += f", in int8 {export.int8_accuracy:.4f} ({samples})"
+        text += f", in int8 {export.int8_accuracy:.4f}"
+        text += f" ({export.calibration_samples} samples to calibrate)"
     print(printable(f"{folder / MODEL}: {text}"))
     return {"onnx": export.describe()}
 
@@ -104,7 +104,7 @@ def _write_ckpt(
 
 
 def _note_export(source: Path, folder: Path) -> None:
-    """Write the export into the run's record of its descendants."""
+    """Record the export in the run that contains `source`, if a run does."""
     run_dir = find_run_dir(source)
     if run_dir is not None:
         note_descendant(run_dir, "exported", folder)

@@ -1,8 +1,8 @@
-"""`python -m pipeline fuzz RUN_DIR`: changed samples, and changed weights, that fool a network."""
+"""`python -m pipeline fuzz RUN_DIR`: changed samples and weights that cause wrong predictions."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,10 @@ def main(
 ) -> CommandResult:
     """Search for changed samples with wrong predictions, and write them into a folder.
 
-    Raises RecipeError for samples that can't be changed, DataError if the run can't be read,
-    RunError if a file can't be written.
+    `samples` is the number of samples, `mutants` the number of changed samples to try, and `radius`
+    the largest change of a pixel, with pixels from 0 to 1. `out` None: RUN_DIR/fuzz. Raises
+    RecipeError for samples that can't be changed, DataError if the run can't be read, RunError if a
+    file can't be written.
     """
     step = find_newest_step(run_dir)
     folder = run_dir / FUZZ if out is None else out
@@ -80,20 +82,20 @@ def main(
             "step": step,
             "radius": radius,
             "mutants": mutants,
-            **{field.name: getattr(result, field.name) for field in fields(result)},
+            **vars(result),
             "fooling": len(result.fooling),
             "fooled_samples": _count_fooled(result),
             "faults": [asdict(row) for row in faults],
         }
-        names = dataset.classes
+        classes = dataset.classes
         files: dict[str, str | bytes] = {
             FACTS: format_json(facts, indent=1) + "\n",
-            FOOLING: format_csv(_make_row(mutant, names) for mutant in result.fooling),
+            FOOLING: format_csv(_make_row(mutant, classes) for mutant in result.fooling),
         }
         if faults:
             files[FAULTS] = format_csv(map(asdict, faults))
         if result.fooling:
-            files[SHEET] = _draw_sheet(result, dataset.eval.columns["image"], names)
+            files[SHEET] = _draw_sheet(result, dataset.eval.columns["image"], classes)
         replace_files(folder, FILES, files)
         reporter.print_stage("done", f"{folder}: {', '.join(files)}")
     return CommandResult({**facts, "folder": str(folder)})
@@ -104,7 +106,8 @@ def _measure_faults(
 ) -> list[FaultRow]:
     """Return and print the accuracy on the samples `rows` under each fault of the weights."""
     columns = fuzz.dataset.eval.columns
-    images, labels = (np.asarray(columns[name][rows]) for name in ("image", "label"))
+    images = np.asarray(columns["image"][rows])
+    labels = np.asarray(columns["label"][rows])
 
     def compute_accuracy(params: Any) -> float:
         logits, _ = predict({**variables, "params": params}, images)
@@ -135,28 +138,31 @@ def _format_lines(result: FuzzResult, mutants: int, radius: float) -> list[str]:
     ]
 
 
-def _make_row(mutant: FoolingMutant, names: tuple[str, ...]) -> dict[str, Any]:
+def _make_row(mutant: FoolingMutant, classes: tuple[str, ...]) -> dict[str, Any]:
     return {
         "sample": mutant.candidate.sample,
-        "label": names[mutant.candidate.label],
-        "prediction": names[mutant.predicted],
+        "label": classes[mutant.candidate.label],
+        "prediction": classes[mutant.predicted],
         "probability": f"{mutant.probability:.6f}",
         "changes": " ".join(mutant.candidate.changes),
         "distance": f"{mutant.distance:.6f}",
     }
 
 
-def _draw_sheet(result: FuzzResult, column: Any, names: tuple[str, ...]) -> bytes:
-    """Return a sheet of fooled samples, each beside its first changed image that fools."""
-    first = {mutant.candidate.sample: mutant for mutant in reversed(result.fooling)}
-    mutants = [first[sample] for sample in sorted(first)[:MAX_PICTURES]]
-    originals = np.asarray(column[np.array([mutant.candidate.sample for mutant in mutants])])
-    pictures = [
-        picture(np.concatenate([original, mutant.candidate.image], axis=1))
-        for original, mutant in zip(originals, mutants, strict=True)
-    ]
-    captions = [
-        (f"{row['prediction']}, is {row['label']}", row["changes"])
-        for row in (_make_row(mutant, names) for mutant in mutants)
-    ]
+def _draw_sheet(result: FuzzResult, column: Any, classes: tuple[str, ...]) -> bytes:
+    """Return a PNG of samples, each beside its first changed image with a wrong prediction.
+
+    `column` has the images of the evaluation split.
+    """
+    first_mutants: dict[int, FoolingMutant] = {}
+    for mutant in result.fooling:
+        first_mutants.setdefault(mutant.candidate.sample, mutant)
+    samples = sorted(first_mutants)[:MAX_PICTURES]
+    pictures = []
+    captions = []
+    for sample, original in zip(samples, np.asarray(column[np.array(samples)]), strict=True):
+        mutant = first_mutants[sample]
+        pictures.append(picture(np.concatenate([original, mutant.candidate.image], axis=1)))
+        row = _make_row(mutant, classes)
+        captions.append((f"{row['prediction']}, is {row['label']}", row["changes"]))
     return png(sheet(pictures, captions))

@@ -48,13 +48,13 @@ from pipeline.stages.export.trained_run import Samples, TrainedRun, spare_gpus
 from pipeline.study.sweep.directory import is_run_or_sweep, list_members
 
 USAGE = "infer takes RUN_DIR or FOLDER, and FILE ..., --text or --prompt"
-BATCH = 64
-"""The network computes at most this many images at once."""
+MAX_BATCH = 64
+"""Most samples of a batch."""
 DEFAULT_TOKENS = 200
 """Number of tokens by which a prompt is continued."""
 
 ComputeLogits = Callable[[np.ndarray], np.ndarray]
-"""Function from images (n, *shape), as read, to logits float32 (n, classes)."""
+"""Function from samples (n, *shape) to logits float32 (n, classes), or (n, H, W, classes)."""
 PromptOptions = Mapping[str, int | float | None]
 """Options of a prompt: tokens, temperature, top_k and seed; None if not typed."""
 
@@ -88,9 +88,9 @@ def main(
 ) -> int:
     """Print the prediction for every input, or the continuation of a prompt; return 0.
 
-    `source` is a run, a sweep or an export; runs and sweeps at the start of `files` belong to it.
-    `prompt_options` are tokens, temperature, top_k and seed. Raises UsageError for options that
-    exclude each other, RecipeError and DataError for unreadable files.
+    `source` is a run, a sweep or an export. Runs and sweeps at the start of `files` are further
+    members of an ensemble. `prompt_options` are tokens, temperature, top_k and seed. Raises
+    UsageError for options that exclude each other, RecipeError and DataError for unreadable files.
     """
     runs = tuple(takewhile(is_run_or_sweep, files))
     inputs = tuple(files[len(runs) :])
@@ -131,7 +131,7 @@ def main(
 def _require_options(
     arguments: InferArguments, prompt: str | None, prompt_options: PromptOptions
 ) -> None:
-    """Raise UsageError for options that exclude each other, and without files, texts or prompt."""
+    """Raise UsageError for options that exclude each other, or if there is nothing to predict."""
     typed = [
         f"--{name.replace('_', '-')}" for name, value in prompt_options.items() if value is not None
     ]
@@ -156,15 +156,23 @@ def _require_options(
 def _read_inputs(
     arguments: InferArguments, samples: Samples
 ) -> Iterator[tuple[Path, list[str], np.ndarray]]:
-    """Yield (file, names of samples, samples); for texts, the source stands for the file."""
+    """Yield a file, and the names and the array of its samples.
+
+    With texts, the run or export is yielded as the file: only masks need a file.
+    """
     if samples.text is not None or arguments.texts:
         for names, texts in _read_texts(arguments, samples):
             yield arguments.sources[0], names, texts
         return
-    for file in (file for path in arguments.files for file in list_images(path)):
-        images = read_images(file, samples)
-        names = [f"{file}[{index}]" for index in range(len(images))]
-        yield file, names if len(images) > 1 else [str(file)], images
+    for path in arguments.files:
+        for file in list_images(path):
+            images = read_images(file, samples)
+            yield file, _name_samples(file, len(images)), images
+
+
+def _name_samples(file: Path, count: int) -> list[str]:
+    """Return `file[0]`, `file[1]` and so on, or the file alone if it has one sample."""
+    return [f"{file}[{index}]" for index in range(count)] if count > 1 else [str(file)]
 
 
 def _read_texts(
@@ -187,12 +195,11 @@ def _read_texts(
         yield list(map(show_name, arguments.texts)), encode(arguments.texts)
     for file in arguments.files:
         lines = read_text_lines(file)
-        names = [f"{file}[{number}]" for number in range(len(lines))] if len(lines) > 1 else []
-        yield names or [str(file)], encode(lines)
+        yield _name_samples(file, len(lines)), encode(lines)
 
 
 def _load_network(sources: Sequence[Path]) -> tuple[ComputeLogits, Samples]:
-    """Return the logits function of runs or an export, and the format of its samples."""
+    """Return the function that computes logits of runs or an export, and its samples' format."""
     if is_export(sources[0]) and len(sources) == 1:
         exported = read_export(sources[0])
         weights = jax.device_put(exported.arrays)
@@ -205,7 +212,7 @@ def _load_network(sources: Sequence[Path]) -> tuple[ComputeLogits, Samples]:
 
 
 def _read_runs(sources: Sequence[Path]) -> TrainedRun:
-    """Read a run, or the ensemble of several, and hide the GPUs if they were trained without."""
+    """Read a run, or the ensemble of several. GPUs are hidden if a run was trained without."""
     members = list_members(sources)
     for member in members:
         spare_gpus(member)
@@ -214,10 +221,10 @@ def _read_runs(sources: Sequence[Path]) -> TrainedRun:
 
 def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the logits of each image, float64 (classes,), or (H, W, classes) of its pixels."""
-    for start in range(0, len(images), BATCH):
-        batch = images[start : start + BATCH]
+    for start in range(0, len(images), MAX_BATCH):
+        batch = images[start : start + MAX_BATCH]
         # The last batch is padded, since another size would need another compilation.
-        missing = min(BATCH, len(images)) - len(batch)
+        missing = min(MAX_BATCH, len(images)) - len(batch)
         padded = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
         logits = compute_logits(padded)[: len(batch)].astype(np.float64)
         if logits.ndim not in (2, 4):
@@ -231,7 +238,7 @@ def _compute_in_batches(compute_logits: ComputeLogits, images: np.ndarray) -> It
 def _format_prediction(
     arguments: InferArguments, name: str, logits: np.ndarray, targets: Targets
 ) -> str:
-    """Return the line of one image: classes, labels or numbers."""
+    """Return the line of a sample, whose logits are (classes,): classes, labels or numbers."""
     if arguments.masks is not None:
         raise UsageError([f"--masks {arguments.masks}"], "the network has one class for an image")
     if targets.task == "regression":
@@ -273,8 +280,8 @@ def _format_mask(
     ranked = [int(label) for label in np.argsort(-shares, kind="stable") if shares[label]]
     share_by_class = {targets.names[label]: round(float(shares[label]), 6) for label in ranked}
     if arguments.as_json:
-        file = {} if path is None else {"mask": str(path)}
-        return json.dumps({"file": name, **file, "pixels": share_by_class})
+        mask_file = {} if path is None else {"mask": str(path)}
+        return json.dumps({"file": name, **mask_file, "pixels": share_by_class})
     text = ", ".join(f"{show_name(key)} {value:.4f}" for key, value in share_by_class.items())
     place = "" if path is None else f"; mask in {printable(str(path))}"
     return f"{printable(name)}: {text} of the pixels{place}"
@@ -305,17 +312,17 @@ def _print_continuation(
         if not as_json:
             text_so_far = text.tokenizer.decode([*encoded.tolist(), *tokens])
             is_last = len(tokens) == num_tokens
-            # A character of several tokens may be incomplete.
-            ready = text_so_far if is_last else text_so_far.rstrip("\ufffd")
+            # A character at the end is decoded as U+FFFD until all of its tokens are drawn.
+            complete = text_so_far if is_last else text_so_far.rstrip("\ufffd")
             # Control characters would command the terminal.
-            harmless = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in ready)
+            harmless = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in complete)
             print("".join(harmless)[num_printed:], end="\n" if is_last else "", flush=True)
-            num_printed = max(num_printed, len(ready))
+            num_printed = max(num_printed, len(complete))
     seconds = time.perf_counter() - started_at
     if as_json:
         text_so_far = text.tokenizer.decode([*encoded.tolist(), *tokens])
-        new = text.tokenizer.decode(tokens)
-        print(json.dumps({"prompt": prompt, "continuation": new, "text": text_so_far}))
+        continuation = text.tokenizer.decode(tokens)
+        print(json.dumps({"prompt": prompt, "continuation": continuation, "text": text_so_far}))
     num_later = len(tokens) - num_first
     speed = f", then {num_later / (seconds - first_s):,.0f} tokens/s" if num_later else ""
     print(

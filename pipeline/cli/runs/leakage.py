@@ -25,8 +25,8 @@ def main(run_dir: Path, shadows: int, samples: int) -> CommandResult:
     """Guess which samples a run was trained on, and write leakage.json into its directory.
 
     The attacks guess for `samples` training samples (members) and as many held-out samples, or for
-    fewer if a split is smaller. LiRA, which needs shadow networks, trains `shadows` of them; with 0
-    it is skipped.
+    fewer if a split is smaller. `shadows` is the number of shadow networks that LiRA trains; with 0
+    LiRA is skipped.
     Raises UsageError for too few shadow networks, RecipeError if the samples can't be audited,
     DataError if the run can't be read, RunError if a shadow network diverges.
     """

@@ -1,7 +1,7 @@
 """`python -m pipeline reproduce RUN_DIR`: repeat a run here and compare its losses bit for bit.
 
-Another process runs the recipe again, in the folder in which the run was started, with the run's
-lowerings. Losses are compared step by step. If they differ, recipes, code, versions, data and
+Another process runs the recipe again, with the run's lowerings, in the folder in which the run was
+started. Losses are compared step by step. If they differ, recipes, code, versions, data and
 machines are compared too.
 """
 
@@ -42,12 +42,13 @@ from pipeline.stages.record.side_by_side import SideBySide, differences_to_dicts
 RUN_DIR = "hydra.run.dir"
 RESUME = "train.resume"
 POLL_S = 0.2
-"""Seconds between looks at the progress of the new run."""
+"""Seconds between two readings of the new run's last step."""
 
 
 def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) -> CommandResult:
-    """Run a recipe again in `out` and compare; the exit status is 0 if all is the same, else 1.
+    """Run a recipe again in `out` and compare losses and metrics.
 
+    The exit status is 0 if they are the same, 1 if not, and the new run's if its recipe is invalid.
     A run that ended early is repeated up to its last step. If `out` is None, a folder is created.
     Raises UsageError if overrides have `train.resume`, RecipeError and DataError if the run can't
     be read, RunError if it can't be run again.
@@ -59,13 +60,13 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
     steps = last_step(original.run_dir / METRICS)
     if steps is None:
         raise DataError(f"{original.run_dir / METRICS}: has no step to compare with")
-    repeated_dir = (
-        run_directory.make_run_dir(out)
-        if out
-        else run_directory.create_run_dir(f"{name}_reproduced")
-    )
+    if out is None:
+        repeated_dir = run_directory.create_run_dir(f"{name}_reproduced")
+    else:
+        repeated_dir = run_directory.make_run_dir(out)
     _copy_lowerings(original.run_dir, repeated_dir)
-    status = _rerun(original, repeated_dir, overrides, None if original.status == "done" else steps)
+    last = None if original.status == "done" else steps
+    status = _rerun(original, repeated_dir, overrides, last)
     if not (repeated_dir / RECIPE).exists():
         (repeated_dir / LOWERINGS).unlink(missing_ok=True)
         if out is None:
@@ -81,7 +82,7 @@ def main(run_dir: Path, overrides: Sequence[str] = (), out: Path | None = None) 
 
 
 def _copy_lowerings(source: Path, target: Path) -> None:
-    """Copy the choice of lowerings, since other lowerings of convolutions change the losses."""
+    """Copy a run's file of lowerings, since other lowerings of convolutions change the losses."""
     if (source / LOWERINGS).is_file() and not (source / LOWERINGS).is_symlink():
         try:
             write_whole(target / LOWERINGS, read_bytes(source / LOWERINGS))
@@ -91,8 +92,11 @@ def _copy_lowerings(source: Path, target: Path) -> None:
             raise DataError(f"{source / LOWERINGS}: {error}") from error
 
 
-def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: int | None) -> int:
-    """Run the recipe in another process, up to step `steps` or its end; return its exit status."""
+def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], last: int | None) -> int:
+    """Run the recipe in another process, up to about step `last` or, if None, to its end.
+
+    Returns the exit status of the process.
+    """
     recipe = original.run_dir.absolute() / RECIPE
     run_dir_key = f"{RUN_DIR}={quote_value(str(run_dir.absolute()))}"
     keys = [f"+recipe={recipe}", f"{RESUME}=null", run_dir_key]
@@ -103,7 +107,9 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
     except OSError:  # stdout isn't a file, as in a test
         stdout = None
     folder = Path(str(original.made_by.get("folder", ".")))
-    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(PACKAGE.parent)]
+    if python_path := os.environ.get("PYTHONPATH"):
+        paths.append(python_path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     cwd = folder if folder.is_dir() else Path.cwd()
     with (
@@ -111,9 +117,9 @@ def _rerun(original: RunRecord, run_dir: Path, overrides: Sequence[str], steps: 
         _pass_signals_to(process),
     ):
         while process.poll() is None:
-            if steps is not None and (last_step(run_dir / METRICS) or 0) >= steps:
+            if last is not None and (last_step(run_dir / METRICS) or 0) >= last:
                 process.terminate()
-                steps = None  # terminated once, so that it can save its state
+                last = None  # a second signal would end it before it has saved its state
             time.sleep(POLL_S)
     return process.returncode
 
@@ -153,17 +159,17 @@ def compare_and_report(original: RunRecord, repeated: RunRecord) -> CommandResul
         outcomes = compare_outcomes(original, repeated)
         metrics = [difference for difference in outcomes if difference.path[0] == "metrics"]
     is_same = steps.first is None and not steps.only_one and not metrics
-    page = SideBySide(original, repeated)
-    page.show_steps(steps)
-    page.show_differences("metrics", metrics)
+    side_by_side = SideBySide(original, repeated)
+    side_by_side.show_steps(steps)
+    side_by_side.show_differences("metrics", metrics)
     if not is_same:
-        page.show_origins()
+        side_by_side.show_origins()
     else:
         sections = compare_origins(original, repeated).values()
         if keys := [difference.key for section in sections for difference in section or ()]:
-            page.show_text("although", f"{', '.join(keys)} differ")
+            side_by_side.show_text("although", f"{', '.join(keys)} differ")
     verdict = _describe_verdict(is_same, steps, original)
-    page.show_text("verdict", verdict)
+    side_by_side.show_text("verdict", verdict)
     facts = {
         "run": str(repeated.run_dir),
         "same": is_same,

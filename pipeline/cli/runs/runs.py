@@ -17,15 +17,15 @@ from rich.table import Table
 from pipeline.core.errors import DataError, UsageError, printable
 from pipeline.core.files.error_text import explain_unknown_name
 from pipeline.core.files.strict_json import format_json
-from pipeline.study.runs.page import SPEEDS, write_page
+from pipeline.study.runs.page import write_page
 from pipeline.study.runs.ranking import is_larger_better, main_metric
 from pipeline.study.runs.recorded_run import MINOR, RecordedRun, list_differing_keys, read_runs
 from pipeline.study.runs.ties import print_ties
 
 PAGE = "runs.html"
-MOST_KEYS = 4
-MOST_ROWS = 50
-"""Numbers of columns of keys and of rows that the table has without --all."""
+MAX_KEYS = 4
+MAX_ROWS = 50
+"""The table has at most this many columns of keys, and rows, without --all."""
 WATCH_S = 2.0
 """Seconds between two tables of --watch."""
 
@@ -42,8 +42,8 @@ def main(
 ) -> int:
     """Print the runs, or write their page; the exit status is 0.
 
-    Raises UsageError for `out` without `html` and for another form with `watches`, DataError if the
-    folder can't be read or has no run.
+    Raises UsageError for `out` without `html`, and for `html`, `as_json` or `out` with `watches`.
+    Raises DataError if the folder can't be read or has no run, or if no run has `metric`.
     """
     if watches:
         if html or as_json or out is not None:
@@ -70,17 +70,20 @@ def main(
         _print_table(_rank_runs(runs, ranked_by), ranked_by, shows_all=shows_all)
         if ranked_by is not None:
             varied = [key for key in list_differing_keys(runs) if not key.startswith(MINOR)]
-            rated = [
-                ({key: run.keys.get(key) for key in varied}, run.figures[ranked_by])
-                for run in runs
-                if ranked_by in run.figures
-            ]
-            print_ties(rated, ranked_by)
+            rated_settings = []
+            for run in runs:
+                if ranked_by in run.figures:
+                    settings = {key: run.keys.get(key) for key in varied}
+                    rated_settings.append((settings, run.figures[ranked_by]))
+            print_ties(rated_settings, ranked_by)
     return 0
 
 
 def _choose_metric(name: str | None, runs: Sequence[RecordedRun]) -> str | None:
-    """Return `name`, else the main metric or None. Raises DataError if no run has `name`."""
+    """Return `name`, or by default the main metric of the runs; None if they have no metric.
+
+    Raises DataError if no run has the metric `name`.
+    """
     names = dict.fromkeys(figure for run in runs for figure in run.figures)
     if name is not None and name not in names:
         raise DataError(
@@ -105,28 +108,30 @@ def _to_dict(run: RecordedRun) -> dict[str, Any]:
 
 def _rank_runs(runs: Sequence[RecordedRun], metric: str | None) -> list[RecordedRun]:
     """Return the runs, the best first. Runs without the metric are last, in their order."""
-    sign = -1 if metric is not None and is_larger_better(metric) else 1
-
-    def rank(run: RecordedRun) -> tuple[bool, float]:
-        value = run.figures.get(metric, math.nan) if metric else math.nan
-        return (math.isnan(value), 0.0 if math.isnan(value) else sign * value)
-
-    return sorted(runs, key=rank)
+    if metric is None:
+        return list(runs)
+    unranked = [run for run in runs if math.isnan(run.figures.get(metric, math.nan))]
+    ranked = [run for run in runs if not math.isnan(run.figures.get(metric, math.nan))]
+    ranked.sort(key=lambda run: run.figures[metric], reverse=is_larger_better(metric))
+    return ranked + unranked
 
 
 def _print_table(runs: Sequence[RecordedRun], metric: str | None, *, shows_all: bool) -> None:
     keys = list_differing_keys(runs)
-    shown_keys = keys if shows_all else keys[:MOST_KEYS]
-    columns = dict.fromkeys(name for name in (metric, *SPEEDS[:2]) if name is not None)
-    figures = [name for name in columns if any(name in run.figures for run in runs)]
-    rows = runs if shows_all else runs[:MOST_ROWS]
+    shown_keys = keys if shows_all else keys[:MAX_KEYS]
+    # The metric may be one of the two times.
+    names = dict.fromkeys((metric or "step_ms", "step_ms", "train_s"))
+    figures = [name for name in names if any(name in run.figures for run in runs)]
+    rows = runs if shows_all else runs[:MAX_ROWS]
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("run", overflow="fold", min_width=20)
     for head in ("status", *figures, *shown_keys):
         table.add_column(printable(head.replace("_", " ").replace(".", " ")))
     for run in rows:
-        values = [*map(run.figures.get, figures), *map(run.keys.get, shown_keys)]
-        table.add_row(*map(printable, (run.name, run.status, *map(_format_cell, values))))
+        values = [run.figures.get(name) for name in figures]
+        values += [run.keys.get(key) for key in shown_keys]
+        cells = [run.name, run.status, *map(_format_cell, values)]
+        table.add_row(*map(printable, cells))
     # Otherwise rich reads text in brackets as markup.
     console = Console(markup=False)
     console.print(table)

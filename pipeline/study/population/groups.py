@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.config.recipe import Recipe
@@ -14,18 +14,19 @@ from pipeline.models.networks.onnx_network import OnnxNetwork
 from pipeline.models.networks.torch_module import TorchModule
 
 ABSENT = "(absent)"
+# fmt: off
 HOST_KEYS = (
-    *("name", "debug", "checkpoint", "monitor", "dump"),
-    *("eval.every_steps", "eval.every_passes"),
-    *("train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds"),
+    "name", "debug", "checkpoint", "monitor", "dump", "eval.every_steps", "eval.every_passes",
+    "train.resume", "train.resume_changed", "train.callbacks", "train.dispatch_seconds",
 )
+# fmt: on
 """Keys and sections on which no compiled program depends."""
 ARGUMENT_KEYS = ("train.optimizer.lr", "train.schedule", "seed")
 """Keys whose values are arguments of every training program: its learning rates and the seed."""
 INIT_KEYS = ("model.init",)
 """Keys on which only the small program of the initialization depends."""
 FOLD = "dataset.folds.index"
-"""Key of the evaluated fold. It is an argument of the program if folds need the same constants."""
+"""Key of the evaluated fold. It is an argument of the program if the folds' constants are equal."""
 NUMBERS = ("train.optimizer", "train.loss", "train.clip", "train.ema.decay")
 """Sections whose numbers become arguments of the program if they differ between runs."""
 CAN_VARY = (
@@ -38,22 +39,25 @@ ProgramKey = tuple[tuple[str, str], ...]
 
 
 def make_program_key(recipe: Recipe, compiled_in: Iterable[str] = ()) -> ProgramKey:
-    """Return the key of a recipe's program; numbers with the keys `compiled_in` are part of it."""
+    """Return the key of a recipe's program, with the values of the numbers `compiled_in`."""
     numbers = collect_numbers(recipe, compiled_in)
-    imported = isinstance(recipe.model, ImportedModelSpec | TorchModule | OnnxNetwork)
+    is_imported = isinstance(recipe.model, ImportedModelSpec | TorchModule | OnnxNetwork)
     entries = []
     for key, value in flatten_tree(recipe.model_dump(mode="json")):
         if key in numbers:
-            # The program may leave out a computation if its number is 0, such as weight decay.
+            # If a number is 0, the program may leave out a computation, such as weight decay.
             is_left_out = numbers[key] == 0 and key != FOLD
             entries.append((key, "0" if is_left_out else "a number"))
-        elif not _can_vary(key) or (imported and _is_below(key, ("seed", *INIT_KEYS))):
+        elif not _can_vary(key) or (is_imported and _is_below(key, ("seed", *INIT_KEYS))):
             entries.append((key, json.dumps(value)))
     return tuple(sorted(entries))
 
 
 def collect_numbers(recipe: Recipe, compiled_in: Iterable[str] = ()) -> dict[str, float]:
-    """Return the numbers of a recipe that may be arguments of its program, by key."""
+    """Return the numbers of a recipe that may be arguments of its program, by key.
+
+    Numbers with a key in `compiled_in` are left out.
+    """
     excluded = set(compiled_in)
     return {
         key: float(value)
@@ -74,9 +78,9 @@ def group_recipes(
 
 def find_differing_keys(programs: Iterable[ProgramKey]) -> list[str]:
     """Return the keys in which programs differ."""
-    values = list(map(dict, programs))
-    keys = dict.fromkeys(key for program in values for key in program)
-    return [key for key in keys if len({program.get(key, ABSENT) for program in values}) > 1]
+    trees = [dict(program) for program in programs]
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    return [key for key in keys if len({tree.get(key, ABSENT) for tree in trees}) > 1]
 
 
 def require_population(recipes: Mapping[str, Recipe], groups: Mapping[ProgramKey, Any]) -> None:
@@ -101,13 +105,11 @@ def require_members(recipes: Iterable[Recipe]) -> None:
 
 def list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
     """Return the reasons why runs of the recipes can't be members of a population."""
-    recipes = list(recipes)
     specs: Mapping[str, Any] = list_components("device")
     devices = tuple(name for name, device in specs.items() if device.runs_populations)
-    problems = [
-        f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"
-        for recipe in recipes
-        for key, value, allowed in (
+    problems = []
+    for recipe in recipes:
+        rules = (
             ("device", recipe.device.name, devices),
             ("parallel.mode", recipe.parallel.mode, ("none",)),
             ("launch", recipe.launch.name, ("none", "auto")),
@@ -115,33 +117,33 @@ def list_member_problems(recipes: Iterable[Recipe]) -> list[str]:
             ("profile.mode", recipe.profile.mode, ("off",)),
             ("train.remat", recipe.train.remat, ("none", "blocks")),
         )
-        if value not in allowed
-    ]
-    problems += [
-        f"train.{deadline}: must be a length in steps with hydra.sweeper.vectorize"
-        for deadline in (recipe.train.deadline for recipe in recipes)
-        if deadline is not None
-    ]
+        problems += [
+            f"{key} = {value}: must be {' or '.join(allowed)} with hydra.sweeper.vectorize"
+            for key, value, allowed in rules
+            if value not in allowed
+        ]
+        if recipe.train.deadline is not None:
+            rule = "must be a length in steps with hydra.sweeper.vectorize"
+            problems.append(f"train.{recipe.train.deadline}: {rule}")
     return problems
 
 
 def flatten_tree(tree: Any, key: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of a recipe's tree by dotted key; an empty section or list is a leaf."""
+    """Return the dotted keys and the leaves of a tree; an empty section or list is a leaf."""
     if isinstance(tree, Mapping) and tree:
-        items: Sequence[tuple[Any, Any]] = list(tree.items())
+        items: Iterable[tuple[Any, Any]] = tree.items()
     elif isinstance(tree, list | tuple) and tree:
-        items = list(enumerate(tree))
+        items = enumerate(tree)
     else:
         return [(key, tree)]
-    return [
-        leaf
-        for name, value in items
-        for leaf in flatten_tree(value, f"{key}.{name}" if key else str(name))
-    ]
+    leaves = []
+    for name, value in items:
+        leaves += flatten_tree(value, f"{key}.{name}" if key else str(name))
+    return leaves
 
 
 def _can_vary(key: str) -> bool:
-    """Return whether runs that share a program may differ in a key that isn't a number's."""
+    """Return whether runs that share a program may differ in this key, which isn't a number's."""
     if key.startswith("train.lr_rules."):
         return not key.endswith(".pattern")
     if _is_below(key, ("checkpoint.restore",)):

@@ -44,10 +44,11 @@ MAX_LOWERINGS_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Places:
-    """The number of runs that train at once; `is_set_by_user` if the user has set it."""
+    """The number of runs that train at once."""
 
     count: int
     is_set_by_user: bool = False
+    """Whether the user has set `count`, by `hydra.sweeper.vectorize`."""
 
     def require_room(self, run_bytes: int) -> None:
         """Raise RunError if runs that need `run_bytes` each don't fit into memory at once."""
@@ -78,16 +79,18 @@ class _Compiled:
     buffers: tuple[jax.Array, jax.Array]
     shared: SharedStep
     data_shapes: Sequence[Any]
+    """As `_list_data_shapes` returns them."""
 
 
 @dataclass(eq=False)
 class SharedProgram:
-    """The program of a group of runs; `members` has, for each run, its numbers that may vary.
+    """The program of a group of runs.
 
     Several threads may use it: the first compiles the program, and the others wait.
     """
 
     members: Sequence[Values]
+    """The numbers of each run that may vary."""
     places: Places
     _lock: Lock = field(default_factory=Lock)
     _compiled: _Compiled | None = None
@@ -113,8 +116,9 @@ class SharedProgram:
     ) -> CompiledRun:
         """Return a run with its lowered step and the shared program.
 
-        Runs that only compile, a resumed run with other lowerings, and an unpadded fold of another
-        size have separate programs. Raises CompiledInError if numbers decide what is compiled.
+        A run gets separate programs if it only compiles, if it is resumed with other lowerings, or
+        if it is an unpadded fold of another size. Raises CompiledInError if numbers decide what is
+        compiled.
         """
         if not {"train", "eval"} & set(recipe.stages):
             return lower_and_compile(context, recipe, dataset, built, backend)
@@ -171,7 +175,10 @@ class SharedProgram:
     def _compile_programs(
         self, context: RunContext, dataset: Dataset, built: Built, backend: Backend
     ) -> _Compiled:
-        """Lower the first run, and compile the program of all; require memory for `places` runs."""
+        """Lower the first run, and compile the program of all.
+
+        Raises RunError if the memory is too small for the runs that train at once.
+        """
         recipe = context.recipe
         reporter = context.reporter
         # The group's lowerings are written into the run directory and read from there below.
@@ -194,7 +201,7 @@ class SharedProgram:
             assert type(executable) is XlaExecutable
             programs = executable.report.programs
             temporary_bytes = max(program.temporary_bytes for program in programs)
-            # A state, and its copy for a checkpoint.
+            # Each run has a state, and a copy for checkpoints.
             leaves = jax.tree.leaves(built.state)
             state_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
             data_bytes = inputs.train.device_bytes + inputs.eval.device_bytes
@@ -202,22 +209,22 @@ class SharedProgram:
         file = context.run_dir / LOWERINGS
         lowerings = read_text(file, MAX_LOWERINGS_BYTES) if file.exists() else None
         return _Compiled(
-            recipe,
-            lowered.step_config,
-            lowered.single_steps,
-            lowerings,
-            executable.programs,
-            executable.report,
-            executable.rates,
-            executable.buffers,
-            shared,
-            _list_data_shapes(inputs, dataset),
+            recipe=recipe,
+            step_config=lowered.step_config,
+            single_steps=lowered.single_steps,
+            lowerings=lowerings,
+            programs=executable.programs,
+            report=executable.report,
+            rates=executable.rates,
+            buffers=executable.buffers,
+            shared=shared,
+            data_shapes=_list_data_shapes(inputs, dataset),
         )
 
     def _get_init(
         self, recipe: Recipe, built: Built, compiled: _Compiled, backend: Backend
     ) -> Callable[..., TrainState]:
-        """Return the program of a run's initialization: the first run's program if it is equal."""
+        """Return the program that initializes a run: the first run's, if it would be equal."""
         values = _list_initial_values(recipe, compiled.shared)
         if values == _list_initial_values(compiled.recipe, compiled.shared):
             return compiled.programs.init
@@ -232,23 +239,20 @@ class SharedProgram:
 
 def _list_data_shapes(inputs: CompileInputs, dataset: Dataset) -> Sequence[Any]:
     """Return the sizes of data for which a run's program is compiled, to compare them."""
-    return [
-        pad_to_block(inputs.learning_rates).shape,
-        *(
-            (
-                loader.kind,
-                split.specs(),
-                len(split) + split.padding if loader.kind == "resident" else 0,
-            )
-            for loader, split in ((inputs.train, dataset.train), (inputs.eval, dataset.eval))
-        ),
-        *(order.batches(0, 1).samples for order in (dataset.train_order, dataset.eval_order)),
-    ]
+    shapes: list[Any] = [pad_to_block(inputs.learning_rates).shape]
+    for loader, split in ((inputs.train, dataset.train), (inputs.eval, dataset.eval)):
+        # Only a resident split is an argument of the program as a whole.
+        num_samples = len(split) + split.padding if loader.kind == "resident" else 0
+        shapes.append((loader.kind, split.specs(), num_samples))
+    orders = (dataset.train_order, dataset.eval_order)
+    return [*shapes, *(order.batches(0, 1).samples for order in orders)]
 
 
 def _make_single_step(recipe: Recipe, built: Built) -> TrainStep:
-    """Return the step of one run, with recomputed blocks if the recipe wants them."""
-    return (recompute_blocks(built) if recipe.train.remat == "blocks" else built).step
+    """Return the step of one run, which recomputes blocks if `train.remat` is `blocks`."""
+    if recipe.train.remat == "blocks":
+        built = recompute_blocks(built)
+    return built.step
 
 
 def _list_initial_values(recipe: Recipe, shared: SharedStep) -> str:

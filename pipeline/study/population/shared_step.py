@@ -2,7 +2,7 @@
 
 The steps of runs that differ in numbers of the recipe are traced, and their equations compared. If
 only constants differ, the steps share a program. If equations differ, a number decides what is
-compiled. A run passes the constants of its own trace, so it computes what its own program would.
+compiled. A run passes the constants of its trace, so it has the results of a separate program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Arguments = tuple[np.ndarray, ...]
 
 
 class CompiledInError(ValueError):
-    """Error for numbers that decide what is compiled; `keys` are their recipe keys."""
+    """Error for numbers that decide what is compiled; `keys` are their keys in the recipe."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(f"{', '.join(keys)}: decides what is compiled; must be equal in all runs")
@@ -51,16 +51,18 @@ class StepShapes:
 
 
 class StepTrace(NamedTuple):
-    """Trace of a step: its training, then its evaluation."""
+    """Trace of a step."""
 
     structure: tuple[Any, Any]
+    """Equations without constants, of training and of evaluation."""
     constants: list[np.ndarray]
+    """The constants of training, then those of evaluation."""
     num_train: int
     """The number of constants of training."""
 
 
 NO_TRACE = StepTrace(([], []), [], 0)
-"""Trace of a step that is the same for all runs."""
+"""Placeholder for a step that is the same for all runs, and needn't be traced."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class SharedStep:
     """Step with the values of `list_arguments` as its last arguments."""
     tracer: StepTracer
     positions: tuple[tuple[int, ...], ...]
-    """Positions of the constants that each argument replaces: a run has equal values there."""
+    """Positions of the constants that each argument replaces; they are equal within a run."""
     has_same_init: bool
     """Whether initial states don't depend on the numbers."""
 
@@ -107,13 +109,14 @@ class SharedStep:
             return tuple(self.tracer.base.constants[group[0]] for group in self.positions)
         constants = self.tracer.trace_constants(numbers, step)
         if constants is not None:
-            # The constants that the program computes with, which must be the run's bit for bit.
-            expected = list(self.tracer.base.constants)
-            for group in self.positions:
+            arguments = tuple(constants[group[0]] for group in self.positions)
+            # With these arguments, the program's constants must be the run's, bit for bit.
+            replaced = list(self.tracer.base.constants)
+            for group, argument in zip(self.positions, arguments, strict=True):
                 for position in group:
-                    expected[position] = constants[group[0]]
-            if list(map(read_bits, constants)) == list(map(read_bits, expected)):
-                return tuple(constants[group[0]] for group in self.positions)
+                    replaced[position] = argument
+            if [read_bits(array) for array in constants] == [read_bits(a) for a in replaced]:
+                return arguments
         raise CompiledInError([key for key in numbers if numbers[key] != first[key]])
 
 
@@ -125,7 +128,6 @@ def share_step(
     `make_step` makes the step of a recipe. `recipe` and `inputs` belong to one of the runs. Raises
     CompiledInError for numbers that decide what is compiled.
     """
-    # Every value is traced alone, with the other numbers of the first run.
     first = collect_numbers(recipe)
     step = inputs.step
     keys = {key for key in first if len({member[key] for member in members}) > 1}
@@ -134,7 +136,8 @@ def share_step(
     runs = [tracer.base.constants]
     has_same_init = True
     deciding = set[str]()
-    # The steps of other folds are traced with their data, in `list_arguments`.
+    # A step is traced for each value of a key, with the other numbers of the first run. Steps of
+    # other folds are traced with their data, in `list_arguments`.
     values = {(key, member[key]) for key in keys - {FOLD} for member in members}
     for key, value in sorted(values - first.items()):
         try:
@@ -149,15 +152,14 @@ def share_step(
             runs.append(constants)
     if deciding:
         raise CompiledInError(sorted(deciding))
-    by_values: dict[tuple[Any, ...], list[int]] = {}
+    positions_by_bits: dict[tuple[Any, ...], list[int]] = {}
     for position in range(len(tracer.base.constants)):
         bits = tuple(read_bits(constants[position]) for constants in runs)
         if len(set(bits)) > 1:
-            by_values.setdefault(bits, []).append(position)
-    positions = tuple(map(tuple, by_values.values()))
-    return SharedStep(
-        _add_arguments(step, positions, tracer.base.num_train), tracer, positions, has_same_init
-    )
+            positions_by_bits.setdefault(bits, []).append(position)
+    positions = tuple(tuple(group) for group in positions_by_bits.values())
+    shared = _add_arguments(step, positions, tracer.base.num_train)
+    return SharedStep(shared, tracer, positions, has_same_init)
 
 
 def _compute_shapes(inputs: CompileInputs) -> StepShapes:

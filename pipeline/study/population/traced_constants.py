@@ -1,7 +1,7 @@
 """Constants of a traced function, and the function with some constants as arguments.
 
-A number of a recipe is part of a program as constants: Adam computes `1 - b1` in float64, and
-rounds it once. If functions differ only in such numbers, their equations differ in constants alone.
+A number of a recipe becomes constants of a program, such as Adam's `1 - b1`, which is computed in
+float64 and rounded once. Functions that differ only in such numbers differ only in constants.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TracedConstants:
 
     values: list[np.ndarray] = field(default_factory=list)
     structure: list[Any] = field(default_factory=list)
-    """Equations in a form that is equal if functions differ only in values of constants."""
+    """Equations without constants: equal for functions that differ only in constants."""
     positions: dict[int, int] = field(default_factory=dict)
     """Position of a constant in `values`, by the identity of its literal or variable."""
     holders: list[set[int]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class TracedConstants:
     _enclosing: tuple[int, ...] = ()
     """Identities of the equations around the equation that is read."""
     _is_fixed: bool = False
-    """Whether constants of the equation that is read can't become arguments."""
+    """Whether the constants of the equation that is read can't become arguments."""
 
     def read(self, jaxpr: ClosedJaxpr) -> None:
         """Add the equations of a jaxpr and of the jaxprs inside it."""
@@ -54,7 +54,8 @@ class TracedConstants:
 
     def _read_equation(self, equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         """Add an equation and the jaxprs inside it; return names of its results."""
-        before = self._enclosing, self._is_fixed
+        enclosing = self._enclosing
+        is_fixed = self._is_fixed
         number = len(self.structure)
         params = equation.params
         is_call = find_called_jaxpr(equation) is not None
@@ -62,12 +63,13 @@ class TracedConstants:
         if equation.primitive.name in CUSTOM_RULES:
             # The rules for derivatives are left out: they are new objects in every trace.
             params = {"called": find_called_jaxpr(equation)}
-        self._enclosing = (*self._enclosing, id(equation))
+        self._enclosing = (*enclosing, id(equation))
         # Constants can become arguments only in calls and control flow, except in checkpoints.
         can_vary = is_call or equation.primitive.name in FLOW
         self._is_fixed |= not can_vary or equation.primitive.name in CHECKPOINTS
         self.structure.append({name: self._to_comparable(value) for name, value in params.items()})
-        self._enclosing, self._is_fixed = before
+        self._enclosing = enclosing
+        self._is_fixed = is_fixed
         return [(number, result) for result in range(len(equation.outvars))]
 
     def _to_comparable(self, param: Any) -> Any:
@@ -80,7 +82,8 @@ class TracedConstants:
         return read_bits(param) if isinstance(param, np.ndarray | Array) else param
 
     def _read_constant(self, atom: Any, value: Any) -> Any:
-        """Add a constant; return its place in `values`, or its bits if it can't be an argument."""
+        """Add a constant; return its position in `values`, or its bits if it can't be an
+        argument."""
         if jax.dtypes.issubdtype(atom.aval.dtype, jax.dtypes.prng_key):
             with jax.ensure_compile_time_eval():
                 return read_bits(jax.random.key_data(value))
@@ -116,13 +119,17 @@ def with_arguments(
 
     Each value replaces the constants at one group of positions, and has their shape and type.
     """
-    indices = {position: n for n, group in enumerate(positions) for position in group}
+    numbers = {position: number for number, group in enumerate(positions) for position in group}
 
     def run(values: Sequence[Any], closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
         traced = read_constants(closed)
-        by_atom = {atom: values[indices[p]] for atom, p in traced.positions.items() if p in indices}
-        holders = set[int]().union(*(traced.holders[position] for position in indices))
-        return _Evaluation(by_atom, holders).run(closed, operands)
+        value_by_atom = {
+            atom: values[numbers[position]]
+            for atom, position in traced.positions.items()
+            if position in numbers
+        }
+        holders = set[int]().union(*(traced.holders[position] for position in numbers))
+        return _Evaluation(value_by_atom, holders).run(closed, operands)
 
     def call(*arguments_and_values: Any) -> Any:
         arguments = arguments_and_values[: -len(positions)]

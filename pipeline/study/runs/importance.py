@@ -48,9 +48,9 @@ class KeyImportance:
 def compute_importances(
     runs: Sequence[RecordedRun], keys: Sequence[str], metric: str
 ) -> list[KeyImportance] | str:
-    """Return the importance of keys for a metric, the largest first, or why there is none.
+    """Return the importance of keys for a metric, the largest first, or the reason for none.
 
-    Only runs that are done and have the metric and the keys count.
+    Only runs that are done and have the metric and the keys are used.
     """
     if importlib.util.find_spec("optuna") is None:
         return "needs Optuna: pip install 'recipe-pipeline[sweep]'"
@@ -67,10 +67,10 @@ def compute_importances(
             f"needs {MIN_RUNS} runs that are done, have {metric} and the same keys, and differ in "
             f"a key; has {len(rated_runs)}"
         )
-    shares = _bootstrap_importances(rated_runs, compared_keys, metric)
+    samples = _bootstrap_importances(rated_runs, compared_keys, metric)
     importances = []
     for key in compared_keys:
-        values = [share[key] for share in shares]
+        values = [sample[key] for sample in samples]
         median, low, high = np.quantile(values, (0.5, 0.1, 0.9), method="nearest").tolist()
         importances.append(KeyImportance(key, median, low, high))
     return sorted(importances, key=lambda importance: -importance.median)
@@ -110,7 +110,7 @@ def _bootstrap_importances(
         )
 
     generator = random.Random(0)
-    shares: list[Mapping[str, float]] = []
+    samples: list[Mapping[str, float]] = []
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -128,11 +128,11 @@ def _bootstrap_importances(
                 warnings.simplefilter("ignore")
                 evaluator = PedAnovaImportanceEvaluator()
                 importances = get_param_importances(study, evaluator=evaluator, params=list(keys))
-            finite = {key: share for key, share in importances.items() if math.isfinite(share)}
-            shares.append({key: finite.get(key, 0.0) for key in keys})
+            finite = {key: value for key, value in importances.items() if math.isfinite(value)}
+            samples.append({key: finite.get(key, 0.0) for key in keys})
     finally:
         optuna.logging.set_verbosity(verbosity)
-    return shares
+    return samples
 
 
 def choose_distribution(values: Sequence[Any]) -> Any:
@@ -143,9 +143,8 @@ def choose_distribution(values: Sequence[Any]) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) < len(values) or any(
-        isinstance(number, float) and not math.isfinite(number) for number in numbers
-    ):
+    has_infinite = any(isinstance(v, float) and not math.isfinite(v) for v in numbers)
+    if len(numbers) < len(values) or has_infinite:
         return CategoricalDistribution(list(dict.fromkeys(map(_to_choice, values))))
     if max(map(abs, numbers)) > MAX_EXACT_INTEGER:
         return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
@@ -158,7 +157,7 @@ def choose_distribution(values: Sequence[Any]) -> Any:
 
 
 def to_param(distribution: Any, value: Any) -> Any:
-    """Return a key's value in the form of `distribution`, which `choose_distribution` returned."""
+    """Return a key's value in the form that `distribution`, by `choose_distribution`, expects."""
     if not hasattr(distribution, "choices"):
         return value
     choice = _to_choice(value)

@@ -31,7 +31,7 @@ class DataUse:
 
     dataset: str
     fingerprint: str
-    """As `RecordedRun.data`."""
+    """Value of `RecordedRun.data`."""
     ops: str
     """Names of the map ops of the training split, in their order."""
     runs: tuple[str, ...]
@@ -47,6 +47,7 @@ def list_links(runs: Sequence[RecordedRun]) -> list[Link]:
 def _list_links(
     run: RecordedRun, folders: Mapping[str, RecordedRun], recorded_paths: Collection[str]
 ) -> Iterator[Link]:
+    """Yield the links of a run; `recorded_paths` are in the records of the runs that they use."""
     for relation, source in run.sources.items():
         if relation == "resumed":
             yield Link(run.name, "was resumed", source)
@@ -55,7 +56,9 @@ def _list_links(
     for descendant in run.made:
         yield Link(run.name, f"was {descendant.made} as", _name_run(descendant.to, folders))
     if run.name.endswith(REPRODUCED) and os.path.abspath(run.run_dir) not in recorded_paths:
-        recipe = run.name.rpartition("/")[2].partition("_")[2].removesuffix(REPRODUCED)
+        # The folder is named TIME_RECIPE_reproduced.
+        folder = run.name.rpartition("/")[2]
+        recipe = folder.partition("_")[2].removesuffix(REPRODUCED)
         yield Link(recipe, "was repeated by", run.name)
 
 
@@ -65,8 +68,7 @@ def _name_run(path: str, folders: Mapping[str, RecordedRun]) -> str:
     for folder in (absolute, *absolute.parents):
         run = folders.get(str(folder))
         if run is not None:
-            relative = os.path.relpath(absolute, folder)
-            return run.name if relative == "." else f"{run.name}, {relative}"
+            return run.name if folder == absolute else f"{run.name}, {absolute.relative_to(folder)}"
     return path
 
 
@@ -84,9 +86,11 @@ def list_data_uses(runs: Sequence[RecordedRun]) -> list[DataUse]:
 
 def join_ops(run: RecordedRun) -> str:
     """Return the names of the map ops of a run's training split, in their order."""
-    keys = run.keys.items()
-    ops = [k for k in keys if k[0].startswith("dataset.train.ops") and k[0].endswith(".name")]
-    return ", ".join(str(value) for _, value in ops)
+    return ", ".join(
+        str(value)
+        for key, value in run.keys.items()
+        if key.startswith("dataset.train.ops") and key.endswith(".name")
+    )
 
 
 def name_data(run: RecordedRun) -> str:

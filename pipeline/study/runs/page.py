@@ -1,4 +1,4 @@
-"""Page of all runs: one HTML file with data, style and script, which needs no server."""
+"""Page of all runs: one HTML file that contains data, style and script, and needs no server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MIN_FIGURES = 8
 MAX_AXES = 9
 MAX_CHOICES = 12
 """An axis has at most this many choices."""
-SPEEDS = ("step_ms", "train_s", "steps", "parameters")
+COSTS = ("step_ms", "train_s", "steps", "parameters")
+"""Figures of time and size, which have the last columns."""
 DIGITS = 6
 """Significant digits of a number on the page."""
 DRAWN_RUNS = 6
@@ -61,9 +62,9 @@ def make_page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str,
     keys = list_differing_keys(runs)[: MAX_COLUMNS - MIN_FIGURES]
     figures = _choose_figures(runs, metric)[: MAX_COLUMNS - len(keys)]
     axes = [key for key in keys if _has_readable_axis(runs, key)][: MAX_AXES - 1]
-    rated = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
+    drawable = [n for n, run in enumerate(runs) if metric in run.figures and run.curves]
     larger_is_better = metric is not None and is_larger_better(metric)
-    ranked = sorted(rated, key=lambda n: runs[n].figures[str(metric)], reverse=larger_is_better)
+    ranked = sorted(drawable, key=lambda n: runs[n].figures[str(metric)], reverse=larger_is_better)
     eval_curve = f"eval {metric}"
     has_eval_curve = any(
         eval_curve in run.curves and len(run.curves[eval_curve].steps) > 1 for run in runs
@@ -84,17 +85,17 @@ def make_page_data(runs: Sequence[RecordedRun], metric: str | None) -> dict[str,
 
 
 def _choose_figures(runs: Sequence[RecordedRun], metric: str | None) -> list[str]:
-    """Return the figures to show: the metric, then those that differ, speeds last."""
+    """Return the figures to show: the metric, then those that differ, `COSTS` last."""
     names = dict.fromkeys(name for run in runs for name in run.figures)
     first = [metric] if metric is not None else []
     candidates = [name for name in names if name not in (*first, "count")]
     values = {name: {run.figures.get(name) for run in runs} - {None} for name in candidates}
     differing = [name for name in candidates if len(values[name]) > 1]
-    return [*first, *sorted(differing, key=lambda name: name in SPEEDS)]
+    return [*first, *sorted(differing, key=lambda name: name in COSTS)]
 
 
 def _has_readable_axis(runs: Sequence[RecordedRun], key: str) -> bool:
-    """Return whether a key varies and has numbers or few choices, so that its axis is readable."""
+    """Return whether a key varies, and its values are numbers or few choices."""
     values = [run.keys[key] for run in runs if run.keys.get(key) is not None]
     are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     num_choices = len({str(value) for value in values})
@@ -102,7 +103,7 @@ def _has_readable_axis(runs: Sequence[RecordedRun], key: str) -> bool:
 
 
 def _is_logarithmic(values: Sequence[Any], span: float) -> bool:
-    """Return whether all values are above 0, and the largest is `span` times the smallest."""
+    """Return whether values are numbers above 0, of which the largest is `span` times the least."""
     present = [value for value in values if value is not None]
     if not present or any(isinstance(v, bool) or not isinstance(v, int | float) for v in present):
         return False

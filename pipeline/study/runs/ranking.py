@@ -31,10 +31,10 @@ def main_metric(runs: Sequence[Mapping[str, float]]) -> str | None:
     order = {name: number for number, name in enumerate(_PREFERRED)}
 
     def rank(name: str) -> tuple[bool, bool, int, int]:
+        """Return the criteria by which metrics are compared, the most important first."""
         is_evaluated = not name.startswith("train_")
-        count = names.count(name)
-        place = order.get(name, len(order))
-        return is_evaluated and name != "loss", is_evaluated, count, -place
+        num_runs = names.count(name)
+        return is_evaluated and name != "loss", is_evaluated, num_runs, -order.get(name, len(order))
 
     return max(dict.fromkeys(names), key=rank)
 

@@ -29,8 +29,8 @@ PLACE_KEYS = ("run_dir", "cache.root", "train.resume", "hydra.")
 """Prefixes of keys about where a run reads and writes files, which are left out."""
 MINOR = ("monitor.", "checkpoint.", "debug", "stages", "launch.", "autotune")
 """Prefixes of keys about what a run records and how it starts, which are listed last."""
-LIVE_S = 60.0
-"""Age of a status above which its run counts as dead: a minute, as a single step may take long."""
+MAX_LIVE_S = 60.0
+"""Age of a status above which its run counts as dead. A single step may take long."""
 MAX_POINTS = 48
 """A curve has at most this many points, besides the first line."""
 MAX_LINE_BYTES = 1 << 20
@@ -39,7 +39,7 @@ MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LoggedCurve:
-    """A curve of a log: values at steps."""
+    """Logged values of a metric, at steps."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -148,7 +148,7 @@ def read_run(run_dir: Path, root: Path, *, curves: bool) -> RecordedRun:
 
 
 def _read_or(problems: list[str], name: str, read: Callable[[], Any], otherwise: Any) -> Any:
-    """Return what `read` returns; if it raises, note a problem and return `otherwise`."""
+    """Return the result of `read`; if it raises, add a problem and return `otherwise`."""
     try:
         return read()
     except (DataError, OSError, ValueError) as error:
@@ -206,7 +206,7 @@ def _format_lists(tree: Any) -> Any:
 
 def _collect_figures(summary: Mapping[str, Any]) -> dict[str, float]:
     metrics = summary.get("metrics")
-    values = {str(name): v for name, v in metrics.items()} if isinstance(metrics, Mapping) else {}
+    values = dict(metrics) if isinstance(metrics, Mapping) else {}
     values |= {name: summary.get(name) for name in ("parameters", "steps")}
     values |= {name: find_value(summary, ("time", name)) for name in ("step_ms", "train_s")}
     for split in ("train", "eval"):
@@ -246,12 +246,12 @@ def _list_sources(
 def list_differing_keys(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the keys with several values among the runs, the most varied first.
 
-    Runs without a key don't count for it, since older versions had fewer keys.
+    A run that lacks a key doesn't differ in it, since older versions had fewer keys.
     """
-    values: dict[str, dict[str, None]] = {}
+    values: dict[str, set[str]] = {}
     for run in runs:
         for key, value in run.keys.items():
-            values.setdefault(key, {})[repr(value)] = None
+            values.setdefault(key, set()).add(repr(value))
     differing = [key for key, distinct in values.items() if len(distinct) > 1]
     return sorted(differing, key=lambda key: (key.startswith(MINOR), -len(values[key]), key))
 
@@ -267,7 +267,7 @@ def find_common_keys(runs: Sequence[RecordedRun]) -> dict[str, Any]:
 
 
 def read_live_status(run_dir: Path) -> LiveStatus | None:
-    """Read the status of a run; None if it has none, or none within `LIVE_S`.
+    """Read the status of a running run; None if it is missing or older than `MAX_LIVE_S`.
 
     Raises OSError and ValueError if the file can't be read or isn't valid.
     """
@@ -280,7 +280,8 @@ def read_live_status(run_dir: Path) -> LiveStatus | None:
     written = datetime.fromisoformat(status.written)
     if written.tzinfo is None:
         raise ValueError(f"written = {status.written}: must have a time zone")
-    return status if abs((datetime.now(UTC) - written).total_seconds()) < LIVE_S else None
+    age_s = (datetime.now(UTC) - written).total_seconds()
+    return status if abs(age_s) < MAX_LIVE_S else None
 
 
 def sample_log(log: Path) -> Mapping[str, LoggedCurve]:
@@ -336,8 +337,9 @@ def _read_spread_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
         text = file.readline(MAX_LINE_BYTES)
         if text.endswith(b"\n"):
             yield text
-    tail = min(size, max(4 * len(first), 4096))
-    file.seek(size - tail)
-    lines = file.read(tail).split(b"\n")[:-1]
+    # The last line may be longer than the first.
+    tail_bytes = min(size, max(4 * len(first), 4096))
+    file.seek(size - tail_bytes)
+    lines = file.read(tail_bytes).split(b"\n")[:-1]
     if lines:
         yield lines[-1] + b"\n"

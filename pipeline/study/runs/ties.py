@@ -46,14 +46,16 @@ def find_ties(
 ) -> Ties | None:
     """Return the ties of runs, each with its varied keys and its metric.
 
-    Settings are the keys besides `seed`. Returns None unless two of them have `MIN_PAIRS` seeds
-    each. Of several runs with the same settings and seed, the last counts.
+    Settings are the values of the keys besides `seed`. Returns None unless two settings have
+    `MIN_PAIRS` seeds each. Of several runs with the same settings and seed, the last is used.
     """
     values: dict[str, dict[Any, float]] = {}
     for keys, value in runs:
         settings = ", ".join(f"{key}={keys[key]}" for key in keys if key != SEED)
         values.setdefault(settings, {})[keys.get(SEED)] = value
-    repeated = {name: by_seed for name, by_seed in values.items() if len(by_seed) >= MIN_PAIRS}
+    repeated = {
+        settings: by_seed for settings, by_seed in values.items() if len(by_seed) >= MIN_PAIRS
+    }
     if len(repeated) < 2:
         return None
     means = {name: float(np.mean(list(by_seed.values()))) for name, by_seed in repeated.items()}

@@ -20,15 +20,14 @@ from pipeline.stages.record.run_directory import OUTPUTS, read_written_at_ns
 from pipeline.study.sweep.directory import read_model
 
 COMMAND = "sweep.yaml"
-VARIABLE_SETTINGS = frozenset(
-    {
-        *("_target_", "_recursive_", "trial"),
-        *("n_trials", "n_jobs", "max_batch_size", "heartbeat_s", "max_retry"),
-        *("storage", "history", "vectorize"),
-        *("pairs", "minutes"),
-    }
-)
-"""Settings in which the commands of one sweep may differ; `storage` may have a password."""
+# fmt: off
+VARIABLE_SETTINGS = frozenset((
+    "_target_", "_recursive_", "trial", "n_trials", "n_jobs", "max_batch_size", "heartbeat_s",
+    "max_retry", "storage", "history", "vectorize", "pairs", "minutes",
+))
+# fmt: on
+"""Settings in which the commands of one sweep may differ. They aren't stored, since `storage` may
+have a password."""
 
 
 class Sweeper(BaseModel):
@@ -52,13 +51,13 @@ class Command(BaseModel):
 
     @property
     def arguments(self) -> list[str]:
-        """All fixed or swept arguments: the overrides and the sweeper's `params`."""
+        """All arguments of the jobs, fixed or swept: the overrides and the sweeper's `params`."""
         params = self.sweeper.params or {}
         marked = mark_optional_keys(f"{key}={value}" for key, value in params.items())
         return [*self.overrides, *marked]
 
     def redact(self) -> Command:
-        """Return the command without secrets, as it is stored and compared."""
+        """Return the command without secrets, for storing and comparing."""
         tree = hide_secrets_in_tree(self.model_dump(mode="json"))
         overrides = tuple(hide_secret_values(self.overrides))
         return Command.model_validate({**tree, "overrides": overrides})
@@ -88,7 +87,7 @@ def resolve_sweeper(hydra_config: Any) -> dict[str, Any]:
 
 
 def write_command(sweep_dir: Path, command: Command) -> None:
-    """Write the command of a sweep if it changed, as when a grid grows.
+    """Write the command of a sweep if it has changed, for example if a grid has grown.
 
     Raises DataError if the existing file can't be read.
     """

@@ -1,4 +1,4 @@
-"""Keys in which two recipes can't differ if their runs are to be compared by a metric."""
+"""Check that a metric measures the same in the runs of two recipes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.core.files.tree_diff import Difference, TreePath, list_differences
 from pipeline.study.runs.ranking import TRAIN_LOSS
 
 TRAINING_DATA = (("dataset", "train"), ("dataset", "exclude"))
-"""Keys and sections of data in which sides may differ: they are evaluated on the same samples."""
+"""Keys and sections of data in which sides may differ, since they don't change the evaluation."""
 FOLDED_DATA = (("dataset", "train", "select"), ("dataset", "exclude"))
 """Keys of `TRAINING_DATA` that decide which samples are in the fold that is evaluated."""
 EVALUATION = (("stages",), ("eval", "samples"), ("eval", "metrics"))
@@ -34,19 +34,19 @@ def require_comparable(recipe: Recipe, other: Recipe, metric: str | None) -> Non
 
 def _explain_refusal(change: Difference, recipe: Recipe, metric: str | None) -> str | None:
     """Return the reason why sides can't differ in a key; None if they can."""
-    where = change.path
-    if where[-1] == "seed":
+    path = change.path
+    if path[-1] == "seed":
         return "must be equal: each pair has the same seed on both sides"
-    if where[0] == "dataset" and not _is_below(where, TRAINING_DATA):
+    if path[0] == "dataset" and not _is_below(path, TRAINING_DATA):
         return "must be equal: both sides are evaluated on the same samples"
-    if recipe.dataset.folds is not None and _is_below(where, FOLDED_DATA):
+    if recipe.dataset.folds is not None and _is_below(path, FOLDED_DATA):
         return "must be equal with dataset.folds: the fold would have other samples"
-    if _is_below(where, EVALUATION):
+    if _is_below(path, EVALUATION):
         return "must be equal: both sides are measured in the same way"
-    if metric in LOSSES and _is_below(where, (("train", "loss"),)):
+    if metric in LOSSES and _is_below(path, (("train", "loss"),)):
         return f"must be equal with --metric {metric}, which would be two different losses"
     return None
 
 
-def _is_below(where: TreePath, sections: Sequence[TreePath]) -> bool:
-    return any(where[: len(section)] == section for section in sections)
+def _is_below(path: TreePath, sections: Sequence[TreePath]) -> bool:
+    return any(path[: len(section)] == section for section in sections)

@@ -1,8 +1,8 @@
 """Files of a sweep's directory, and the states of its jobs.
 
-The processes of a sweep share only files. A job's directory is a run directory with the file
-`overrides.yaml`, the keys that differ from other jobs. The process that runs a job locks its file
-`.claim`. The kernel releases the lock of a dead process, so a claim needs no clock.
+The processes of a sweep share only files. A job's directory is a run directory that also has
+`overrides.yaml`, with the keys that distinguish the job. The process that runs a job locks its file
+`.claim`. The kernel releases the lock when the process dies, so that claims needn't time out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BEATS = ".beats"
 
 @contextmanager
 def claim_job(job_dir: Path) -> Iterator[bool]:
-    """Claim a job in the body. Yields whether it is claimed; else another process runs the job."""
+    """Claim a job during the body. Yields False if another process has claimed it."""
     with lock_file(job_dir / CLAIM, wait=False) as lock:
         yield lock is not None
 
@@ -81,21 +81,21 @@ def find_failures(sweep_dir: Path) -> dict[str, int]:
 def is_finished(job_dir: Path, failures: Mapping[str, int]) -> bool:
     """Return whether a job needs no further run.
 
-    `failures` are the jobs that failed before this command started. Each is retried once, by the
-    first process that claims it.
+    `failures` are the jobs that failed before this command started, by `find_failures`. Each is
+    retried once, by the first process that claims it.
     """
     status = read_status(job_dir)
     if status != "failed":
         return status in SUCCEEDED
     written_ns = read_written_at_ns(job_dir / SUMMARY)
-    # 0 if a process that retries the job has removed its summary meanwhile.
-    return written_ns != 0 and written_ns != failures.get(job_dir.name)
+    # The time is 0 if a process that retries the job has removed its summary meanwhile.
+    return written_ns not in (0, failures.get(job_dir.name))
 
 
 def read_values(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
-    """Return the values of keys in overrides, without passwords, parsed as YAML.
+    """Return the values of keys in overrides, parsed as YAML, or as texts if they aren't valid.
 
-    Invalid YAML is returned as text.
+    Passwords are removed, and a missing key has the value None.
     """
     redacted = hide_secret_values(overrides)
     values: dict[str, Any] = {}
@@ -169,12 +169,15 @@ def list_members(sources: Sequence[Path]) -> list[Path]:
     """
     members = []
     for source in sources:
-        # Hydra's folder in a run has a file of the same name as a job.
+        # A run's folder .hydra also has a file overrides.yaml, but isn't a job.
         jobs = [] if (source / RECIPE).is_file() else find_jobs(source)
+        if not jobs:
+            members.append(source)
+            continue
         done = [job for job in jobs if read_status(job) == "done"]
-        if jobs and not done:
+        if not done:
             raise DataError(f"{source}: no job of this sweep is done")
-        members += done if jobs else [source]
+        members += done
     return members
 
 

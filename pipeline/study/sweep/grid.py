@@ -21,7 +21,7 @@ from pipeline.study.sweep.vectorized import Populations, read_places
 def sweep_grid(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> None:
     """Run the unfinished jobs of a grid.
 
-    Raises RunError if its directory has another sweep. With `vectorize` it raises RecipeError if a
+    Raises RunError if its directory has another sweep. With `vectorize`, raises RecipeError if a
     job can't be in a population, or if no two jobs can share a program.
     """
     assert sweeper.config is not None

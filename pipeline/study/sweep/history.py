@@ -29,8 +29,8 @@ WEIGHT_KEYS = ("checkpoint.restore", "checkpoint.rules", "checkpoint.renames", "
 ACQUISITIONS: Mapping[str, Acquisition] = {"gp": "ei", "gp-pi": "pi", "gp-ucb": "ucb"}
 """Acquisition of a Gaussian process by the name of its sampler."""
 FIRST_DRAWS = 5
-"""Trials that tpe draws at random before it uses results. With Optuna's 10 a search of three keys
-took twice as many trials (docs/runs.md)."""
+"""Trials that a sampler draws at random before it uses results. With tpe's default of 10, a search
+of three keys took twice as many trials (docs/runs.md)."""
 _ELEMENT = re.compile(r"\.\d+(\.|$)")
 """An index of a list, in a dotted key."""
 
@@ -44,25 +44,24 @@ def read_trials(
     differ only in searched keys and `FREE_KEYS`. Raises DataError for a folder without a run.
     """
     runs = read_runs(folder, curves=False)
-    fixed = flatten_keys(recipe.model_dump(mode="json"))
-    searched = {get_key(name) for name in space}
-    candidates = (_make_trial(run, fixed, searched, space, metric) for run in runs)
+    recipe_keys = flatten_keys(recipe.model_dump(mode="json"))
+    candidates = (_make_trial(run, recipe_keys, space, metric) for run in runs)
     return [trial for trial in candidates if trial is not None], len(runs)
 
 
 def _make_trial(
     run: RecordedRun,
-    fixed: Mapping[str, Any],
-    searched: set[str],
+    recipe_keys: Mapping[str, Any],
     space: Mapping[str, BaseDistribution],
     metric: str,
 ) -> FrozenTrial | None:
-    """Return a run as a trial; None if it doesn't fit. `fixed` are the recipe's flat keys."""
+    """Return a run as a trial; None if it doesn't fit the recipe and the search space."""
     value = run.figures.get(metric)
     if run.status != "done" or value is None or not math.isfinite(value):
         return None
-    keys = {**fixed, **run.keys}
-    if any(_differs(run, fixed, key) for key in keys if not _is_free(key, searched)):
+    searched = {get_key(name) for name in space}
+    keys = [key for key in {**recipe_keys, **run.keys} if not _is_free(key, searched)]
+    if any(_differs(run, recipe_keys, key) for key in keys):
         return None
     params = {name: _find_param(run.keys.get(get_key(name)), space[name]) for name in space}
     if any(value is None for value in params.values()):
@@ -77,14 +76,15 @@ def _make_trial(
     )
 
 
-def _differs(run: RecordedRun, fixed: Mapping[str, Any], key: str) -> bool:
-    """Return whether a run has another value of a key, or a list of another length.
+def _differs(run: RecordedRun, recipe_keys: Mapping[str, Any], key: str) -> bool:
+    """Return whether a run has another value of a key than the recipe.
 
-    Other keys that only the recipe has don't differ: they are newer than the run.
+    A key that only the recipe has is newer than the run, which doesn't differ; but an element of a
+    list that only the recipe has is a difference.
     """
-    if key in run.keys and key in fixed:
-        return bool(run.keys[key] != fixed[key])
-    return key not in fixed or _ELEMENT.search(key) is not None
+    if key in run.keys and key in recipe_keys:
+        return bool(run.keys[key] != recipe_keys[key])
+    return key not in recipe_keys or _ELEMENT.search(key) is not None
 
 
 def _is_free(key: str, searched: set[str]) -> bool:
@@ -98,15 +98,17 @@ def _find_param(value: Any, distribution: BaseDistribution) -> Any:
 
     if isinstance(distribution, CategoricalDistribution):
         # Choices are texts from the command line.
-        text = _normalize_value(value)
-        same = (choice for choice in distribution.choices if _normalize_value(choice) == text)
-        return next(same, None)
+        for choice in distribution.choices:
+            if _normalize_value(choice) == _normalize_value(value):
+                return choice
+        return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if distribution._contains(distribution.to_internal_repr(value)) else None
 
 
-def _normalize_value(value: Any) -> Any:
+def _normalize_value(value: Any) -> float | str:
+    """Return a value as a number if possible, else as text without spaces and capitals."""
     text = str(value).replace(" ", "").lower()
     try:
         return float(text)
@@ -115,10 +117,7 @@ def _normalize_value(value: Any) -> Any:
 
 
 def make_sampler(name: str, seed: int) -> BaseSampler:
-    """Return a Gaussian process with one of `ACQUISITIONS`, or Optuna's sampler tpe or random.
-
-    With fewer than `FIRST_DRAWS` results, all draw at random.
-    """
+    """Return a Gaussian process with one of `ACQUISITIONS`, or Optuna's sampler tpe or random."""
     from optuna.samplers import RandomSampler, TPESampler
 
     if name in ACQUISITIONS:

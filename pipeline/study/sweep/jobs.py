@@ -1,6 +1,6 @@
 """Execution of one job of a sweep, in the process that a launcher chose.
 
-A failed job does not raise, so that the sweep continues. The status is in its summary.json.
+The errors of a job aren't raised, so that the sweep continues. They are in its summary.json.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ OpenPruner = Callable[[Mapping[str, Any], Path], Pruner]
 
 @dataclass(eq=False)
 class Job:
-    """Task function that Hydra calls for every job of a sweep; a class, since it is pickled."""
+    """Task function that Hydra calls for every job of a sweep. It can be pickled."""
 
     swept: Sequence[str]
     """Keys that the command line varies."""
     failures: Mapping[str, int]
-    """Jobs that failed before this command, as in `find_failures`."""
+    """Jobs that failed before this command, by `find_failures`."""
     on_changed: OnChanged
     """Whether a job whose data changed may be resumed."""
     inspection: Inspection
@@ -112,15 +112,15 @@ class Job:
             options = RunOptions(run_dir=job_dir, changed=changed, signals=signals)
             return self.run_recipe(recipe, job_dir, hydra_config.sweeper, options)
 
-        report_errors(partial(with_summary, job_dir, attempt), debug=debug)
+        report_errors(partial(run_with_summary, job_dir, attempt), debug=debug)
 
     def run_recipe(
         self, recipe: Recipe, job_dir: Path, sweeper: Mapping[str, Any], options: RunOptions
     ) -> int:
-        """Run or resume a job, and return its exit status.
+        """Run a job, or resume the run in its directory, and return the exit status.
 
-        `sweeper` is the job's `hydra.sweeper`, which has the number of a study's trial. `options`
-        are completed by what is the same for all jobs.
+        `sweeper` is the job's section `hydra.sweeper`; in a study it has the number of the trial.
+        Options that are the same for all jobs are added to `options`.
         """
         pruner = None
         if sweeper.get("trial") is not None:
@@ -129,11 +129,14 @@ class Job:
         options = replace(
             options,
             pruner=pruner,
-            # Jobs are resumed by the sweep's command, which the sweep prints.
+            # Jobs are resumed with the sweep, whose command is printed at its end.
             how_to_resume=lambda *_: None,
             inspection=self.inspection,
         )
-        return run(make_resumable(recipe, job_dir, self.on_changed), options).exit_status
+        resume = str(job_dir) if (job_dir / RECIPE).exists() else None
+        changes = {"resume": resume, "resume_changed": self.on_changed}
+        train = recipe.train.model_copy(update=changes)
+        return run(recipe.model_copy(update={"train": train}), options).exit_status
 
 
 def _format_job_label(job_dir: Path) -> str:
@@ -141,10 +144,11 @@ def _format_job_label(job_dir: Path) -> str:
 
 
 def train_in_one_process(recipe: Recipe) -> Recipe:
-    """Return the recipe of a job so that each process of a launcher trains by itself.
+    """Return a job's recipe, changed so that each process of a launcher trains by itself.
 
-    The launcher's processes share the jobs of the sweep. The local rank chooses the process's GPUs.
-    Raises RecipeError for a recipe whose processes must train together.
+    The launcher's processes share the jobs of the sweep, and each uses the GPUs of its local rank.
+    Raises RecipeError for a recipe whose processes must train together, or with a time of day at
+    which training ends.
     """
     if recipe.train.until is not None:
         rule = "must be train.minutes in a sweep, which is the time of each job"
@@ -162,14 +166,7 @@ def train_in_one_process(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"name": "none"})})
 
 
-def make_resumable(recipe: Recipe, job_dir: Path, on_changed: OnChanged) -> Recipe:
-    """Return the recipe of a job that resumes the run in its directory, if there is one."""
-    resume = str(job_dir) if (job_dir / RECIPE).exists() else None
-    train = recipe.train.model_copy(update={"resume": resume, "resume_changed": on_changed})
-    return recipe.model_copy(update={"train": train})
-
-
-def with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
+def run_with_summary(job_dir: Path, attempt: Callable[[], int]) -> int:
     """Call `attempt`; if it raises before the job has a summary, write a summary, and raise."""
     try:
         return attempt()

@@ -88,12 +88,12 @@ def sweep_pairs(sweeper: BasicSweeper, task: Job, overrides: Sequence[str]) -> N
     command = make_command(sweeper.config.hydra, overrides)
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
     jobs = plan_pairs(sweeper, command.arguments, settings)
-    # Recipes of sides A and B. If a recipe is invalid, its job fails, so that there is no verdict.
+    # The recipes of sides A and B. An invalid one is missing; its job fails, and the sweep ends.
     recipes = [job.recipe for job in jobs[: len(SIDES)] if job.recipe is not None]
     start, count_at_once = _choose_start(sweeper, task, recipes)
     pairs_at_once = max(1, count_at_once // len(SIDES))
-    # Pairs from `begin` to `end` are a wave. No verdict comes before `MIN_PAIRS`, so the first wave
-    # has as many unless time is limited.
+    # A wave are the pairs from `begin` to `end`. `MIN_PAIRS` are needed for a verdict, so the first
+    # wave has at least as many unless time is limited.
     end = pairs_at_once if settings.minutes else max(MIN_PAIRS, pairs_at_once)
     begin = 0
     longest_s = 0.0
@@ -132,14 +132,11 @@ def plan_pairs(
     if swept := list_swept_keys(arguments):
         raise RecipeError([f"{key}: has several values; must have one" for key in swept])
     first_seed = int(compose_job(sweeper, arguments)[SEED])
-    sides = [
-        [item for item in side if get_key(item) != SEED] for side in (arguments, settings.other)
-    ]
-    combinations = [
-        [*side, f"{SEED}={seed}"]
-        for seed in range(first_seed, first_seed + settings.pairs)
-        for side in sides
-    ]
+    combinations = []
+    for seed in range(first_seed, first_seed + settings.pairs):
+        for side in (arguments, settings.other):
+            unseeded = [item for item in side if get_key(item) != SEED]
+            combinations.append([*unseeded, f"{SEED}={seed}"])
     jobs = plan_jobs(sweeper, combinations, [SEED], with_recipes=True)
     return [
         replace(job, changed={"side": SIDES[job.number % len(SIDES)], **job.changed})
@@ -150,7 +147,11 @@ def plan_pairs(
 def _choose_start(
     sweeper: BasicSweeper, task: Job, recipes: Sequence[Recipe]
 ) -> tuple[Launch, int]:
-    """Return the function that starts jobs, by one program if it can, and how many run at once."""
+    """Return the function that starts jobs, and the number of jobs that run at once.
+
+    Jobs share a program if the recipes allow it. Raises RecipeError if `vectorize` is set by the
+    user but the recipes don't allow it.
+    """
     assert sweeper.config is not None
     assert sweeper.launcher is not None
     start: Launch = partial(launch_jobs, sweeper.launcher, sweeper.max_batch_size)

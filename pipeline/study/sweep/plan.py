@@ -89,15 +89,15 @@ def plan_jobs(
 ) -> list[PlannedJob]:
     """Plan the jobs of a grid: the result of `plan_job` for each combination of overrides.
 
-    Jobs that differ only in values of keys share one composition, since composing is slow. A job's
+    Composing is slow, so it is done once for jobs that differ only in values of keys. A job's
     recipe is checked only if its directory has a recipe to compare, or `with_recipes` is set.
     """
     composed: dict[tuple[str, ...], DictConfig] = {}
     jobs = []
     for number, overrides in enumerate(combinations):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        single_values = [change for change in parsed if _sets_one_value(change, parsed, swept)]
-        fixed = tuple(str(change.input_line) for change in parsed if change not in single_values)
+        single_values = [item for item in parsed if _sets_one_value(item, parsed, swept)]
+        fixed = tuple(str(item.input_line) for item in parsed if item not in single_values)
         config = composed.get(fixed)
         if config is None:
             config = composed[fixed] = compose_job(sweeper, overrides)
@@ -115,7 +115,8 @@ def plan_jobs(
 def _sets_one_value(
     override: Override, overrides: Sequence[Override], swept: Sequence[str]
 ) -> bool:
-    """Return whether an override sets one swept value that no other override sets or contains."""
+    """Return whether an override sets one value of a swept key, which no other override sets, nor
+    a section above or below it."""
     key = override.key_or_group
     value = override.value()
     if key not in swept or override.type is not OverrideType.CHANGE or override.package:
@@ -129,7 +130,7 @@ def _sets_one_value(
 
 
 def _record_overrides(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Record the overrides of a configuration in its section `hydra`, as composing does."""
+    """Write the overrides into the section `hydra` of a configuration, like a composition."""
     task_overrides = [override for override in overrides if not override.is_hydra_override()]
     with read_write(config), open_dict(config.hydra):
         config.hydra.overrides.task = [override.input_line for override in task_overrides]
@@ -165,10 +166,10 @@ def enter_jobs(
 ) -> None:
     """Enter new jobs and the command into the sweep's directory.
 
-    `grows` is true for a grid, whose command may have more jobs than before. Other sweeps enter
-    some jobs at a time, and their command must be the same. Raises RunError if the directory has
-    another sweep, RecipeError if two jobs share a directory or one is outside of the sweep's, and
-    DataError if existing files can't be read, are links or don't belong to a sweep.
+    `grows` is true for a grid: `jobs` are all of its jobs, and may be more than before. Other
+    sweeps enter some jobs at a time, and their command must be the same. Raises RunError if the
+    directory has another sweep, RecipeError if two jobs share a directory or one is outside of the
+    sweep's, and DataError if existing files can't be read, are links or don't belong to a sweep.
     """
     _require_separate_folders(sweep_dir, jobs)
     sweep_dir.mkdir(parents=True, exist_ok=True)
@@ -190,8 +191,11 @@ def enter_jobs(
 
 def _require_separate_folders(sweep_dir: Path, jobs: Sequence[PlannedJob]) -> None:
     counts = Counter(job.folder for job in jobs)
-    outside = (folder for folder in counts if folder.parent != sweep_dir or folder.name == "..")
-    wrong = [*outside, *(folder for folder in counts if counts[folder] > 1)]
+    wrong = [
+        folder
+        for folder, count in counts.items()
+        if count > 1 or folder.parent != sweep_dir or folder.name == ".."
+    ]
     if wrong:
         name = os.path.relpath(wrong[0], sweep_dir)
         rule = "must be another folder for each job, directly in the sweep's directory"
@@ -219,7 +223,8 @@ def _require_same_sweep(
             problems += [f"only the command has {item}" for item in current if item not in earlier]
     problems += [problem for job in jobs for problem in _list_differences(job)]
     planned = {job.folder.name for job in jobs}
-    for folder in find_jobs(sweep_dir) if grows else ():
+    existing = find_jobs(sweep_dir) if grows else []
+    for folder in existing:
         if folder.name not in planned:
             keys = format_changed(read_overrides(folder) or {}) or "nothing"
             problems.append(f"only the directory has job {folder.name} ({keys})")
@@ -232,9 +237,8 @@ def _list_differences(job: PlannedJob) -> list[str]:
     """Return a line for each difference of a job from the job in its directory."""
     recorded = read_overrides(job.folder)
     if recorded is not None and recorded != job.changed:
-        earlier, current = (
-            format_changed(changed) or "nothing" for changed in (recorded, job.changed)
-        )
+        earlier = format_changed(recorded) or "nothing"
+        current = format_changed(job.changed) or "nothing"
         return [f"its job {job.folder.name} has {earlier}, this one's {current}"]
     if job.recipe is None or not (job.folder / RECIPE).exists():
         return []

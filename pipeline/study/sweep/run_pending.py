@@ -30,8 +30,8 @@ Launch = Callable[[Sequence[PlannedJob]], Sequence[JobReturn]]
 def run_all(jobs: Sequence[PlannedJob], failures: Mapping[str, int], launch: Launch) -> None:
     """Run jobs until all are finished, by this process or by others.
 
-    Jobs of dead processes are started again. Raises RunError if repeated starts finish no job: the
-    launcher doesn't work. A PipelineError of a launch, such as of a full disk, ends all.
+    Jobs of dead processes are started again. Raises RunError if the launcher seems broken, since
+    repeated starts finish no job, and the PipelineError of a launch, for example of a full disk.
     """
     futile_starts = 0
     is_waiting = False
@@ -62,11 +62,14 @@ def _join_names(jobs: Sequence[PlannedJob]) -> str:
 
 
 def _try_launch(launch: Launch, jobs: Sequence[PlannedJob]) -> str:
-    """Launch jobs, whose processes may be killed; return in words how the launch ended."""
+    """Launch jobs, whose processes may be killed, and return how the launch ended, as text.
+
+    Raises only a PipelineError of the launch.
+    """
     try:
         for job in launch(jobs):
             if job.status == JobStatus.FAILED:
-                # Hydra prints the job's overrides, and raises the error that it has caught.
+                # Reading the value raises the job's error, after Hydra has printed its overrides.
                 with redirect_stderr(StringIO()):
                     job.return_value  # noqa: B018
     except PipelineError:
@@ -83,7 +86,7 @@ def launch_jobs(
 ) -> list[JobReturn]:
     """Start jobs by a launcher, at most `max_batch_size` at once, and wait for them.
 
-    A sequential launcher starts jobs one by one, so that each has its number.
+    Hydra's basic launcher gets one job at a time, so that each has its number.
     """
     size = 1 if isinstance(launcher, BasicLauncher) else max_batch_size or len(jobs)
     config = getattr(launcher, "config", None)

@@ -42,7 +42,7 @@ def read_space(arguments: Sequence[str]) -> tuple[dict[str, BaseDistribution], l
 
 
 def _name_key(override: Override) -> str:
-    """Return a key's name for Optuna, without the `++` that `to_overrides` adds."""
+    """Return a key's name for Optuna, without a prefix `++` if `to_overrides` adds it."""
     name = override.get_key_element()
     plain = get_key(name)
     return plain if mark_optional_keys([f"{plain}="]) != [f"{plain}="] else name
@@ -84,13 +84,15 @@ def to_overrides(params: Mapping[str, Any]) -> list[str]:
 def vary_one_at_a_time(space: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
     """Return values of trials, so that every listed choice is in a trial.
 
-    Each trial varies one key; the other keys have their first value. For a range only the lowest
-    value is used, since its values are all of one kind.
+    Each trial varies one key; the other keys have their first value. A range has only its lowest
+    value: if a recipe can be composed with one number, it can be with any.
     """
-    listed = {key: _list_values(distribution) for key, distribution in space.items()}
-    first = {key: values[0] for key, values in listed.items()}
-    variations = ({**first, key: value} for key, values in listed.items() for value in values[1:])
-    return [first, *variations]
+    values_by_key = {key: _list_values(distribution) for key, distribution in space.items()}
+    first = {key: values[0] for key, values in values_by_key.items()}
+    trials = [first]
+    for key, values in values_by_key.items():
+        trials += [{**first, key: value} for value in values[1:]]
+    return trials
 
 
 def _list_values(distribution: BaseDistribution) -> Sequence[Any]:

@@ -1,9 +1,9 @@
 """Storage of a study for any number of processes, with heartbeats that detect dead processes.
 
 The default is Optuna's journal, a file in the sweep's directory; a URL names a database. Running
-trials send heartbeats. Optuna has heartbeats for databases only, so for a journal the modification
-times of files are heartbeats. They are compared with a file touched at that moment in the same
-folder, so that only the file server's clock matters.
+trials send heartbeats. Optuna has heartbeats for databases only. For a journal, a heartbeat touches
+a file of its trial. To find old heartbeats, another file is touched and the times are compared, so
+that only the file server's clock matters.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ StaleCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 class FileLock(BaseJournalFileLock):
-    """A lock that the kernel releases when its process dies; Optuna's lock remains for 30 s."""
+    """A lock that the kernel releases when its process dies. Optuna's would remain for 30 s."""
 
     def __init__(self, path: Path) -> None:
         self._lock = Lock(path)
 
     def acquire(self) -> bool:
-        """Wait for the lock."""
         return self._lock.acquire(wait=True)
 
     def release(self) -> None:
-        """Release the lock."""
         self._lock.release()
 
 
@@ -61,7 +59,6 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
         super().__init__(JournalFileBackend(str(folder / JOURNAL), lock))
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """Record that the trial is alive."""
         (self._beats / str(trial_id)).touch()
 
     def _get_stale_trial_ids(self, study_id: int) -> list[int]:
@@ -79,7 +76,6 @@ class BeatingJournal(JournalStorage, BaseHeartbeat):
             return math.inf
 
     def get_heartbeat_interval(self) -> int:
-        """Return the seconds between heartbeats."""
         return self._interval_s
 
     def get_heartbeat_stale_trial_callback(self) -> StaleCallback:
@@ -118,7 +114,7 @@ def open_storage(url: str | None, sweep_dir: Path, interval_s: int, max_retry: i
 
 
 def _silence_optuna() -> None:
-    """Show only Optuna's warnings, except those about experimental features and heartbeats.
+    """Hide Optuna's log below warnings, and its warnings of experimental features and heartbeats.
 
     Optuna warns that only `Study.optimize` sends heartbeats, but `send_heartbeats` sends them here.
     """

@@ -39,7 +39,7 @@ class StudySettings:
     n_jobs: int
     """Trials that one process runs at a time."""
     history: str | None
-    """Folder of earlier runs, with whose results the study begins."""
+    """Folder of earlier runs, whose results are the first trials."""
     storage: str | None
     """URL of a database; None for a journal in the sweep's directory."""
     study_name: str
@@ -78,7 +78,8 @@ def read_settings(sweeper: Mapping[str, Any], sweep_dir: Path) -> StudySettings:
     if problems:
         raise RecipeError(problems)
     settings = {name: sweeper[name] for name in sweeper if name in StudySettings.__annotations__}
-    return StudySettings(**{**settings, "study_name": settings["study_name"] or str(sweep_dir)})
+    settings["study_name"] = settings["study_name"] or str(sweep_dir)
+    return StudySettings(**settings)
 
 
 def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
@@ -105,7 +106,7 @@ def open_study(settings: StudySettings, sweep_dir: Path) -> optuna.Study:
 
 
 def find_first_number(trial: FrozenTrial) -> int:
-    """Return the number of a trial's job: the trial's, or of the trial that it retries."""
+    """Return the number of a trial's first try, which is also the number of its job."""
     first = RetryHeartbeatStaleTrialCallback.retried_trial_number(trial)
     return trial.number if first is None else first
 
@@ -113,8 +114,8 @@ def find_first_number(trial: FrozenTrial) -> int:
 class TrialPruner(Pruner):
     """Monitor that reports a trial's values, and calls the study's pruner after every report.
 
-    At the end of a sink it reports the mean of the sink's finite training losses, negated if a
-    larger metric is better: Optuna compares values in the direction of the metric. With
+    At the end of a sink it reports the mean of the sink's finite training losses. The mean is
+    negated if a larger metric is better, since Optuna then prunes trials with small values. With
     `by_evaluations` it reports the metric instead, at evaluations.
     """
 
@@ -123,8 +124,8 @@ class TrialPruner(Pruner):
         self._metric = metric
         self._by_evaluations = by_evaluations
         self._sign = 1.0 if directions()[metric] == "min" else -1.0
-        self._loss = 0.0
-        self._steps = 0
+        self._loss_sum = 0.0
+        self._num_losses = 0
         self._prune_reason: str | None = None
 
     @property
@@ -135,15 +136,15 @@ class TrialPruner(Pruner):
     def on_steps(self, telemetry: Telemetry, seconds: float) -> None:
         """Add the finite losses to the sums of the sink."""
         losses = telemetry.loss[np.isfinite(telemetry.loss)]
-        self._loss += float(losses.sum(dtype=float))
-        self._steps += len(losses)
+        self._loss_sum += float(losses.sum(dtype=float))
+        self._num_losses += len(losses)
 
     def on_sink(self, report: SinkReport) -> None:
         if not self._by_evaluations:
-            mean = self._loss / self._steps if self._steps else math.nan
+            mean = self._loss_sum / self._num_losses if self._num_losses else math.nan
             self._report_value(self._sign * mean, report.step)
-        self._loss = 0.0
-        self._steps = 0
+        self._loss_sum = 0.0
+        self._num_losses = 0
 
     def on_eval(self, step: int, evaluation: Evaluation) -> None:
         if not self._by_evaluations:
@@ -159,7 +160,7 @@ class TrialPruner(Pruner):
             self._trial.report(value, step)
             should_prune = self._trial.should_prune()
         except optuna.exceptions.UpdateFinishedTrialError:
-            # The trial counted as dead and is retried elsewhere, where its job will be finished.
+            # The trial was taken for dead, and another process that retries it will finish its job.
             return
         if self._by_evaluations:
             text = f"{self._metric} {value:.4g}"

@@ -51,7 +51,7 @@ TABLE = "sweep.csv"
 SINK_SIZE = "train.sink_size"
 AMORTISATION = "amortisation"
 CACHED_JOBS = 1 << 14
-"""Jobs whose files stay in memory, to read only new files for the next table."""
+"""Number of jobs whose files stay in memory, so that the next table reads only new files."""
 BYTES_PER_S = 750
 """Average rate at which a table may be rewritten."""
 STUDY = "optuna"
@@ -94,9 +94,9 @@ class JobRow:
 def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
     """Write and print the table, and return the largest exit status of a job.
 
-    It is 0 if every job is done. If processes of a launcher share the jobs, running jobs don't
-    count: launchers end all processes once one has another status than 0. Raises RunError if there
-    is no job, and DataError if a job's files can't be read.
+    With `is_shared`, processes of a launcher share the jobs, and the jobs that others still run are
+    left out: launchers end all processes when a status isn't 0. Raises RunError if there is no job,
+    and DataError if a job's files can't be read.
     """
     rows = read_jobs(sweep_dir)
     if not rows:
@@ -114,8 +114,9 @@ def conclude_sweep(sweep_dir: Path, *, is_shared: bool = False) -> int:
             print(line)
     elif sweeper is None or sweeper.name != STUDY:
         _print_best(rows)
-    counted = [row for row in rows if not (is_shared and row.summary.status == "running")]
-    return max((row.summary.exits_with for row in counted), default=0)
+    if is_shared:
+        rows = [row for row in rows if row.summary.status != "running"]
+    return max((row.summary.exits_with for row in rows), default=0)
 
 
 def _print_best(rows: Sequence[JobRow]) -> None:
@@ -126,12 +127,15 @@ def _print_best(rows: Sequence[JobRow]) -> None:
     metric = main_metric([row.summary.numbers() for row in done])
     if metric is None:
         return
-    numbers = [(row.summary.numbers(), row) for row in done]
-    rated_rows = [(figures[metric], row) for figures, row in numbers if metric in figures]
+    rated_rows = []
+    for row in done:
+        numbers = row.summary.numbers()
+        if metric in numbers:
+            rated_rows.append((row, numbers[metric]))
     choose = max if is_larger_better(metric) else min
-    value, best = choose(rated_rows, key=lambda pair: pair[0])
+    best, value = choose(rated_rows, key=lambda rated_row: rated_row[1])
     print(printable(f"best: job {best.job}, {metric} {value:.6g}: {format_changed(best.changed)}"))
-    print_ties([(row.changed, value) for value, row in rated_rows], metric)
+    print_ties([(row.changed, value) for row, value in rated_rows], metric)
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRow]:
@@ -147,7 +151,7 @@ def read_jobs(sweep_dir: Path) -> list[JobRow]:
 
 @lru_cache(2 * CACHED_JOBS)
 def _read_once(read: Callable[[Path], Any], folder: Path, written_ns: int) -> Any:
-    """Read a file of a job, cached by the time of the file for later tables."""
+    """Read a file of a job, whose result is cached until the time of the file changes."""
     return read(folder)
 
 
@@ -176,7 +180,8 @@ def write_pictures(sweep_dir: Path, rows: Sequence[JobRow]) -> list[Path]:
 def write_amortisation(
     points: Sequence[tuple[int, float]], path: Path, title: str = "Gain of longer sinks"
 ) -> None:
-    """Write an HTML page with a drawing of modelled step times; `points` are (sink size, ms).
+    """Write an HTML page with a drawing of modelled step times; `points` are (sink size in steps,
+    ms a step).
 
     Raises ValueError without points, for a size below 1, and for a time that isn't above 0.
     """
@@ -218,8 +223,9 @@ def _draw_points(points: Sequence[tuple[int, float]]) -> Drawing:
 def update_table(sweep_dir: Path) -> None:
     """Rewrite `sweep.csv` unless it was written recently.
 
-    A table of n bytes stays for n / `BYTES_PER_S` seconds, three minutes for 1,000 jobs, so that
-    tables take a small share of a sweep's time. Raises DataError if a job's files can't be read.
+    A table of n bytes isn't rewritten for n / `BYTES_PER_S` seconds, which are three minutes for
+    1,000 jobs. So tables take a small share of a sweep's time. Raises DataError if a job's files
+    can't be read.
     """
     try:
         status = (sweep_dir / TABLE).stat()
@@ -248,11 +254,11 @@ def _list_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _print_rows(jobs: Sequence[JobRow], file: Path) -> None:
-    # The reasons of pruned trials would fill the screen, so only the file has them.
-    rows = [
-        {**job.cells(), **({"reason": None} if job.summary.status == "pruned" else {})}
-        for job in jobs
-    ]
+    rows = [job.cells() for job in jobs]
+    for row in rows:
+        # The reasons of pruned trials would fill the screen, so only the file has them.
+        if row["status"] == "pruned":
+            row["reason"] = None
     filled = {name for row in rows for name, value in row.items() if value is not None}
     columns = [name for name in _list_columns(rows) if name in filled - HIDDEN_COLUMNS]
     table = Table(title=printable(str(file)), box=SIMPLE_HEAD, padding=0)

@@ -20,8 +20,8 @@ BY_PROCESSORS = "ray_launcher.RayLauncher"
 def limit_threads(launcher: Mapping[str, Any]) -> None:
     """Divide this machine's processors and GPU memory among the jobs that a launcher runs at once.
 
-    Call it before jax opens its devices. `launcher` is the section `hydra.launcher`. A number that
-    the user or `share_processors` has set stays.
+    It must be called before jax opens its devices. `launcher` is the section `hydra.launcher`. A
+    share that the user or `share_processors` has set isn't changed.
     """
     os.environ.update(_compute_shares(launcher, 1))
 
@@ -30,8 +30,8 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
 def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
     """Divide the processors among the processes that a launcher starts in the body for `jobs` jobs.
 
-    The processes inherit the environment, in which a number that the user has set stays. This
-    process doesn't change if it uses jax already.
+    The processes inherit the shares in the environment, in which a share that the user has set
+    isn't changed. They have no effect on this process if it uses jax already.
     """
     shares = _compute_shares(launcher, jobs)
     os.environ.update(shares)
@@ -43,16 +43,12 @@ def share_processors(launcher: Mapping[str, Any], jobs: int) -> Iterator[None]:
 
 
 def _compute_shares(launcher: Mapping[str, Any], jobs: int) -> dict[str, str]:
+    """Return the environment variables by which jobs at once share processors and GPU memory."""
     at_once = count_jobs_at_once(launcher, jobs)
     shares = make_memory_share(at_once)
     if at_once > 1 and THREADS not in os.environ:
-        shares[THREADS] = str(divide_processors(at_once))
+        shares[THREADS] = str(max(1, count_processors() // at_once))
     return shares
-
-
-def divide_processors(jobs: int) -> int:
-    """Return the number of processors for each of several jobs; at least 1."""
-    return max(1, count_processors() // jobs)
 
 
 def count_jobs_at_once(launcher: Mapping[str, Any], jobs: int = 1) -> int:

@@ -1,9 +1,9 @@
 """Trials of a study, shared by any number of processes through its storage.
 
 A process requests a trial, runs it as a job and reports its result, until there are enough trials.
-The trial of a dead process is detected by its missing heartbeats and queued again under another
-number. It resumes in the directory of its first try, from the last checkpoint. Only one process
-requests trials at a time, so that there are never too many.
+A trial without heartbeats is taken for dead, as if its process had died, and is queued again under
+another number. It resumes in the directory of its first try, from the last checkpoint. Only one
+process requests trials at a time, so that there are never too many.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def sweep_study(sweeper: BasicSweeper, overrides: Sequence[str]) -> None:
 def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch:
     """Open the study of a command in its directory.
 
-    Before the study is created, this raises RecipeError for a wrong command, and Hydra's errors if
-    a listed value can't be composed. Raises RunError if the directory has another study.
+    Raises RecipeError for a wrong command, and Hydra's errors if a listed value can't be composed,
+    both before the study is created. Raises RunError if the directory has another study.
     """
     assert sweeper.config is not None
     sweep_dir = Path(str(sweeper.config.hydra.sweep.dir))
@@ -101,8 +101,9 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
         if not study.get_trials(deepcopy=False):
             history = settings.history
             if history is not None and first.recipe is not None:
-                trials, runs = read_trials(Path(history), first.recipe, space, settings.metric)
-                print(printable(f"{len(trials)} of {runs} runs in {history} are used as trials"))
+                trials, num_runs = read_trials(Path(history), first.recipe, space, settings.metric)
+                text = f"{len(trials)} of {num_runs} runs in {history} are used as trials"
+                print(printable(text))
                 study.add_trials(trials)
     storage = study._storage
     assert isinstance(storage, BaseHeartbeat)
@@ -112,7 +113,8 @@ def _open_search(sweeper: BasicSweeper, overrides: Sequence[str]) -> StudySearch
 def _request_trials(search: StudySearch) -> list[Trial]:
     """Return the next trials for this process, trials of dead processes first.
 
-    Returns [] when all are done. Waits while other processes, which may die, run the last trials.
+    Returns [] when all are done. Waits while other processes run the last trials, since they may
+    die and their trials are requested again.
     """
     is_waiting = False
     while True:
@@ -146,7 +148,7 @@ def _request_trial(search: StudySearch) -> Trial:
 def requeue_dead_trials(search: StudySearch) -> None:
     """Queue trials again that lack heartbeats, or whose process died while requesting them.
 
-    Only one process requests trials at a time, so an incomplete trial has no owner.
+    This process holds the planning lock, so no other process is requesting a trial.
     """
     fail_stale_trials(search.study)
     running = search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
@@ -161,7 +163,7 @@ def _requeue_trials(study: optuna.Study, numbers: Sequence[int]) -> None:
     for number in numbers:
         trial = study.trials[number]
         if trial.state == TrialState.RUNNING:
-            # The new trial is added first: if this process ends in between, none is lost.
+            # The new trial is added first, so that no trial is lost if this process ends here.
             study.add_trial(
                 optuna.create_trial(
                     state=TrialState.WAITING,
@@ -194,7 +196,10 @@ def _run_trials(
 
 
 def _report_result(search: StudySearch, trial: Trial, job: PlannedJob) -> None:
-    """Report a job's summary to the study. Raises RunError if the study's metric is missing."""
+    """Report a job's result to the study.
+
+    Raises RunError if the job has no summary, or is done without the study's metric.
+    """
     summary = read_summary(job.folder)
     metric = search.settings.metric
     if summary is None:

@@ -30,7 +30,7 @@ from pipeline.study.population.shared_program import Places, SharedProgram
 from pipeline.study.population.shared_step import CompiledInError
 from pipeline.study.sweep.command import resolve_sweeper
 from pipeline.study.sweep.directory import claim_job, format_changed, is_finished, read_summary
-from pipeline.study.sweep.jobs import Job, with_summary
+from pipeline.study.sweep.jobs import Job, run_with_summary
 from pipeline.study.sweep.plan import PlannedJob
 from pipeline.study.sweep.run_pending import Launch
 from pipeline.study.sweep.table import update_table
@@ -45,7 +45,7 @@ PRINTED_METRICS = ("train_loss", "accuracy", "loss")
 """Metrics of a job that are printed at its end, if it has them."""
 
 MemberRun = Callable[[Signals], None]
-"""Trains a job of a population until its end or a signal; doesn't raise the job's errors."""
+"""Function that trains a job until its end or a signal, and doesn't raise the job's errors."""
 
 
 def read_places(sweeper: BasicSweeper) -> Places | None:
@@ -76,7 +76,7 @@ class Populations:
     places: Places
     start: Launch
     compiled_in: set[str] = field(default_factory=set)
-    """Keys of numbers that decide what is compiled, found so far."""
+    """Keys of numbers that have turned out to decide what is compiled."""
     programs: dict[ProgramKey, SharedProgram] = field(default_factory=dict)
     _table_lock: Lock = field(default_factory=Lock)
     """Lock of the table, since all threads of a process write the same temporary file."""
@@ -108,17 +108,20 @@ class Populations:
         stopped = run_in_places(runs, places.count)
         if stopped is not None:
             raise KeyboardInterrupt(stopped)
-        refused = (self.programs[program].refused for program in groups)
-        self.compiled_in.update(key for error in refused if error is not None for key in error.keys)
+        for program in groups:
+            error = self.programs[program].refused
+            if error is not None:
+                self.compiled_in.update(error.keys)
         earlier = [program for program in self.programs if program not in groups]
-        for program in earlier[: max(0, len(self.programs) - MAX_PROGRAMS)]:
+        num_superfluous = max(0, len(self.programs) - MAX_PROGRAMS)
+        for program in earlier[:num_superfluous]:
             del self.programs[program]
         return refused_jobs
 
     def _find_program(
         self, program: ProgramKey, members: Sequence[Mapping[str, float]], places: Places
     ) -> SharedProgram:
-        """Return the program of a group: an earlier program, if these jobs can use it too."""
+        """Return the program of a group: the existing one, if these jobs can use it too."""
         shared = self.programs.get(program)
         if shared is None or shared.refused or not all(map(shared.serves, members)):
             earlier_members = () if shared is None else shared.members
@@ -158,7 +161,7 @@ class Populations:
 
             def attempt_unless_refused() -> int:
                 try:
-                    return with_summary(job.folder, attempt)
+                    return run_with_summary(job.folder, attempt)
                 except CompiledInError:
                     (job.folder / SUMMARY).unlink(missing_ok=True)
                     refused_jobs.append(job)
@@ -195,18 +198,21 @@ def _format_end(job: PlannedJob) -> str:
     summary = read_summary(job.folder)
     if summary is None:
         return f"{head}: {read_status(job.folder)}"
-    values = {name: summary.metric(name) for name in PRINTED_METRICS}
-    has_failed = summary.status == "failed" and summary.reason
-    reason = f" ({printable(str(summary.reason))})" if has_failed else ""
-    metrics = "".join(f", {name} {x:.4g}" for name, x in values.items() if x is not None)
-    return f"{head}: {summary.status}, {summary.steps or 0:,} steps{metrics}{reason}"
+    text = f"{head}: {summary.status}, {summary.steps or 0:,} steps"
+    for name in PRINTED_METRICS:
+        value = summary.metric(name)
+        if value is not None:
+            text += f", {name} {value:.4g}"
+    if summary.status == "failed" and summary.reason:
+        text += f" ({printable(str(summary.reason))})"
+    return text
 
 
 def run_in_places(runs: Sequence[MemberRun], places: int) -> str | None:
-    """Run members in their order, each in a thread; when one ends, the next begins.
+    """Run members in their order, each in a thread, at most `places` at a time.
 
-    At most `places` run at a time. A signal reaches the active runs, and no further run begins.
-    Returns the signal that stopped them, as text; None if all have run.
+    A signal to stop reaches the active runs, and no further run begins. Returns the signal, as
+    text; None if all have run.
     """
     signals = Signals()
     member_signals = [Signals() for _ in runs]

@@ -48,9 +48,9 @@ class PairedVerdict:
     is_identical: bool
     """Whether all metrics of both sides are equal in all pairs."""
     unpaired_runs: int | None
-    """Runs with separate seeds for the same precision; None for equal differences."""
+    """Runs with separate seeds for the same precision; None if all differences are equal."""
     samples: int | None
-    """Predictions of the evaluation split; None if the metric isn't a share of them."""
+    """Number of predictions of the evaluation split; None if the metric isn't a share of them."""
     split_error: float | None
     """Half of the 95 % interval of the metric on other samples like these, binomial."""
 
@@ -61,7 +61,7 @@ class PairedVerdict:
 
     @property
     def largest_plausible(self) -> float:
-        """The largest difference that isn't excluded; of a share, at least one sample."""
+        """The largest difference that isn't excluded; for a share, at least 1 / `samples`."""
         return max(abs(self.low), abs(self.high), 1 / self.samples if self.samples else 0.0)
 
     @property
@@ -71,7 +71,7 @@ class PairedVerdict:
         return self.split_error is not None and size < self.split_error
 
     def __str__(self) -> str:
-        pairs = f"{self.pairs} pair{'s' * (self.pairs != 1)}"
+        pairs = "1 pair" if self.pairs == 1 else f"{self.pairs} pairs"
         if self.is_identical and self.pairs:
             return f"the difference is exactly 0 in all metrics after {pairs}: keep A"
         if math.isinf(self.largest_plausible):
@@ -84,10 +84,10 @@ class PairedVerdict:
                 f"no difference above {self.largest_plausible:.2g} in {self.metric} after {pairs}"
             )
             return f"{head}: keep A{unpaired}"
-        ends = sorted((abs(self.low), abs(self.high)))
+        low, high = sorted((abs(self.low), abs(self.high)))
         head = f"{self.better} is better by {abs(self.difference):.2g} in {self.metric}"
         keep = ": keep A" if self.better == "A" else ""
-        return f"{head} (95 %: {ends[0]:.2g} to {ends[1]:.2g}) after {pairs}{keep}{unpaired}"
+        return f"{head} (95 %: {low:.2g} to {high:.2g}) after {pairs}{keep}{unpaired}"
 
     def describe_split(self) -> str | None:
         """Return a line if the evaluation split, not the number of pairs, limits the verdict."""
@@ -114,7 +114,8 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     """Return the verdict of a sweep's finished pairs, or the reason why there is none.
 
     `metric` is compared; None is the main metric of the first pair. Raises RunError if a job lacks
-    it or sides evaluated other samples, DataError if a job's files can't be read.
+    the metric or the sides evaluated different numbers of samples, and DataError if a job's files
+    can't be read.
     """
     pairs_by_seed, failure = read_pairs(sweep_dir)
     pairs = list(pairs_by_seed.values())
@@ -123,11 +124,12 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
     metric = metric or main_metric([pairs[0][0].numbers()])
     if metric is None:
         raise RunError(f"{sweep_dir}: its jobs have no metric; the stages train and eval have some")
-    for summary in (summary for pair in pairs for summary in pair):
-        numbers = summary.numbers()
-        if metric not in numbers:
-            problem = explain_unknown_name("metric of these runs", metric, numbers)
-            raise RunError(f"--metric {metric}: {problem}")
+    for pair in pairs:
+        for summary in pair:
+            numbers = summary.numbers()
+            if metric not in numbers:
+                problem = explain_unknown_name("metric of these runs", metric, numbers)
+                raise RunError(f"--metric {metric}: {problem}")
     if metric != TRAIN_LOSS:
         _require_equal_counts(pairs, sweep_dir)
     verdict = judge_pairs(pairs, metric)
@@ -135,9 +137,9 @@ def read_verdict(sweep_dir: Path, metric: str | None) -> PairedVerdict | str:
 
 
 def read_pairs(sweep_dir: Path) -> tuple[dict[int, tuple[JobSummary, JobSummary]], str | None]:
-    """Return the pairs that are done by seed, in order, up to the first that isn't.
+    """Return the results of sides A and B by seed, of all pairs before the first that isn't done.
 
-    The text is the failure of this pair; None if it hasn't failed.
+    The text is the reason why that pair failed; None if it hasn't failed.
     """
     jobs: dict[tuple[int, Side], Path] = {}
     for job_dir in find_jobs(sweep_dir):
@@ -162,7 +164,7 @@ def read_pairs(sweep_dir: Path) -> tuple[dict[int, tuple[JobSummary, JobSummary]
 
 
 def _require_equal_counts(pairs: Sequence[tuple[JobSummary, JobSummary]], sweep_dir: Path) -> None:
-    """Raise RunError if sides were evaluated on other samples, as by `eval.samples=trained`."""
+    """Raise RunError if the sides of a pair were evaluated on different numbers of samples."""
     for pair in pairs:
         counts = [summary.numbers().get("count") for summary in pair]
         if counts[0] != counts[1]:
@@ -201,7 +203,10 @@ def judge_pairs(pairs: Sequence[tuple[JobSummary, JobSummary]], metric: str) -> 
 def _compute_split_error(
     numbers: Mapping[str, float], metric: str, values: np.ndarray
 ) -> tuple[int | None, float | None]:
-    """Return the number of predictions and the binomial error; None unless `metric` is a share."""
+    """Return the number of predictions, and half of the binomial 95 % interval of the metric.
+
+    Both are None if the metric isn't a share. `values` are the metric's values in all runs.
+    """
     if metric not in SHARES or "count" not in numbers:
         return None, None
     samples = int(numbers["count"])

@@ -34,7 +34,7 @@ from pipeline.study.sweep.verdict import SIDES, PairedVerdict
 KIND = "better"
 TITLE = "Is side B better than side A?"
 MAX_INTERVALS = 60
-"""The chart has at most this many intervals, since each takes a search."""
+"""The chart has at most this many intervals, since each takes a search over means."""
 
 
 def write_verdict_page(
@@ -69,11 +69,11 @@ def _make_verdict_page(
     figures["runs"] = f"{2 * verdict.pairs}"
     if verdict.unpaired_runs is not None:
         figures["runs if unpaired"] = f"{verdict.unpaired_runs:,}"
-    both = [
+    curves = [
         Curve(side, np.array(seeds), values[:, column], marked=True)
         for column, side in enumerate(SIDES)
     ]
-    charts = [_draw_running_interval(differences), draw_curves(metric, both, "seed")]
+    charts = [_draw_running_interval(differences), draw_curves(metric, curves, "seed")]
     rows = [
         {"seed": str(seed), "A": float(a), "B": float(b), "B - A": float(b - a)}
         for seed, (a, b) in zip(seeds, values, strict=True)
@@ -94,19 +94,21 @@ def _make_verdict_page(
 
 
 def _describe_unpaired(verdict: PairedVerdict, values: np.ndarray) -> Sequence[Block]:
-    """Return the runs for the same precision with and without common seeds."""
+    """Return a table of the runs that are needed with and without common seeds."""
     if verdict.pairs < 2:
         return [Words("A single pair has no spread.")]
     if verdict.unpaired_runs is None:
         return [Words("All differences are equal, so that no number of separate seeds compares.")]
-    spread = float((values[:, 1] - values[:, 0]).std())
-    separate = math.hypot(*values.std(axis=0))
-    error = spread / math.sqrt(verdict.pairs)
-    common = ("common", spread, 2 * verdict.pairs)
-    columns = ("seeds of A and B", "standard deviation of B - A", "runs")
+    common_std = float((values[:, 1] - values[:, 0]).std())
+    separate_std = math.hypot(*values.std(axis=0))
+    error = common_std / math.sqrt(verdict.pairs)
+
+    def make_row(seeds: str, std: float, runs: int) -> dict[str, str | float]:
+        return {"seeds of A and B": seeds, "standard deviation of B - A": std, "runs": runs}
+
     rows = [
-        dict(zip(columns, row, strict=True))
-        for row in (common, ("separate", separate, verdict.unpaired_runs))
+        make_row("common", common_std, 2 * verdict.pairs),
+        make_row("separate", separate_std, verdict.unpaired_runs),
     ]
     about = f"Runs for a mean of B - A with a standard error of {error:.2g}."
     return [Words(about), RowTable(rows)]
