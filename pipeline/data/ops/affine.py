@@ -125,9 +125,9 @@ def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarra
 
 
 def make_shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
-    """Return the map from target to source, (2, 3), of shears about `centre`, (x, y) in pixels.
-    The angles, in radians, are those by which rows (`along`) and columns (`across`) are sheared, as
-    in MindSpore's Affine."""
+    """Return the map from target to source, (2, 3), of shears about `centre`, (x, y) in pixels. The
+    angles, in radians, are those by which rows (`along`) and columns (`across`) are sheared, as in
+    MindSpore's Affine."""
     x, y = centre
     slope = np.tan(along)
     c = -np.tan(across)
@@ -166,7 +166,7 @@ def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:
 
 
 class _AffineOp(GeometricOp):
-    """Base of the ops that draw an affine map from a table for each image. Images keep their size."""
+    """Base of the ops that draw an affine map from a table for each image, and keep its size."""
 
     if TYPE_CHECKING:  # Each op declares these fields last, for the order of a recipe's keys.
         interpolation: Interpolation
