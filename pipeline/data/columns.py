@@ -56,9 +56,8 @@ class BatchedColumn(LazyColumn, Protocol):
 
 
 def resolve_indices(indices: Any, samples: int) -> np.ndarray:
-    """Convert an array of indices, a bool mask (samples,) or a slice to sample indices, int64 (n,),
-    none of them negative. Raises IndexError for an index out of range, and for a mask of another
-    shape."""
+    """Convert an array of indices, a bool mask (samples,) or a slice to indices >= 0, int64 (n,).
+    Raises IndexError for an index out of range, and for a mask of another shape."""
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
     rows = np.asarray(indices)

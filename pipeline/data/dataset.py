@@ -33,8 +33,7 @@ class Dataset:
     raw_image: ColumnSpec
     """Spec of an image before the map ops, padded to a size that holds all buckets."""
     train_images: tuple[ColumnSpec, ...]
-    """Specs of a mapped training image, one for each size that an op draws; empty: all images have
-    the spec `image`."""
+    """Specs of a mapped training image, for each size that an op draws; empty: `image` alone."""
     whole_eval: Split
     """The whole evaluation split; `eval` may be a part of it."""
     table: FittedTable | None = None

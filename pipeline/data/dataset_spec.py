@@ -56,8 +56,7 @@ class MapOp(Spec):
 
     @abstractmethod
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
-        """Return the specs of the mapped columns from those before the op. Raises ValueError if the
-        op can't be applied."""
+        """Return the specs of the mapped columns. Raises ValueError if the op can't be applied."""
 
     def replace_targets(self, targets: Targets) -> Targets:
         """Return the targets of the mapped labels. By default they stay the same."""

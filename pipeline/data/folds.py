@@ -54,9 +54,8 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
 
 
 def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> RawData:
-    """Return the data with fold `folds.index` of the training split as the evaluation split, and
-    the other folds as the training split. Samples keep their order. Raises ValueError as
-    `find_folds` does."""
+    """Return the data with fold `folds.index` of the training split as the evaluation split. The
+    training split is the other folds, in order. Raises ValueError as `find_folds` does."""
     is_evaluated = find_folds(raw, folds, ignore_index) == folds.index
     train = select_samples(raw.train, np.flatnonzero(~is_evaluated))
     evaluated = select_samples(raw.train, np.flatnonzero(is_evaluated))

@@ -89,8 +89,7 @@ class HostMappedColumn:
 
     def sample_at(self, index: int, key: int, epoch: int) -> np.ndarray:
         """Return the mapped value of a sample, with the random numbers of (key, epoch). Raises
-        DataError with the names of op and sample if the op fails, or returns another shape or dtype
-        than its `output`."""
+        DataError with op and sample if the op fails, or returns another shape or dtype."""
         if isinstance(self.column, HostMappedColumn):
             value = self.column.sample_at(index, key, epoch)
         else:

@@ -143,8 +143,7 @@ class LabelColumns:
     names: tuple[str, ...]
     """Names of the classes of a classification, else of the columns."""
     labels: np.ndarray
-    """classification: int32 (n,). regression: float64 (n, columns). multi_label: the same, of 0 and
-    1."""
+    """classification: int32 (n,). Others: float64 (n, columns), for multi_label of 0 and 1."""
 
     @property
     def groups(self) -> np.ndarray:

@@ -59,12 +59,8 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
                 reasons.append(f"{url}: {_describe_error(error, stall_s)}")
             else:
                 commit(part, path)
-                print(
-                    printable(
-                        f"The {file.name} file is downloaded and saved in the path {path.parent} "
-                        "after processing"
-                    )
-                )
+                text = f"file is downloaded and saved in the path {path.parent} after processing"
+                print(printable(f"The {file.name} {text}"))
                 return
         if _measure_file(part) <= size_before:
             break
@@ -157,8 +153,7 @@ def _read_chunks(
 
 
 def _make_opener() -> OpenerDirector:
-    """Return an opener that checks certificates, and refuses other schemes than http and https,
-    also in redirects."""
+    """Return an opener for http and https alone, also in redirects, that checks certificates."""
     opener = OpenerDirector()
     for handler in (
         ProxyHandler(),

@@ -99,9 +99,8 @@ def select_samples(split: Split, rows: np.ndarray) -> Split:
 
 
 def join_splits(splits: Sequence[Split]) -> Split:
-    """Return the samples of all splits in order. They have the files of the splits, or if a split
-    has none, each split is one file. Raises ValueError for columns that differ in name, shape or
-    dtype."""
+    """Return the samples of all splits in order. If all splits have files, these are
+    joined, else each split is a file. Raises ValueError for different columns, shapes or dtypes."""
     names = [tuple(split.columns) for split in splits]
     if len(set(names)) > 1:
         raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")

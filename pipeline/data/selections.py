@@ -1,5 +1,4 @@
-"""Rules of a recipe's `select`, which select the samples of a split, and files of samples to leave
-out."""
+"""Rules of a recipe's `select`, which select the samples of a split, and files of exclusions."""
 
 from __future__ import annotations
 
@@ -154,8 +153,7 @@ class TakeFirst(Selection):
 
 @component("selection")
 class Classes(Selection):
-    """The samples of some classes. The network's outputs, and the numbers of classes, stay those of
-    all classes."""
+    """The samples of some classes. Labels and outputs of the network still have all classes."""
 
     name: Literal["classes"] = "classes"
     keep: Seq[str | int]

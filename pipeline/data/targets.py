@@ -35,8 +35,7 @@ class Targets:
         return {"task": self.task, "mean": list(self.mean), "std": list(self.std)}
 
     def to_data_units(self, outputs: np.ndarray) -> np.ndarray:
-        """Return outputs (..., K) in the units of the data. Those of other tasks than regression
-        stay the same."""
+        """Return outputs (..., K) in the units of the data. Only regression changes them."""
         if self.task != "regression":
             return outputs
         return outputs * np.asarray(self.std) + np.asarray(self.mean)

@@ -46,8 +46,7 @@ class Maps:
 
 
 def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
-    """Convert matrices from target to source pixels, float64 (n, 2, 3), to fixed point, for images
-    of a size."""
+    """Convert maps from target to source pixels, float64 (n, 2, 3), of images of a size."""
     # A remainder times a coordinate is then below 2**29, so the sum of three fits into int32.
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
@@ -125,9 +124,8 @@ def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarra
 
 
 def make_shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
-    """Return the map from target to source, (2, 3), of shears about `centre`, (x, y) in pixels. The
-    angles, in radians, are those by which rows (`along`) and columns (`across`) are sheared, as in
-    MindSpore's Affine."""
+    """Return the map from target to source, (2, 3), of shears about `centre`, (x, y) in pixels. As
+    in MindSpore's Affine, rows are sheared by `along` and columns by `across`, in radians."""
     x, y = centre
     slope = np.tan(along)
     c = -np.tan(across)

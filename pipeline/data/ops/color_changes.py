@@ -106,8 +106,7 @@ def _make_matrix(change: Change, height: int, width: int) -> np.ndarray:
 
 
 def make_level_table(change: Change) -> np.ndarray:
-    """Return the new level for each level, (256,). It is the same level for changes of another
-    kind."""
+    """Return the new level for each level, (256,). Changes of another kind keep all levels."""
     match change.name:
         case "Brightness":  # as `adjust_brightness` computes it
             levels = _IDENTITY.astype(np.float32) * np.float32(_compute_factor(change))
@@ -157,8 +156,7 @@ def _has_name(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> 
 
 
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
-    """Return bytes replaced by those in the tables of their image and channel, (batch, channels or
-    1, 256)."""
+    """Return bytes replaced by the tables (batch, channels or 1, 256) of image and channel."""
     batch, channels = tables.shape[:2]
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     indices = row[:, None, None, :] * LEVELS + values.astype(np.int32)

@@ -64,8 +64,7 @@ def mix_up(
 
 
 def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
-    """Return values * share + partners * (1 - share), with `share` (batch or 1,), in the dtype of
-    `values`."""
+    """Return values * share + partners * (1 - share) in their dtype; `share` is (batch or 1,)."""
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
     partners = values[partner].astype(np.float32)
     return (values.astype(np.float32) * share + partners * (1 - share)).astype(values.dtype)
@@ -92,8 +91,7 @@ def _fit_label(op: BatchOp, label: ColumnSpec) -> ColumnSpec:
 
 
 def draw_partners(xp: Any, uniforms: Any) -> Any:
-    """Return the row of each sample's partner, int (batch,): a permutation of the batch, drawn by
-    `uniforms`, (batch,)."""
+    """Return the row of each sample's partner: a permutation, int (batch,), drawn by `uniforms`."""
     if xp is np:
         return np.argsort(uniforms, kind="stable")
     return xp.argsort(uniforms, stable=True)

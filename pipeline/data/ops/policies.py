@@ -56,8 +56,7 @@ class Policy(Op):
         return value
 
     def _apply(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-        """Return each image after several changes. `numbers`, int32 (batch, iterations), are their
-        rows in the tables."""
+        """Return images after the changes in the rows `numbers`, int32 (batch, iterations)."""
         fill = list_fill_levels(self.fill, 3)
 
         def change_once(iteration: Any, values: Any) -> Any:

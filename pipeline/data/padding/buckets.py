@@ -124,8 +124,7 @@ def to_ragged(column: Column, dimensions: int) -> RaggedColumn:
 
 @dataclass(frozen=True)
 class PaddedColumn:
-    """A `LazyColumn` of the values of a ragged column, padded to one shape with `fill` at the end
-    of each dimension."""
+    """A `LazyColumn` of a ragged column's values, padded with `fill` to the size `bucket`."""
 
     values: RaggedColumn
     bucket: Bucket

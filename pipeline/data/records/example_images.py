@@ -109,8 +109,7 @@ def read_examples(
     paths: Sequence[Path], index_file: IndexFile, settings: ExampleSettings
 ) -> Examples:
     """Return the labels of all records, and a column of their images. All records are read once, to
-    check that they have the layout of the first one. Raises DataError with the file, the record and
-    the problem."""
+    check their layout. Raises DataError with the file, the record and the problem."""
     files: list[ExampleFile] = []
     rows: list[tuple[int, int]] = []
     labels: list[int | np.ndarray] = []
@@ -143,8 +142,7 @@ class ImageLayout:
     key: str
     """The name of the feature with the image."""
     kind: Literal["file", "pixels", "array"]
-    """file: the bytes of a file such as PNG, decoded as RGB. pixels: plain bytes. array: numbers
-    with a dtype and a shape."""
+    """file: a file such as PNG, read as RGB. pixels: plain bytes. array: numbers with a shape."""
     shape: Shape
     """(height, width, channels)."""
     is_resized: bool = False

@@ -95,16 +95,14 @@ class MindRecordFile:
     path: Path
     schema: SampleSchema
     spans: np.ndarray
-    """Bytes of each sample in the file, int64 (samples, 4): start and end of the scalars, start and
-    end of the blobs."""
+    """First byte and end of the scalars and of the blobs of each sample, int64 (samples, 4)."""
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
         """Return the fields of a sample, by name: bytes (strings in UTF-8), or an array in the
-        field's dtype and shape, (1,) for a scalar. Raises OSError, and ValueError if the sample is
-        damaged."""
+        field's dtype and shape, (1,) for a scalar. Raises OSError, and ValueError for damage."""
         start, end, blob_start, blob_end = self.spans[record].tolist()
         with self.path.open("rb") as file:
             scalars = _read_row(file, start, end)
@@ -220,8 +218,7 @@ def _read_row(file: BinaryIO, start: int, end: int) -> bytes:
 
 
 def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Feature]]:
-    """Yield the names and values of a sample's scalars. Raises ValueError for a missing value or
-    another type."""
+    """Yield names and values of scalars. Raises ValueError for a missing value or another type."""
     import msgpack
 
     # Arrays are blobs. A hostile row may have millions of them.
@@ -243,8 +240,7 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
 
 
 def _parse_blobs(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Feature]]:
-    """Yield the names and values of a sample's blobs. Raises ValueError for a wrong length or
-    shape."""
+    """Yield names and values of blobs. Raises ValueError for a wrong length or shape."""
     position = 0
     for name in schema.blob_fields:
         field = schema.fields[name]

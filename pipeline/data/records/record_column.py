@@ -78,8 +78,7 @@ class RecordColumn:
         return f"{self._folder / self._spec.files[file_number].name}, record {number}"
 
     def read(self, record: int) -> np.ndarray:
-        """Return the samples of a record, (n, *shape of a value). Raises DataError with the record
-        if it is damaged."""
+        """Return the samples of a record, (n, *shape). Raises DataError if it is damaged."""
         file_number, number = self._locate(record)
         file = self._spec.files[file_number]
         per_record = self._spec.samples_per_record

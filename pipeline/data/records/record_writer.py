@@ -30,8 +30,7 @@ from pipeline.data.records.record_format import (
 FILE_BYTES = 256 << 20
 """A column is split into files of about this size."""
 NARROW_BYTES = 64
-"""The most bytes of a sample that shares a record with others. A column of such samples is read
-into memory."""
+"""The most bytes of a sample that shares a record. Columns of such samples are read into memory."""
 SAMPLES_PER_NARROW_RECORD = 4096
 CHUNK_SAMPLES = 256
 """Number of samples that are read from the source at once, if each has its own record."""
@@ -107,8 +106,7 @@ def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) ->
 def _write_column(
     folder: Path, stem: str, column: Column, samples: int, notify: Notify | None
 ) -> RecordColumnSpec:
-    """Write the files of a column, and return its description. The sizes of a ragged column are
-    written as another column."""
+    """Write and describe a column. The sizes of a ragged column are written as another column."""
     dtype = np.dtype(column.dtype)
     shape: tuple[int | None, ...] = tuple(column.shape[1:])
     value_bytes = math.prod(column.shape[1:]) * dtype.itemsize
@@ -163,8 +161,7 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
 
 
 def _read_chunks(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
-    """Yield the samples of each record, (n, *shape of a value). Samples of equal shapes are read in
-    chunks of several records."""
+    """Yield the samples of each record, (n, *shape). Several records are read at once."""
     if isinstance(column, RaggedColumn):
         for index in rows:
             yield column.value(index)[np.newaxis]

@@ -47,8 +47,7 @@ class TarShard:
     extensions: tuple[str, ...]
     """The extensions of all samples, in lower case."""
     spans: np.ndarray
-    """Start and size of each sample's members in bytes, int64 (samples, extensions, 2); -1 if a
-    sample lacks a member."""
+    """Start and bytes of each sample's members, int64 (samples, extensions, 2); -1 if missing."""
     labels: Mapping[str, int]
     """The label of each class, by the name of the class."""
 
@@ -131,9 +130,8 @@ def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
 
 
 def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the headers of the files of a plain tar in order, with name, offset_data and size.
-    Raises OSError, and ValueError for a damaged or compressed tar, and for links and names that
-    lead out of it."""
+    """Yield the headers of a plain tar's files, in order, with name, offset_data and size. Raises
+    OSError, and ValueError for a damaged or compressed tar, links, and names that lead out."""
     file_bytes = path.stat().st_size
     position = 0
     next_fields: Mapping[str, str] = {}  # path and size of the next file, from prefix headers

@@ -42,8 +42,7 @@ message_type { name: "Int64List"
 """
 """The message's definition, in protobuf's text format."""
 Feature = tuple[bytes, ...] | np.ndarray
-"""Values of a feature: bytes, or an array of numbers. Arrays in an Example are float32 or int64
-(n,)."""
+"""Values of a feature: bytes, or numbers, which in an Example are float32 or int64 (n,)."""
 Visit = Callable[[int, Mapping[str, Feature]], None]
 """Function that is called with the number of a record, and the record's features by name."""
 
@@ -57,8 +56,7 @@ class TFRecordFile(RecordSpans):
 
 
 def index_tfrecord(path: Path, visit: Visit) -> TFRecordFile:
-    """Call `visit` for each record, and return the indexed file. Raises OSError, and ValueError for
-    a damaged file or record."""
+    """Call `visit` for each record, and return the indexed file. Raises OSError and ValueError."""
     starts = []
     lengths = []
     for record, (start, content) in enumerate(scan_records(path)):

@@ -50,8 +50,7 @@ class RecordSpans:
 
 
 def scan_records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the position and bytes of each record. Raises OSError, and ValueError for a damaged or
-    compressed file."""
+    """Yield the position and bytes of each record. Raises OSError, and ValueError for damage."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         record = 0

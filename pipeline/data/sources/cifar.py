@@ -174,8 +174,7 @@ def _describe_missing_files(root: Path, release: Release) -> str:
 
 
 def find_release(root: Path, release: Release) -> Path | None:
-    """Return the folder with the .bin files at `root`, else their archive; None if there is
-    neither."""
+    """Return the folder of the .bin files at `root`, else their archive, else None."""
     if root.is_file():
         return root
     for folder in (root, root / release.folder):
@@ -240,9 +239,8 @@ def _unpack_into(archive: Path, release: Release, folder: Path) -> None:
 
 
 def _copy_members(archive: Path, release: Release, folder: Path) -> None:
-    """Copy the .bin files of an archive into `folder`. Only their names are used, since their paths
-    in the archive could lead out of `folder`. Raises ValueError for a missing file, and for a wrong
-    size or suffix."""
+    """Copy the .bin files of an archive into `folder`. Paths in the archive are ignored, since they
+    could lead out of it. Raises ValueError for a missing file, and for a wrong size or suffix."""
     missing = dict(release.file_bytes)
     suffixes = [suffix for suffix in _OPENERS if archive.name.endswith(suffix)]
     if not suffixes:

@@ -21,8 +21,7 @@ INHERITED = ("mirrors", "buckets", "padding_mask", "oversized", "ignore_index", 
 
 
 def _inherit(source: Any, info: ValidationInfo) -> Any:
-    """Return the section of a source with the keys `INHERITED`. A name stands for a section with
-    that name alone."""
+    """Return the section of a source, or the name that stands for it, with the keys `INHERITED`."""
     if isinstance(source, str):
         source = {"name": source}
     if not isinstance(source, dict):

@@ -45,11 +45,9 @@ class ExampleFilesSpec(LocalDatasetSpec):
     root: RequiredRoot
     """The folder with the files, or a file."""
     train_files: Pattern = "train*"
-    """A pattern of the names of the training files. * matches any characters, {000..009} stands for
-    ten numbers."""
+    """The names of the training files. * matches any characters, {000..009} is ten numbers."""
     eval_files: Pattern | None = None
-    """A pattern of the names of the evaluation files; null: eval*, val* or test*, unless `split` is
-    set."""
+    """The names of the evaluation files; null: eval*, val* or test*, unless `split` is set."""
     split: Share | None = None
     """The share of each class in the training files that is evaluated; null: `eval_files` are."""
     split_seed: NonNegativeInt = 0

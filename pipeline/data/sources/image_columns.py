@@ -154,8 +154,7 @@ def read_sizes(paths: Sequence[str], damaged: Collection[str] = ()) -> np.ndarra
 
 
 def find_common_size(paths: Sequence[str]) -> tuple[int, int]:
-    """Return the (height, width) that all images have. Raises DataError if an image has another
-    size than the first."""
+    """Return the (height, width) that all images have. Raises DataError if they differ."""
     sizes = read_sizes(paths).tolist()
     height, width = sizes[0]
     for path, size in zip(paths, sizes, strict=True):

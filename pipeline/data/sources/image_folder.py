@@ -213,8 +213,7 @@ def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
 
 
 def list_class_folders(folder: Path) -> tuple[str, ...]:
-    """Return the sorted names of the visible folders in `folder`. Raises DataError if there are
-    none."""
+    """Return the sorted names of the visible folders in `folder`. Raises DataError without any."""
     names = tuple(entry.name for entry in _scan_folder(folder) if entry.is_dir())
     if not names:
         raise DataError(f"{folder}: must have one folder per class; it has none")
@@ -318,7 +317,7 @@ def require_within(path: Path, folder: Path | None) -> None:
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the visible entries of a folder, sorted by name. Raises DataError for no folder."""
+    """Return the visible entries of a folder, sorted by name. Raises DataError on errors."""
     with name_file(folder), os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     return sorted(visible, key=lambda entry: entry.name)

@@ -70,8 +70,7 @@ class ImageMasks(LocalDatasetSpec):
     follow_links: bool = False
     """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] that images and masks are resized to; null: all have one size, or `buckets`
-    are set."""
+    """[height, width] that images and masks are resized to; null: all have one, or `buckets`."""
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
@@ -175,8 +174,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """Return the largest value of masks, except `ignored`. Raises DataError if they have no other
-    value."""
+    """Return the largest value of masks, except `ignored`. Raises DataError without any."""
 
     def read_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()

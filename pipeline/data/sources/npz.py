@@ -317,8 +317,7 @@ def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.nd
 def _make_ragged(
     name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
 ) -> RaggedArray:
-    """Make a ragged column. Raises ValueError, beginning with the array's name, if its sizes don't
-    fit."""
+    """Make a ragged column. Raises ValueError with the array's name if the sizes don't fit."""
     try:
         return make_ragged_array(values, sizes, trailing)
     except ValueError as error:

@@ -86,14 +86,12 @@ class TableDataset(DatasetSpec):
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()
-    """Columns of numbers. A column that no list has is one if all its values are numbers or
-    missing."""
+    """Columns of numbers. An unlisted column is one if all its values are numbers or missing."""
     categories: Seq[str] = ()
-    """Columns of categories. They may have numbers, such as postcodes. A column that no list has is
-    one if it has other values than numbers and dates."""
+    """Columns of categories, also of numbers such as postcodes. An unlisted column is one if it has
+    neither numbers nor dates."""
     dates: Seq[str] = ()
-    """Columns of dates. A column that no list has is one if exactly one format fits all its values
-    in the training split."""
+    """Columns of dates. An unlisted column is one if one format fits all its training values."""
     date_format: DateFormat | None = None
     """The format of dates for `datetime.strptime`, such as %d/%m/%Y; null: inferred."""
     ignored: Seq[str] = ()
@@ -101,11 +99,9 @@ class TableDataset(DatasetSpec):
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
     missing_indicators: bool = False
-    """Whether a column with missing numbers gets another column: 1 if the number is missing, else
-    0."""
+    """Whether a column with missing numbers gets another one: 1 if a number is missing, else 0."""
     max_categories: PositiveInt = 1_000
-    """The most categories of a column. The most frequent values are encoded, all others as one
-    unknown value."""
+    """The most categories of a column. Less frequent values are encoded as one unknown value."""
 
     @field_validator("target", mode="before")
     @classmethod
@@ -220,8 +216,7 @@ class TableDataset(DatasetSpec):
         return "category" if name in self.categories else "auto"
 
     def _infer_targets(self, raw: RawTable) -> Targets:
-        """Return the targets, not standardised. Raises ValueError for columns that don't fit the
-        task."""
+        """Return the targets. Raises ValueError for columns that don't fit the task."""
         task = infer_task(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
             return Targets(self.target, task)

@@ -106,9 +106,8 @@ def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
-    """Return whether each row is evaluated, bool (rows,). `names` are the classes of the rows.
-    `share` of each class is evaluated, rounded down, at even distances. Raises ValueError if a
-    split is empty."""
+    """Return whether each row is evaluated, bool (rows,). `names` are their classes. Of
+    each class, evenly spread, `share` is evaluated. Raises ValueError for an empty split."""
     counts: Counter[str] = Counter()
     is_eval = np.zeros(len(names), bool)
     for row, name in enumerate(names):

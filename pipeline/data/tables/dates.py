@@ -46,8 +46,7 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
-    """Return dates as days since 1970 with times as fractions, float64 (texts,). A text of another
-    format is NaN."""
+    """Return dates as days since 1970, float64 (texts,). A text of another format is NaN."""
     days = np.full(len(texts), np.nan)
     for row, text in enumerate(texts):
         date = _parse(text, date_format)

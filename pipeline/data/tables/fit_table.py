@@ -51,8 +51,7 @@ class FitOptions:
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file if its suffix is in `PARQUET`, else a CSV file. Raises DataError with the
-    file if it can't be read."""
+    """Read a Parquet file if its suffix is in `PARQUET`, else a CSV file. Raises DataError."""
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
@@ -86,8 +85,7 @@ def fit_table(
 
 
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
-    """Return all rows as `FittedTable` describes, float32 (rows, width). Raises ValueError with the
-    row of a wrong value."""
+    """Encode all rows, float32 (rows, width). Raises ValueError with the row of a wrong value."""
     encoded = np.empty((raw.rows, table.width), np.float32)
     next_indicator = len(table.numeric)
     days: dict[str, np.ndarray] = {}
@@ -255,8 +253,7 @@ def _fit_category(
 def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Return notes on columns of row numbers, too many categories and ambiguous dates. `rows` are
-    the training rows."""
+    """Return notes on columns, as `_describe_column` does. `rows` are the training rows."""
     notes: list[str] = []
     for column in table.columns:
         if column.date is None:
@@ -270,7 +267,7 @@ def describe_columns(
 def _describe_column(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_inferred: bool
 ) -> Iterator[str]:
-    """Yield notes on a column. Those on row numbers and dates are for inferred kinds alone."""
+    """Yield notes on too many categories, and for an inferred kind on row numbers and dates."""
     name = show_name(column.name)
     if is_inferred and _has_row_numbers(values):
         yield (

@@ -90,8 +90,7 @@ def require_finite(name: str, values: np.ndarray, locate: Callable[[int], str]) 
 
 
 def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], str]) -> Numbers:
-    """Return a column of numbers. Raises ValueError for texts, with the first row that isn't a
-    number."""
+    """Return a column of numbers. Raises ValueError with the first row that isn't a number."""
     if isinstance(column, Numbers):
         return column
     _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text

@@ -115,8 +115,7 @@ def _split_by_arrow(
 
 
 def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
-    """Return the text of a file in UTF-8. Raises UnicodeError for a wrong encoding, and ValueError
-    for too little memory."""
+    """Return a file's text in UTF-8. Raises UnicodeError, and ValueError for too little memory."""
     pieces = []
     with _open_text(path, form) as file:
         while piece := file.read(MAX_LINE):

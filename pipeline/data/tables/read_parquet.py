@@ -33,8 +33,7 @@ columns, which take 1 bit per row, has 400 for each byte."""
 _BASE_MEMORY_BYTES = 2**30
 _MEMORY_PER_BYTE = 256
 _MEMORY_PER_VALUE = 40
-"""Bytes of address space of the child process: a base, and more for each byte of the file and for
-each value of a request."""
+"""Address space of the child process: a base, and more per byte of the file and per value read."""
 _BASE_CPU_S = 10
 _BYTES_PER_CPU_S = 2_000_000
 _VALUES_PER_CPU_S = 200_000
@@ -42,9 +41,8 @@ _VALUES_PER_CPU_S = 200_000
 
 
 def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file. Columns of numbers are read as numbers, unless their kind is category or
-    date. All others are read as texts. Raises OSError, and ValueError for a damaged or too large
-    file."""
+    """Read a Parquet file. Columns of numbers are read as numbers unless their kind is category or
+    date, others as texts. Raises OSError, and ValueError for a damaged or too large file."""
 
     def locate(row: int) -> str:
         return f"row {row + 1:,}"

@@ -53,8 +53,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_text_lines(file: Path) -> list[str]:
-    """Return the stripped lines of a text file, without empty ones. Raises DataError if there are
-    none."""
+    """Return the stripped lines of a text file that aren't empty. Raises DataError without any."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]

@@ -56,8 +56,7 @@ class TextFormat:
         return self.tokenizer.vocabulary + (len(SPECIAL_TOKENS) if self.adds_special else 0)
 
     def encode(self, text: str, max_tokens: int) -> np.ndarray:
-        """Return the tokens of a text to classify, truncated to `max_tokens`, int32 (n,). There is
-        at least one."""
+        """Return the first tokens of a text to classify, int32 (n,), 1 to `max_tokens` of them."""
         if not self.adds_special:
             tokens = self.tokenizer.encode(text)[:max_tokens]
             return tokens if len(tokens) else np.zeros(1, np.int32)
@@ -68,8 +67,7 @@ class TextFormat:
         return np.concatenate([[START_TOKEN], numbers])[:max_tokens].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return the tokens of texts to classify, int32 (n, length, 1, 1), truncated to `length` or
-        padded with `NO_TOKEN`."""
+        """Return tokens of texts to classify, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)
@@ -138,9 +136,8 @@ def make_tokenizer(
 
 
 def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | None:
-    """Read the text format of a run or an export from its folder and its `record`. Returns None for
-    samples that aren't texts. Raises DataError if the tokenizer is missing or damaged, ValueError
-    for an invalid record."""
+    """Read the text format of a run or an export from its folder and its `record`. None: samples
+    aren't texts. Raises DataError for a damaged tokenizer, ValueError for an invalid record."""
     match record.get("text"):
         case None:
             return None

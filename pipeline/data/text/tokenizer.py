@@ -226,8 +226,7 @@ def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
 
 
 def make_word_tokenizer(texts: Iterable[str], max_words: int) -> WordTokenizer:
-    """Make a tokenizer of the `max_words` most frequent words. Of equally frequent words, the first
-    in the alphabet precede."""
+    """Make a tokenizer of the `max_words` most frequent words, which precede less frequent ones."""
     counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return WordTokenizer(tuple(ranked[:max_words]))

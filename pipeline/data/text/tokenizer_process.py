@@ -34,8 +34,7 @@ class TokenizerProcess:
     ValueError if the library isn't installed, can't read the file, or exceeds the limits."""
 
     metadata: Mapping[str, Any]
-    """`vocabulary`, the numbers of tokens by name, and `dropout`, the share of randomly omitted
-    merges."""
+    """`vocabulary`, the tokens by name, and `dropout`, the share of randomly omitted merges."""
 
     def __init__(self, content: bytes) -> None:
         self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
