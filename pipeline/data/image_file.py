@@ -107,11 +107,9 @@ def _find_transpose(image: Image.Image) -> Image.Transpose | None:
 def require_complete(
     path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
 ) -> None:
-    """Raise one of `UNREADABLE_IMAGE` for a truncated or damaged file, or an error of `check`.
-
-    A PNG is decoded only if its checksums are wrong, a JPEG or WebP only if its end is missing, a
-    BMP or GIF always.
-    """
+    """Raise one of `UNREADABLE_IMAGE` for a truncated or damaged file, or an error of `check`. A
+    PNG is decoded only if its checksums are wrong, a JPEG or WebP only if its end is missing, a BMP
+    or GIF always."""
     with open_image(path, formats) as image:
         check(image)
         if _seems_complete(image, path):

@@ -175,9 +175,9 @@ def _measure_file(path: Path) -> int:
 
 def _describe_error(error: Exception, stall_s: float) -> str:
     """Return the reason of a failed download, for a message."""
-    cause = error
+    cause: object = error
     if isinstance(error, URLError) and not isinstance(error, HTTPError):
-        cause = error.reason  # of an HTTPError the text says more
+        cause = error.reason  # An HTTPError is described by its own text.
     if isinstance(cause, TimeoutError):
         return f"sent nothing for {stall_s:g} s"
     return str(cause) or type(cause).__name__

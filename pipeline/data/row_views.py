@@ -119,8 +119,9 @@ def _join(columns: Sequence[Column], name: str) -> Column:
         columns = [to_ragged(column, dimensions) for column in columns]
     kinds = []
     for column in columns:
-        is_ragged = isinstance(column, RaggedColumn)
-        shape = column.trailing if is_ragged else tuple(column.shape[1:])
+        shape = tuple(column.shape[1:])
+        if isinstance(column, RaggedColumn):
+            shape = column.trailing
         kinds.append(f"{np.dtype(column.dtype).name} of shape {shape}")
     if len(set(kinds)) > 1:
         raise ValueError(f"{name} is {' and '.join(kinds)}; must be the same in all sources")

@@ -71,11 +71,9 @@ def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
 def apply_ops(
     xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, epoch: Any, sample: Any
 ) -> dict[str, Any]:
-    """Return columns, (batch, *shape), mapped by ops that `compute_column_specs` has accepted.
-
-    `xp` is numpy or jax.numpy. Random numbers depend on `seed`, the words of `seed_words`, on the
-    sample indices `sample`, (batch,), and on their `epoch`, (batch,) or a scalar.
-    """
+    """Return columns, (batch, *shape), mapped by ops that `compute_column_specs` has accepted. `xp`
+    is numpy or jax.numpy. Random numbers depend on `seed`, the words of `seed_words`, on the sample
+    indices `sample`, (batch,), and on their `epoch`, (batch,) or a scalar."""
     result = dict(columns)
     for position, op in enumerate(ops):
         draws = uniforms(xp, seed, epoch, sample, position, op.draws)

@@ -163,12 +163,9 @@ def sort_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
 def assign_buckets(
     sizes: np.ndarray, buckets: Sequence[Bucket], *, crop: bool = False
 ) -> np.ndarray:
-    """Return the number of the first bucket that covers each sample, int32 (samples,).
-
-    `sizes` are the sizes of the samples, (samples, dimensions). With `crop`, a sample that no
-    bucket covers has the bucket that covers most of it. Without `crop`, raises ValueError for such
-    a sample.
-    """
+    """Return the number of the first bucket that covers each sample, int32 (samples,). `sizes` are
+    the sizes of the samples, (samples, dimensions). With `crop`, a sample that no bucket covers has
+    the bucket that covers most of it. Without `crop`, raises ValueError for such a sample."""
     bounds = np.array(buckets)
     is_covered = np.all(sizes[:, None] <= bounds, axis=-1)  # (samples, buckets)
     is_oversized = ~is_covered.any(axis=1)

@@ -44,11 +44,9 @@ def write_records(
     folder: Path, source: str, data: RawData, *, overwrite: bool, notify: Notify
 ) -> RecordsSpec:
     """Write both splits of a dataset into `folder`, which appears when it is complete, and return
-    the description of the files. `source` is the name of the dataset.
-
-    Raises RunError if the folder can't be written, and if it exists, unless it has records and
-    `overwrite` is true. Raises DataError if a sample can't be read.
-    """
+    the description of the files. `source` is the name of the dataset. Raises RunError if the folder
+    can't be written, and if it exists, unless it has records and `overwrite` is true. Raises
+    DataError if a sample can't be read."""
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(
             source=source,

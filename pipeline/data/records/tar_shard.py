@@ -93,12 +93,10 @@ class _Features(Mapping[str, Feature]):
 
 
 def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
-    """Call `visit` for each sample, and return the indexed tar.
-
-    Samples are in the order of their first members. Files without a key or an extension are left
-    out, as webdataset does. `labels` has the label of each class, by the name of the class. Raises
-    OSError, and ValueError for a damaged tar or sample.
-    """
+    """Call `visit` for each sample, and return the indexed tar. Samples are in the order of their
+    first members. Files without a key or an extension are left out, as webdataset does. `labels`
+    has the label of each class, by the name of the class. Raises OSError, and ValueError for a
+    damaged tar or sample."""
     rows: dict[str, int] = {}
     columns: dict[str, int] = {}
     members = {}
@@ -235,11 +233,9 @@ def _make_features(
     path: Path, spans: Mapping[str, tuple[int, int]], labels: Mapping[str, int]
 ) -> _Features:
     """Return the features of a sample: its members by extension, and the fields of its JSON.
-
     `image` is the member with an image's extension, if there is only one. `label` is the member
     cls, else the field of JSON, or JSON that isn't an object, else the member txt. Raises OSError,
-    and ValueError for damaged JSON.
-    """
+    and ValueError for damaged JSON."""
     texts = {
         name: _read_member(path, name, spans[name]).decode(errors="replace").strip()
         for name in ("txt", "cls")

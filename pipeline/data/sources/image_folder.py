@@ -264,8 +264,7 @@ def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
     """List the files of a folder and its subfolders. Those with one of the suffixes are images.
-    Raises DataError without images, and for links out of `within`; None permits all links.
-    """
+    Raises DataError without images, and for links out of `within`; None permits all links."""
     require_within(folder, within)
     images = []
     left_out = []

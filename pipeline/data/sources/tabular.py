@@ -252,7 +252,7 @@ class TableDataset(DatasetSpec):
         self, path: Path, table: FittedTable, targets: Targets
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the encoded rows and the labels of the second file."""
-        kinds = {**table.kinds, **dict.fromkeys(self.target, "auto")}
+        kinds: dict[str, Kind] = {**table.kinds, **dict.fromkeys(self.target, "auto")}
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
         with name_file(path, SIZED_BY_FILE):
             if not raw.rows:
@@ -272,8 +272,7 @@ class CsvTable(TableDataset):
     """A table of this package in place of `root`; `tables.txt` beside it has the sources."""
     delimiter: Delimiter | None = None
     """The character between fields; a space stands for one or more. null: the most frequent of
-    comma, semicolon, tab and bar in the first line. If it has none, fields are split at spaces.
-    """
+    comma, semicolon, tab and bar in the first line. If it has none, fields are split at spaces."""
     header: bool = True
     """Whether the first line has the names of columns; else they are column 1, column 2, ..."""
     decimal: Literal[".", ","] = "."

@@ -120,11 +120,9 @@ def read_tokenizer(path: Path, *, special_tokens: bool = False) -> Tokenizer:
 def make_tokenizer(
     name: str, texts: Iterable[str], *, max_words: int | None = None, special_tokens: bool = False
 ) -> Tokenizer:
-    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file.
-
-    The vocabulary of characters or words is that of `texts`. If `max_words` is None, "words" is a
-    path too. With `special_tokens`, the tokenizer of a file adds its special tokens to texts.
-    """
+    """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file. The
+    vocabulary of characters or words is that of `texts`. If `max_words` is None, "words" is a path
+    too. With `special_tokens`, the tokenizer of a file adds its special tokens to texts."""
     match name:
         case "bytes":
             return ByteTokenizer()
