@@ -109,7 +109,12 @@ def _read_numbers(file: Path) -> np.ndarray:
                 column = cells.index("index")
             elif cells:
                 number = cells[column] if len(cells) > column else ""
-                numbers.append(_parse_number(number, line_number))
+                if not (number.isascii() and number.isdigit() and len(number) < 10):
+                    raise ValueError(
+                        f"line {line_number}: {show(number)}: must be the number of a training "
+                        "sample; a table needs a column index"
+                    )
+                numbers.append(int(number))
     except OSError as error:
         raise ValueError(f"{file}: can't be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
@@ -117,16 +122,6 @@ def _read_numbers(file: Path) -> np.ndarray:
     if not numbers:
         raise ValueError(f"{file}: names no sample")
     return np.array(numbers, np.int64)
-
-
-def _parse_number(text: str, line: int) -> int:
-    """Return the number of a sample. Raises ValueError with the line for a text of another kind."""
-    if text.isascii() and text.isdigit() and len(text) < 10:
-        return int(text)
-    raise ValueError(
-        f"line {line}: {show(text)}: must be the number of a training sample; a table needs a "
-        "column index"
-    )
 
 
 @component("selection")

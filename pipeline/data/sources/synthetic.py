@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import PositiveInt, field_validator
@@ -106,9 +106,7 @@ def _find_facts(source: str) -> Facts | None:
     cls = list_components("dataset").get(source)
     if cls is None:
         return None
-    spec = cls.model_construct()
-    assert isinstance(spec, DatasetSpec), "all components of the kind are"
     try:
-        return spec.facts()
+        return cast(DatasetSpec, cls.model_construct()).facts()
     except AttributeError:  # The sizes depend on fields, and `model_construct` sets none.
         return None

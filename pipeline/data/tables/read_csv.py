@@ -130,14 +130,14 @@ def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
     with _open_rows(path, form) as opened:
         chunk = max(1, min(CHUNK, CHUNK_VALUES // len(opened.names)))
         chunks: list[list[pa.Array]] = [[] for _ in opened.names]
-        while rows := list(islice(_complete_rows(opened), chunk)):
+        while rows := list(islice(_read_complete_rows(opened), chunk)):
             for number, column in enumerate(chunks):
                 column.append(pa.array([row[number] for row in rows], pa.large_string()))
             require_room(sum(column[-1].nbytes for column in chunks), "its table")
     return [pa.chunked_array(column, pa.large_string()) for column in chunks]
 
 
-def _complete_rows(opened: _Rows) -> Iterator[list[str]]:
+def _read_complete_rows(opened: _Rows) -> Iterator[list[str]]:
     """Yield the rows. Raises ValueError for a row with a wrong number of fields."""
     for row in opened.rows:
         if len(row) != len(opened.names):
