@@ -75,7 +75,7 @@ def require_published(path: Path, file: RemoteFile) -> None:
 def lock_data_folder(directory: Path) -> Iterator[None]:
     """Create `directory` if it is missing, and lock it. Raises DataError if it can't be written."""
     with ExitStack() as stack:
-        # Only errors of the lock are converted, not those of the block.
+        # Only errors of the lock are converted, not errors of the block.
         try:
             stack.enter_context(lock_folder(directory))
         except OSError as error:

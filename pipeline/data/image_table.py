@@ -155,10 +155,9 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of the training rows, those of the evaluated rows, and the targets. The
-        labels of a classification are int32 (n,), others float32 (n, columns). Those of a
-        regression are standardised. Raises ValueError if all training labels of a column are
-        equal."""
+        """Return the training labels, the evaluation labels, and the targets. The labels of a
+        classification are int32 (n,), others float32 (n, columns). Those of a regression are
+        standardised. Raises ValueError if all training labels of a column are equal."""
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
         if self.task == "regression":

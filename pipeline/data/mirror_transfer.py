@@ -78,7 +78,7 @@ def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> No
     part.unlink()
     if not is_resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
-    # The wrong bytes may be those of the interrupted download, so all are downloaded again.
+    # The bytes of the interrupted download may be wrong, so all are downloaded again.
     _complete_file(part, file, url, stall_s)
 
 

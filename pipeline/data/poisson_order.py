@@ -71,7 +71,7 @@ class PoissonOrder(SampleOrder):
 
 def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> int:
     """Return the largest expected batch size with which a step draws more than `batch_size` samples
-    with a probability of at most `overflow`. Raises ValueError if there is none."""
+    with a probability of at most `overflow`. Raises ValueError if even size 1 exceeds it."""
     if samples <= batch_size:
         return samples
     # The probability grows with the size, so a bisection finds the number of sizes, from 1 on, for

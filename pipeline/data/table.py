@@ -64,7 +64,7 @@ class DateColumn(Spec):
 
 class TableColumn(Spec):
     """A column of numbers or categories, or a number computed from a column of dates. Its mean,
-    standard deviation and categories are those of the training split."""
+    standard deviation and categories are computed from the training split."""
 
     name: str
     kind: ColumnKind

@@ -1,4 +1,4 @@
-"""Batch ops that mix each image and label with those of another sample, its partner."""
+"""Batch ops that mix each sample and its label with a partner, another sample of the batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Return (images, labels) mixed with those of their partners, in the rows `partner`, int
+    """Return (images, labels) mixed with their partners, which are in the rows `partner`, int
     (batch,). The weight of a sample is shares[number], with `number` int32 (1,), and the weight of
     its partner 1 - shares[number]."""
     images, labels = values

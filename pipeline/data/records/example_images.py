@@ -282,7 +282,7 @@ def _find_key(
     features: Mapping[str, Feature], name: str | None, defaults: Sequence[str], setting: str
 ) -> str:
     """Return `name`, or if it is None the first of `defaults` that is a feature. Raises ValueError,
-    which suggests `setting`, if there is no such feature."""
+    which suggests `setting`, if that feature is missing."""
     for key in defaults if name is None else (name,):
         if key in features:
             return key

@@ -95,7 +95,7 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file by name: `ARRAYS`, those of `SIZES` that exist, and further
+    """Return the arrays of an .npz file by name: `ARRAYS`, existing `SIZES`, and further
     columns. Raises OSError, and ValueError for a missing or damaged array."""
     arrays = {}
     column_arrays = [f"{name}_{split}" for name in columns for split in ("train", "test")]
@@ -268,7 +268,7 @@ def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
 
 def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
     """Return images, (n, H, W, C) or ragged. Raises ValueError, beginning with the array's name, if
-    the values or sizes aren't those of images."""
+    the values or sizes can't be images."""
     if values.dtype not in (np.uint8, np.float32):
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
     if sizes is None:
@@ -302,7 +302,7 @@ def _has_finite_values(values: np.ndarray) -> bool:
 
 def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.ndarray | RaggedArray:
     """Return labels, (n, ...) or ragged. Raises ValueError, beginning with the array's name, if the
-    values or sizes aren't those of labels."""
+    values or sizes can't be labels."""
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
     if sizes is not None:

@@ -70,7 +70,7 @@ def format_example_date(date_format: str) -> str:
 
 
 def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """Return the parts to compute from dates, with those of the day if a date has a time."""
+    """Return the parts to compute from dates, with parts of the day if a date has a time."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 

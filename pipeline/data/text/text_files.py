@@ -64,7 +64,7 @@ def read_text_lines(file: Path) -> list[str]:
 
 def read_two_columns(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
     """Return the values of two columns for each row of a CSV file, whose first line has the names
-    of the columns. Raises DataError for a missing column or field, and if there are no rows."""
+    of the columns. Raises DataError for a missing column or field, and without rows."""
     with name_file(file):
         # Excel writes a byte order mark.
         text = decode_utf8(_read_file(file)).removeprefix("\ufeff")

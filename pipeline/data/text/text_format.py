@@ -39,7 +39,7 @@ Predicts = Literal["next_token", "class"]
 class TextFormat:
     """The tokenizer of texts, and whether a network continues or classifies them.
 
-    As in BERT, texts to classify begin with special tokens: <start>, or those of a tokenizer.json.
+    As in BERT, texts to classify begin with special tokens: <start>, or a tokenizer.json's.
     """
 
     tokenizer: Tokenizer
@@ -121,7 +121,7 @@ def make_tokenizer(
     name: str, texts: Iterable[str], *, max_words: int | None = None, special_tokens: bool = False
 ) -> Tokenizer:
     """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file. The
-    vocabulary of characters or words is that of `texts`. If `max_words` is None, "words" is a path
+    characters or words of `texts` are the vocabulary. If `max_words` is None, "words" is a path
     too. With `special_tokens`, the tokenizer of a file adds its special tokens to texts."""
     match name:
         case "bytes":

@@ -59,8 +59,8 @@ class TokenizerProcess:
         return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
 
     def _compute(self, kind: bytes, content: bytes, description: str) -> bytes:
-        """Return the answer to a request. Raises ValueError with `description`, that of the
-        content, if the library fails or exceeds the limits."""
+        """Return the answer to a request. Raises ValueError, with a description of the content,
+        if the library fails or exceeds the limits."""
         try:
             return self._send(kind, content)
         except LibraryError as error:
