@@ -60,7 +60,7 @@ def split_rows(
 
 def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
     """Return the fold of each row, int64 (rows,), from 0 to `count` - 1. It depends on the seed
-    alone. Folds differ by at most one row, and by one of each of the `strata`, int (rows,)."""
+    alone. Folds differ by at most one row, also of each of the `strata`, int (rows,)."""
     order = _draw_order(rows, seed, _FOLD_STREAM, strata)
     folds = np.empty(rows, np.int64)
     folds[order] = np.arange(rows) % count

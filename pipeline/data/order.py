@@ -60,8 +60,8 @@ def compute_order_at(
     shuffle: bool,
     buffer_size: int | None,
 ) -> np.ndarray:
-    """Return the elements of `compute_epoch_order` at some positions, int, in their shape. Doesn't
-    compute the whole order of a split with more than `MAX_LISTED` samples."""
+    """Return the elements of `compute_epoch_order` at some positions, int, in their shape. A
+    full shuffle of more than `MAX_LISTED` samples isn't computed as a whole."""
     if not shuffle:
         return positions
     if _is_permuted(samples, buffer_size):

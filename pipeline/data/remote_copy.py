@@ -144,8 +144,8 @@ def _list_remote(storage: Storage, sources: Sources | None) -> Mapping[str, Stor
 
 
 def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folder: Path) -> None:
-    """Raise DataError without files, or if a name leads out of the folder. Raises RunError if the disk
-    has too little room."""
+    """Raise DataError without files, or for a name that leads out of the folder. Raises RunError if
+    the disk has too little room."""
     if not listing:
         raise DataError(f"{address}: there is no such file or folder, or it is empty")
     for name in listing:

@@ -74,7 +74,7 @@ def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKe
 
 
 def exclude_samples(raw: RawData, file: Path, samples: int) -> RawData:
-    """Return the data without the training samples that a file lists, with a note of their number.
+    """Return the data without the training samples that a file lists, and a note about the others.
 
     The file is a CSV with a column `index`, or has a number on each line. A sample's number is its
     row in the training split as it was read, 0 to `samples` - 1. Raises ValueError, beginning with

@@ -316,7 +316,7 @@ def require_within(path: Path, folder: Path | None) -> None:
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the visible entries of a folder, sorted by name. Raises DataError on errors."""
+    """Return a folder's visible entries, sorted by name. Raises DataError if it can't be read."""
     with name_file(folder), os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     return sorted(visible, key=lambda entry: entry.name)

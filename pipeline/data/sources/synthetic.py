@@ -69,7 +69,7 @@ class Synthetic(DatasetSpec):
 
 
 def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
-    """Draw 4x4 cells of one colour for each class, uint8 (classes, H, W, C) from 0 to 127."""
+    """Draw an image of 4x4 plain cells for each class, uint8 (classes, H, W, C) from 0 to 127."""
     height, width, channels = image
     shape = (classes, _PATTERN_CELLS, _PATTERN_CELLS, channels)
     cells = np.random.default_rng(_PATTERN_SEED).integers(0, 128, shape, np.uint8)
