@@ -17,32 +17,39 @@ from pipeline.data.random import seed_words
 @register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """One batch as it was read, before map ops.
-
-    `columns` are arrays (batch, ...). `seed`, uint32 (2,), `epoch`, an int32 scalar, and `sample`,
-    int32 (batch,), are the key of augmentation. The first `count` samples are valid; the others pad
-    a short last batch.
-    """
+    """One batch before map ops. Seed, epoch and sample are the key of their random numbers."""
 
     columns: Mapping[str, Array]
+    """Arrays (batch, ...)."""
     seed: Array
+    """uint32 (2,), from `seed_words`."""
     epoch: Array
+    """int32 scalar."""
     sample: Array
+    """int32 (batch,): the index of each sample in the split."""
     count: Array
+    """int32 scalar: the first `count` samples are valid, the others pad a short last batch."""
     num_samples: int | None = field(default=None, metadata={"static": True})
-    """The number of samples in the split, if an epoch may repeat samples: `sample` is then the
-    sample's index plus a different multiple of this number for each repetition. None: the index."""
+    """The number of samples in the split if an epoch may repeat samples, else None. `sample` then
+    has multiples of this number added to the indices, a different one for each repetition."""
 
 
 def read_chunks(
     split: Split, rows: np.ndarray, seed: int, size: int
 ) -> Iterator[tuple[Batch, int]]:
-    """Yield the samples at `rows`, (n,), in batches of `size`, each with its number of new samples.
-    The last batch repeats its samples, and all of them are valid, so that one compiled program
-    computes all batches."""
-    words = jnp.asarray(seed_words(seed))
+    """Yield the samples at `rows`, int (n,), in batches of `size` with their number of different
+    samples. All batches are full, so that one compiled program computes them: the last one repeats
+    its samples. They have the random draws of epoch 0."""
     for first in range(0, len(rows), size):
-        chunk = np.resize(rows[first : first + size], size).astype(np.int32)
-        columns = {name: jnp.asarray(column[chunk]) for name, column in split.columns.items()}
-        batch = Batch(columns, words, jnp.int32(0), jnp.asarray(chunk), jnp.int32(size))
-        yield batch, min(size, len(rows) - first)
+        chunk = rows[first : first + size]
+        full_chunk = np.resize(chunk, size).astype(np.int32)  # repeats the chunk up to `size`
+        batch = Batch(
+            columns={
+                name: jnp.asarray(column[full_chunk]) for name, column in split.columns.items()
+            },
+            seed=jnp.asarray(seed_words(seed)),
+            epoch=jnp.int32(0),
+            sample=jnp.asarray(full_chunk),
+            count=jnp.int32(size),
+        )
+        yield batch, len(chunk)

@@ -1,6 +1,6 @@
-"""Checksums of data files, computed once per process for an unchanged file.
+"""Checksums of data files, which a process computes once while a file's status stays the same.
 
-Each run computes them again, 0.3 s for CIFAR, since size and times don't reveal every change.
+Another process computes them again, in 0.3 s for CIFAR: size and times don't reveal every change.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pathlib import Path
 from pipeline.core.files.bounded_read import read_text
 
 SUMS = "SHA256SUMS"
-"""The file that lists the checksums of a folder, readable by `sha256sum -c`."""
+"""Name of the file that lists the checksums of a folder, readable by `sha256sum -c`."""
 
 
 def compute_checksum(path: Path, algorithm: str = "sha256") -> str:
     """Return the checksum of a file in hexadecimal. Raises OSError if it can't be read."""
     stat = path.stat()
     # Programs can set mtime, but not ctime, the time of the last change of the file's status.
-    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    return _compute_cached(path.absolute(), algorithm, identity)
+    status = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return _compute_cached(path.absolute(), algorithm, status)
 
 
 @lru_cache(maxsize=256)
-def _compute_cached(path: Path, algorithm: str, identity: tuple[int, ...]) -> str:
-    """Return the checksum of a file; `identity`, part of the cache's key, changes with the file."""
+def _compute_cached(path: Path, algorithm: str, status: tuple[int, ...]) -> str:
+    """Return the checksum of a file. `status` is a part of the cache's key alone."""
     # Some systems allow MD5 only if it isn't used for security.
     make_hash = partial(hashlib.new, algorithm, usedforsecurity=False)
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, make_hash).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, make_hash).hexdigest()
 
 
 def format_checksums(folder: Path, names: Iterable[str]) -> str:
@@ -41,7 +41,7 @@ def format_checksums(folder: Path, names: Iterable[str]) -> str:
 
 
 def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
-    """Return whether a folder has a readable `SUMS` that lists exactly these files as they are."""
+    """Return whether a folder has all these files, and a `SUMS` with exactly their checksums."""
     if not all((folder / name).is_file() for name in names):
         return False
     try:
@@ -52,7 +52,7 @@ def has_recorded_sums(folder: Path, names: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file, which every mirror has under this name. `md5` is in hexadecimal."""
+    """A published file, which has this name on every mirror. `md5` is in hexadecimal."""
 
     name: str
     md5: str

@@ -21,7 +21,7 @@ DECODING_THREADS = min(8, os.cpu_count() or 1)
 
 
 class Column(Protocol):
-    """One value per sample, in a numpy array or decoded on demand."""
+    """One value per sample: a numpy array, or an object that decodes values on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ class Column(Protocol):
 
 @runtime_checkable
 class LazyColumn(Column, Protocol):
-    """A column whose samples are slow to read, so that several threads read them one by one."""
+    """A column whose samples are slow to read. Several threads read them, each one at a time."""
 
     def sample(self, index: int) -> np.ndarray:
         """Return the value of a sample. Raises DataError if it can't be read."""
@@ -48,7 +48,7 @@ class LazyColumn(Column, Protocol):
 
 @runtime_checkable
 class BatchedColumn(LazyColumn, Protocol):
-    """A column that reads many samples faster in one request than one by one."""
+    """A column that reads many samples at once faster than one at a time."""
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
         """Read the samples at indices, int (n,), into `out`, (n, *shape of one value). Raises
@@ -56,9 +56,8 @@ class BatchedColumn(LazyColumn, Protocol):
 
 
 def resolve_indices(indices: Any, samples: int) -> np.ndarray:
-    """Return sample indices, int64 (n,), of an array, a bool mask (samples,) or a slice. Negative
-    indices count from the end. Raises IndexError for an index out of range, and for a mask of
-    another shape."""
+    """Convert an array of indices, a bool mask (samples,) or a slice to indices >= 0, int64 (n,).
+    Raises IndexError for an index out of range, and for a mask of another shape."""
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
     rows = np.asarray(indices)
@@ -97,11 +96,17 @@ def read_samples(column: LazyColumn, indices: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Shape and dtype of one value of a column; images are HWC until `hwc2chw` permutes axes."""
+    """Shape and dtype of one value of a column."""
 
     shape: tuple[int, ...]
     dtype: str
     layout: Literal["hwc", "chw"] = "hwc"
+    """The order of an image's axes, which `hwc2chw` changes."""
+
+
+def describe_column(column: Column) -> ColumnSpec:
+    """Return the shape and dtype of one value."""
+    return ColumnSpec(tuple(column.shape[1:]), np.dtype(column.dtype).name)
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,8 @@ class Split:
     files: tuple[int, ...] = ()
     """Number of samples in each file, in the order of samples; empty if unknown."""
     padding: int = 0
-    """Number of rows of zeros that a device has after the samples, so that folds of different sizes
-    share a program. No step reads them."""
+    """Number of rows of zeros to add after the samples on a device, so that folds of different
+    sizes share a program. No step reads them."""
     numbers: np.ndarray | None = None
     """The number of each sample in the split as it was read, int64 (n,); None: 0 to n - 1."""
 
@@ -134,24 +139,21 @@ class Split:
 
     def specs(self) -> dict[str, ColumnSpec]:
         """Return the shape and dtype of one value, by column."""
-        return {
-            name: ColumnSpec(tuple(column.shape[1:]), np.dtype(column.dtype).name)
-            for name, column in self.columns.items()
-        }
+        return {name: describe_column(column) for name, column in self.columns.items()}
 
 
 @dataclass(frozen=True)
 class SampleUnit:
-    """The words of the log for samples and for the unit of speed."""
+    """The words for samples, and for the unit of speed, in the log."""
 
     samples: str = "images"
     """The word for samples: images, rows, windows or texts."""
-    plural: str = "images"
-    """The unit of speed, such as tokens in tokens/s."""
+    speed_unit: str = "images"
+    """The items of which the log has the number per second, such as tokens."""
     per_sample: int = 1
-    """The number of units of speed in a sample."""
+    """The number of such items in a sample."""
     size: str | None = None
-    """Size of a sample in words, such as "of 128 tokens"; None: the log has its shape."""
+    """Size of a sample in words, such as "of 128 tokens"; None: the log has the sample's shape."""
 
 
 IMAGES = SampleUnit()
@@ -165,11 +167,11 @@ class RawData:
     eval: Split
     targets: Targets
     table: FittedTable | None = None
-    """The columns of a table; None: not a table. Its encoded rows are in the splits under the name
-    `image`, as any input of a network."""
+    """How the columns of a table were encoded; None: not a table. The encoded rows are the column
+    `image` of the splits, which has the input of any network."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
-    """The tokenizer of texts, and what a network predicts from them; None for other samples."""
+    """The tokenizer of texts and the kind of prediction from them; None for other samples."""
     notes: tuple[str, ...] = ()
     """Lines for the log about the data, such as files that were left out."""
 
@@ -185,9 +187,10 @@ class RawData:
 
 @dataclass(frozen=True)
 class Facts:
-    """Sizes of a dataset that are known before reading it; `image` is (height, width, channels)."""
+    """Sizes of a dataset that are known before reading it."""
 
     image: tuple[int, int, int]
+    """(height, width, channels)."""
     classes: int
     train_size: int
     eval_size: int
@@ -207,13 +210,10 @@ class BlankColumn:
 
 def make_blank_data(sizes: Facts, class_names: tuple[str, ...]) -> RawData:
     """Make splits of zeros: images, uint8 (n, height, width, channels), and labels, int32 (n,)."""
-    train, evaluated = (
-        Split(
-            {
-                "image": BlankColumn((samples, *sizes.image), np.dtype(np.uint8)),
-                "label": BlankColumn((samples,), np.dtype(np.int32)),
-            }
-        )
-        for samples in (sizes.train_size, sizes.eval_size)
-    )
-    return RawData(train, evaluated, Targets(class_names))
+
+    def make_split(samples: int) -> Split:
+        image = BlankColumn((samples, *sizes.image), np.dtype(np.uint8))
+        return Split({"image": image, "label": BlankColumn((samples,), np.dtype(np.int32))})
+
+    train = make_split(sizes.train_size)
+    return RawData(train, make_split(sizes.eval_size), Targets(class_names))

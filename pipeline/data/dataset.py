@@ -16,12 +16,13 @@ from pipeline.data.text.text_format import TextFormat
 
 @dataclass(frozen=True)
 class Dataset:
-    """Both splits before map ops, specs of images and labels after them, the order of samples."""
+    """Both splits before map ops, the order of their samples, and the specs of mapped values."""
 
     train: Split
     eval: Split
     targets: Targets
     image: ColumnSpec
+    """Spec of an image after the map ops, as are those of the labels."""
     train_label: ColumnSpec
     eval_label: ColumnSpec
     train_order: SampleOrder
@@ -32,24 +33,24 @@ class Dataset:
     raw_image: ColumnSpec
     """Spec of an image before the map ops, padded to a size that holds all buckets."""
     train_images: tuple[ColumnSpec, ...]
-    """A spec of mapped training images for each size that an op draws; empty: all are `image`."""
+    """Specs of a mapped training image, for each size that an op draws; empty: `image` alone."""
     whole_eval: Split
     """The whole evaluation split; `eval` may be a part of it."""
     table: FittedTable | None = None
-    """The columns of a table, whose encoded rows are the images; None: not a table."""
+    """As in `RawData`, like the fields below."""
     unit: SampleUnit = IMAGES
     text: TextFormat | None = None
-    """The tokenizer of texts, and what a network predicts from them; None for other samples."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, numbers or labels, in the order of the network's outputs."""
+        """The names of the network's outputs, in their order: classes, numbers or labels."""
         return self.targets.names
 
     def select_train_sample(self) -> Split:
-        """Return as many training samples as there are evaluation samples, so that the program of
-        the evaluation reads them too. They are spread evenly over the samples that are trained on.
-        A small split repeats some."""
+        """Return a part of the training split with the shapes of the evaluation split, so that the
+        evaluation's program can also measure it. Its samples are spread evenly over those that are
+        trained on. If there are fewer of these than evaluation samples, some occur several times.
+        """
         reachable = self.train_order.list_reachable()
         rows = reachable[np.arange(len(self.eval)) * len(reachable) // len(self.eval)]
         columns = {name: self.train.columns[name][rows] for name in self.eval.columns}
@@ -59,5 +60,6 @@ class Dataset:
     def label_positions(self) -> tuple[int, ...]:
         """Shape of the labeled positions of a sample; () for one label per sample."""
         shape = self.eval_label.shape
-        # The last axis of other labels has the classes or numbers of a position.
-        return shape if np.issubdtype(self.eval_label.dtype, np.integer) else shape[:-1]
+        if np.issubdtype(self.eval_label.dtype, np.integer):
+            return shape
+        return shape[:-1]  # without the axis of the classes or numbers of a position

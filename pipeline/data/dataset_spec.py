@@ -26,11 +26,11 @@ from pipeline.data.targets import Targets
 
 
 class MapOp(Spec):
-    """A map op, which changes some columns of a batch.
+    """Base of the map ops, which change some columns of a batch.
 
-    The array namespace `xp` of `map` is numpy or jax.numpy, so that one definition runs on the host
-    and in the compiled step. Random numbers are `uniforms`, float32 in [0, 1), (batch, `draws`), a
-    pure function of (seed, epoch, sample, op).
+    `map` takes the array namespace `xp`, numpy or jax.numpy, so that one definition runs on the
+    host and in the compiled step. It takes its random numbers as `uniforms`, float32 in [0, 1),
+    (batch, `draws`), which are a pure function of (seed, epoch, sample, op).
     """
 
     name: str
@@ -52,7 +52,7 @@ class MapOp(Spec):
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns that are mapped."""
+        """The names of the columns that are mapped."""
 
     @abstractmethod
     def outputs(self, values: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
@@ -64,11 +64,11 @@ class MapOp(Spec):
 
     @abstractmethod
     def map(self, xp: Any, values: tuple[Any, ...], uniforms: Any) -> tuple[Any, ...]:
-        """Return the mapped columns for `values`, the columns before, each (batch, *shape)."""
+        """Return the mapped columns. `values` are the columns before the op, (batch, *shape)."""
 
 
 class WrappedOp(MapOp):
-    """Base of a map op that contains another op, and by default draws and maps like that op."""
+    """Base of a map op that contains another op, and has its draws, columns and specs."""
 
     op: MapOp
 
@@ -92,7 +92,7 @@ class WrappedOp(MapOp):
 
 
 class Op(MapOp):
-    """A map op on one column, which maps each sample independently."""
+    """Base of the map ops on one column that map each sample independently."""
 
     moves_pixels: ClassVar[bool] = False
     """Whether pixels change position, so that labels of pixels must move too."""
@@ -118,7 +118,7 @@ class Op(MapOp):
 
 
 class GeometricOp(Op):
-    """An op on images that moves pixels, and can move labels of pixels in the same way."""
+    """Base of the ops on images that move pixels, and can move labels of pixels in the same way."""
 
     moves_pixels: ClassVar[bool] = True
 
@@ -134,15 +134,15 @@ class GeometricOp(Op):
 
 
 class BatchOp(MapOp):
-    """A map op that mixes the samples of a batch, both images and their classes or one-hot labels.
+    """Base of the map ops that mix the samples of a batch, images and labels alike.
 
-    The samples of a batch are a pure function of (seed, step), and so are the mixed samples.
+    Which samples are in a batch is a pure function of (seed, step), and so are the mixed samples.
     """
 
     column: str = "image"
     label: str = "label"
     classes: PositiveInt | None = None
-    """The number of classes of integer labels, which become one-hot; null: the dataset's."""
+    """The number of classes, by which integer labels become one-hot; null: the dataset's number."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class TrainSplitSpec(Spec):
     drop_remainder: bool
     """Whether a last batch that isn't full is left out."""
     repeat: PositiveInt
-    """How often an epoch reads the split, each time with another shuffle and other draws."""
+    """How often an epoch reads the split, each time with another shuffle and random numbers."""
     num_shards: PositiveInt | None
     shard_id: NonNegativeInt | None
     """The shard to train on, of `num_shards`; both null: the whole split."""
@@ -172,18 +172,19 @@ class TrainSplitSpec(Spec):
     """Whether an epoch has all classes equally often. Samples of rare classes are repeated, with
     different draws of the random ops."""
     interleave: PositiveInt | None = None
-    """Number of files to read at a time, one sample of each in turn. The order of files is drawn
-    for each epoch, and samples are shuffled within `buffer_size`. null: the order ignores files."""
+    """Number of files to read at a time, one sample of each in turn. With `shuffle` the order of
+    files is drawn for each epoch, and samples are shuffled within `buffer_size`. null: the order
+    doesn't depend on files."""
     file_shards: PositiveInt | None = None
-    """Number of groups of files, with interleave. Each batch has an equal part from each group, so
-    that with as many processes no file is read by two of them. null: one group."""
+    """Number of groups of files, with `interleave`. Each batch has an equal part from each group.
+    With as many processes as groups, each file is read by one process. null: one group."""
     select: Selections = ()
-    """Rules that select samples, each from those that the rule before it selects."""
+    """Rules that select samples. Each selects from the samples that the rule before it selected."""
     host_ops: HostOps = ()
     """Custom ops in Python that map values as they are read, before `ops`."""
 
     @model_validator(mode="after")
-    def _require_buffer(self) -> Self:
+    def _require_valid_interleave(self) -> Self:
         if self.interleave is not None and self.shuffle and self.buffer_size is None:
             raise ValueError(
                 f"interleave = {self.interleave}: needs buffer_size, samples to shuffle within; "
@@ -236,9 +237,8 @@ class EvalSplitSpec(Spec):
     batch_size: PositiveInt | None
     """null: the training batch size."""
     select: Selections = ()
-    """Rules that select samples, each from those that the rule before it selects."""
     host_ops: HostOps = ()
-    """Custom ops in Python that map values as they are read, before `ops`."""
+    """Both as in `TrainSplitSpec`."""
 
     @model_validator(mode="after")
     def _require_fixed_ops(self) -> Self:
@@ -269,25 +269,25 @@ class DatasetSpec(Spec):
     """The value of a white pixel, if pixels are integers."""
     name: str
     root: Location | None
-    """A local folder or archive, or the address of one, which is copied into the cache; null: the
-    cache, where missing files are downloaded."""
+    """A local folder or archive, or an address, whose files are copied into the cache. null: the
+    cache, into which missing files are downloaded."""
     mirrors: Seq[Annotated[str, Field(pattern=r"^https?://[^@?#]*$")]]
     """Base addresses, without a password, to try in order for downloads."""
     buckets: Seq[Seq[PositiveInt]] | None
-    """Sizes, (height, width) or (tokens,), that images are padded to: each image to the smallest
-    bucket that covers it. A batch has images of one bucket; null: no padding."""
+    """Sizes, (height, width) or (tokens,), that samples are padded to: each sample to the smallest
+    bucket that covers it. All samples of a batch have the same bucket. null: no padding."""
     padding_mask: bool
     """Whether images get one more channel: 1 inside the image, 0 on padding. Networks of tokens use
     it as a mask, so that attention ignores padding."""
     oversized: Literal["refuse", "crop"]
-    """Handling of samples that are larger than every bucket. crop: training uses a part, drawn for
-    each sample and epoch, evaluation the middle."""
+    """Handling of samples that are larger than every bucket. refuse: an error. crop: training uses
+    a part of the sample, drawn for each sample and epoch; evaluation uses its middle."""
     ignore_index: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None
     """The label of entries without a class, such as 255 in masks or -100 in texts. Losses and
     metrics ignore it, and padding gets it; null: every label is a class."""
     exclude: FilePath | None = None
-    """A CSV file with a column `index`, or with a number a line: training samples to leave out, by
-    their number in the training split. A report writes such numbers."""
+    """A CSV file of training samples to leave out, by their numbers in the training split: in a
+    column `index`, or one number a line. Reports write files with such numbers."""
     train: TrainSplitSpec
     eval: EvalSplitSpec
     folds: FoldsSpec | None = None
@@ -307,23 +307,26 @@ class DatasetSpec(Spec):
             raise ValueError(f"buckets = {buckets}: must be all [height, width] or all [tokens]")
         if len(set(self.buckets)) < len(buckets):
             raise ValueError(f"buckets = {buckets}: must be different")
-        drawing_op = next((op.name for op in self.train.ops if op.choices > 1), None)
-        shard_problem = "shards would differ in their number of batches"
-        for setting, is_set in (
-            (f"{drawing_op}, which changes the sizes", drawing_op),
-            ("host_ops", self.train.host_ops or self.eval.host_ops),
-            ("train.balance; a class may lack a bucket", self.train.balance),
-            ("train.interleave", self.train.interleave),
-            (f"train.num_shards; {shard_problem}", self.train.num_shards),
-        ):
-            if is_set:
-                raise ValueError(f"buckets: can't be combined with {setting}")
+        problem = None
+        drawing_ops = [op.name for op in self.train.ops if op.choices > 1]
+        if drawing_ops:
+            problem = f"{drawing_ops[0]}, which changes the sizes"
+        elif self.train.host_ops or self.eval.host_ops:
+            problem = "host_ops"
+        elif self.train.balance:
+            problem = "train.balance; a class may lack a bucket"
+        elif self.train.interleave:
+            problem = "train.interleave"
+        elif self.train.num_shards:
+            problem = "train.num_shards; shards would differ in their number of batches"
+        if problem is not None:
+            raise ValueError(f"buckets: can't be combined with {problem}")
         return self
 
     @property
     def is_changed_on_host(self) -> bool:
-        """Whether samples are selected or mapped as they are read, so that the sizes of splits and
-        the shapes of samples are known only then."""
+        """Whether samples are selected or mapped as they are read. The sizes of splits and the
+        shapes of samples are then known only after reading."""
         if self.folds is not None or self.exclude is not None:
             return True
         splits: tuple[TrainSplitSpec | EvalSplitSpec, ...] = (self.train, self.eval)
@@ -334,27 +337,27 @@ class DatasetSpec(Spec):
         return None
 
     def declare(self, cache: Path) -> RawData | None:
-        """Return data of zeros with the known sizes if `read` would have to download, else None."""
+        """Return zeros in the shapes of the data if `read` would have to download, else None."""
         return None
 
     def load(self, cache: Path) -> RawData:
-        """Read both splits; a root at an address is copied into `cache` first. Raises DataError for
-        data that can't be read, RunError for an address without a connection."""
+        """Read both splits. If the root is an address, its files are copied into `cache` first.
+        Raises DataError for data that can't be read, RunError if the address can't be reached."""
         if not isinstance(self.root, Address):
             return self.read(cache)
         return self.model_copy(update={"root": copy_once(self.root, cache)}).read(cache)
 
     @abstractmethod
     def read(self, cache: Path) -> RawData:
-        """Read both splits, after a download into `cache` if needed. Raises DataError. The root
-        isn't an address: `load` replaces an address by its local copy."""
+        """Read both splits, after a download into `cache` if needed. The root is local, since
+        `load` replaces an address by its copy. Raises DataError for data that can't be read."""
 
 
 class LocalDatasetSpec(DatasetSpec):
     """Base of the sources for the user's files, with a required root."""
 
     root_must_be: ClassVar[str]
-    """Description of the root for the user."""
+    """Description of a valid root, for messages."""
     root: RequiredRoot
 
     @field_validator("root", mode="before")

@@ -1,4 +1,4 @@
-"""Downloads: from several mirrors, resumed after interruptions, checked, safe between processes."""
+"""Downloads from several mirrors, resumed after interruptions. One process downloads at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.data.checksums import RemoteFile, compute_checksum
 from pipeline.data.file_errors import name_file
 
 STALL_S = 30.0
-"""Seconds without data from a mirror, also while connecting, after which the next is tried."""
+"""Seconds without data from a mirror, also while connecting, after which another is tried."""
 
 
 class DownloadError(DataError):
@@ -22,8 +22,8 @@ class DownloadError(DataError):
 def fetch_all(
     dataset: str, files: Sequence[RemoteFile], mirrors: Sequence[str], directory: Path
 ) -> None:
-    """Download the missing `files` into `directory`. Raises DownloadError, whose message names
-    other ways to get the data."""
+    """Download those of the `files` that `directory` lacks. Raises DownloadError, whose message
+    lists other ways to get the data, if one can't be downloaded."""
     try:
         for file in files:
             fetch(file, mirrors, directory)
@@ -40,12 +40,12 @@ def fetch_all(
 def fetch(
     file: RemoteFile, mirrors: Sequence[str], directory: Path, stall_s: float = STALL_S
 ) -> Path:
-    """Return the path of `file` in `directory`, downloaded from the first mirror that delivers it.
+    """Return the path of `file` in `directory`. If it is missing, download it from the first mirror
+    that delivers it.
 
-    `mirrors` are base addresses, http or https. An interrupted download is continued, by the
-    next mirror or the next call. Of several processes one downloads and the others wait for it.
-
-    Raises DataError with each mirror's reason if no mirror delivers it.
+    `mirrors` are base addresses, http or https. The next mirror, or the next call, continues an
+    interrupted download. Of several processes one downloads and the others wait for it. Raises
+    DataError with each mirror's reason if no mirror delivers the file.
     """
     for mirror in mirrors:
         if not mirror.lower().startswith(("http://", "https://")):
@@ -53,7 +53,7 @@ def fetch(
     path = directory / file.name
     with lock_data_folder(directory):
         if not path.exists():
-            # Few runs download, and importing https takes a while.
+            # Importing https takes a while, and most runs find their files in the cache.
             from pipeline.data.mirror_transfer import transfer
 
             transfer(file, mirrors, path, stall_s)
@@ -61,7 +61,7 @@ def fetch(
 
 
 def require_published(path: Path, file: RemoteFile) -> None:
-    """Raise DataError for a file in the cache without its published checksum."""
+    """Raise DataError if a file in the cache doesn't have its published checksum."""
     with name_file(path):
         md5 = compute_checksum(path, "md5")
         if md5 != file.md5:
@@ -75,6 +75,7 @@ def require_published(path: Path, file: RemoteFile) -> None:
 def lock_data_folder(directory: Path) -> Iterator[None]:
     """Create `directory` if it is missing, and lock it. Raises DataError if it can't be written."""
     with ExitStack() as stack:
+        # Only errors of the lock are converted, not errors of the block.
         try:
             stack.enter_context(lock_folder(directory))
         except OSError as error:

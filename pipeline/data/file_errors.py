@@ -1,4 +1,4 @@
-"""Errors of data files, with the name of the file."""
+"""Errors of reading data files, converted to DataError with the name of the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pipeline.core.errors import DataError
 
 SIZED_BY_FILE = (ValueError, MemoryError)
-"""Errors of reading a file that states the sizes of its arrays, which may be damaged."""
+"""Errors of reading a file whose header has the sizes of its arrays, since it may be damaged."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The recipe's section `dataset.folds`: a run evaluates one fold, and trains on the others."""
+"""The recipe's section `dataset.folds`: one fold is evaluated, the others are trained on."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.data.row_views import select_samples
 
 
 class FoldsSpec(Spec):
-    """Folds of the training split, one of which takes the place of the evaluation split."""
+    """Folds of the training split, one of which replaces the evaluation split."""
 
     count: Annotated[int, Field(ge=2)] = 5
     """Number of folds. They differ by at most one sample, and by at most one of each class."""
     index: NonNegativeInt = 0
     """The fold that is evaluated."""
     seed: Annotated[NonNegativeInt, Field(le=MAX_SEED)] = 0
-    """The seed by which samples are assigned to folds; the recipe's seed doesn't change them."""
+    """The seed that assigns samples to folds, which don't depend on the recipe's seed."""
 
     @model_validator(mode="after")
     def _require_fold(self) -> Self:
@@ -34,8 +34,8 @@ class FoldsSpec(Spec):
 
 def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> np.ndarray:
     """Return the fold of each training sample, int64 (n,). If each sample has one class, each class
-    is spread evenly over the folds. Raises ValueError for more folds than samples, or than samples
-    of a class. The label `ignore_index` isn't a class."""
+    is spread evenly over the folds. The label `ignore_index` isn't a class. Raises ValueError if
+    there are fewer samples than folds, in the split or in a class."""
     labels = raw.train.columns["label"]
     samples = len(raw.train)
     if samples < folds.count:
@@ -43,9 +43,9 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
     if raw.targets.task != "classification" or len(labels.shape) != 1:
         return assign_folds(samples, folds.count, folds.seed)
     classes = np.asarray(labels[:])
-    numbers, counts = np.unique(classes[classes != ignore_index], return_counts=True)
+    class_ids, counts = np.unique(classes[classes != ignore_index], return_counts=True)
     if counts.size and counts.min() < folds.count:
-        name = raw.classes[int(numbers[counts.argmin()])]
+        name = raw.classes[int(class_ids[counts.argmin()])]
         raise ValueError(
             f"count = {folds.count}: must be at most {counts.min()}, the training samples of "
             f"class {name!r:.60}"
@@ -54,14 +54,15 @@ def find_folds(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) 
 
 
 def take_fold(raw: RawData, folds: FoldsSpec, ignore_index: int | None = None) -> RawData:
-    """Return the data with one fold of the training split as the evaluation split. The other folds
-    are the training split. Samples keep their order. Raises ValueError as in `find_folds`."""
+    """Return the data with fold `folds.index` of the training split as the evaluation split. The
+    training split is the other folds, in order. Raises ValueError as `find_folds` does."""
     is_evaluated = find_folds(raw, folds, ignore_index) == folds.index
     train = select_samples(raw.train, np.flatnonzero(~is_evaluated))
     evaluated = select_samples(raw.train, np.flatnonzero(is_evaluated))
-    # With padding, the splits of all folds have equal sizes, so folds can share a program.
+    # The splits are padded to the largest of all folds, so that runs of all folds share a program.
+    smallest_fold = len(raw.train) // folds.count
     most_evaluated = -(-len(raw.train) // folds.count)
-    most_trained = len(raw.train) - len(raw.train) // folds.count
+    most_trained = len(raw.train) - smallest_fold
     note = f"fold {folds.index} of {folds.count} is evaluated instead of the evaluation split"
     return replace(
         raw,

@@ -22,8 +22,8 @@ _MAX_INDEX = 2**31 - 1
 class BalancedOrder(SampleOrder):
     """An order whose epochs have all classes equally often, with differences of at most one.
 
-    An epoch has as many samples as the split. A class has an endless series of shuffles of its
-    samples, and each epoch draws on from where the epoch before it stopped. So all samples of the
+    An epoch has as many samples as the split. The samples of a class are shuffled again and again,
+    and an epoch continues this series from where the epoch before it stopped. So all samples of the
     class are drawn before any is drawn again. An epoch is a pure function of (seed, epoch).
     """
 
@@ -34,8 +34,8 @@ class BalancedOrder(SampleOrder):
         return replace(super().batches(first_step, count), samples=self.samples)
 
     def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Return the indices of the samples at some positions of an epoch, as `Batches.samples`
-        describes, int32 in the shape of `positions`."""
+        """Return indices as `Batches.indices` has them: of the samples at some positions of an
+        epoch, int32 in the shape of `positions`."""
         # Slot s of an epoch has draw s // classes of class s % classes, so classes take turns.
         slots = super()._find_samples(epoch, positions)
         classes = len(self._rows)
@@ -44,12 +44,13 @@ class BalancedOrder(SampleOrder):
         indices = np.empty(slots.shape, np.int64)
         for class_id, rows in enumerate(self._rows):
             mask = class_ids == class_id
-            count = -(-(self.samples - class_id) // classes)
+            count = len(range(class_id, self.samples, classes))
             indices[mask] = self._draw(class_id, rows, epoch * count, count)[draws[mask]]
         return indices.astype(np.int32)
 
     def _draw(self, class_id: int, rows: np.ndarray, first: int, count: int) -> np.ndarray:
-        """Return `count` draws of a class, from number `first` on, as indices, int64 (count,)."""
+        """Return the indices of draws `first` to `first + count - 1` of a class, int64 (count,).
+        `rows` are the samples of the class."""
         shuffles, offsets = np.divmod(np.arange(first, first + count), len(rows))
         samples = np.empty(count, np.int64)
         for shuffle in np.unique(shuffles).tolist():
@@ -58,8 +59,8 @@ class BalancedOrder(SampleOrder):
             if self.shuffle:
                 permutation = _shuffle_class(self.seed, class_id, shuffle, len(rows))
             samples[mask] = rows[permutation[offsets[mask]]]
-        # Each shuffle has a sample once, so two draws of a sample have different shuffles. The
-        # modulo keeps indices below 2**31.
+        # A shuffle has each sample once, so its number tells repetitions of a sample apart. The
+        # modulo limits indices to int32.
         repetitions = (shuffles - shuffles[0]) % max(1, _MAX_INDEX // self.samples)
         return samples + repetitions * self.samples
 
@@ -72,18 +73,18 @@ class BalancedOrder(SampleOrder):
 @lru_cache(maxsize=256)
 def _shuffle_class(seed: int, class_id: int, number: int, size: int) -> np.ndarray:
     """Return shuffle `number` of a class, a read-only permutation of 0 to size - 1, int64."""
-    order = draw_permutation(seed, _CLASS_STREAM + (class_id << 40) + number, size)
-    order.setflags(write=False)
-    return order
+    permutation = draw_permutation(seed, _CLASS_STREAM + (class_id << 40) + number, size)
+    permutation.setflags(write=False)
+    return permutation
 
 
 @dataclass(frozen=True, kw_only=True)
 class InterleavedOrder(SampleOrder):
     """An order that reads `cycle_length` files at a time, one sample each in turn.
 
-    As in tf.data's `interleave`, the next file replaces one that has ended. With `shuffle` and a
-    buffer the order of files is drawn from (seed, epoch), and then samples are shuffled within
-    `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
+    When a file ends, the next file takes its place, as in tf.data's `interleave`. With `shuffle`
+    and `buffer_size` the order of files is drawn by (seed, epoch), and the interleaved samples are
+    shuffled within `buffer_size`. A shard reads every `num_shards`-th file, from `shard_id` on.
     """
 
     cycle_length: int
@@ -106,18 +107,19 @@ class InterleavedOrder(SampleOrder):
 
 @lru_cache(maxsize=2)
 def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
-    """Return the samples that a shard reads in an epoch, in order, int64 (n,), read-only. Without a
-    buffer neither files nor samples are shuffled."""
-    buffer_size = order.buffer_size if order.shuffle else None
+    """Return the samples that a shard reads in an epoch, in order, int64 (n,), read-only."""
+    is_shuffled = order.shuffle and order.buffer_size is not None
     file_ids = np.arange(order.shard_id, len(order.files), order.num_shards)
-    if buffer_size is not None:
+    if is_shuffled:
         file_ids = file_ids[draw_permutation(order.seed, _FILE_STREAM + epoch, len(file_ids))]
     sizes = [order.files[file_id] for file_id in file_ids]
     file_numbers, sample_numbers = interleave(sizes, order.cycle_length)
     starts = np.cumsum(order.files) - order.files
     samples = starts[file_ids[file_numbers]] + sample_numbers
-    if buffer_size is not None:
-        samples = samples[compute_epoch_order(order.seed, epoch, len(samples), True, buffer_size)]
+    if is_shuffled:
+        samples = samples[
+            compute_epoch_order(order.seed, epoch, len(samples), True, order.buffer_size)
+        ]
     samples.setflags(write=False)
     return samples
 
@@ -126,9 +128,9 @@ def _list_interleaved(order: InterleavedOrder, epoch: int) -> np.ndarray:
 class FileShardedOrder(InterleavedOrder):
     """An order whose batches have an equal part from each of `file_shards` groups of files.
 
-    Group g has every `file_shards`-th file, from g on, in the order of an `InterleavedOrder`. With
-    `file_shards` processes each file is read by one process. An epoch ends when the smallest group
-    can't fill its part of a batch.
+    Group g is shard g of an `InterleavedOrder` with `file_shards` shards. With as many processes as
+    groups, each file is read by one process. An epoch ends when the smallest group can't fill its
+    part of a batch.
     """
 
     file_shards: int
@@ -140,9 +142,9 @@ class FileShardedOrder(InterleavedOrder):
 
     def batches(self, first_step: int, count: int) -> Batches:
         steps = np.arange(first_step, first_step + count)
-        epochs, batch = np.divmod(steps, self.batches_per_repetition)
+        epochs, batch_numbers = np.divmod(steps, self.batches_per_repetition)
         size = self.batch_size // self.file_shards
-        positions = batch[:, None] * size + np.arange(size)
+        positions = batch_numbers[:, None] * size + np.arange(size)
         indices = np.empty((count, self.file_shards, size), np.int32)
         for epoch in np.unique(epochs).tolist():
             mask = epochs == epoch
@@ -153,39 +155,40 @@ class FileShardedOrder(InterleavedOrder):
 
     @cached_property
     def _parts(self) -> tuple[InterleavedOrder, ...]:
-        """The order of each group of files. Its batches aren't used, and have one sample."""
+        """The order of each group of files. Only its samples are used, not its batches."""
         settings = {f.name: getattr(self, f.name) for f in fields(InterleavedOrder)}
         settings |= {"num_shards": self.file_shards, "batch_size": 1}
-        numbers = range(self.file_shards)
-        return tuple(InterleavedOrder(**{**settings, "shard_id": number}) for number in numbers)
+        first_part = InterleavedOrder(**{**settings, "shard_id": 0})
+        return tuple(replace(first_part, shard_id=number) for number in range(self.file_shards))
 
 
-def interleave(files: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order of samples if `cycle_length` files are read at a time, one sample in turn.
-    `files` has the number of samples of each file, in the order of opening. Returns the index in
-    `files` and the index in the file of each sample, two int64 arrays."""
+def interleave(sizes: list[int], cycle_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of samples when `cycle_length` files are read at a time, one sample each in
+    turn: the number of each sample's file, and the sample's number in the file, both int64 (n,).
+    `sizes` are the numbers of samples in the files, in the order of opening."""
     # As in tf.data, a place whose file has ended skips one turn, then opens the next file.
-    free_places = [(0, place) for place in range(min(cycle_length, len(files)))]
+    free_places = [(0, place) for place in range(min(cycle_length, len(sizes)))]
     places = []
     turns = []
-    for size in files:
+    for size in sizes:
         turn, place = heapq.heappop(free_places)
         places.append(np.full(size, place))
         turns.append(np.arange(turn, turn + size))
         heapq.heappush(free_places, (turn + size + 1, place))
     order = np.lexsort((np.concatenate(places), np.concatenate(turns)))  # by turn, then by place
-    file_numbers = np.repeat(np.arange(len(files)), files)
-    sample_numbers = np.concatenate([np.arange(size) for size in files])
+    file_numbers = np.repeat(np.arange(len(sizes)), sizes)
+    sample_numbers = np.concatenate([np.arange(size) for size in sizes])
     return file_numbers[order], sample_numbers[order]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedOrder(SampleOrder):
-    """An order in which all samples of a batch have one bucket.
+    """An order in which all samples of a batch have the same bucket.
 
-    Samples of an epoch wait in their bucket until a batch is full. Samples that still wait at the
-    end are dropped, or form the last batches, bucket by bucket, as in MindSpore's
-    `bucket_batch_by_length`. The batches of an epoch are a pure function of (seed, epoch).
+    The samples of an epoch are collected in their buckets, and a bucket with `batch_size` samples
+    is a batch. At the end the samples that are left in buckets are dropped, or form the last
+    batches, bucket by bucket, as in MindSpore's `bucket_batch_by_length`. The batches of an epoch
+    are a pure function of (seed, epoch).
     """
 
     buckets: np.ndarray = field(compare=False)
@@ -205,44 +208,48 @@ class BucketedOrder(SampleOrder):
                 "drop_remainder drops batches that aren't full; the batch size must be at most "
                 f"{max_size}"
             )
-        super().__post_init__()  # whose error for a large batch has the size of the split
+        super().__post_init__()
 
     @property
     def batches_per_repetition(self) -> int:
         full, remainders = np.divmod(np.bincount(self.buckets), self.batch_size)
-        return int(full.sum()) + (0 if self.drop_remainder else int((remainders > 0).sum()))
+        short = 0 if self.drop_remainder else np.count_nonzero(remainders)
+        return int(full.sum()) + int(short)
 
     @property
     def short_batch(self) -> int:
         """The size of the shortest batch that isn't full; 0 if all are full."""
-        sizes = np.bincount(self.buckets) % self.batch_size
-        return 0 if self.drop_remainder or not sizes.any() else int(sizes[sizes > 0].min())
+        remainders = np.bincount(self.buckets) % self.batch_size
+        if self.drop_remainder or not remainders.any():
+            return 0
+        return int(remainders[remainders > 0].min())
 
     def batches(self, first_step: int, count: int) -> Batches:
         steps = np.arange(first_step, first_step + count)
-        epochs, batch = np.divmod(steps, self.batches_per_repetition)
+        epochs, batch_numbers = np.divmod(steps, self.batches_per_repetition)
         indices = np.empty((count, self.batch_size), np.int32)
         counts = np.empty(count, np.int32)
         for epoch in np.unique(epochs):
             mask = epochs == epoch
             samples, num_valid = self._list_epoch_batches(int(epoch))
-            indices[mask] = samples[batch[mask]]
-            counts[mask] = num_valid[batch[mask]]
+            indices[mask] = samples[batch_numbers[mask]]
+            counts[mask] = num_valid[batch_numbers[mask]]
         return Batches(indices, epochs.astype(np.int32), counts)
 
     def _list_epoch_batches(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return an epoch's samples (batches, batch size), and the number of valid samples in each
-        batch, (batches,). Batches are ordered by their last sample, short batches at the end."""
+        """Return an epoch's samples, int (batches, batch size), and the number of valid samples in
+        each batch, int (batches,). A full batch has the place in the order of its last sample;
+        short batches follow all full ones."""
         order = self._compute_epoch(epoch)
         bucket_at = self.buckets[order]
         positions = []
         counts = []
         last_positions = []
         for bucket in range(int(self.buckets.max()) + 1):
-            waiting = np.flatnonzero(bucket_at == bucket)
-            num_full = len(waiting) // self.batch_size * self.batch_size
-            full = waiting[:num_full].reshape(-1, self.batch_size)
-            remainder = waiting[num_full:]
+            in_bucket = np.flatnonzero(bucket_at == bucket)
+            num_in_full = len(in_bucket) // self.batch_size * self.batch_size
+            full = in_bucket[:num_in_full].reshape(-1, self.batch_size)
+            remainder = in_bucket[num_in_full:]
             positions.append(full)
             counts.append(np.full(len(full), self.batch_size))
             last_positions.append(full[:, -1])

@@ -1,4 +1,4 @@
-"""Splits of one collection of samples into training and evaluation."""
+"""Draws of the evaluation samples, or of folds, from one collection of samples."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ def hold_out(
     """Return the rows for training and for evaluation, int64, each in ascending order.
 
     `groups` are the classes of the samples, int (n,), and `names` the names of the classes. Of each
-    class `share` is evaluated, rounded to the nearest number, but at least one sample is in each
-    split. The rows of a class are a pure function of the seed and the class. Raises ValueError that
-    names a class with one sample.
+    class `share` is evaluated, rounded to whole samples, but each split has at least one sample of
+    it. The rows of a class are a pure function of the seed and the class. Raises ValueError with
+    the name of a class that has one sample.
     """
-    evaluated = []
+    is_eval = np.zeros(len(groups), bool)
     for group in np.unique(groups).tolist():
         rows = np.flatnonzero(groups == group)
         if len(rows) < 2:
             raise ValueError(f"{names[group]} has 1 sample; a split needs at least 2 of each class")
         count = min(max(int(share * len(rows) + 0.5), 1), len(rows) - 1)
-        evaluated.append(rows[draw_permutation(seed, _STREAM + group, len(rows))[:count]])
-    is_eval = np.zeros(len(groups), bool)
-    is_eval[np.concatenate(evaluated)] = True
+        order = draw_permutation(seed, _STREAM + group, len(rows))
+        is_eval[rows[order[:count]]] = True
     return np.flatnonzero(~is_eval), np.flatnonzero(is_eval)
 
 
@@ -45,12 +44,12 @@ def split_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows for training and for evaluation, int64, each in ascending order.
 
-    `share` of the rows is for evaluation, rounded down. They are drawn by the seed alone. With
-    `strata`, integers (rows,), each stratum has its share to within one row, and at least one row
-    for training.
+    `share` of the rows is for evaluation, rounded down. Which rows depends on the seed alone. With
+    `strata`, int (rows,), the evaluation has `share` of each stratum to within one row, and the
+    training at least one row of each.
     """
     order = _draw_order(rows, seed, 0, strata)
-    # Evaluation rows are 1 / share apart in this order, so each stratum has its share of them.
+    # Evaluation rows are 1 / share apart in this order, which has stratum after stratum.
     is_eval = np.floor(np.arange(1, rows + 1) * share) > np.floor(np.arange(rows) * share)
     if strata is not None:
         ordered = strata[order]
@@ -60,9 +59,8 @@ def split_rows(
 
 
 def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = None) -> np.ndarray:
-    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1. Folds differ by at most
-    one row; with `strata`, integers (rows,), also in the rows of each stratum. They are drawn by
-    the seed alone, as in `split_rows`."""
+    """Return the fold of each row, int64 (rows,), from 0 to `count` - 1. It depends on the seed
+    alone. Folds differ by at most one row, also of each of the `strata`, int (rows,)."""
     order = _draw_order(rows, seed, _FOLD_STREAM, strata)
     folds = np.empty(rows, np.int64)
     folds[order] = np.arange(rows) % count
@@ -70,6 +68,6 @@ def assign_folds(rows: int, count: int, seed: int, strata: np.ndarray | None = N
 
 
 def _draw_order(rows: int, seed: int, stream: int, strata: np.ndarray | None) -> np.ndarray:
-    """Return the rows, int64, in an order drawn by (seed, stream), stratum by stratum."""
+    """Return 0 to rows - 1, int64, in an order drawn by (seed, stream), stratum after stratum."""
     order = draw_permutation(seed, stream, rows)
     return order if strata is None else order[np.argsort(strata[order], kind="stable")]

@@ -11,19 +11,28 @@ import numpy as np
 
 from pipeline.core.errors import DataError, PipelineError
 from pipeline.core.registry import Spec
-from pipeline.data.columns import Column, ColumnSpec, Split, name_sample, read_sample, read_samples
+from pipeline.data.columns import (
+    Column,
+    ColumnSpec,
+    Split,
+    describe_column,
+    name_sample,
+    read_sample,
+    read_samples,
+)
 from pipeline.data.padding.buckets import RaggedColumn
 from pipeline.data.random import seed_words, uniforms
 
 HOST_OP = 1 << 29
-"""Op number in the key of the first host op, larger than any index of a map op."""
+"""Number of the first host op in the keys of random draws, larger than the index of any map op."""
 
 
 class HostOp(Spec):
-    """An op that maps one value at a time, in any Python code, before the map ops.
+    """Base of the ops that map one value at a time, in any Python code, before the map ops.
 
-    Several threads call an op at once, so it must not change its fields. Random numbers are
-    `uniforms`, float32 (draws,) in [0, 1), a pure function of (seed, epoch, sample, op).
+    Several threads call an op at once, so it must not change its fields. It takes its random
+    numbers as `uniforms`, float32 (draws,) in [0, 1), which are a pure function of (seed, epoch,
+    sample, op).
     """
 
     name: str
@@ -52,15 +61,15 @@ class HostMappedColumn:
     place: str
     """The op's position and name, for messages."""
     seed: np.ndarray
-    """The words of `seed_words`."""
+    """uint32 (2,), from `seed_words`."""
     number: int
-    """Op number in the key of the draws."""
+    """The op's number in the keys of random draws."""
     spec: ColumnSpec
     """Shape and dtype of a mapped value."""
 
     @property
     def draws(self) -> int:
-        """The number of random numbers for a sample, also of host ops on the column before."""
+        """The number of random numbers for a sample, of this op and of those before it."""
         return self.op.draws + getattr(self.column, "draws", 0)
 
     @property
@@ -79,9 +88,8 @@ class HostMappedColumn:
         return self.sample_at(index, index, 0)
 
     def sample_at(self, index: int, key: int, epoch: int) -> np.ndarray:
-        """Return the mapped value of a sample, with the draws of (key, epoch). Raises DataError
-        that names op and sample if the op fails, or returns another shape or dtype than its
-        `output`."""
+        """Return the mapped value of a sample, with the random numbers of (key, epoch). Raises
+        DataError with op and sample if the op fails, or returns another shape or dtype."""
         if isinstance(self.column, HostMappedColumn):
             value = self.column.sample_at(index, key, epoch)
         else:
@@ -107,8 +115,8 @@ class HostMappedColumn:
 
 
 def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
-    """Return a split whose columns `ops` map as they are read. Raises ValueError, which begins with
-    the position of an op that can't be applied."""
+    """Return the split with columns that `ops` map as they are read. Raises ValueError, beginning
+    with the op's position, for an op that can't be applied."""
     columns = dict(split.columns)
     for position, op in enumerate(ops):
         place = f"host_ops.{position} ({op.name})"
@@ -116,9 +124,8 @@ def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
         if column is None or isinstance(column, RaggedColumn):
             problem = "there is no such column" if column is None else "its values differ in size"
             raise ValueError(f"{place}: column = {op.column}: {problem}")
-        before = ColumnSpec(tuple(column.shape[1:]), np.dtype(column.dtype).name)
         try:
-            spec = op.output(before)
+            spec = op.output(describe_column(column))
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         columns[op.column] = HostMappedColumn(
@@ -128,8 +135,8 @@ def map_on_host(split: Split, ops: Sequence[HostOp], seed: int) -> Split:
 
 
 def read_epoch_values(column: Column, rows: np.ndarray, keys: np.ndarray, epoch: int) -> np.ndarray:
-    """Return the values at rows, int (n,), as an epoch reads them; `keys`, int (n,), stand for the
-    samples in the keys of random draws."""
+    """Return the values at `rows`, int (n,), with the random numbers of host ops in an epoch.
+    `keys`, int (n,), are the samples' numbers in the keys of random draws."""
     if not isinstance(column, HostMappedColumn):
         return column[rows]
     values = np.empty((len(rows), *column.shape[1:]), column.dtype)

@@ -1,4 +1,4 @@
-"""Image files, opened with limits on format, pixels and decoding work."""
+"""Image files, opened with limits on format, pixels and decoding work. Colours of masks."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 KINDS = "PNG, JPEG, BMP, GIF and WebP"
 """The formats in messages."""
 MAX_PIXELS = 2**26
-"""Most pixels of an image, since a PNG of a few kilobytes can have any number of them."""
+"""Most pixels of an image. A damaged PNG of a few kilobytes can have any number of them."""
 MAX_SCANS = 200
-"""Most scans of a progressive JPEG, each of which takes a decoding. Encoders write about ten."""
+"""Most scans of a progressive JPEG, since each is decoded for itself. Encoders write about ten."""
+# fmt: off
 UNREADABLE_IMAGE = (
-    *(OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError),
-    *(OverflowError, Image.DecompressionBombError, Image.DecompressionBombWarning),
+    OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError, OverflowError,
+    Image.DecompressionBombError, Image.DecompressionBombWarning,
 )
+# fmt: on
 """Errors that Pillow raises for damaged or malicious files."""
 _SCAN = b"\xff\xda"
 _END = b"\xff\xd9"
-"""Markers of a JPEG. Neither occurs in the data of a scan."""
+"""Markers of a JPEG: the start of a scan, and the end. Neither occurs in the data of a scan."""
 _TAIL_BYTES = 4096
 """Bytes at the end of a JPEG in which its end marker must be; other bytes may follow the marker."""
 _Transpose = Image.Transpose
-_SIDEWAYS = {
+_TRANSPOSES = {
+    2: _Transpose.FLIP_LEFT_RIGHT,
+    3: _Transpose.ROTATE_180,
+    4: _Transpose.FLIP_TOP_BOTTOM,
     5: _Transpose.TRANSPOSE,
     6: _Transpose.ROTATE_270,
     7: _Transpose.TRANSVERSE,
     8: _Transpose.ROTATE_90,
 }
-"""Those of `_TRANSPOSES` that exchange height and width."""
-_TRANSPOSES = {
-    2: _Transpose.FLIP_LEFT_RIGHT,
-    3: _Transpose.ROTATE_180,
-    4: _Transpose.FLIP_TOP_BOTTOM,
-    **_SIDEWAYS,
-}
 """Transposition that makes an image upright, by EXIF orientation. Orientation 1 is upright."""
+_SIDEWAYS = [_TRANSPOSES[orientation] for orientation in (5, 6, 7, 8)]
+"""The transpositions that exchange height and width."""
 IGNORED_COLOUR = (128, 128, 128)
 """RGB of pixels of a mask without a class."""
-_GOLDEN = 0.6180339887498949
-"""Distance of successive hues, in turns: the golden ratio keeps any number of hues apart."""
+_HUE_STEP = 0.6180339887498949
+"""Difference of successive hues, in turns. With the golden ratio any number of hues differ."""
 
 # Pillow warns of large images at another limit than MAX_PIXELS.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -62,8 +62,8 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImageP
 def open_image(source: Path | bytes, formats: Sequence[str]) -> Iterator[Image.Image]:
     """Open an image without decoding it. Raises one of `UNREADABLE_IMAGE`, also for more than
     `MAX_PIXELS` or `MAX_SCANS`."""
-    opened = BytesIO(source) if isinstance(source, bytes) else source
-    with Image.open(opened, formats=list(formats)) as image:
+    file = BytesIO(source) if isinstance(source, bytes) else source
+    with Image.open(file, formats=list(formats)) as image:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(
                 f"it has {image.width:,} x {image.height:,} pixels; at most {MAX_PIXELS:,} are read"
@@ -83,21 +83,23 @@ def require_eight_bits(image: Image.Image) -> None:
 
 def read_upright_size(image: Image.Image) -> tuple[int, int]:
     """Return the (height, width) of an opened image after `turn_upright`, without decoding it."""
-    size = image.height, image.width
-    return size[::-1] if _find_transpose(image) in _SIDEWAYS.values() else size
+    if _find_transpose(image) in _SIDEWAYS:
+        return image.width, image.height
+    return image.height, image.width
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
-    """Return the first frame of an opened image, turned by its EXIF orientation."""
-    turn = _find_transpose(image)
-    return image if turn is None else image.transpose(turn)
+    """Return the first frame of an opened image, transposed by its EXIF orientation."""
+    transpose = _find_transpose(image)
+    return image if transpose is None else image.transpose(transpose)
 
 
 def _find_transpose(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that makes an image upright; None if it is upright."""
     try:
-        # PNG's method would decode the whole image to find EXIF at its end.
-        return _TRANSPOSES.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
+        # `image.getexif` would decode a whole PNG to find EXIF at its end.
+        exif = Image.Image.getexif(image)
+        return _TRANSPOSES.get(exif.get(ExifTags.Base.Orientation, 1))
     except (*UNREADABLE_IMAGE, struct.error, UserWarning):
         return None  # The image is usable without EXIF.
 
@@ -105,9 +107,9 @@ def _find_transpose(image: Image.Image) -> Image.Transpose | None:
 def require_complete(
     path: Path, formats: Sequence[str], check: Callable[[Image.Image], object]
 ) -> None:
-    """Raise one of `UNREADABLE_IMAGE` for a file that is truncated or damaged, or fails the check.
-    A PNG is decoded only if its checksums are wrong, a JPEG or WebP if it has no end, a BMP or GIF
-    always."""
+    """Raise one of `UNREADABLE_IMAGE` for a truncated or damaged file, or an error of `check`. A
+    PNG is decoded only if its checksums are wrong, a JPEG or WebP only if its end is missing, a BMP
+    or GIF always."""
     with open_image(path, formats) as image:
         check(image)
         if _seems_complete(image, path):
@@ -117,8 +119,8 @@ def require_complete(
 
 
 def _seems_complete(image: Image.Image, path: Path) -> bool:
-    """Return whether a PNG has valid checksums, or a JPEG or WebP its end, without decoding it.
-    Returns False for other formats."""
+    """Return whether a PNG has valid checksums, or whether a JPEG or WebP has its end, without
+    decoding it. False for other formats."""
     if image.format == "PNG":
         try:
             image.verify()
@@ -151,10 +153,10 @@ def make_class_colours(classes: int) -> np.ndarray:
     """Return a colour for each class, uint8 (classes, 3): first black, then hues far apart."""
     colours = np.zeros((classes, 3), np.uint8)
     for class_id in range(1, classes):
-        hue = (0.11 + class_id * _GOLDEN) % 1
-        # Similar hues, which many classes have, then often differ in brightness.
-        value = 1.0 if class_id % 2 else 0.75
-        colours[class_id] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, value)))
+        hue = (0.11 + class_id * _HUE_STEP) % 1
+        # Many classes have similar hues. Two brightnesses help to tell them apart.
+        brightness = 1.0 if class_id % 2 else 0.75
+        colours[class_id] = np.rint(255 * np.array(colorsys.hsv_to_rgb(hue, 0.85, brightness)))
     return colours
 
 
@@ -162,12 +164,13 @@ def draw_masks(mask: np.ndarray, classes: int) -> np.ndarray:
     """Return masks of classes, int (..., H, W), as RGB, uint8 (..., H, W, 3). Values that aren't
     classes get `IGNORED_COLOUR`."""
     colours = np.concatenate([make_class_colours(classes), np.array([IGNORED_COLOUR], np.uint8)])
-    return colours[np.where((mask >= 0) & (mask < classes), mask, classes)]
+    is_class = (mask >= 0) & (mask < classes)
+    return colours[np.where(is_class, mask, classes)]
 
 
 def make_mask_image(mask: np.ndarray, classes: int, size: tuple[int, int]) -> Image.Image:
-    """Return a mask, uint8 (H, W), as a palette image of `size`, (width, height), whose pixels have
-    the classes as values."""
+    """Return a mask, int (H, W) with classes below 256, as a palette image of `size`, (width,
+    height). The values of its pixels are the classes."""
     image = Image.fromarray(mask.astype(np.uint8))
     image.putpalette(make_class_colours(classes).tobytes())
     if image.size != size:

@@ -23,10 +23,11 @@ MAX_TABLE_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class ImageTable:
-    """The rows of a table: image files, and the text of each label column."""
+    """The rows of a table: image files, and the texts of each label column."""
 
     paths: Sequence[str]
     labels: Mapping[str, Sequence[str]]
+    """The text of each row, by column."""
 
 
 def read_image_table(
@@ -39,26 +40,28 @@ def read_image_table(
 ) -> ImageTable:
     """Read a CSV file whose first row names its columns, and whose paths are relative to `folder`.
 
-    Without `path_column` the first column has the paths; without `label_columns` all others are
-    labels. `follow_links` permits links that lead out of the folder. Raises OSError if the file
+    Without `path_column` the first column has the paths; without `label_columns` all other columns
+    are labels. `follow_links` permits links that lead out of the folder. Raises OSError if the file
     can't be read. Raises ValueError for a file that isn't a CSV, a missing column or label, and a
-    path out of the folder or to a missing file.
+    path that leads out of the folder or to a missing file.
     """
     names, rows = _read_rows(file)
-    path_at = 0 if path_column is None else _find_column(names, path_column, "path_column")
-    labels_at = [_find_column(names, name, "label_columns") for name in label_columns]
+    path_index = 0 if path_column is None else _find_column(names, path_column, "path_column")
+    label_indices = [_find_column(names, name, "label_columns") for name in label_columns]
     if not label_columns:
-        labels_at = [column for column in range(len(names)) if column != path_at]
-    if not labels_at:
+        label_indices = [index for index in range(len(names)) if index != path_index]
+    if not label_indices:
         raise ValueError(f"has only the column {show_name(names[0])}; labels need another column")
-    if path_at in labels_at:
-        raise ValueError(f"{show_name(names[path_at])} must not be both the path and a label")
+    if path_index in label_indices:
+        raise ValueError(f"{show_name(names[path_index])} must not be both the path and a label")
     if not rows:
         raise ValueError("has no rows below the names of its columns")
     for number, row in rows.items():
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values for {len(names)} columns")
-    labels = {names[column]: [row[column].strip() for row in rows.values()] for column in labels_at}
+    labels = {
+        names[index]: [row[index].strip() for row in rows.values()] for index in label_indices
+    }
     for name, values in labels.items():
         missing = [number for number, value in zip(rows, values, strict=True) if not value]
         if missing:
@@ -66,16 +69,14 @@ def read_image_table(
                 f"{show_name(name)} is empty in {len(missing):,} of {len(values):,} rows, first in "
                 f"row {missing[0]}; every image needs a label"
             )
-    image_names = {number: row[path_at] for number, row in rows.items()}
+    image_names = {number: row[path_index] for number, row in rows.items()}
     paths = _resolve_paths(image_names, folder, follow_links=follow_links)
     return ImageTable(paths, labels)
 
 
 def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
-    """Return the names of the columns, all different, and the rows that aren't empty.
-
-    Rows have their numbers in the file, which count empty rows.
-    """
+    """Return the names of the columns, all different, and the rows that aren't empty, by their
+    numbers in the file. The first row has the number 1."""
     text = read_bytes(file, MAX_TABLE_BYTES).decode("utf-8-sig")
     try:
         reader = csv.reader(StringIO(text, newline=""), strict=True)
@@ -100,10 +101,9 @@ def _find_column(names: Sequence[str], name: str, key: str) -> int:
 
 
 def _resolve_paths(names: Mapping[int, str], folder: Path, *, follow_links: bool) -> list[str]:
-    """Return the paths of image files, with the folder. `names` has their rows.
-
-    Raises ValueError for a path out of the folder or to a missing file.
-    """
+    """Return the paths of image files, each joined to the folder. `names` has the path in each row,
+    relative to the folder, by the row's number. Raises ValueError for a path that leads out of the
+    folder or to a missing file."""
     root = os.path.normpath(folder)
     real_root = os.path.realpath(folder)
     paths = []
@@ -141,13 +141,13 @@ class LabelColumns:
 
     task: Task
     names: tuple[str, ...]
-    """Names of the classes in the order of their labels, or of the columns."""
+    """Names of the classes of a classification, else of the columns."""
     labels: np.ndarray
-    """classification: int32 (n,); regression, and multi_label with 0 or 1: float64 (n, columns)."""
+    """classification: int32 (n,). Others: float64 (n, columns), for multi_label of 0 and 1."""
 
     @property
     def groups(self) -> np.ndarray:
-        """The class of each sample, int (n,), to split each class evenly; 0 for other tasks."""
+        """The groups to split evenly, int (n,): the class of each sample, or 0 for other tasks."""
         if self.task == "classification":
             return self.labels
         return np.zeros(len(self.labels), np.int32)
@@ -155,9 +155,9 @@ class LabelColumns:
     def split_labels(
         self, train: np.ndarray, evaluated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, Targets]:
-        """Return the labels of the training rows, of the evaluated rows, and the targets. The
-        labels of a classification are int32 (n,), others float32 (n, columns). The numbers of a
-        regression are standardised. Raises ValueError for a column of equal numbers."""
+        """Return the training labels, the evaluation labels, and the targets. The labels of a
+        classification are int32 (n,), others float32 (n, columns). Those of a regression are
+        standardised. Raises ValueError if all training labels of a column are equal."""
         train_labels = self.labels[train]
         eval_labels = self.labels[evaluated]
         if self.task == "regression":
@@ -175,7 +175,7 @@ def parse_labels(
 
     auto: one column is a regression if all values are numbers and some aren't integers, else a
     classification. Several columns are multi_label if all values are 0 or 1, else a regression.
-    Raises ValueError for values that aren't of the task.
+    Raises ValueError for values that don't fit the task.
     """
     names = tuple(columns)
     if task == "auto":
@@ -207,14 +207,17 @@ def _infer_task(columns: Mapping[str, Sequence[str]]) -> Task:
         except ValueError:
             numbers.append(None)
     if len(numbers) > 1:
-        is_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
-        return "multi_label" if all(is_flags) else "regression"
-    (column,) = numbers
-    return "classification" if column is None or (column == np.rint(column)).all() else "regression"
+        are_flags = [column is not None and np.isin(column, (0, 1)).all() for column in numbers]
+        return "multi_label" if all(are_flags) else "regression"
+    column = numbers[0]
+    if column is None or (column == np.rint(column)).all():
+        return "classification"
+    return "regression"
 
 
 def _parse_classes(values: Sequence[str]) -> LabelColumns:
-    """Parse classes, sorted by name, or by number if all are whole numbers below 10**9."""
+    """Parse names of classes. Labels are in the order of the names, which are sorted as numbers if
+    all of them are whole numbers of at most 9 digits."""
     names = sorted(set(values))
     if all(name.isdecimal() and name.isascii() and len(name) < 10 for name in names):
         names.sort(key=int)
@@ -224,7 +227,7 @@ def _parse_classes(values: Sequence[str]) -> LabelColumns:
 
 
 def _parse_numbers(name: str, values: Sequence[str]) -> np.ndarray:
-    """Parse finite numbers, float64 (n,). Raises ValueError that names the first other value."""
+    """Parse finite numbers, float64 (n,). Raises ValueError with the first value that isn't one."""
     numbers = np.empty(len(values))
     for row, value in enumerate(values):
         try:

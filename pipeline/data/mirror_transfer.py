@@ -32,9 +32,9 @@ from pipeline.core.files.atomic_write import commit
 from pipeline.data.checksums import RemoteFile, compute_checksum
 
 MIN_BYTES_PER_STALL = 16 * 2**10
-"""Fewest bytes that a mirror must send per `stall_s`, else the next is tried."""
+"""Fewest bytes that a mirror must send in `stall_s` seconds, else the next mirror is tried."""
 MAX_BYTES = 2 * 2**30
-"""Most bytes of a file, so that a mirror can't fill the disk."""
+"""Most bytes of a file. A limit keeps mirrors from filling the disk."""
 ROUNDS = 5
 """The most rounds through all mirrors. A round that adds no bytes is the last."""
 _CHUNK_BYTES = 1 << 20
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 
 def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: float) -> None:
-    """Download a file from the first mirror that delivers it. Raises DataError with all reasons."""
+    """Download a file to `path` from the first mirror that delivers it. `stall_s` is the timeout of
+    a mirror that sends nothing. Raises DataError with the reason of each mirror."""
     if not mirrors:
         raise DataError(f"{file.name} could not be downloaded: dataset.mirrors is empty")
     part = path.with_name(f"{path.name}.part")
@@ -67,7 +68,8 @@ def transfer(file: RemoteFile, mirrors: Sequence[str], path: Path, stall_s: floa
 
 
 def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Complete `part` from one mirror. Raises OSError, HTTPException or ValueError if it fails."""
+    """Complete `part` from one mirror, and verify it. Raises OSError, HTTPException or ValueError
+    for a failed transfer, ValueError for a wrong checksum."""
     is_resumed = part.exists()
     _append_missing_bytes(part, file, url, stall_s)
     md5 = compute_checksum(part, "md5")
@@ -76,12 +78,12 @@ def _complete_file(part: Path, file: RemoteFile, url: str, stall_s: float) -> No
     part.unlink()
     if not is_resumed:
         raise ValueError(f"wrong checksum: md5 {md5} instead of {file.md5}")
-    # The bytes before the resumption may be wrong, so all are downloaded once more.
+    # The bytes of the interrupted download may be wrong, so all are downloaded again.
     _complete_file(part, file, url, stall_s)
 
 
 def _append_missing_bytes(part: Path, file: RemoteFile, url: str, stall_s: float) -> None:
-    """Download the bytes that `part` lacks, or all if the server can't send a range."""
+    """Download the bytes that `part` lacks, or all bytes if the server can't send a range."""
     present_bytes = _measure_file(part)
     headers = {"User-Agent": "recipe-pipeline"}
     if present_bytes:
@@ -112,11 +114,11 @@ def _append_missing_bytes(part: Path, file: RemoteFile, url: str, stall_s: float
 def _read_chunks(
     response: HTTPResponse, name: str, num_bytes: int, total_bytes: int | None, stall_s: float
 ) -> Iterator[bytes]:
-    """Yield the body of a response that continues a file of `num_bytes` bytes up to `total_bytes`,
-    None if unknown. Shows a progress bar on a terminal.
+    """Yield the body of a response in chunks, and show a progress bar on a terminal.
 
-    Raises ConnectionError if the mirror is too slow or closes the connection early, and ValueError
-    for more than `MAX_BYTES`.
+    The file already has `num_bytes` bytes, and will have `total_bytes`; None: unknown. Raises
+    ConnectionError if the mirror is too slow or closes the connection early, and ValueError for
+    more than `MAX_BYTES`.
     """
     progress = Progress(
         TextColumn(name),
@@ -128,8 +130,8 @@ def _read_chunks(
     )
     with progress:
         task = progress.add_task(name, total=total_bytes, completed=num_bytes)
-        due_s = time.monotonic() + stall_s
-        due_bytes = num_bytes + MIN_BYTES_PER_STALL
+        deadline_s = time.monotonic() + stall_s
+        bytes_at_deadline = num_bytes + MIN_BYTES_PER_STALL
         while total_bytes is None or num_bytes < total_bytes:
             chunk = response.read1(_CHUNK_BYTES)
             if not chunk:
@@ -137,10 +139,10 @@ def _read_chunks(
             num_bytes += len(chunk)
             if num_bytes > MAX_BYTES:
                 raise ValueError(f"sent more than {MAX_BYTES:,} bytes")
-            if num_bytes >= due_bytes:
-                due_s = time.monotonic() + stall_s
-                due_bytes = num_bytes + MIN_BYTES_PER_STALL
-            elif time.monotonic() > due_s:
+            if num_bytes >= bytes_at_deadline:
+                deadline_s = time.monotonic() + stall_s
+                bytes_at_deadline = num_bytes + MIN_BYTES_PER_STALL
+            elif time.monotonic() > deadline_s:
                 raise ConnectionError(
                     f"sent fewer than {MIN_BYTES_PER_STALL:,} bytes in {stall_s:g} s"
                 )
@@ -151,7 +153,7 @@ def _read_chunks(
 
 
 def _make_opener() -> OpenerDirector:
-    """Return an opener for http and https alone, also after redirects, that checks certificates."""
+    """Return an opener for http and https alone, also in redirects, that checks certificates."""
     opener = OpenerDirector()
     for handler in (
         ProxyHandler(),
@@ -167,12 +169,15 @@ def _make_opener() -> OpenerDirector:
 
 
 def _measure_file(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it doesn't exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def _describe_error(error: Exception, stall_s: float) -> str:
     """Return the reason of a failed download, for a message."""
-    cause = error.reason if type(error) is URLError else error  # its subclass HTTPError has a text
+    cause: object = error
+    if isinstance(error, URLError) and not isinstance(error, HTTPError):
+        cause = error.reason  # An HTTPError is described by its own text.
     if isinstance(cause, TimeoutError):
         return f"sent nothing for {stall_s:g} s"
     return str(cause) or type(cause).__name__

@@ -15,16 +15,17 @@ from functools import lru_cache
 import numpy as np
 
 MAX_LISTED = 2**20
-"""Largest number of samples whose full shuffle is stored as a list; `permute` shuffles more."""
+"""Largest number of samples whose full shuffle is stored as a list. Larger splits are shuffled by
+`permute`, which stores nothing."""
 ROUNDS = 4
 """Rounds of `permute`. A Feistel network of random functions is a random permutation from four
-rounds on (Luby and Rackoff, SIAM Journal on Computing 17, 1988). The number must be even, since
-each round swaps the digits."""
+rounds on (Luby and Rackoff, SIAM Journal on Computing 17, 1988). Each round swaps the two digits,
+so after an even number of rounds they have their first order."""
 
 
 def draw_words(seed: int, number: int, count: int) -> np.ndarray:
-    """Return random words by the key (seed, number), uint64 (count,). They are raw Philox words,
-    which are the same in all versions of numpy (NEP 19)."""
+    """Return random words by the key (seed, number), uint64 (count,): raw words of Philox, which
+    are the same in all versions of numpy (NEP 19)."""
     return np.random.Philox(key=np.array([seed, number], np.uint64)).random_raw(count)
 
 
@@ -38,15 +39,15 @@ def compute_epoch_order(
     seed: int, epoch: int, samples: int, shuffle: bool, buffer_size: int | None
 ) -> np.ndarray:
     """Return the sample at each position of an epoch: a read-only permutation, int32 (samples,). A
-    shuffle draws each sample from a buffer of `buffer_size` samples, which is refilled with the
-    next sample. None is a buffer as large as the dataset."""
-    if shuffle and _is_permuted(samples, buffer_size):
-        order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
-    elif shuffle:
-        words = draw_words(seed, epoch, samples)
-        order = _shuffle_in_buffer(words, min(buffer_size or samples, samples))
-    else:
+    shuffle draws each sample from a buffer of `buffer_size` samples, and puts the next sample in
+    its place. With None the buffer has all samples."""
+    if not shuffle:
         order = np.arange(samples, dtype=np.int32)
+    elif _is_permuted(samples, buffer_size):
+        order = permute(np.arange(samples), samples, seed, epoch).astype(np.int32)
+    else:
+        size = samples if buffer_size is None else min(buffer_size, samples)
+        order = _shuffle_in_buffer(draw_words(seed, epoch, samples), size)
     order.setflags(write=False)
     return order
 
@@ -59,7 +60,8 @@ def compute_order_at(
     shuffle: bool,
     buffer_size: int | None,
 ) -> np.ndarray:
-    """Return the samples at some positions of `compute_epoch_order`, int like `positions`."""
+    """Return the elements of `compute_epoch_order` at some positions, int, in their shape. A
+    full shuffle of more than `MAX_LISTED` samples isn't computed as a whole."""
     if not shuffle:
         return positions
     if _is_permuted(samples, buffer_size):
@@ -68,16 +70,16 @@ def compute_order_at(
 
 
 def _is_permuted(samples: int, buffer_size: int | None) -> bool:
-    """Return whether a shuffle is full and of too many samples to store the epoch's order."""
+    """Return whether `permute` does a shuffle: if it is full, and of more than `MAX_LISTED`."""
     return samples > MAX_LISTED and (buffer_size is None or buffer_size >= samples)
 
 
 def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
-    """Return an order that `words` draw from a buffer that is refilled, int32 (words.size,). Each
-    position takes one random word, uint64. The modulo's bias is below buffer_size / 2**64."""
+    """Return the order in which samples 0, 1, ... leave a buffer, int32 (words.size,). Each draw
+    takes one of the random `words`, uint64. The modulo's bias is below buffer_size / 2**64."""
     refills = words.size - buffer_size
     slots = (words[:refills] % buffer_size).astype(np.int64)
-    # A draw returns the sample that refilled the slot after the previous draw from it.
+    # A draw takes the sample that refilled its slot after the last draw from that slot.
     slot_order = np.argsort(slots, kind="stable")
     samples = slots[slot_order]
     is_repeated = samples[1:] == samples[:-1]
@@ -91,11 +93,11 @@ def _shuffle_in_buffer(words: np.ndarray, buffer_size: int) -> np.ndarray:
 
 
 def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarray:
-    """Return the positions of an epoch that a shard reads: shard_id, shard_id + num_shards, ...
+    """Return the positions of an epoch that a shard reads: shard_id, shard_id + num_shards, ...,
+    int64 (ceil(samples / num_shards),).
 
-    As in MindSpore's DistributedSampler, shards are filled up to the same size by samples of the
-    epoch's start, so that up to num_shards - 1 samples occur twice. Returns int64
-    (ceil(samples / num_shards),).
+    All shards have the same size. Up to num_shards - 1 of the last positions are the first ones of
+    the epoch again, as in MindSpore's DistributedSampler.
     """
     positions = np.arange(count_shard_samples(samples, num_shards))
     return find_shard_positions(positions, samples, num_shards, shard_id)
@@ -104,18 +106,19 @@ def list_shard_indices(samples: int, num_shards: int, shard_id: int) -> np.ndarr
 def find_shard_positions(
     positions: np.ndarray, samples: int, num_shards: int, shard_id: int
 ) -> np.ndarray:
-    """Convert positions in a shard to positions in the epoch, int64."""
+    """Return the positions in the epoch of positions in a shard, int64."""
     return (positions.astype(np.int64) * num_shards + shard_id) % max(samples, 1)
 
 
 def count_shard_samples(samples: int, num_shards: int) -> int:
-    """Return the number of samples of each shard, including those that fill it up."""
+    """Return the number of samples of each shard, with those that occur twice."""
     return -(-samples // num_shards)
 
 
 @dataclass(frozen=True)
 class Batching:
-    """The number and sizes of batches of an epoch. Raises ValueError if an epoch has no batch."""
+    """The number and sizes of batches of an epoch, with the recipe's settings of a split. Raises
+    ValueError if an epoch has no batch."""
 
     samples: int
     batch_size: int
@@ -168,12 +171,12 @@ class Batches:
     counts: np.ndarray
     """int32 (count,): the number of valid samples of each batch."""
     samples: int | None = None
-    """The number of samples, if an epoch may repeat samples: an index is then the sample plus a
-    multiple of this number, so that repetitions have different keys. None: indices are samples."""
+    """The number of samples in the split if an epoch may repeat samples, else None. `indices` then
+    have multiples of this number added, so that repetitions of a sample have different keys."""
 
     @property
     def rows(self) -> np.ndarray:
-        """The samples: `indices` modulo `samples`."""
+        """The samples' rows in the split: `indices` modulo `samples`."""
         return self.indices if self.samples is None else self.indices % self.samples
 
 
@@ -187,10 +190,10 @@ class SampleOrder(Batching):
     shard_id: int = 0
 
     def batches(self, first_step: int, count: int) -> Batches:
-        """Return `count` batches, from global step `first_step` on; the first step is 0."""
+        """Return `count` batches, from step `first_step` of the run on; the first step is 0."""
         steps = np.arange(first_step, first_step + count)
-        epochs, batch = np.divmod(steps, self.batches_per_repetition)
-        positions = batch[:, None] * self.batch_size + np.arange(self.batch_size)
+        epochs, batch_numbers = np.divmod(steps, self.batches_per_repetition)
+        positions = batch_numbers[:, None] * self.batch_size + np.arange(self.batch_size)
         is_valid = positions < self.shard_samples
         positions = np.where(is_valid, positions, positions[:, :1])
         indices = np.empty(positions.shape, np.int32)
@@ -200,8 +203,8 @@ class SampleOrder(Batching):
         return Batches(indices, epochs.astype(np.int32), is_valid.sum(axis=1, dtype=np.int32))
 
     def list_reachable(self) -> np.ndarray:
-        """Return the samples that at least one epoch reads, int64: all, or those of a shard that
-        has the same samples in each epoch."""
+        """Return the samples that at least one epoch reads, int64 (n,). A shard with different
+        samples in each epoch can read all of them."""
         if self.num_shards > 1 and (not self.shuffle or self.buffer_size is not None):
             return list_shard_indices(self.samples, self.num_shards, self.shard_id)
         return np.arange(self.samples)
@@ -209,16 +212,16 @@ class SampleOrder(Batching):
     def _find_samples(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Return the samples at some positions of an epoch, in the shape of `positions`.
 
-        A full shuffle precedes sharding, as in MindSpore's readers (`shuffle=True`), so that a
-        shard has different samples in each epoch. A shuffle in a buffer follows sharding, like
-        `shuffle(n)`, so that a shard has the same samples in each epoch.
+        As in MindSpore, a full shuffle (a reader's `shuffle=True`) precedes sharding, so a shard
+        has different samples in each epoch; a shuffle in a buffer (`shuffle(n)`) follows sharding,
+        so a shard has the same samples in each epoch.
         """
         if self.shuffle and self.buffer_size is not None:
             size = self.shard_samples
             positions = compute_order_at(positions, self.seed, epoch, size, True, self.buffer_size)
             return find_shard_positions(positions, self.samples, self.num_shards, self.shard_id)
-        numbers = find_shard_positions(positions, self.samples, self.num_shards, self.shard_id)
-        return compute_order_at(numbers, self.seed, epoch, self.samples, self.shuffle, None)
+        positions = find_shard_positions(positions, self.samples, self.num_shards, self.shard_id)
+        return compute_order_at(positions, self.seed, epoch, self.samples, self.shuffle, None)
 
     def _compute_epoch(self, epoch: int) -> np.ndarray:
         """Return the samples of an epoch, in order, int (samples of the shard,)."""
@@ -226,14 +229,14 @@ class SampleOrder(Batching):
 
 
 def permute(positions: np.ndarray, size: int, seed: int, number: int) -> np.ndarray:
-    """Return the numbers at `positions`, (n,), of a permutation of 0 to size - 1, int64 (n,).
+    """Return the elements at `positions`, int (n,), of a permutation of 0 to size - 1, int64 (n,).
 
-    The permutation is drawn by (seed, number), and takes no memory. It is a Feistel network over
-    pairs of digits, with radices whose product is `size` or slightly more. A result of `size` or
-    more is permuted again until it is below (Black and Rogaway, Ciphers with arbitrary finite
-    domains, CT-RSA 2002, sections 4 and 5). Round keys are raw Philox words. The round function is
-    the finaliser of MurmurHash3, which isn't a cipher, but suffices for shuffles. Raises ValueError
-    unless 0 < size <= 2**32.
+    The permutation is drawn by (seed, number), and isn't stored. It is a Feistel network over pairs
+    of digits, with radices whose product is `size` or slightly more. A result of `size` or more is
+    permuted again until it is smaller (Black and Rogaway, Ciphers with arbitrary finite domains,
+    CT-RSA 2002, sections 4 and 5). The keys of rounds are raw words of Philox. The round function
+    is the finaliser of MurmurHash3, which isn't a cipher, but suffices for shuffles. Raises
+    ValueError unless 0 < size <= 2**32.
     """
     if not 0 < size <= 2**32:
         raise ValueError(f"a permutation of {size} numbers: must be 1 to 2**32")
@@ -252,8 +255,8 @@ def permute(positions: np.ndarray, size: int, seed: int, number: int) -> np.ndar
 def _permute_digits(
     numbers: np.ndarray, high: int, low: int, keys: list[tuple[np.uint32, np.uint32]]
 ) -> np.ndarray:
-    """Permute numbers below high * low, int (n,), by a round for each key. Returns int64 (n,).
-    `left` and `right` are the digits of a number: number = left * low + right."""
+    """Permute numbers below high * low, int (n,), by a round for each key. Returns int64 (n,)."""
+    # The digits of a number: number = left * low + right.
     left = numbers.astype(np.uint32) // np.uint32(low)
     right = numbers.astype(np.uint32) - left * np.uint32(low)
     radices = high, low
@@ -264,12 +267,12 @@ def _permute_digits(
         np.bitwise_xor(right, first, out=mixed)
         np.add(mixed, second, out=mixed)
         _mix_hash(mixed, buffer)
-        # Scale the 32-bit hash to below the radix: a remainder would take three times as long.
+        # Scale the 32-bit hash to 0..radix - 1. A remainder would take three times as long.
         np.multiply(mixed, np.uint64(radices[0]), out=products)
         np.right_shift(products, np.uint64(32), out=products)
         mixed[:] = products
         np.add(left, mixed, out=left)
-        # Modulo the radix: if the sum is below it, the difference wraps and is larger.
+        # Reduce the sum modulo the radix. If it is below the radix, sum - radix wraps to more.
         np.subtract(left, np.uint32(radices[0]), out=buffer)
         np.minimum(left, buffer, out=left)
         left, right = right, left

@@ -11,23 +11,24 @@ from pipeline.core.errors import RunError
 from pipeline.data.order import Batches, SampleOrder, draw_words
 
 _CANARY_STREAM = 1 << 62
-"""Number in the key that draws which canaries are trained on, larger than any step's."""
+"""Number in the key that draws which canaries are trained on, larger than any step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonOrder(SampleOrder):
     """An order whose steps draw each sample with probability `expected_batch_size` / `samples`.
 
-    A step has as many samples as it draws, padded to `batch_size`. It leaves out further samples,
-    which must be improbable (`find_expected_batch_size`). Its samples are a pure function of (key,
-    step). `Batches.epochs` has the step, so that random ops draw again whenever a sample is drawn.
+    A batch has the samples that its step draws, and is padded to `batch_size`. If the step draws
+    more than `batch_size`, the last ones are left out: `find_expected_batch_size` makes that
+    improbable. The samples are a pure function of (key, step). `Batches.epochs` has the step, so
+    that random ops have new random numbers whenever a sample is drawn.
     """
 
     expected_batch_size: int
     canaries: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
-    """Samples that the run leaves out of all steps with probability 1/2 each, int64 (n,)."""
+    """Samples, int64 (n,), each of which the run leaves out of all steps with probability 1/2."""
     key: tuple[int, int] | None = field(default=None, repr=False)
-    """Two secret words of 32 bits, the lower one first; None until a run sets them."""
+    """The secret key: its lower and upper 32 bits. None until a run sets it."""
 
     @property
     def batches_per_repetition(self) -> int:
@@ -52,8 +53,9 @@ class PoissonOrder(SampleOrder):
             is_drawn = self._draw_words(step, self.samples) < threshold
             rows = np.flatnonzero(is_drawn & ~is_left_out)[: self.batch_size]
             counts[row] = len(rows)
-            indices[row, : len(rows)] = rows
-            indices[row, len(rows) :] = rows[0] if len(rows) else 0
+            if len(rows):
+                indices[row] = rows[0]
+                indices[row, : len(rows)] = rows
         return Batches(indices, np.arange(first_step, first_step + count, dtype=np.int32), counts)
 
     def draw_members(self) -> np.ndarray:
@@ -68,13 +70,16 @@ class PoissonOrder(SampleOrder):
 
 
 def find_expected_batch_size(samples: int, batch_size: int, overflow: float) -> int:
-    """Return the largest expected batch size for which the probability that a step draws more than
-    `batch_size` samples is at most `overflow`. Raises ValueError if there is none."""
+    """Return the largest expected batch size with which a step draws more than `batch_size` samples
+    with a probability of at most `overflow`. Raises ValueError if even size 1 exceeds it."""
     if samples <= batch_size:
         return samples
+    # The probability grows with the size, so a bisection finds the number of sizes, from 1 on, for
+    # which it is at most `overflow`. This number is the largest of them.
     sizes = range(1, max(2, batch_size))
-    # The probability grows with the size. Sizes start at 1, so their number is the largest size.
-    largest = bisect_right(sizes, overflow, key=lambda n: compute_overflow(samples, batch_size, n))
+    largest = bisect_right(
+        sizes, overflow, key=lambda size: compute_overflow(samples, batch_size, size)
+    )
     if largest == 0:
         raise ValueError(f"batch_size = {batch_size}: is too small for Poisson sampling")
     return largest

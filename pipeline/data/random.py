@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a draw is a pure function of its key.
+"""Counter-based random numbers, which are a pure function of a key and a counter.
 
 All functions return the same bits with numpy and jax.numpy. So a batch is augmented in the same way
 on the host, in the compiled step, and after a resume.
@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 Words = tuple[Any, Any]
-"""Pairs of uint32 words: two arrays that broadcast, or numpy scalars."""
+"""The two uint32 words of a number: two arrays that broadcast to one shape, or numpy scalars."""
 MAX_SEED = 2**63 - 1
 """The largest signed integer of 64 bits."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 """Constants of Threefry-2x32."""
-
-# Second word of the counter that derives an op's key. jax.random folds small numbers into keys with
-# the same cipher. So map ops never share bits with initial weights or dropout masks.
 _OPS_STREAM = 1 << 31
+"""Added to an op's number in the counter that its key is encrypted from. jax.random uses the same
+cipher, but with small numbers, so map ops share no bits with initial weights or dropout masks."""
 
 
 def seed_words(seed: int) -> np.ndarray:
-    """Return a seed as uint32 (low, high), the form in which compiled programs take it. Raises
-    ValueError for a seed outside 0..2**63 - 1."""
+    """Return the lower and the upper word of a seed, uint32 (2,), since compiled programs have no
+    64-bit integers. Raises ValueError for a seed outside 0..2**63 - 1."""
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed = {seed}: must be a whole number from 0 to {MAX_SEED}")
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
@@ -46,25 +45,25 @@ def encrypt_threefry(key: Words, counter: Words) -> Words:
 
 
 def uniforms(xp: Any, seed: Any, epoch: Any, sample: Any, op: int, draws: int) -> Any:
-    """Return uniform float32 in [0, 1), multiples of 2**-24, of shape (batch, draws).
+    """Return uniform random numbers in [0, 1), multiples of 2**-24, float32 (batch, draws).
 
     `seed` has the uint32 words of `seed_words`, `sample` the sample indices (batch,), `epoch` the
     epoch of each sample, (batch,) or a scalar. `op` is the position of the op in the recipe's list.
-    Seed, epoch and op are the key of the cipher; the sample and the number of the draw are the
-    counter. So no two draws share bits, and a draw doesn't depend on the number of draws.
+    The key of the cipher is derived from seed, epoch and op. The sample and the number of a pair of
+    draws are the counter, so no two draws share bits, and none depends on the number of draws.
     """
     sample = xp.asarray(sample).astype(np.uint32)[:, None]
     if draws == 0:
         return xp.zeros((sample.shape[0], 0), np.float32)
     epoch = xp.asarray(epoch).astype(np.uint32).reshape(-1, 1)
     key = encrypt_threefry((seed[:1], seed[1:]), (epoch, np.uint32(_OPS_STREAM + op)))
-    pair = np.arange((draws + 1) // 2, dtype=np.uint32)
-    words = xp.stack(encrypt_threefry(key, (sample, pair)), axis=-1)
-    bits = words.reshape(sample.shape[0], 2 * pair.size)[:, :draws]
-    # The upper 24 bits: float32 can hold these integers exactly.
-    return (bits >> 8).astype(np.float32) * np.float32(2**-24)
+    pairs = np.arange((draws + 1) // 2, dtype=np.uint32)
+    words = xp.stack(encrypt_threefry(key, (sample, pairs)), axis=-1)
+    words = words.reshape(sample.shape[0], 2 * pairs.size)[:, :draws]
+    # float32 can hold integers of 24 bits exactly.
+    return (words >> 8).astype(np.float32) * np.float32(2**-24)
 
 
 def scale_to_integers(xp: Any, values: Any, bound: Any) -> Any:
-    """Return int32 in 0..bound - 1 for uniform values of 24 bits; `bound` is at most 2**24."""
+    """Scale values of `uniforms` to integers 0 to bound - 1, int32; `bound` is at most 2**24."""
     return xp.floor(values * bound).astype(np.int32)

@@ -1,8 +1,8 @@
 """Copies of remote files in the cache: made once, by fsspec, and read offline afterwards.
 
-A copy is complete once it has its list of checksums, SHA256SUMS, against which it is verified each
-time. An address of a file may end in #sha256=DIGEST, which the file must have. Braces make a series
-of files: https://host/train-{000..009}.tar.
+The list of checksums, SHA256SUMS, is written last, so a copy with it is complete. A later run
+verifies the copy by it. The address of a file may end in #sha256=DIGEST, the checksum that the file
+must have. An address with braces is a series of files: https://host/train-{000..009}.tar.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ from pipeline.data.checksums import SUMS, compute_checksum, format_checksums
 from pipeline.data.download import lock_data_folder
 
 FOLDER = "remote"
-"""Folder of the cache that has the copies."""
+"""Name of the cache's folder with the copies."""
 FILE = "file"
 TREE = "tree"
-"""Folders of a copy, which has either a file or a tree of files."""
+"""Name of the folder in a copy that has its one file, or its tree of files."""
 LISTING = "listing.json"
-"""Sizes and versions of the remote files when the copy began."""
+"""Name of the file with sizes and versions of the remote files when the copy began."""
 PIN = "sha256="
-"""Beginning of the part of an address after #."""
+"""The text before the digest in the part of an address after #."""
 MOST_LISTING_BYTES = 1 << 30
 """Size limit of `LISTING` and of the list of checksums."""
 Select = Callable[[Sequence[str]], str]
-"""Names of the files of a folder -> the one to copy. Raises ValueError if none fits."""
+"""Function that takes the names of the files of a folder, and returns the name of the file to copy.
+Raises ValueError if none fits."""
 Sources = Mapping[str, str]
-"""Names of files at an address by their names in the copy; "" is the address itself."""
+"""Names of the remote files, relative to the address, by their names in the copy. The name of a
+file that the address itself names is ""."""
 
 
 def copy_once(address: Address, cache: Path, select: Select | None = None) -> Path:
-    """Return the local copy of a remote file or folder, or of the file that `select` chooses.
+    """Return the path of the local copy of a remote file or folder. Of a folder, `select` chooses
+    the file to copy; None: all files.
 
     Of several processes one copies and the others wait for it. An interrupted copy is continued.
     Raises DataError if the copy or the remote file has changed, and for a wrong address; RunError
@@ -69,7 +72,7 @@ def find_copy_folder(address: Address, cache: Path, select: Select | None = None
 
 
 def _verify(address: Address, folder: Path) -> None:
-    """Raise DataError unless a complete copy has its checksums."""
+    """Raise DataError if the files of a complete copy don't have their checksums."""
     advice = f"remove {folder} to copy it again"
     try:
         sums = read_text(folder / SUMS, MOST_LISTING_BYTES)
@@ -100,10 +103,13 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
     if retry(partial(_list_remote, storage, sources)) != listing:
         raise DataError(f"{address}: has changed while it was copied; run this again")
     names = [f"{content.name}/{name}" for name in sorted(listing)]
-    if pin and (digest := compute_checksum(folder / names[0])) != pin.removeprefix(PIN).lower():
-        (folder / names[0]).unlink()
-        problem = "the file has changed, or the address is wrong"
-        raise DataError(f"{address}: has SHA-256 {digest}; {problem}")
+    if pin:
+        digest = compute_checksum(folder / names[0])
+        if digest != pin.removeprefix(PIN).lower():
+            (folder / names[0]).unlink()
+            raise DataError(
+                f"{address}: has SHA-256 {digest}; the file has changed, or the address is wrong"
+            )
     write_whole(folder / SUMS, format_checksums(folder, names))
     size_bytes = sum((folder / name).stat().st_size for name in names)
     count = f"{len(names):,} file{'s' if len(names) > 1 else ''}"
@@ -111,8 +117,8 @@ def _copy(address: Address, folder: Path, select: Select | None) -> None:
 
 
 def _find_sources(location: str, select: Select | None) -> tuple[Storage, Sources | None]:
-    """Return the storage of an address, and its files to copy; None: all files of a folder. Raises
-    ValueError for too many files, and if `select` finds none."""
+    """Return the storage of an address, and the files to copy from it; None: all files of a folder.
+    Raises ValueError for braces that make too many files, and if `select` chooses none."""
     path, _, query = location.partition("?")
     folder, _, last = path.rpartition("/")
     names = expand_braces(last)
@@ -138,7 +144,8 @@ def _list_remote(storage: Storage, sources: Sources | None) -> Mapping[str, Stor
 
 
 def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folder: Path) -> None:
-    """Raise DataError without files or for names that lead elsewhere, RunError for a full disk."""
+    """Raise DataError without files, or for a name that leads out of the folder. Raises RunError if
+    the disk has too little room."""
     if not listing:
         raise DataError(f"{address}: there is no such file or folder, or it is empty")
     for name in listing:
@@ -148,26 +155,32 @@ def _require_copyable(address: Address, listing: Mapping[str, StoredFile], folde
     size_bytes = sum(file.size_bytes or 0 for file in listing.values())
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
-        sizes = f"{format_bytes(size_bytes)}, and {folder} has room for {format_bytes(free_bytes)}"
-        raise RunError(f"{address}: has {sizes}; set another cache folder with cache.root=DIR")
+        raise RunError(
+            f"{address}: has {format_bytes(size_bytes)}, and {folder} has room for "
+            f"{format_bytes(free_bytes)}; set another cache folder with cache.root=DIR"
+        )
 
 
 def _fetch(
     storage: Storage, listing: Mapping[str, StoredFile], content: Path, sources: Sources
 ) -> None:
-    """Copy the files of a listing that an interrupted copy of the same versions lacks."""
-    record = content.with_name(LISTING)
+    """Copy the files of a listing into `content`. Files of an interrupted copy stay if their remote
+    versions are the same; others are removed first."""
+    listing_file = content.with_name(LISTING)
     versions = {name: list(astuple(file)) for name, file in listing.items()}
-    previous: Any = None
+    previous_versions: Any = {}
     with suppress(OSError, ValueError):
-        previous = read_json(record, MOST_LISTING_BYTES)
-    previous = previous if isinstance(previous, dict) else {}
-    for path in [path for path in content.rglob("*") if path.is_file()]:
+        previous_versions = read_json(listing_file, MOST_LISTING_BYTES)
+    if not isinstance(previous_versions, dict):
+        previous_versions = {}
+    for path in list(content.rglob("*")):
+        if not path.is_file():
+            continue
         name = path.relative_to(content).as_posix()
         has_version = name in listing and listing[name].version
-        if not has_version or previous.get(name) != versions[name]:
+        if not has_version or previous_versions.get(name) != versions[name]:
             path.unlink()
-    write_whole(record, json.dumps(versions))
+    write_whole(listing_file, json.dumps(versions))
     for name, file in listing.items():
         path = content / name
         if path.exists():
@@ -177,6 +190,7 @@ def _fetch(
         retry(partial(storage.download, sources.get(name, name), draft))
         size_bytes = draft.stat().st_size
         if file.size_bytes not in (None, size_bytes):
-            sizes = f"{size_bytes:,} of {file.size_bytes:,} bytes"
-            raise RunError(f"{storage.url}: {name}: only {sizes} arrived")
+            raise RunError(
+                f"{storage.url}: {name}: only {size_bytes:,} of {file.size_bytes:,} bytes arrived"
+            )
         commit(draft, path)

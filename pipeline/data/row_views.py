@@ -15,11 +15,11 @@ from pipeline.data.padding.buckets import Ragged, RaggedColumn, to_ragged
 
 @dataclass(frozen=True)
 class RowView:
-    """A `BatchedColumn` of rows of other columns, whose values have one shape and dtype."""
+    """A `BatchedColumn` of rows of other columns, which have equal shapes and dtypes of values."""
 
     columns: Sequence[Any]
     column_ids: np.ndarray
-    """The column of each sample, int64 (n,)."""
+    """The index in `columns` of each sample's column, int64 (n,)."""
     rows: np.ndarray
     """The row of each sample in its column, int64 (n,)."""
 
@@ -50,7 +50,7 @@ class RowView:
         return name_sample(*self.locate(index))
 
     def locate(self, index: int) -> tuple[Any, int]:
-        """Return the column of a sample and its row there."""
+        """Return the column that has a sample, and the sample's row in it."""
         return self.columns[self.column_ids[index]], int(self.rows[index])
 
 
@@ -83,42 +83,46 @@ class RaggedRowView(Ragged):
 
 
 def select_samples(split: Split, rows: np.ndarray) -> Split:
-    """Return the samples of a split at these rows, int (n,), with the numbers that they had."""
-    ids = np.zeros(len(rows), np.int64)
-    columns = {
-        name: column[rows] if isinstance(column, np.ndarray) else _make_view([column], ids, rows)
-        for name, column in split.columns.items()
-    }
+    """Return a split of the samples at `rows`, int (n,), which keep their numbers."""
+    columns: dict[str, Column] = {}
+    for name, column in split.columns.items():
+        if isinstance(column, np.ndarray):
+            columns[name] = column[rows]
+        else:
+            columns[name] = _make_view([column], np.zeros(len(rows), np.int64), rows)
     files: list[int] = []
     if split.files and (np.diff(rows) > 0).all():
         # In another order the samples of a file aren't consecutive.
-        files = np.diff(np.searchsorted(rows, np.cumsum((0, *split.files)))).tolist()
-    numbers = rows if split.numbers is None else split.numbers[rows]
-    return Split(columns, tuple(files), numbers=numbers)
+        file_bounds = np.cumsum((0, *split.files))
+        files = np.diff(np.searchsorted(rows, file_bounds)).tolist()
+    return Split(columns, tuple(files), numbers=split.list_numbers()[rows])
 
 
 def join_splits(splits: Sequence[Split]) -> Split:
-    """Return the samples of all splits in order, each split as one file unless all have files.
-    Raises ValueError for columns that differ in name, shape or dtype."""
+    """Return the samples of all splits in order. If all splits have files, these are
+    joined, else each split is a file. Raises ValueError for different columns, shapes or dtypes."""
     names = [tuple(split.columns) for split in splits]
     if len(set(names)) > 1:
         raise ValueError(f"the columns are {' and '.join(map(', '.join, names))}; must be equal")
     columns = {name: _join([split.columns[name] for split in splits], name) for name in names[0]}
-    has_files = all(split.files for split in splits)
-    files = tuple(count for split in splits for count in split.files) if has_files else ()
-    return Split(columns, files or tuple(map(len, splits)))
+    if all(split.files for split in splits):
+        return Split(columns, tuple(count for split in splits for count in split.files))
+    return Split(columns, tuple(len(split) for split in splits))
 
 
 def _join(columns: Sequence[Column], name: str) -> Column:
-    """Return the values of all columns in order. If one is ragged, the result is."""
-    ragged = next((column for column in columns if isinstance(column, RaggedColumn)), None)
-    if ragged is not None:
-        columns = [to_ragged(column, ragged.sizes.shape[1]) for column in columns]
-    kinds = [
-        f"{np.dtype(column.dtype).name} of shape "
-        + str(column.trailing if isinstance(column, RaggedColumn) else tuple(column.shape[1:]))
-        for column in columns
-    ]
+    """Return a column with the values of all columns in order. It is ragged if one of them is.
+    Raises ValueError for columns that differ in shape or dtype."""
+    ragged_columns = [column for column in columns if isinstance(column, RaggedColumn)]
+    if ragged_columns:
+        dimensions = ragged_columns[0].sizes.shape[1]
+        columns = [to_ragged(column, dimensions) for column in columns]
+    kinds = []
+    for column in columns:
+        shape = tuple(column.shape[1:])
+        if isinstance(column, RaggedColumn):
+            shape = column.trailing
+        kinds.append(f"{np.dtype(column.dtype).name} of shape {shape}")
     if len(set(kinds)) > 1:
         raise ValueError(f"{name} is {' and '.join(kinds)}; must be the same in all sources")
     arrays = [column for column in columns if isinstance(column, np.ndarray)]
@@ -130,5 +134,6 @@ def _join(columns: Sequence[Column], name: str) -> Column:
 
 
 def _make_view(columns: Sequence[Column], column_ids: np.ndarray, rows: np.ndarray) -> Column:
+    """Return a `RowView`, or a `RaggedRowView` of ragged columns."""
     view = RowView(columns, column_ids, rows)
     return RaggedRowView(view) if isinstance(columns[0], RaggedColumn) else view

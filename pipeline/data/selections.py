@@ -1,4 +1,4 @@
-"""Rules of a recipe's `select`, which select the samples of a split to read."""
+"""Rules of a recipe's `select`, which select the samples of a split, and files of exclusions."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ MOST_LIST_BYTES = 1 << 30
 
 
 class Selection(Spec):
-    """A rule that selects the samples of a split to read."""
+    """Base of the rules that select the samples of a split."""
 
     name: str
 
     @abstractmethod
     def select(self, split: Split, raw: RawData) -> np.ndarray:
-        """Return the rows of the samples to read, int (n,), in the order to read them. `raw` has
-        both splits, the evaluation split before its selections. Raises ValueError for settings that
-        don't fit the data, DataError for a sample that can't be read."""
+        """Return the rows of the selected samples, int (n,), in their new order. `raw` has both
+        splits; its evaluation split may not be selected from yet. Raises ValueError for settings
+        that don't fit the data, DataError for a sample that can't be read."""
 
 
 def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKey) -> RawData:
-    """Return the data with the selected samples of a split, and a line of the log for each rule.
-    Raises ValueError that begins with the rule's position and name, DataError for a sample that
-    can't be read."""
+    """Return the data with the selected samples of a split, and a note for each rule. Raises
+    ValueError, beginning with the position and name of a rule that fails or selects no sample.
+    Raises DataError for a sample that can't be read."""
     for position, selection in enumerate(selections):
         split = raw.train if key == "train" else raw.eval
         place = f"select.{position} ({selection.name})"
@@ -74,11 +74,11 @@ def apply_selections(selections: Sequence[Selection], raw: RawData, key: SplitKe
 
 
 def exclude_samples(raw: RawData, file: Path, samples: int) -> RawData:
-    """Return the data without the training samples that a file names, with a line for the log.
+    """Return the data without the training samples that a file lists, and a note about the others.
 
-    The file is a CSV with a column `index`, or has a number on each line: the number of a sample in
-    the training split as it was read, which had `samples` samples. Raises ValueError that begins
-    with the file.
+    The file is a CSV with a column `index`, or has a number on each line. A sample's number is its
+    row in the training split as it was read, 0 to `samples` - 1. Raises ValueError, beginning with
+    the file, for other numbers, if no sample is left, and if the file can't be read.
     """
     split = raw.train
     numbers = split.list_numbers()
@@ -97,7 +97,8 @@ def exclude_samples(raw: RawData, file: Path, samples: int) -> RawData:
 
 
 def _read_numbers(file: Path) -> np.ndarray:
-    """Return the numbers in a file, int64 (n,). Raises ValueError that begins with the file."""
+    """Return the numbers that a file lists, int64 (n,). Raises ValueError, beginning with the file,
+    if it can't be read, lists none, or has other values."""
     numbers = array("q")
     column = 0
     try:
@@ -108,7 +109,12 @@ def _read_numbers(file: Path) -> np.ndarray:
                 column = cells.index("index")
             elif cells:
                 number = cells[column] if len(cells) > column else ""
-                numbers.append(_parse_number(number, line_number))
+                if not (number.isascii() and number.isdigit() and len(number) < 10):
+                    raise ValueError(
+                        f"line {line_number}: {show(number)}: must be the number of a training "
+                        "sample; a table needs a column index"
+                    )
+                numbers.append(int(number))
     except OSError as error:
         raise ValueError(f"{file}: can't be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
@@ -116,16 +122,6 @@ def _read_numbers(file: Path) -> np.ndarray:
     if not numbers:
         raise ValueError(f"{file}: names no sample")
     return np.array(numbers, np.int64)
-
-
-def _parse_number(text: str, line: int) -> int:
-    """Return the number of a sample. Raises ValueError that begins with the line."""
-    if text.isascii() and text.isdigit() and len(text) < 10:
-        return int(text)
-    raise ValueError(
-        f"line {line}: {show(text)}: must be the number of a training sample; a table needs a "
-        "column index"
-    )
 
 
 @component("selection")
@@ -163,17 +159,19 @@ class Classes(Selection):
         if raw.targets.task != "classification" or len(labels.shape) != 1:
             raise ValueError("classes: needs samples of one class each")
         numbers = {name: number for number, name in enumerate(raw.classes)}
-        classes = [numbers.get(key, -1) if isinstance(key, str) else key for key in self.keep]
-        for key, number in zip(self.keep, classes, strict=True):
+        classes = []
+        for key in self.keep:
+            number = numbers.get(key, -1) if isinstance(key, str) else key
             if not 0 <= number < len(numbers):
                 names = ", ".join(raw.classes[:10])
                 raise ValueError(f"keep = {key!r:.60}: there is no such class; they are {names}")
+            classes.append(number)
         return np.flatnonzero(np.isin(labels[:], classes))
 
 
 @component("selection")
 class Readable(Selection):
-    """The samples that can be read. Each is read once before training."""
+    """The samples that can be read. Before training, each sample is read once."""
 
     name: Literal["readable"] = "readable"
 
@@ -188,13 +186,13 @@ class Readable(Selection):
 
 @component("selection")
 class Unique(Selection):
-    """The first of samples that are equal byte for byte. All are read once before training."""
+    """Of samples that are equal byte for byte, the first. Before training, all are read once."""
 
     name: Literal["unique"] = "unique"
     column: str = "image"
+    """The column by which samples are compared."""
     apart: bool = False
-    """Whether samples that the training split has are left out too, so that an evaluation measures
-    new samples alone."""
+    """Whether evaluation samples that also are in the training split are left out too."""
 
     def select(self, split: Split, raw: RawData) -> np.ndarray:
         if self.column not in split.columns:
@@ -212,7 +210,10 @@ class Unique(Selection):
 
 def _can_read(column: LazyColumn | RaggedColumn, row: int) -> bool:
     try:
-        _ = column.value(row) if isinstance(column, RaggedColumn) else column.sample(row)
+        if isinstance(column, RaggedColumn):
+            column.value(row)
+        else:
+            column.sample(row)
     except DataError:
         return False
     return True

@@ -11,12 +11,12 @@ from pipeline.core.files.value_text import join_first
 from pipeline.core.registry import Seq, Spec
 
 ColumnKind = Literal["numeric", "category"]
-"""Kind of a column after fitting: how a network reads it."""
+"""Kind of a column after fitting. Dates have become numbers."""
 Kind = Literal["auto", "numeric", "category", "date", "ignore"]
 """How a column of a file is read; auto: inferred from its values."""
 DatePart = Literal["days", "sin_year", "cos_year", "sin_week", "cos_week", "sin_day", "cos_day"]
 MAX_LISTED = 8
-"""Largest number of columns of each kind that are named in the log line of a table."""
+"""The most columns of each kind whose names are in the log."""
 
 
 def _require_delimiter(delimiter: str) -> str:
@@ -28,7 +28,7 @@ def _require_delimiter(delimiter: str) -> str:
 def _require_encoding(encoding: str) -> str:
     """Return the name of an encoding. Raises ValueError if it isn't an encoding of texts."""
     try:
-        "a".encode(encoding)  # unlike `lookup`, refuses codecs such as base64
+        "a".encode(encoding)  # raises for codecs such as base64, unlike `codecs.lookup`
     except (LookupError, ValueError) as error:
         raise ValueError(
             f"{encoding!r:.60}: must be an encoding of texts, such as utf-8 or latin-1"
@@ -51,33 +51,36 @@ class TableFormat(Spec):
 
 
 class DateColumn(Spec):
-    """A column of numbers that are computed from a column of dates."""
+    """The computation of a column of numbers from a column of dates."""
 
     format: str
-    """The format of `datetime.strptime`, or iso."""
+    """The format of the dates for `datetime.strptime`, or iso."""
     part: DatePart
-    """The number: days since `first_day`, or sine or cosine of the position in a cycle."""
+    """The number: days since `first_day`, or sine or cosine of the position in a year, week or day.
+    """
     first_day: float = 0.0
     """The first date of the training split, in days since 1970."""
 
 
 class TableColumn(Spec):
-    """A column of a table, or a part of a column of dates, fitted on the training split."""
+    """A column of numbers or categories, or a number computed from a column of dates. Its mean,
+    standard deviation and categories are computed from the training split."""
 
     name: str
     kind: ColumnKind
     mean: float = 0.0
     """Mean of the present numbers in the training split, which replaces missing numbers."""
     std: float = 1.0
-    """Standard deviation of the same numbers, 1 if they are all equal."""
+    """Standard deviation of the same numbers; 1 if they are all equal."""
     standardised: bool = True
-    """Whether numbers are encoded as `(number - mean) / std`, else unchanged."""
+    """Whether numbers are encoded as `(number - mean) / std`. Otherwise they are unchanged."""
     indicator: bool = False
-    """Whether a second column is 1 for missing numbers, else 0."""
+    """Whether an encoded row has another number for the column: 1 if its number is missing, else 0.
+    """
     categories: Seq[str] = ()
-    """The values in the training split; the empty text is for missing values."""
+    """The different values in the training split. A missing value is the empty text."""
     date: DateColumn | None = None
-    """The part of a date that the column holds; null: the file has numbers."""
+    """How the numbers are computed from dates; null: the file has numbers."""
 
 
 class FittedTable(Spec):
@@ -103,7 +106,7 @@ class FittedTable(Spec):
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """The kind of each column by name, by which another file is read."""
+        """The kind of each column of a file, by name, to read other files in the same way."""
         return {column.name: "date" if column.date else column.kind for column in self.columns}
 
     @property
@@ -117,25 +120,27 @@ class FittedTable(Spec):
         return self.num_numbers + len(self.categories)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table as JSON, which `FittedTable.model_validate` reads."""
+        """Return the table as JSON values, from which `FittedTable.model_validate` restores it."""
         return self.model_dump(mode="json")
 
     def __str__(self) -> str:
-        numbers = [show_name(column.name) for column in self.numeric if column.date is None]
-        indicators = [show_name(column.name) for column in self.numeric if column.indicator]
-        sizes = [(show_name(column.name), len(column.categories)) for column in self.categories]
-        dates: dict[str, list[str]] = {}
+        parts: dict[str, list[str]] = {}
         for column in self.numeric:
             if column.date is not None:
-                dates.setdefault(show_name(column.name), []).append(column.date.part)
+                parts.setdefault(show_name(column.name), []).append(column.date.part)
+        columns = {
+            "numeric": [show_name(column.name) for column in self.numeric if column.date is None],
+            "date": [f"{name} ({', '.join(dates)})" for name, dates in parts.items()],
+            "indicators of missing": [
+                show_name(column.name) for column in self.numeric if column.indicator
+            ],
+            "category": [
+                f"{show_name(column.name)} ({len(column.categories)})" for column in self.categories
+            ],
+            "left out, without values:": [show_name(name) for name in self.left_out],
+        }
         return "; ".join(
-            f"{kind} {join_first(listed, MAX_LISTED, before_more=', ')}"
-            for kind, listed in (
-                ("numeric", numbers),
-                ("date", [f"{name} ({', '.join(parts)})" for name, parts in dates.items()]),
-                ("indicators of missing", indicators),
-                ("category", [f"{name} ({size})" for name, size in sizes]),
-                ("left out, without values:", list(map(show_name, self.left_out))),
-            )
-            if listed
+            f"{kind} {join_first(names, MAX_LISTED, before_more=', ')}"
+            for kind, names in columns.items()
+            if names
         )

@@ -1,4 +1,4 @@
-"""Functions that apply lists of map ops. Labels of pixels move with their pixels."""
+"""Functions that apply lists of map ops, and ops that move labels of pixels with the pixels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.data.random import scale_to_integers, uniforms
 from pipeline.data.targets import Targets
 
 CHOICE_OP = (1 << 30) + 1
-"""Op number in the key of a step's choice, larger than any index of a map op."""
+"""Op number in the key that draws a step's variant, larger than any index of a map op."""
 
 
 def compute_column_specs(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec]
 ) -> dict[str, ColumnSpec]:
-    """Return the specs of all columns after all ops. Raises ValueError, which begins with the op
-    that can't be applied, as `ops.2 (normalize): `."""
+    """Return the specs of all columns after all ops. Raises ValueError for an op that can't be
+    applied, beginning with its position and name: `ops.2 (normalize): `."""
     result = dict(specs)
     for position, op in enumerate(ops):
         try:
@@ -37,13 +37,12 @@ def compute_column_specs(
 
 
 def fit_to_classes(ops: Sequence[MapOp], classes: int) -> tuple[MapOp, ...]:
-    """Return ops; those that mix labels get the number of classes unless a recipe sets it."""
-    return tuple(
-        op.model_copy(update={"classes": classes})
-        if isinstance(op, BatchOp) and op.classes is None
-        else op
-        for op in ops
-    )
+    """Return the ops, with `classes` set in each `BatchOp` whose recipe doesn't set it."""
+    result = []
+    for op in ops:
+        lacks_classes = isinstance(op, BatchOp) and op.classes is None
+        result.append(op.model_copy(update={"classes": classes}) if lacks_classes else op)
+    return tuple(result)
 
 
 def replace_targets(ops: Sequence[MapOp], targets: Targets) -> Targets:
@@ -59,7 +58,7 @@ def count_choices(ops: Sequence[MapOp]) -> int:
 
 
 def select_variants(ops: Sequence[MapOp], number: int) -> tuple[MapOp, ...]:
-    """Return ops in their variant with this number; ops that have no variants stay the same."""
+    """Return each op's variant with this number; ops that have no variants stay the same."""
     return tuple(op.select_variant(number) for op in ops)
 
 
@@ -72,9 +71,9 @@ def draw_choice(xp: Any, choices: int, seed: Any, step: Any) -> Any:
 def apply_ops(
     xp: Any, ops: Sequence[MapOp], columns: Mapping[str, Any], seed: Any, epoch: Any, sample: Any
 ) -> dict[str, Any]:
-    """Map columns of shape (batch, *shape) through ops that `compute_column_specs` has accepted.
-    `xp` is numpy or jax.numpy. `seed` are the words of `seed_words`, `sample` the sample indices
-    (batch,) and `epoch` their epoch, (batch,) or a scalar: the key of the random ops."""
+    """Return columns, (batch, *shape), mapped by ops that `compute_column_specs` has accepted. `xp`
+    is numpy or jax.numpy. Random numbers depend on `seed`, the words of `seed_words`, on the sample
+    indices `sample`, (batch,), and on their `epoch`, (batch,) or a scalar."""
     result = dict(columns)
     for position, op in enumerate(ops):
         draws = uniforms(xp, seed, epoch, sample, position, op.draws)
@@ -84,7 +83,7 @@ def apply_ops(
 
 
 class JointGeometricOp(WrappedOp):
-    """An op on images that moves the labels of pixels with the pixels, by the same draws."""
+    """An op on images that also moves the labels of pixels, with the same random numbers."""
 
     op: GeometricOp
     fill: int
@@ -115,20 +114,21 @@ class JointGeometricOp(WrappedOp):
 def make_joint_ops(
     ops: Sequence[MapOp], specs: Mapping[str, ColumnSpec], ignore_index: int | None
 ) -> tuple[MapOp, ...]:
-    """Return the ops, each joined with labels if it moves pixels that have labels. Raises
-    ValueError, which begins with the position of an op that labels can't follow."""
-    result: tuple[MapOp, ...] = ()
+    """Return the ops. Those that move pixels with labels are replaced by a `JointGeometricOp`.
+    Raises ValueError, beginning with the op's position, if an op can't move labels."""
+    result: list[MapOp] = []
     for position, op in enumerate(ops):
         specs_before = compute_column_specs(result, specs)
         try:
-            result = *result, _join_labels(op, specs_before, ignore_index)
+            result.append(_join_labels(op, specs_before, ignore_index))
         except ValueError as error:
             raise ValueError(f"ops.{position} ({op.name}): {error}") from error
-    return result
+    return tuple(result)
 
 
 def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int | None) -> MapOp:
-    """Return one op as `make_joint_ops` does. Raises ValueError if labels can't follow it."""
+    """Return an op, or the op that replaces it in `make_joint_ops`. Raises ValueError if it can't
+    move the labels of the pixels that it moves."""
     moves_pixels = isinstance(op, Op) and op.moves_pixels and op.column == "image"
     if not moves_pixels or not _have_pixel_labels(specs["label"], specs["image"]):
         return op
@@ -143,13 +143,13 @@ def _join_labels(op: MapOp, specs: Mapping[str, ColumnSpec], ignore_index: int |
 
 
 def _have_pixel_labels(labels: ColumnSpec, image: ColumnSpec) -> bool:
-    """Return whether an image has a label for each pixel or token. Raises ValueError for labels
-    with other height and width, and for labels with several axes that aren't integers."""
+    """Return whether an image has a label for each pixel or token. Raises ValueError for labels of
+    several axes that aren't integers, or have another height and width than the image."""
     if image.layout != "hwc" or len(image.shape) != 3:
         return False  # the op raises an error for such images
     is_integer = np.issubdtype(np.dtype(labels.dtype), np.integer)
     if len(labels.shape) < 2:
-        # Labels of tokens are as many as the tokens, unlike a one-hot label or labels of a sample.
+        # Images (tokens, 1, channels) have labels (tokens,). Others are labels of the sample.
         return is_integer and (*labels.shape, 1) == image.shape[:2]
     if not is_integer:
         raise ValueError(

@@ -76,7 +76,7 @@ def evaluate(
         )
     counts = None if sums.classes is None else sums.classes.confusion
     confusion = None if counts is None else np.asarray(counts)
-    unit = dataset.unit.plural if dataset.unit.per_sample > 1 else "samples"
+    unit = dataset.unit.speed_unit if dataset.unit.per_sample > 1 else "samples"
     values = summarize(sums, dataset.classes, metrics)
     if options.on_train:
         train_sums = add_up(partial(executable.evaluate, on_train=True))

@@ -1,7 +1,8 @@
 """Affine maps of images, in the fixed point of OpenCV's warpAffine, and ops that draw such maps.
 
 Source coordinates are integers in units of 1/1024 pixel, so that every device reads the same
-pixels. A matrix is split into whole units and remainders, so that the device needs no float64.
+pixels. A matrix is split into integers of whole units and of a fraction of a unit, so that the
+device needs no float64.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from pipeline.data.random import scale_to_integers
 
 Interpolation = Literal["linear", "nearest"]
 _UNIT_BITS = 10
-"""Bits after the point of source coordinates in pixels."""
+"""Bits after the point of source coordinates, whose unit is 1/1024 pixel."""
 _FRACTION_BITS = 5
-"""Bits of the weights of neighbours, which are 32nds."""
+"""Bits after the point of the weights in a linear interpolation, which are multiples of 1/32."""
 
 
 @dataclass(frozen=True)
 class Maps:
-    """Maps from target to source pixels, (n, 2, 3): a row for the source's x, and a row for its y.
-    `pixels`, int32, are in units of 1/1024 pixel, `remainders`, int32, in units of
-    2**-remainder_bits of that."""
+    """Affine maps from target to source pixels, in fixed point. The arrays are int32 (n, 2, 3): a
+    row for the source's x and a row for its y."""
 
     pixels: Any
+    """Whole units of 1/1024 pixel, rounded down."""
     remainders: Any
+    """The rest, in units of 2**-remainder_bits / 1024 pixel."""
     remainder_bits: int
 
     def select(self, xp: Any, numbers: Any) -> Maps:
@@ -44,8 +46,8 @@ class Maps:
 
 
 def to_fixed_point(matrices: np.ndarray, height: int, width: int) -> Maps:
-    """Convert matrices from target to source, float64 (n, 2, 3), to fixed point."""
-    # A remainder times a coordinate is then below 2**29, so sums of them fit into int32.
+    """Convert maps from target to source pixels, float64 (n, 2, 3), of images of a size."""
+    # A remainder times a coordinate is then below 2**29, so the sum of three fits into int32.
     bits = 29 - int(max(height, width)).bit_length()
     scaled = matrices * (1 << _UNIT_BITS)
     pixels = np.floor(scaled)
@@ -96,7 +98,8 @@ def warp(xp: Any, values: Any, maps: Maps, interpolation: Interpolation, fill: n
 
 
 def _weigh_neighbour(fraction: Any, neighbour: int) -> Any:
-    """Return the weight, in 32nds, of the pixel before (0) or after (1) a place."""
+    """Return the weight, in 32nds, of the pixel before (`neighbour` 0) or after (1) a coordinate
+    with this fraction, in 32nds."""
     return fraction if neighbour else (1 << _FRACTION_BITS) - fraction
 
 
@@ -104,8 +107,8 @@ def _read_pixels(xp: Any, values: Any, rows: Any, columns: Any, fill: np.ndarray
     """Return the pixels at points; `fill` for points outside the image."""
     height, width = values.shape[1:3]
     is_inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    read = read_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
-    return xp.where(is_inside[..., None], read, fill)
+    pixels = read_points(xp, values, rows.clip(0, height - 1), columns.clip(0, width - 1))
+    return xp.where(is_inside[..., None], pixels, fill)
 
 
 def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarray:
@@ -115,14 +118,14 @@ def make_rotation(degrees: np.ndarray, centre: tuple[float, float]) -> np.ndarra
     cosine = np.cos(angle)
     sine = np.sin(angle)
     x, y = centre
-    along = [cosine, -sine, x - cosine * x + sine * y]
-    across = [sine, cosine, y - sine * x - cosine * y]
-    return np.stack([np.stack(along, -1), np.stack(across, -1)], axis=-2)
+    source_x = [cosine, -sine, x - cosine * x + sine * y]
+    source_y = [sine, cosine, y - sine * x - cosine * y]
+    return np.stack([np.stack(source_x, -1), np.stack(source_y, -1)], axis=-2)
 
 
 def make_shear(along: float, across: float, centre: tuple[float, float]) -> np.ndarray:
-    """Return the map from target to source, (2, 3), of shears by angles in radians about `centre`.
-    Rows move by `along` and columns by `across`, as in MindSpore's Affine."""
+    """Return the map from target to source, (2, 3), of shears about `centre`, (x, y) in pixels. As
+    in MindSpore's Affine, rows are sheared by `along` and columns by `across`, in radians."""
     x, y = centre
     slope = np.tan(along)
     c = -np.tan(across)
@@ -145,11 +148,11 @@ Degrees = Annotated[
 ]
 Point = Annotated[tuple[float, float], Strict(False)]
 MAPS = 4096
-"""Size of a table of maps, one of which is drawn for each sample. It takes 200 kB."""
+"""Number of maps in a table, one of which is drawn for each sample. A table takes 200 kB."""
 LEAST_SCALE = 0.01
 """With smaller scales, coordinates in fixed point wouldn't fit into int32."""
 _TABLE_KEY = 0xAFF1
-"""Seed of the orders in the table of maps, which is the same in every run."""
+"""Seed of the random orders in the tables of maps, which are the same in every run."""
 
 
 def list_fill_levels(fill: int | tuple[int, ...], channels: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Brightness, contrast, saturation and hue of bytes, computed as in OpenCV.
 
-`factors` and `shifts` are all amounts that can be drawn, (n,). `numbers` is the index of each
-image's amount, int32 (batch,).
+In all functions `factors` or `shifts` are the amounts that can be drawn, (n,), and `numbers` is the
+index of each image's amount, int32 (batch,).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pipeline.data.random import scale_to_integers
 Adjust = Callable[[Any, Any, np.ndarray, Any], Any]
 """(xp, bytes, amounts (n,), index of each image's amount, int32 (batch,)) -> bytes."""
 _FACTOR_BITS = 16
-"""Bits of a rounded factor: products with bytes then fit into the 24 bits of a float32."""
+"""Bits of a rounded factor. Its product with a byte fits into the 24 bits of a float32."""
 _MAX_TABLES = 32
-"""At most this many factors have a table, of 64 KiB each. Results for more factors are computed."""
+"""The most factors for which results are tabulated, 64 KiB each. For more they are computed."""
 _GREY_BITS = 15
 _GREY = np.array([9798, 19235, 3735], np.int32)
 """Weights of red, green and blue in the luma: 0.299, 0.587 and 0.114 with `_GREY_BITS` bits."""
@@ -39,7 +39,7 @@ _SIXTH = 85
 def _make_range_check(
     low: float, high: float, quantity: str
 ) -> Callable[[tuple[float, float]], tuple[float, float]]:
-    """Return a validator that raises ValueError for a range beyond `low` and `high`."""
+    """Return a validator that raises ValueError for a range that isn't within `low` and `high`."""
 
     def check(bounds: tuple[float, float]) -> tuple[float, float]:
         if not low <= bounds[0] <= bounds[1] <= high:
@@ -88,7 +88,8 @@ class RandomColorAdjust(Op):
         return repeat_op(xp, change_once, len(changes), values)
 
     def _list_changes(self, xp: Any, uniforms: Any) -> list[tuple[Adjust, np.ndarray, Any]]:
-        """Return the adjustments in use: function, amounts (n,), index of each image's amount."""
+        """Return the adjustments that change something, each with its amounts, (n,), and the index
+        of each image's amount, int32 (batch,)."""
         amounts: dict[Adjust, np.ndarray] = {
             adjust_brightness: list_steps(*self.brightness),
             adjust_contrast: list_steps(*self.contrast),
@@ -115,7 +116,8 @@ def require_rgb_bytes(value: ColumnSpec) -> None:
 
 def round_factors(factors: np.ndarray) -> np.ndarray:
     """Round factors f to 16 bits, float32, so that products of bytes with f and 1 - f are exact."""
-    unit = np.maximum(np.frexp(factors)[1], 0) - _FACTOR_BITS
+    _, exponents = np.frexp(factors)
+    unit = np.maximum(exponents, 0) - _FACTOR_BITS
     return np.ldexp(np.rint(np.ldexp(factors, -unit)), unit).astype(np.float32)
 
 
@@ -135,9 +137,9 @@ def adjust_brightness(xp: Any, values: Any, factors: np.ndarray, numbers: Any) -
 
 
 def blend(xp: Any, base: Any, values: Any, factors: np.ndarray, numbers: Any) -> Any:
-    """Return base + (values - base) * factor, for bytes. Results for few factors are tabulated,
-    with the rounding of OpenCV's fused multiplication. Many factors are rounded to 16 bits, so that
-    results don't depend on fusion by a compiler."""
+    """Return base + (values - base) * factor, rounded to bytes. Up to `_MAX_TABLES` factors have
+    tables, with the rounding of OpenCV's fused multiplication. More factors are rounded to 16 bits,
+    so that results don't depend on whether a compiler fuses the multiplication."""
     if len(factors) > _MAX_TABLES:
         factor = round_factors(factors)
         value_part = values.astype(np.float32) * broadcast_per_image(xp.asarray(factor)[numbers])
@@ -157,12 +159,13 @@ def look_up_blend(xp: Any, base: Any, values: Any, tables: np.ndarray, numbers: 
 def make_blend_table(factor: float, fused: Literal["base", "value"]) -> np.ndarray:
     """Return the blends of every base and value by a factor, uint8 (1, 256, 256). `fused` is the
     product that OpenCV doesn't round before it adds the other product."""
-    byte = np.arange(256, dtype=np.float32)
+    value = np.arange(256, dtype=np.float32)
+    base = value[:, None]
     share = np.float32(factor)
     if fused == "base":
-        total = byte[:, None].astype(np.float64) * np.float64(1 - share) + byte * share
+        total = base.astype(np.float64) * np.float64(1 - share) + value * share
     else:
-        total = byte.astype(np.float64) * np.float64(share) + byte[:, None] * (1 - share)
+        total = value.astype(np.float64) * np.float64(share) + base * (1 - share)
     return np.rint(total.astype(np.float32)).clip(0, 255).astype(np.uint8)[None]
 
 
@@ -200,19 +203,20 @@ def to_hsv(xp: Any, rgb: Any) -> tuple[Any, Any, Any]:
     """Return hue in 256ths of a circle, saturation and value, int32 in 0..255, as OpenCV does."""
     red, green, blue = (rgb[..., channel] for channel in range(3))
     value = rgb.max(axis=-1)
-    range_ = value - rgb.min(axis=-1)
+    chroma = value - rgb.min(axis=-1)
     byte = np.maximum(np.arange(256), 1)
+    # OpenCV's tables of 255 / value and of 256 / (6 * chroma), in fixed point.
     per_value = np.rint((255 << _HUE_BITS) / byte).astype(np.int32)
-    per_range = np.rint((256 << _HUE_BITS) / (6 * byte)).astype(np.int32)
+    per_chroma = np.rint((256 << _HUE_BITS) / (6 * byte)).astype(np.int32)
     half = 1 << (_HUE_BITS - 1)
-    saturation = (range_ * xp.asarray(per_value)[value] + half) >> _HUE_BITS
-    # The hue in sixths of the circle, times the range: red is at 0, green at 2, blue at 4.
+    saturation = (chroma * xp.asarray(per_value)[value] + half) >> _HUE_BITS
+    # The hue in sixths of the circle, times the chroma: red is at 0, green at 2, blue at 4.
     scaled_hue = xp.where(
         value == red,
         green - blue,
-        xp.where(value == green, blue - red + 2 * range_, red - green + 4 * range_),
+        xp.where(value == green, blue - red + 2 * chroma, red - green + 4 * chroma),
     )
-    hue = (scaled_hue * xp.asarray(per_range)[range_] + half) >> _HUE_BITS
+    hue = (scaled_hue * xp.asarray(per_chroma)[chroma] + half) >> _HUE_BITS
     return xp.where(hue < 0, hue + 256, hue), saturation, value
 
 

@@ -1,7 +1,8 @@
-"""The changes of images that policies draw, a different change for each image, without branches.
+"""The changes of images that policies draw, applied without branches: one change for each image.
 
-Every change is a row of tables computed on the host: an affine map, a table of levels and a factor
-of a blend. Each image selects its row, so the compiled step has each kind of change once.
+The host computes tables with a row for each change: an affine map, new levels of bytes, and a
+blend. Rows are the identity in tables that a change doesn't use. Each image selects a row, so the
+compiled step computes each table's kind of change once.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ LEVELS = 256
 _IDENTITY = np.arange(LEVELS, dtype=np.int32)
 _SPREAD = np.maximum(_IDENTITY, 1).astype(np.float32)[:, None]
 _STRETCHED = _IDENTITY.astype(np.float32) * (np.float32(255) / _SPREAD)
-"""Level * 255 / spread, by spread (highest - lowest level) and level, rounded to float32 at each
-step as in MindSpore."""
+"""level * (255 / spread), float32 (256, 256) by spread (highest - lowest level) and level. As in
+MindSpore, the quotient is rounded to float32 before the product."""
 
 
 @dataclass(frozen=True)
@@ -45,32 +46,32 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """Tables of n changes: affine maps, new levels by level, int32 (n, 256), and names, (n,).
-
-    `blends` has a table for each factor, uint8 (blends, 256, 256), and `blend_numbers`, int32 (n,),
-    the index of each change's table.
-    """
+    """Tables of n changes."""
 
     maps: Maps
+    """The affine map of each change."""
     levels: np.ndarray
+    """The new level for each level, int32 (n, 256)."""
     names: np.ndarray
+    """Names of the changes, (n,)."""
     blends: np.ndarray
+    """The different tables of `make_blend_table`, uint8 (blends, 256, 256)."""
     blend_numbers: np.ndarray
+    """The index in `blends` of each change's table, int32 (n,)."""
 
 
 def tabulate(changes: Sequence[Change], size: Size) -> Changes:
     """Return the tables of changes to images of a size, (height, width)."""
     height, width = size
+    matrices = np.stack([_make_matrix(change, height, width) for change in changes])
     blends = [_find_blend(change) for change in changes]
     numbers = {blend: number for number, blend in enumerate(dict.fromkeys(blends))}
     return Changes(
-        to_fixed_point(
-            np.stack([_make_matrix(change, height, width) for change in changes]), height, width
-        ),
-        np.stack([make_level_table(change) for change in changes]).astype(np.int32),
-        np.array([change.name for change in changes]),
-        np.concatenate([make_blend_table(factor, fused) for factor, fused in numbers]),
-        np.array([numbers[blend] for blend in blends], np.int32),
+        maps=to_fixed_point(matrices, height, width),
+        levels=np.stack([make_level_table(change) for change in changes]).astype(np.int32),
+        names=np.array([change.name for change in changes]),
+        blends=np.concatenate([make_blend_table(factor, fused) for factor, fused in numbers]),
+        blend_numbers=np.array([numbers[blend] for blend in blends], np.int32),
     )
 
 
@@ -105,12 +106,11 @@ def _make_matrix(change: Change, height: int, width: int) -> np.ndarray:
 
 
 def make_level_table(change: Change) -> np.ndarray:
-    """Return the new level for each level, (256,); changes that aren't of levels leave them."""
+    """Return the new level for each level, (256,). Changes of another kind keep all levels."""
     match change.name:
         case "Brightness":  # as `adjust_brightness` computes it
-            return np.rint(_IDENTITY.astype(np.float32) * np.float32(_compute_factor(change))).clip(
-                0, 255
-            )
+            levels = _IDENTITY.astype(np.float32) * np.float32(_compute_factor(change))
+            return np.rint(levels).clip(0, 255)
         case "Posterize":  # the highest bits of a level
             return _IDENTITY & (LEVELS - (1 << (8 - int(change.magnitude))))
         case "Solarize":  # inverted from a threshold up
@@ -128,8 +128,8 @@ def apply_changes(
     interpolation: Interpolation,
     fill: np.ndarray,
 ) -> Any:
-    """Return images of RGB bytes, each changed by the row of the tables in `numbers`, int32
-    (batch,). Pixels from outside are `fill`, uint8 (3,)."""
+    """Return images of RGB bytes, each changed by the change with its number in `numbers`, int32
+    (batch,). Pixels from outside the image are `fill`, uint8 (3,)."""
     values = warp(xp, values, changes.maps.select(xp, numbers), interpolation, fill)
     counts = count_levels(xp, values)
     levels = xp.asarray(changes.levels)[numbers][:, None]
@@ -156,7 +156,7 @@ def _has_name(xp: Any, changes: Changes, numbers: Any, names: Sequence[str]) -> 
 
 
 def look_up(xp: Any, values: Any, tables: Any) -> Any:
-    """Replace bytes by the tables of their image and channel, (batch, channels or 1, 256)."""
+    """Return bytes replaced by the tables (batch, channels or 1, 256) of image and channel."""
     batch, channels = tables.shape[:2]
     row = np.arange(batch, dtype=np.int32)[:, None] * channels + np.arange(channels, dtype=np.int32)
     indices = row[:, None, None, :] * LEVELS + values.astype(np.int32)
@@ -174,7 +174,8 @@ def count_levels(xp: Any, values: Any) -> Any:
 
 
 def make_stretch_table(xp: Any, counts: Any) -> Any:
-    """Return tables that stretch each channel's levels to 0..255, as MindSpore's AutoContrast."""
+    """Return tables that stretch each channel's levels to 0..255, as MindSpore's AutoContrast does:
+    int32 (batch, channels, 256), from the histograms `counts` of the same shape."""
     lowest = xp.argmax(counts > 0, axis=-1)[..., None]
     highest = LEVELS - 1 - xp.argmax(counts[..., ::-1] > 0, axis=-1)[..., None]
     scaled = xp.asarray(_STRETCHED)[(highest - lowest)[..., 0]]
@@ -183,13 +184,14 @@ def make_stretch_table(xp: Any, counts: Any) -> Any:
 
 
 def make_equalize_table(xp: Any, counts: Any) -> Any:
-    """Return tables that equalize each channel's levels, as OpenCV's equalizeHist."""
+    """Return tables that equalize each channel's levels, as OpenCV's equalizeHist does: int32
+    (batch, channels, 256), from the histograms `counts` of the same shape."""
     lowest = xp.argmax(counts > 0, axis=-1)[..., None]
-    first = xp.take_along_axis(counts, lowest, axis=-1)
-    above = xp.cumsum(counts, axis=-1) - first
-    total = counts.sum(axis=-1, keepdims=True) - first
+    lowest_count = xp.take_along_axis(counts, lowest, axis=-1)
+    cumulative = xp.cumsum(counts, axis=-1) - lowest_count
+    total = counts.sum(axis=-1, keepdims=True) - lowest_count
     scale = np.float32(255) / xp.maximum(total, 1).astype(np.float32)
-    table = xp.rint(above.clip(0).astype(np.float32) * scale).astype(np.int32)
+    table = xp.rint(cumulative.clip(0).astype(np.float32) * scale).astype(np.int32)
     return xp.where(total > 0, table.clip(0, 255), _IDENTITY)
 
 

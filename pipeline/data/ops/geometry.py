@@ -19,8 +19,8 @@ from pipeline.data.random import scale_to_integers
 class Pad(GeometricOp):
     """Surround the image with pixels of the value `fill`, or with pixels of the image.
 
-    `mode` edge repeats the outermost pixels. symmetric mirrors the image with the outermost pixels,
-    and reflect without them.
+    With `mode` constant they are `fill`. edge repeats the outermost pixels. symmetric mirrors the
+    image including its outermost pixels, reflect excluding them.
     """
 
     name: Literal["pad"] = "pad"
@@ -113,16 +113,19 @@ class RandomCrop(GeometricOp):
 def _crop_axis(
     xp: Any, uniforms: Any, size: int, length: int, padding: tuple[int, int]
 ) -> tuple[Any, Any]:
-    """Draw the pixels of a crop along an axis of `length` pixels, with `padding` (before, after).
-    Returns pixels, int32 (batch, size), clamped to the image, and a mask of those inside it."""
-    first = scale_to_integers(xp, uniforms, sum(padding) + length - size + 1) - padding[0]
+    """Draw the pixels of crops along an axis of `length` pixels, with `padding` (before, after), by
+    `uniforms`, (batch, 1). Returns the pixels, int32 (batch, size), clamped to the image, and a
+    mask of those that are inside it."""
+    num_places = sum(padding) + length - size + 1
+    first = scale_to_integers(xp, uniforms, num_places) - padding[0]
     pixel = first + np.arange(size, dtype=np.int32)
     return pixel.clip(0, length - 1), (pixel >= 0) & (pixel < length)
 
 
 @component("op")
 class CenterCrop(GeometricOp):
-    """Crop to `size` in the middle. If the border is odd, its larger half is at the end."""
+    """Crop to `size` in the middle. If an odd number of rows or columns is cut off, one more is cut
+    off at the end than at the start."""
 
     name: Literal["center_crop"] = "center_crop"
     size: Size
@@ -164,7 +167,7 @@ class _Flip(GeometricOp):
 
     def __call__(self, xp: Any, values: Any, uniforms: Any) -> Any:
         pixels = [np.arange(length, dtype=np.int32)[None] for length in values.shape[1:3]]
-        # One read by index: if it selected from two reads, XLA would compute their input twice.
+        # Reads pixels once, by index. With a choice between two reads XLA computes the image twice.
         along = pixels[self.axis]
         pixels[self.axis] = xp.where(uniforms[:, :1] < self.prob, along[:, ::-1], along)
         return read_crossings(xp, values, rows=pixels[0], columns=pixels[1])
@@ -191,8 +194,8 @@ class Cutout(Op):
     """Fill square holes of `size` pixels a side with zeros.
 
     A hole may be partly outside the image. With convention `devries` (DeVries and Taylor, 2017) its
-    centre is uniform over the image. With `mindspore` the hole starts anywhere from right before to
-    right after the image, so that some holes have no effect.
+    centre is uniform over the image. With `mindspore` its start is uniform from `size` pixels
+    before the image to its end, so that some holes are outside and have no effect.
     """
 
     name: Literal["cutout"] = "cutout"
@@ -222,8 +225,9 @@ class Cutout(Op):
     def _mark_holes(self, xp: Any, uniforms: Any, length: int) -> Any:
         """Return a mask of the pixels of each hole along an axis: bool (batch, holes, length)."""
         if self.convention == "devries":
-            first = scale_to_integers(xp, uniforms, length)[:, :, None] - self.size // 2
+            first = scale_to_integers(xp, uniforms, length) - self.size // 2
         else:
-            first = scale_to_integers(xp, uniforms, length + self.size + 1)[:, :, None] - self.size
+            first = scale_to_integers(xp, uniforms, length + self.size + 1) - self.size
         pixel = np.arange(length)
+        first = first[:, :, None]
         return (first <= pixel) & (pixel < first + self.size)

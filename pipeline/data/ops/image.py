@@ -21,9 +21,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Axis = Literal[1, 2]
 """The axis of rows (1) or columns (2) in a batch of images."""
 STEPS = 4096
-"""Number of even steps of a range, one of which is drawn. Functions such as sine are computed on
-the host in float64 for all steps, and looked up. XLA's functions differ from numpy's in the last
-digit, which rounding could turn into a whole pixel."""
+"""Number of even steps of a range, one of which is drawn. The host computes functions such as sine
+for all steps, in float64, and the compiled step looks them up. XLA's functions differ from numpy's
+in the last digit, which after rounding could be a whole pixel."""
 
 
 def require_image(value: ColumnSpec) -> tuple[int, int, int]:
@@ -55,7 +55,8 @@ def read_crossings(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
-    """Return rows (axis 1) or columns (axis 2) of images; `pixels` int32 (batch or 1, length)."""
+    """Return the rows (axis 1) or columns (axis 2) of images, (batch, height, width, channels),
+    whose numbers are `pixels`, int32 (batch or 1, length), all within the image."""
     if pixels.shape[0] == 1:
         # All indices are in range; "clip" avoids numpy's check, which doubles the time.
         return xp.take(values, pixels[0], axis=axis, mode="clip")
@@ -65,7 +66,8 @@ def read_along(xp: Any, values: Any, pixels: Any, axis: Axis) -> Any:
 
 
 def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
-    """Return the pixels at (rows, columns) of each image, int32 that broadcast to (batch, I, J)."""
+    """Return the pixels at (rows, columns) of each image, (batch, I, J, channels). `rows` and
+    `columns` are int32, within the image, and broadcast to (batch, I, J)."""
     index = np.arange(len(values), dtype=np.int32)[:, None, None], rows, columns
     if xp is np:
         return values[index]
@@ -74,9 +76,10 @@ def read_points(xp: Any, values: Any, rows: Any, columns: Any) -> Any:
 
 
 def repeat_op(xp: Any, change: Callable[[Any, Any], Any], iterations: int, values: Any) -> Any:
-    """Compute values = change(iteration, values) repeatedly; shape and dtype must stay the same.
-    The compiled step has a loop too. If it were unrolled, XLA would fuse the iterations and compute
-    their inputs several times: 457 ms instead of 74 for four iterations of four changes."""
+    """Return `values` after `iterations` calls of `change(iteration, values)`, which must leave
+    shape and dtype the same. The compiled step has a loop too. Without it XLA would fuse the
+    iterations and compute their inputs several times: four iterations of four changes would take
+    457 ms instead of 74."""
     if xp is np or iterations < 2:
         for iteration in range(iterations):
             values = change(iteration, values)
@@ -104,5 +107,6 @@ def list_steps(low: float, high: float) -> np.ndarray:
 
 
 def draw_rows(xp: Any, uniforms: Any, table: np.ndarray) -> Any:
-    """Draw rows of a table evenly. Returns (*uniforms.shape, *table.shape[1:])."""
+    """Return rows of a table, all equally likely, drawn by uniform random numbers:
+    (*uniforms.shape, *table.shape[1:])."""
     return xp.asarray(table)[scale_to_integers(xp, uniforms, len(table))]

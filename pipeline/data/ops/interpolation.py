@@ -1,8 +1,8 @@
 """Interpolation of resized images from pixels of the source, as in OpenCV and Pillow.
 
-MindSpore resizes arrays with OpenCV, and with Pillow's algorithm for `Inter.PILCUBIC`. Bytes are
-mixed in the same fixed point, so that results are equal bit for bit, on every device. The formulas
-of OpenCV's imgproc/resize and Pillow's Resample were derived from their results.
+MindSpore resizes arrays with OpenCV, or for `Inter.PILCUBIC` with Pillow's algorithm. Bytes are
+computed in the same fixed point as there, so that results are equal bit for bit, on every device.
+The formulas of OpenCV's imgproc/resize and Pillow's Resample were derived from their results.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ _LANES = 8
 
 @dataclass(frozen=True)
 class Taps:
-    """Taps of each target pixel along an axis: a tap is a source pixel and its weight. Both are
-    (1 or batch, length, taps), `pixels` int32, `weights` float32, or int32 in fixed point."""
+    """Taps of each target pixel along an axis: a tap is a source pixel and its weight. Both arrays
+    are (1 or batch, length, taps)."""
 
     pixels: Any
+    """int32."""
     weights: Any
+    """float32, or int32 in fixed point."""
 
     def read(self, xp: Any, values: Any, axis: Axis) -> Iterator[tuple[Any, Any]]:
-        """Yield the source pixels and the weights of each tap, in shapes that broadcast."""
+        """Yield the source pixels of each tap in images (batch, height, width, channels), and its
+        weights, in a shape that broadcasts to them."""
         for tap in range(self.pixels.shape[-1]):
             weights = xp.expand_dims(self.weights[..., tap], (3 - axis, 3))
             yield read_along(xp, values, self.pixels[..., tap], axis), weights
@@ -58,12 +61,13 @@ def interpolate(xp: Any, values: Any, column_taps: Taps, row_taps: Taps) -> Any:
     rows = column_taps.sum(xp, values.astype(np.int32), 2)
     if row_taps.pixels.shape[-1] > 2:
         total = row_taps.sum(xp, rows, 1)
-        # OpenCV rounds halves to even in groups of `_LANES` bytes, and up in a row's other bytes.
+        # OpenCV rounds halves to even in whole groups of `_LANES` bytes, and up in the bytes of a
+        # row that are left after them.
         width, channels = total.shape[2:]
         indices = np.arange(width * channels).reshape(width, channels)
         halves_up = indices >= width * channels // _LANES * _LANES
-        mixed = divide_rounded(total, 1 << (2 * WEIGHT_BITS), halves_up)
-        return mixed.clip(0, 255).astype(np.uint8)
+        levels = divide_rounded(total, 1 << (2 * WEIGHT_BITS), halves_up)
+        return levels.clip(0, 255).astype(np.uint8)
     # OpenCV has 16 bits for each product, and so rounds to quarters before it adds.
     upper, lower = (((row >> 4) * weight) >> 16 for row, weight in row_taps.read(xp, rows, 1))
     return ((upper + lower + 2) >> 2).astype(np.uint8)
@@ -79,14 +83,14 @@ def find_nearest_pixels(source: int, target: int) -> np.ndarray:
 def make_opencv_taps(
     interpolation: OpenCv, source: int, target: int, axis: Axis, *, fixed: bool
 ) -> Taps:
-    """Return taps of two (linear) or four (cubic) neighbours, clamped, without antialiasing.
+    """Return taps of two (linear) or four (cubic) neighbours, clamped to the source.
     `source` and `target` are lengths in pixels. With `fixed`, weights are in fixed point."""
     centres = ((np.arange(target) + 0.5) * (1 / (target / source)) - 0.5).astype(np.float32)
     first = np.floor(centres)
     fraction = centres - first
     if interpolation == "cubic":
         return _make_neighbour_taps(source, first - 1, _compute_cubic_weights(fraction), fixed)
-    if axis == 2:  # Along columns the weights stay, though both taps are the pixel of the edge.
+    if axis == 2:  # At the upper and lower edge OpenCV keeps the weights of the clamped taps.
         fraction = np.where((first < 0) | (first >= source - 1), np.float32(0), fraction)
     return _make_neighbour_taps(source, first, (1 - fraction, fraction), fixed)
 
@@ -125,37 +129,39 @@ def _make_neighbour_taps(
 
 def average_areas(xp: Any, values: Any, size: tuple[int, int]) -> Any:
     """Return the mean of the area that each target pixel covers, for images that shrink."""
-    (row_taps, row_total), (column_taps, column_total) = (
-        _make_overlap_taps(source, target)
-        for source, target in zip(values.shape[1:3], size, strict=True)
-    )
+    height, width = values.shape[1:3]
+    row_taps, row_total = _make_overlap_taps(height, size[0])
+    column_taps, column_total = _make_overlap_taps(width, size[1])
     area = row_total * column_total
     if values.dtype != np.uint8:
         total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.float32), 2), 1)
         return (total * np.float32(1 / area)).astype(values.dtype)
     total = row_taps.sum(xp, column_taps.sum(xp, values.astype(np.int32), 2), 1)
-    if (row_total, column_total) == (2, 2):  # for which OpenCV rounds halves up
+    if (row_total, column_total) == (2, 2):  # Only for this ratio OpenCV rounds halves up.
         return ((total + 2) >> 2).astype(np.uint8)
     return divide_rounded(total, area).astype(np.uint8)
 
 
 def _make_overlap_taps(source: int, target: int) -> tuple[Taps, int]:
     """Return taps whose weights are the overlaps of target and source pixels, and the sum of the
-    weights of a target pixel. Their unit is the largest that makes all of them integers."""
-    unit = gcd(source, target)
-    cell = source // unit
-    pixel = target // unit
-    begin = np.arange(target)[:, None] * cell
-    taps = int((-(-(begin + cell) // pixel) - begin // pixel).max())
-    covered = begin // pixel + np.arange(taps)
-    overlap = np.minimum(begin + cell, (covered + 1) * pixel) - np.maximum(begin, covered * pixel)
+    weights of a target pixel. Weights are in the largest unit that makes all of them integers."""
+    divisor = gcd(source, target)
+    target_width = source // divisor
+    source_width = target // divisor
+    begin = np.arange(target)[:, None] * target_width
+    end = begin + target_width
+    first = begin // source_width
+    num_taps = int((-(-end // source_width) - first).max())
+    covered = first + np.arange(num_taps)
+    covered_begin = covered * source_width
+    overlap = np.minimum(end, covered_begin + source_width) - np.maximum(begin, covered_begin)
     pixels = covered.clip(0, source - 1)[None].astype(np.int32)
-    return Taps(pixels, overlap.clip(0)[None].astype(np.int32)), cell
+    return Taps(pixels, overlap.clip(0)[None].astype(np.int32)), target_width
 
 
 def divide_rounded(total: Any, divisor: int, halves_up: Any = False) -> Any:
-    """Return total / divisor, rounded to the nearest integer, halves up if `halves_up`, a bool or a
-    mask, else to even."""
+    """Return total / divisor, rounded to the nearest integer. Halves are rounded to even, or up if
+    `halves_up`, a bool or a mask, is true."""
     quotient = total // divisor
     doubled = 2 * (total - quotient * divisor)
     half = (doubled == divisor) & ((quotient % 2 == 1) | halves_up)
@@ -181,8 +187,8 @@ def make_pillow_taps(interpolation: Pillow, source: int, target: int) -> Taps:
 
 
 def filter_axis(xp: Any, values: Any, taps: Taps, axis: Axis) -> Any:
-    """Return bytes scaled along an axis by Pillow's taps, rounded to bytes."""
-    if taps.pixels.shape[1] == values.shape[axis]:  # which Pillow leaves as it is
+    """Return bytes scaled along an axis by Pillow's taps, and rounded to bytes."""
+    if taps.pixels.shape[1] == values.shape[axis]:  # Pillow doesn't filter an axis of this length.
         return values
     total = taps.sum(xp, values.astype(np.int32), axis)
     half = 1 << (_PILLOW_BITS - 1)

@@ -21,8 +21,8 @@ ARRAYS = ("mean", "matrix")
 class LinearMap(Op):
     """(image - mean) @ matrix of an image as one vector, in float32.
 
-    The file is an .npz with mean (n,) and matrix (n, n), for images of n values, such as
-    `compute_zca` returns (MindSpore's LinearTransformation). Last digits depend on the device.
+    The file is an .npz with mean (n,) and matrix (n, n), for images of n values: MindSpore's
+    LinearTransformation. `compute_zca` computes such arrays. Last digits depend on the device.
     """
 
     name: Literal["linear_map"] = "linear_map"
@@ -41,7 +41,8 @@ class LinearMap(Op):
         return xp.matmul(vectors, matrix, precision="highest").reshape(values.shape)
 
     def _read(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and matrix. Raises ValueError unless they are for images of `size` values."""
+        """Return mean and matrix, float32. Raises ValueError if the file can't be read, or isn't
+        for images of `size` values."""
         try:
             mean, matrix = _read_arrays(self.file, self.file.stat().st_mtime_ns)
         except OSError as error:
@@ -58,7 +59,8 @@ class LinearMap(Op):
 
 @lru_cache(maxsize=4)
 def _read_arrays(path: Path, _changed_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and matrix, float32; cached until a file changes. Raises OSError, ValueError."""
+    """Return mean and matrix, float32. `_changed_ns`, the time of the file's last change, is a part
+    of the cache's key alone. Raises OSError, and ValueError for a damaged file."""
     with open_archive(path) as archive:
         missing = [name for name in ARRAYS if name not in archive.names]
         if missing:

@@ -1,4 +1,4 @@
-"""Batch ops, which mix each sample and its label with another sample of the batch."""
+"""Batch ops that mix each sample and its label with a partner, another sample of the batch."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ class MixUp(BatchOp):
 def mix_up(
     xp: Any, values: tuple[Any, ...], partner: Any, shares: np.ndarray, number: Any
 ) -> tuple[Any, ...]:
-    """Mix (images, labels) with those in the rows `partner`, int (batch,). A sample has the weight
-    shares[number], with `number` int32 (1,), and its partner has 1 - shares[number]."""
+    """Return (images, labels) mixed with their partners, which are in the rows `partner`, int
+    (batch,). The weight of a sample is shares[number], with `number` int32 (1,), and the weight of
+    its partner 1 - shares[number]."""
     images, labels = values
     share = xp.asarray(shares)[number]
     mixed_labels = _mix_with_partner(labels, partner, share)
@@ -63,14 +64,14 @@ def mix_up(
 
 
 def _mix_with_partner(values: Any, partner: Any, share: Any) -> Any:
-    """Mix `share`, (batch or 1,), of each sample with 1 - share of its partner. The dtype stays."""
+    """Return values * share + partners * (1 - share) in their dtype; `share` is (batch or 1,)."""
     share = share.reshape(-1, *(1,) * (values.ndim - 1))
     partners = values[partner].astype(np.float32)
     return (values.astype(np.float32) * share + partners * (1 - share)).astype(values.dtype)
 
 
 def _encode_label(xp: Any, op: BatchOp, values: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return images and one-hot labels. `_fit_label` has accepted the labels."""
+    """Return images and one-hot labels, from labels that `_fit_label` has accepted."""
     images, labels = values
     if op.classes is not None and labels.ndim == 1:
         labels = OneHot(classes=op.classes)(xp, labels, None)
@@ -90,7 +91,7 @@ def _fit_label(op: BatchOp, label: ColumnSpec) -> ColumnSpec:
 
 
 def draw_partners(xp: Any, uniforms: Any) -> Any:
-    """Return the row that each sample is mixed with: a uniform random permutation of the batch."""
+    """Return the row of each sample's partner: a permutation, int (batch,), drawn by `uniforms`."""
     if xp is np:
         return np.argsort(uniforms, kind="stable")
     return xp.argsort(uniforms, stable=True)
@@ -98,7 +99,8 @@ def draw_partners(xp: Any, uniforms: Any) -> Any:
 
 @lru_cache
 def list_beta_steps(alpha: float) -> np.ndarray:
-    """Return STEPS equally likely draws of Beta(alpha, alpha), rounded by `round_factors`."""
+    """Return the quantiles of Beta(alpha, alpha) in the middles of STEPS equally likely steps,
+    rounded by `round_factors`, float32 (STEPS,)."""
     from scipy.special import betaincinv
 
     return round_factors(betaincinv(alpha, alpha, (np.arange(STEPS) + 0.5) / STEPS))
@@ -142,12 +144,11 @@ class CutMix(BatchOp):
 
 
 def _mark_extent(xp: Any, uniforms: Any, extent: Any, length: int) -> Any:
-    """Return a mask of the pixels of a box along an axis of `length`, bool (batch, length).
+    """Return a mask of the pixels of boxes along an axis of `length`, bool (batch, length).
 
-    The centre is drawn by `uniforms`, (batch,), and `extent`, int (batch,), is the side of the box.
-
-    As in MindSpore, the centre may be right after the last pixel, a clipped end excludes the last
-    pixel, and the box has at least one pixel.
+    `uniforms`, (batch,), draw the centre of a box; `extent`, int (batch,), is its side. As in
+    MindSpore, the centre may be right after the last pixel, a box that is clipped at the end lacks
+    the last pixel, and a box has at least one pixel.
     """
     centre = scale_to_integers(xp, uniforms, length + 1)
     half = extent // 2

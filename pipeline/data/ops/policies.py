@@ -1,9 +1,10 @@
-"""Learned and random policies of changes: AutoAugment and RandAugment."""
+"""AutoAugment and RandAugment: ops that draw several changes for each image."""
 
 from __future__ import annotations
 
 import json
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -23,7 +24,7 @@ _SIGNED = frozenset(
     {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
     | {"Brightness", "Color", "Contrast", "Sharpness"}
 )
-"""Changes whose magnitude is negated with a probability."""
+"""Changes whose magnitude is negated for some images."""
 _BINS = 10
 """Number of magnitudes of AutoAugment."""
 _RANDOM = (
@@ -35,9 +36,10 @@ _POLICIES = Path(__file__).with_name("auto_augment.json")
 """Policies of 25 pairs of (change, probability, index of a magnitude or None): tables 7 to 9 of
 Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", 2019, as in MindSpore."""
 Convention = Literal["mindspore", "paper"]
-"""mindspore: translations are multiplied by the image's side twice, so that most leave only `fill`;
-RandAugment negates a third of magnitudes and draws AutoContrast twice as often. paper: translations
-in pixels and even chances."""
+"""mindspore: translations are multiplied by the image's side twice, so that most move the whole
+image out; RandAugment negates a third of the magnitudes and draws AutoContrast twice as often as
+other changes. paper: translations are multiplied by the side once; RandAugment negates half of the
+magnitudes and draws all changes equally often."""
 
 
 class Policy(Op):
@@ -54,8 +56,7 @@ class Policy(Op):
         return value
 
     def _apply(self, xp: Any, values: Any, changes: Changes, numbers: Any) -> Any:
-        """Apply several changes to each image, one after the other; `numbers`, int32 (batch,
-        iterations), are their rows in the tables."""
+        """Return images after the changes in the rows `numbers`, int32 (batch, iterations)."""
         fill = list_fill_levels(self.fill, 3)
 
         def change_once(iteration: Any, values: Any) -> Any:
@@ -126,7 +127,7 @@ def list_strengths(
     radians, translations in pixels, rotations in degrees. Thresholds of Solarize fall from
     `solarize_from` to 0. The ranges are from Cubuk et al., 2019, table 6."""
     height, width = size
-    power = 1 if convention == "paper" else 2  # of the side, in a translation
+    power = 1 if convention == "paper" else 2  # exponent of the side in a translation
     match name:
         case "ShearX" | "ShearY":
             return _space_evenly(0, 0.3, bins)
@@ -154,15 +155,17 @@ def _space_evenly(first: float, last: float, count: int) -> np.ndarray:
 
 
 def _make_both_signs(name: str, magnitude: float) -> tuple[Change, Change]:
-    """Return a change, and its negative if it has a sign, else itself again."""
-    return Change(name, magnitude), Change(name, -magnitude if name in _SIGNED else magnitude)
+    """Return a change and its negative. Changes without a sign are their own negatives."""
+    negative = -magnitude if name in _SIGNED else magnitude
+    return Change(name, magnitude), Change(name, negative)
 
 
 @lru_cache
 def _tabulate_random_changes(
     magnitude: int, bins: int, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray]:
-    """Return all changes of RandAugment, and their rows by name and sign, int32 (14 or 15, 2)."""
+    """Return the tables of all changes of RandAugment at a magnitude, and the row of each change
+    and of its negative, int32 (14 or 15, 2)."""
     names = _RANDOM if convention == "paper" else (*_RANDOM, "AutoContrast")
     changes: list[Change] = []
     for name in names:
@@ -175,13 +178,15 @@ def _tabulate_random_changes(
 def _tabulate_policy(
     policy: str, convention: Convention, size: Size
 ) -> tuple[Changes, np.ndarray, np.ndarray]:
-    """Return an identity and all changes of a policy, their rows, and their probabilities. Rows are
-    int32 (25, 2, 2), by pair, position and sign, and probabilities float32 (25, 2)."""
+    """Return the tables of the identity, in row 0, and of all changes of a policy; the rows of the
+    changes, int32 (25, 2, 2) by pair, position and sign; and their probabilities, float32 (25, 2).
+    """
     pairs = json.loads(_POLICIES.read_bytes())[policy]
     changes = [Change("Identity")]
-    for name, _, bin_ in (step for pair in pairs for step in pair):
+    probabilities = []
+    for name, probability, bin_ in chain.from_iterable(pairs):
         strengths = list_strengths(name, _BINS, convention, size, 256)
         changes.extend(_make_both_signs(name, 0.0 if bin_ is None else float(strengths[bin_])))
+        probabilities.append(probability)
     rows = np.arange(1, len(changes), dtype=np.int32).reshape(-1, 2, 2)
-    probabilities = [[probability for _, probability, _ in pair] for pair in pairs]
-    return tabulate(changes, size), rows, np.array(probabilities, np.float32)
+    return tabulate(changes, size), rows, np.array(probabilities, np.float32).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Map ops that scale images, or a part of each."""
+"""Map ops that scale images, or a crop of each image."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ from pipeline.data.random import scale_to_integers
 
 Interpolation = Literal["linear", "nearest", "cubic", "area", "pil_cubic", "antialias"]
 _AREA_LIMIT = 2**31 // 255
-"""The largest area of an image whose weighted sum of bytes fits into int32."""
+"""The most pixels of an image of bytes that "area" can average: weighted sums must fit into int32.
+"""
 MAX_SIZES = 32
-"""The most sizes of `random_size`, since each is a branch of the compiled program."""
+"""The most sizes of `random_size`. Each is a branch of the compiled program."""
 
 
 @component("op")
 class Resize(GeometricOp):
     """Scale to `size`, [height, width] or the length of the shorter edge, as in MindSpore.
 
-    `linear`, `nearest`, `cubic` and `area` are OpenCV's methods. `pil_cubic` and `antialias`
-    (Lanczos) are Pillow's, which widen the kernel if the image shrinks, and need uint8. Other
-    images are uint8, float16 or float32, and keep their dtype.
+    `linear`, `nearest`, `cubic` and `area` are OpenCV's methods, for uint8, float16 and float32.
+    `pil_cubic` and `antialias` (Lanczos) are Pillow's, for uint8; they widen the kernel if the
+    image shrinks. Images keep their dtype.
     """
 
     name: Literal["resize"] = "resize"
@@ -82,8 +83,8 @@ class Resize(GeometricOp):
 
 
 def compute_target_size(size: Size | int, height: int, width: int) -> Size:
-    """Return (height, width) after scaling to `size`. If it is the length of the shorter edge, the
-    longer edge keeps the ratio, rounded down."""
+    """Return (height, width) after scaling to `size`. If that is the length of the shorter edge,
+    the longer edge is scaled in the same ratio, and rounded down."""
     if not isinstance(size, int):
         return size
     if height < width:
@@ -209,19 +210,22 @@ class RandomResizedCrop(GeometricOp):
         """Draw the box of each sample, within images of height x width."""
         rows, columns = self._draw_sides(xp, uniforms, height, width)
         fits = (rows <= height) & (columns <= width)
-        first = xp.argmax(fits, axis=1)[:, None]
+        first_fit = xp.argmax(fits, axis=1)[:, None]
+        rows = xp.take_along_axis(rows, first_fit, axis=1)[:, 0]
+        columns = xp.take_along_axis(columns, first_fit, axis=1)[:, 0]
+        top = scale_to_integers(xp, uniforms[:, -2], (height - rows + 1).astype(np.float32))
+        left = scale_to_integers(xp, uniforms[:, -1], (width - columns + 1).astype(np.float32))
         any_fits = fits.any(axis=1)
-        rows, columns = (xp.take_along_axis(n, first, axis=1)[:, 0] for n in (rows, columns))
         central = self._find_central(height, width)
-        top, left = (
-            xp.floor(uniforms[:, draw] * (length - size + 1).astype(np.float32)).astype(np.int32)
-            for draw, length, size in ((-2, height, rows), (-1, width, columns))
-        )
+
+        def select(drawn: Any, fallback: int) -> Any:
+            return xp.where(any_fits, drawn, fallback).astype(np.int32)
+
         return Box(
-            *(
-                xp.where(any_fits, attempt, fallback).astype(np.int32)
-                for attempt, fallback in zip((top, left, rows, columns), central, strict=True)
-            )
+            top=select(top, central.top),
+            left=select(left, central.left),
+            height=select(rows, central.height),
+            width=select(columns, central.width),
         )
 
     def _draw_sides(self, xp: Any, uniforms: Any, height: int, width: int) -> tuple[Any, Any]:
@@ -237,13 +241,15 @@ class RandomResizedCrop(GeometricOp):
         rows = xp.rint(columns * xp.asarray(inverse)[number]).clip(1)
         return rows.astype(np.int32), columns.astype(np.int32)
 
-    def _find_central(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return top, left, height, width of the largest central box with a ratio in the range."""
+    def _find_central(self, height: int, width: int) -> Box:
+        """Return the largest central box with a ratio in the range. Its fields are integers."""
         min_ratio, max_ratio = self.ratio
         rows = round(width / min_ratio) if width / height < min_ratio else height
         columns = round(height * max_ratio) if width / height > max_ratio else width
         # As in MindSpore, an odd border is larger at the top and at the right.
-        return (height - rows + 1) // 2, (width - columns) // 2, rows, columns
+        return Box(
+            top=(height - rows + 1) // 2, left=(width - columns) // 2, height=rows, width=columns
+        )
 
 
 def crop_and_resize(
@@ -270,21 +276,23 @@ def _select_taps(xp: Any, taps: Taps, first: Any, length: Any) -> Taps:
 
 @lru_cache
 def _list_nearest_pixels(max_length: int, target: int) -> np.ndarray:
-    """Return the nearest pixels for crops of lengths from 0, which is unused, to `max_length`."""
-    lengths = [find_nearest_pixels(max(length, 1), target) for length in range(max_length + 1)]
-    return np.stack(lengths)
+    """Return the nearest pixels for crops of each length from 0, which is unused, to `max_length`:
+    int32 (max_length + 1, target)."""
+    pixels = [find_nearest_pixels(max(length, 1), target) for length in range(max_length + 1)]
+    return np.stack(pixels)
 
 
 @lru_cache
 def _list_taps(
     interpolation: Literal["linear", "cubic"], max_length: int, target: int, axis: Axis, fixed: bool
 ) -> Taps:
-    """Return the taps for crops of each length from 0, which is unused, to `max_length`."""
-    lengths = [
+    """Return the taps for crops of each length from 0, which is unused, to `max_length`. The first
+    axis of the arrays is the length."""
+    taps_by_length = [
         make_opencv_taps(interpolation, max(length, 1), target, axis, fixed=fixed)
         for length in range(max_length + 1)
     ]
     return Taps(
-        np.concatenate([taps.pixels for taps in lengths]),
-        np.concatenate([taps.weights for taps in lengths]),
+        np.concatenate([taps.pixels for taps in taps_by_length]),
+        np.concatenate([taps.weights for taps in taps_by_length]),
     )

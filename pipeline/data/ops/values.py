@@ -98,11 +98,11 @@ class TypeCast(Op):
 
 @component("op")
 class OneHot(Op):
-    """Convert integer labels to one-hot, float32 (..., classes); zeros for labels outside
-    0..classes - 1.
+    """Convert integer labels to one-hot, float32 (..., classes). Labels outside 0..classes - 1
+    become zeros.
 
-    With `smoothing` s the one becomes 1 - s + s / classes and zeros become s / classes, as in
-    MindSpore's op. MindSpore's loss has another convention.
+    With `smoothing` s a one is 1 - s + s / classes and a zero s / classes, as in MindSpore's op.
+    MindSpore's loss smooths in another way.
     """
 
     name: Literal["one_hot"] = "one_hot"
@@ -132,8 +132,8 @@ class Whiten(Op):
     """(image - m) / max(s, 1 / sqrt(n)), with the mean m and deviation s of the image's n values.
 
     The bound prevents a division by 0 for an image of one colour. TensorFlow called the op
-    `per_image_whitening` and now calls it `per_image_standardization`: pixels stay correlated,
-    which ZCA would change. Computed in float32. Last digits depend on the device.
+    `per_image_whitening`, and now calls it `per_image_standardization`, since pixels stay
+    correlated. Computed in float32. Last digits depend on the device.
     """
 
     name: Literal["whiten"] = "whiten"
@@ -181,7 +181,7 @@ class Join(MapOp):
 
 @component("op")
 class ConstantLabels(Op):
-    """Labels that are the same for all samples, float32 (B, labels), in place of the dataset's.
+    """Replace the dataset's labels by labels that are the same for all samples, float32 (labels,).
 
     They are the targets of the scores that the layer `adversarial` returns.
     """
@@ -189,7 +189,7 @@ class ConstantLabels(Op):
     name: Literal["constant_labels"] = "constant_labels"
     column: Literal["label"] = "label"
     values: Annotated[dict[str, Probability], Field(min_length=1)]
-    """The value of each label, by its name, 0 to 1."""
+    """The value of each label, from 0 to 1, by the label's name."""
 
     def replace_targets(self, targets: Targets) -> Targets:
         return Targets(tuple(self.values), "multi_label")

@@ -1,4 +1,4 @@
-"""Columns of values of several sizes, and their padding to one size or to buckets."""
+"""Columns of values that differ in size, and their padding to one size or to buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.data.columns import Column, name_sample, read_sample, resolve_indi
 Bucket = tuple[int, ...]
 """The leading dimensions that values are padded to: (tokens,) or (height, width)."""
 SIZE = "size"
-"""Column of the sizes of images without padding, int32 (dimensions,)."""
+"""Name of the column of the sizes of images without padding, int32 (samples, dimensions)."""
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class RaggedColumn(Column, Protocol):
 
     @property
     def trailing(self) -> tuple[int, ...]:
-        """The other dimensions, which all values share."""
+        """The other dimensions of a value, which are the same for all values."""
 
     def value(self, index: int) -> np.ndarray:
         """Return one value, (*sizes[index], *trailing). Raises DataError if it can't be read."""
@@ -38,21 +38,21 @@ class RaggedColumn(Column, Protocol):
 
 
 class Ragged:
-    """Base of the ragged columns, which derives shape and indexing from `sizes` and `trailing`."""
+    """Base of the ragged columns, with shape and indexing computed from `sizes` and `trailing`."""
 
     @property
     def shape(self: RaggedColumn) -> tuple[int, ...]:
-        """(samples, *dimensions that hold the largest value)."""
-        return (len(self.sizes), *self.sizes.max(axis=0).tolist(), *self.trailing)
+        """(samples, *maximum of the sizes along each dimension, *trailing)."""
+        return (len(self.sizes), *compute_canvas(self.sizes), *self.trailing)
 
     def __getitem__(self: RaggedColumn, indices: Any) -> np.ndarray:
         """Return the values at an integer array of sample indices, or at a slice, padded."""
-        return PaddedColumn(self, self.shape[1 : 1 + self.sizes.shape[1]])[indices]
+        return PaddedColumn(self, compute_canvas(self.sizes))[indices]
 
 
 @dataclass(frozen=True)
 class RaggedArray(Ragged):
-    """A ragged column in memory: all values one after the other in `flat`, (numbers,)."""
+    """A ragged column in memory. All values are one after the other in `flat`, (numbers,)."""
 
     flat: np.ndarray
     starts: np.ndarray
@@ -91,7 +91,7 @@ def make_ragged_array(
 
 @dataclass(frozen=True)
 class UniformColumn(Ragged):
-    """A column of one shape as a ragged column with equal sizes."""
+    """A ragged column of the values of another column, whose sizes are equal."""
 
     column: Column
     dimensions: int
@@ -118,14 +118,13 @@ class UniformColumn(Ragged):
 
 
 def to_ragged(column: Column, dimensions: int) -> RaggedColumn:
-    """Return a column as a ragged one, whose values differ in their first `dimensions`."""
+    """Return a column as a ragged column, with `dimensions` leading dimensions that may differ."""
     return column if isinstance(column, RaggedColumn) else UniformColumn(column, dimensions)
 
 
 @dataclass(frozen=True)
 class PaddedColumn:
-    """A ragged column padded to one shape: `fill` follows each value along each dimension. It is a
-    `LazyColumn`, which several threads can read."""
+    """A `LazyColumn` of a ragged column's values, padded with `fill` to the size `bucket`."""
 
     values: RaggedColumn
     bucket: Bucket
@@ -157,16 +156,16 @@ class PaddedColumn:
 
 
 def sort_buckets(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets in ascending order of the number of positions in them."""
+    """Return the buckets in ascending order of their number of positions."""
     return tuple(sorted(map(tuple, buckets), key=lambda bucket: (math.prod(bucket), bucket)))
 
 
 def assign_buckets(
     sizes: np.ndarray, buckets: Sequence[Bucket], *, crop: bool = False
 ) -> np.ndarray:
-    """Return the number of the first bucket that covers each sample, int32 (samples,), by the
-    samples' sizes, (samples, dimensions). With `crop`, a sample that no bucket covers has the
-    bucket that covers most of it. Without `crop`, raises ValueError for such a sample."""
+    """Return the number of the first bucket that covers each sample, int32 (samples,). `sizes` are
+    the sizes of the samples, (samples, dimensions). With `crop`, a sample that no bucket covers has
+    the bucket that covers most of it. Without `crop`, raises ValueError for such a sample."""
     bounds = np.array(buckets)
     is_covered = np.all(sizes[:, None] <= bounds, axis=-1)  # (samples, buckets)
     is_oversized = ~is_covered.any(axis=1)
@@ -182,8 +181,8 @@ def assign_buckets(
 
 
 def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], batch_size: int) -> None:
-    """Raise ValueError for a bucket with fewer than `batch_size` samples; `numbers` are the
-    buckets of the samples, int (samples,)."""
+    """Raise ValueError for a bucket with fewer than `batch_size` samples. `numbers` has the number
+    of each sample's bucket, int (samples,)."""
     counts = np.bincount(numbers, minlength=len(buckets)).tolist()
     for bucket, count in zip(buckets, counts, strict=True):
         if count == 0:
@@ -195,6 +194,6 @@ def require_used_buckets(numbers: np.ndarray, buckets: Sequence[Bucket], batch_s
             )
 
 
-def compute_canvas(buckets: Sequence[Bucket]) -> Bucket:
-    """Return the smallest size that holds every bucket, the maximum along each dimension."""
-    return tuple(np.array(buckets).max(axis=0).tolist())
+def compute_canvas(sizes: np.ndarray | Sequence[Bucket]) -> Bucket:
+    """Return the smallest size that holds all sizes or buckets: the maximum of each dimension."""
+    return tuple(np.asarray(sizes).max(axis=0).tolist())

@@ -1,4 +1,4 @@
-"""Padding of images and of labels of positions to buckets, and crops to one bucket."""
+"""Padding of images, and of the labels of their positions, and crops of a batch to its bucket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pipeline.data.padding.buckets import (
 from pipeline.data.random import scale_to_integers, uniforms
 
 UNCROPPED_SIZE = "uncut_size"
-"""Column of the sizes of images before a crop, int32 (dimensions,), if some images are cropped."""
+"""Name of the column of the sizes of images before a crop, int32 (samples, dimensions). A split has
+it if some images are larger than their buckets."""
 CROP_OP = 1 << 30
 """Op number in the key of random crops, larger than any index of a map op."""
 
@@ -29,11 +30,11 @@ CROP_OP = 1 << 30
 def pad_split(
     split: Split, buckets: Sequence[Bucket], *, ignore_index: int | None = None, crop: bool = False
 ) -> Split:
-    """Pad images to a size that holds all buckets, and add a column of their sizes.
+    """Return the split with images padded to a size that holds all buckets, and a column `SIZE`.
 
     Labels of positions are padded with `ignore_index`. With `crop`, samples may be larger than
-    every bucket. The padded size then also holds the largest sample, and the column has the sizes
-    after `crop_to`. Raises ValueError if images have a wrong number of dimensions, if no bucket
+    every bucket: the padded size then also holds the largest sample, and `SIZE` has the sizes after
+    `crop_to`. Raises ValueError if buckets don't have the dimensions of the images, if no bucket
     covers an image and `crop` is false, and if labels can't be padded.
     """
     images = to_ragged(split.columns["image"], len(buckets[0]))
@@ -47,7 +48,7 @@ def pad_split(
     canvas = compute_canvas(buckets)
     if not np.array_equal(sizes, full_sizes):
         columns[UNCROPPED_SIZE] = full_sizes
-        canvas = compute_canvas([canvas, tuple(full_sizes.max(axis=0).tolist())])
+        canvas = compute_canvas([canvas, compute_canvas(full_sizes)])
     columns["image"] = PaddedColumn(images, canvas)
     columns["label"] = _pad_labels(split.columns["label"], full_sizes, canvas, ignore_index)
     return replace(split, columns=columns)
@@ -56,8 +57,9 @@ def pad_split(
 def _pad_labels(
     labels: Column, sizes: np.ndarray, canvas: Bucket, ignore_index: int | None
 ) -> Column:
-    """Pad labels of positions like the images, and return other labels as they are. Raises
-    ValueError if labels have other sizes, or `ignore_index` is missing or too large."""
+    """Return labels of positions padded like the images, and other labels as they are. Raises
+    ValueError if labels of positions have other sizes than the images, and if `ignore_index` is
+    missing or doesn't fit their dtype."""
     dimensions = len(labels.shape) - 1
     if dimensions == 0:
         return labels
@@ -82,27 +84,28 @@ def _pad_labels(
 
 
 def crop_to(xp: Any, bucket: Bucket, batch: Batch, *, is_random: bool) -> Batch:
-    """Crop the images and labels of positions of a batch, padded by `pad_split`, to one bucket. If
-    a sample is larger than the bucket, its part is drawn from (seed, epoch, sample), or is the
-    middle if `is_random` is false. Results with numpy and jax.numpy, `xp`, are the same."""
+    """Return a batch, padded by `pad_split`, with images and labels of positions cropped to one
+    bucket. Of a sample that is larger than the bucket, a part is drawn by (seed, epoch, sample), or
+    the middle is used if `is_random` is false. Results are the same if `xp` is numpy or jax.numpy.
+    """
     columns = batch.columns
-    names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
+    index: list[Any]
     if UNCROPPED_SIZE not in columns:
-        region = (slice(None), *(slice(length) for length in bucket))
-        cropped = {name: columns[name][region] for name in names}
-        return replace(batch, columns={**columns, **cropped})
-    room = columns[UNCROPPED_SIZE] - columns[SIZE]
-    if is_random:
-        draws = uniforms(xp, batch.seed, batch.epoch, batch.sample, CROP_OP, len(bucket))
-        corner = scale_to_integers(xp, draws, (room + 1).astype(np.float32))
+        index = [slice(None), *(slice(length) for length in bucket)]
     else:
-        corner = room // 2
-    # int32 (batch, 1, 1), (batch, height, 1) and (batch, 1, width) for buckets of two dimensions.
-    index = [np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))]
-    for axis, length in enumerate(bucket):
-        indices = corner[:, axis : axis + 1] + np.arange(length, dtype=np.int32)
-        shape = [1] * len(bucket)
-        shape[axis] = length
-        index.append(indices.reshape([-1, *shape]))
+        room = columns[UNCROPPED_SIZE] - columns[SIZE]
+        if is_random:
+            draws = uniforms(xp, batch.seed, batch.epoch, batch.sample, CROP_OP, len(bucket))
+            corner = scale_to_integers(xp, draws, (room + 1).astype(np.float32))
+        else:
+            corner = room // 2
+        # int32 (batch, 1, 1), (batch, height, 1), (batch, 1, width) for buckets of two dimensions.
+        index = [np.arange(len(room), dtype=np.int32).reshape(-1, *(1,) * len(bucket))]
+        for axis, length in enumerate(bucket):
+            indices = corner[:, axis : axis + 1] + np.arange(length, dtype=np.int32)
+            shape = [1] * len(bucket)
+            shape[axis] = length
+            index.append(indices.reshape([-1, *shape]))
+    names = [name for name in ("image", "label") if columns[name].ndim > len(bucket)]
     cropped = {name: columns[name][tuple(index)] for name in names}
     return replace(batch, columns={**columns, **cropped})

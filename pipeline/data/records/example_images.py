@@ -30,7 +30,7 @@ from pipeline.data.records.tf_example import Feature, TFRecordFile, Visit
 
 IMAGE_KEYS = ("image/encoded", "image", "image_raw", "image/raw", "data")
 LABEL_KEYS = ("image/class/label", "label")
-"""Names of the features with the image and with the label, in the order in which they are tried."""
+"""Names of the features with the image and with the label. The first name that exists is used."""
 SIZE_KEYS = (("height", "width", "depth"), ("image/height", "image/width", "image/channels"))
 """Names of the features with the height, width and channels of plain pixels."""
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
@@ -38,12 +38,12 @@ _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"GIF8", b"RIFF")
 Shape = tuple[int, int, int]
 ExampleFile = MindRecordFile | TarShard | TFRecordFile
 IndexFile = Callable[[Path, Visit], ExampleFile]
-"""Calls a function for each example of a file, and returns the file, to read examples from."""
+"""Function that calls `Visit` for each example of a file, and returns the file to read from it."""
 
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """Settings of a recipe for examples, which `ExampleFilesSpec` and `MindRecord` describe."""
+    """A recipe's settings for examples. `ExampleFilesSpec` and `MindRecord` describe the fields."""
 
     image_key: str | None = None
     label_key: str | None = None
@@ -54,11 +54,11 @@ class ExampleSettings:
 
 @dataclass(frozen=True)
 class ExampleImages:
-    """A column of images of examples, read and decoded on demand."""
+    """A column of the images in examples, read and decoded on demand."""
 
     files: Sequence[ExampleFile]
     rows: np.ndarray
-    """The file of each sample and the record in the file, int64 (n, 2)."""
+    """The index of each sample's file and of its record in the file, int64 (n, 2)."""
     layout: ImageLayout
 
     @property
@@ -86,7 +86,7 @@ class ExampleImages:
         return f"{self.files[file].path}, record {record}"
 
     def count_by_file(self) -> tuple[int, ...]:
-        """Return the number of samples of each file, which may be 0."""
+        """Return the number of samples of each file. It is 0 for a file without samples."""
         return tuple(np.bincount(self.rows[:, 0], minlength=len(self.files)).tolist())
 
 
@@ -98,6 +98,7 @@ class Examples:
     labels: np.ndarray
     """int64 (n,) for classes, float32 (n, K) for numbers."""
     label_key: str
+    """The name of the feature with the label."""
 
     def select_rows(self, rows: np.ndarray) -> Examples:
         images = replace(self.images, rows=self.images.rows[rows])
@@ -107,8 +108,9 @@ class Examples:
 def read_examples(
     paths: Sequence[Path], index_file: IndexFile, settings: ExampleSettings
 ) -> Examples:
-    """Read all records once: their labels and positions, and the layout of images. Raises DataError
-    that names the file, the record and the problem."""
+    """Return the labels of all records, and a column of their images. All records are read once, to
+    check their layout. Raises DataError with the file, the record and the problem."""
+    files: list[ExampleFile] = []
     rows: list[tuple[int, int]] = []
     labels: list[int | np.ndarray] = []
     layout: _ExampleLayout | None = None
@@ -116,14 +118,14 @@ def read_examples(
     def visit(record: int, features: Mapping[str, Feature]) -> None:
         nonlocal layout
         try:
-            layout = layout or _find_layout(features, settings)
+            if layout is None:
+                layout = _find_layout(features, settings)
             layout.image.require(features)
             labels.append(layout.read_label(features))
         except UNREADABLE_IMAGE as error:
             raise ValueError(f"record {record}: {error}") from error
         rows.append((len(files), record))
 
-    files: list[ExampleFile] = []
     for path in paths:
         with name_file(path):
             files.append(index_file(path, visit))
@@ -138,12 +140,13 @@ class ImageLayout:
     """The layout of the first image, which all images must have."""
 
     key: str
+    """The name of the feature with the image."""
     kind: Literal["file", "pixels", "array"]
-    """Files such as PNG are decoded as RGB. Pixels are bytes, arrays have a dtype and a shape."""
+    """file: a file such as PNG, read as RGB. pixels: plain bytes. array: numbers with a shape."""
     shape: Shape
     """(height, width, channels)."""
     is_resized: bool = False
-    """Whether files may have any size, and are resized to `shape`."""
+    """Whether files may differ in size, and are resized to `shape`."""
     dtype: Literal["uint8", "int32", "float32"] = "uint8"
     channel_axis: int = -1
     """The axis of an array that has the channels."""
@@ -197,26 +200,27 @@ class _ExampleLayout:
     """Number of floats of a label; None for a class."""
 
     def read_label(self, features: Mapping[str, Feature]) -> int | np.ndarray:
-        """Return the label of an example. Raises ValueError for another dtype or length."""
+        """Return the label of an example: the number of a class, or float32 (num_floats,). Raises
+        ValueError for another dtype or length."""
         label = _require_numbers(self.label_key, features.get(self.label_key))
-        expected = "one integer" if self.num_floats is None else f"{self.num_floats} floats"
-        kinds = "i" if self.num_floats is None else "if"
-        if label.dtype.kind not in kinds or label.ndim > 1:
-            problem = f"{show_name(self.label_key)} must hold {expected}"
-            raise ValueError(f"{problem}, as in the first example")
-        if len(label) != (self.num_floats or 1):
-            raise ValueError(f"{show_name(self.label_key)} has {len(label)} values, not {expected}")
-        if self.num_floats is None:
+        name = show_name(self.label_key)
+        is_class = self.num_floats is None
+        expected = "one integer" if is_class else f"{self.num_floats} floats"
+        if label.dtype.kind not in ("i" if is_class else "if") or label.ndim > 1:
+            raise ValueError(f"{name} must hold {expected}, as in the first example")
+        if len(label) != (1 if is_class else self.num_floats):
+            raise ValueError(f"{name} has {len(label)} values, not {expected}")
+        if is_class:
             return int(label[0])
         with np.errstate(over="ignore"):
             numbers = label.astype(np.float32)
         if not np.isfinite(numbers).all():
-            raise ValueError(f"{show_name(self.label_key)} has {label.tolist()}; must be finite")
+            raise ValueError(f"{name} has {label.tolist()}; must be finite")
         return numbers
 
 
 def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> _ExampleLayout:
-    """Return the layout of the first example. Raises ValueError that names a missing feature."""
+    """Return the layout of the first example. Raises ValueError for a missing or wrong feature."""
     image_key = _find_key(features, settings.image_key, IMAGE_KEYS, "image_key")
     label_key = _find_key(features, settings.label_key, LABEL_KEYS, "label_key")
     label = _require_numbers(label_key, features[label_key])
@@ -225,7 +229,7 @@ def _find_layout(features: Mapping[str, Feature], settings: ExampleSettings) -> 
 
 
 def _require_numbers(key: str, label: Feature | None) -> np.ndarray:
-    """Return a label. Raises ValueError if it is missing, or isn't a number."""
+    """Return the numbers of a label. Raises ValueError if it is missing, or has bytes."""
     if label is None:
         raise ValueError(f"{show_name(key)} is missing")
     if isinstance(label, tuple):
@@ -237,7 +241,8 @@ def _require_numbers(key: str, label: Feature | None) -> np.ndarray:
 def _find_image_layout(
     features: Mapping[str, Feature], key: str, settings: ExampleSettings
 ) -> ImageLayout:
-    """Return the layout of the image of the first example. Raises ValueError without a size."""
+    """Return the layout of the image of the first example. Raises ValueError if neither the image
+    nor other features have its size, and the recipe doesn't set it."""
     value = features[key]
     if isinstance(value, np.ndarray) and value.size > 1:
         return _find_array_layout(key, value, -1 if settings.image_layout == "hwc" else 0)
@@ -252,7 +257,8 @@ def _find_image_layout(
 
 
 def _find_array_layout(key: str, values: Feature | None, channel_axis: int) -> ImageLayout:
-    """Return the layout of an array. Raises ValueError for one that isn't an image or tokens."""
+    """Return the layout of an array. Raises ValueError if it isn't an image or a list of tokens, or
+    has values beyond int32 or float32."""
     if not isinstance(values, np.ndarray) or not 1 <= values.ndim <= 3 or not values.size:
         raise ValueError(f"{show_name(key)} must be an image, of at most 3 axes, or tokens")
     dtype: Literal["int32", "float32"] = "int32" if values.dtype.kind == "i" else "float32"
@@ -275,17 +281,18 @@ def _as_image(values: np.ndarray, channel_axis: int) -> np.ndarray:
 def _find_key(
     features: Mapping[str, Feature], name: str | None, defaults: Sequence[str], setting: str
 ) -> str:
-    """Return the first name that is a feature. Raises ValueError if none is."""
+    """Return `name`, or if it is None the first of `defaults` that is a feature. Raises ValueError,
+    which suggests `setting`, if that feature is missing."""
     for key in defaults if name is None else (name,):
         if key in features:
             return key
-    key_list = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
-    names_text = " or ".join(defaults) if name is None else show_name(name)
-    raise ValueError(f"has no feature {names_text}; it has {key_list}; set dataset.{setting}")
+    present = ", ".join(show_name(key) for key in sorted(features)[:10]) or "nothing"
+    expected = " or ".join(defaults) if name is None else show_name(name)
+    raise ValueError(f"has no feature {expected}; it has {present}; set dataset.{setting}")
 
 
 def _find_bytes(features: Mapping[str, Feature], key: str) -> bytes:
-    """Return the bytes of an image. Raises ValueError if the feature has none or several."""
+    """Return the bytes of an image. Raises ValueError if the feature isn't one piece of bytes."""
     values = features.get(key)
     if not isinstance(values, tuple) or len(values) != 1:
         raise ValueError(f"{show_name(key)} must hold the bytes of one image")
@@ -298,7 +305,8 @@ def _read_encoded_size(content: bytes) -> tuple[int, int]:
 
 
 def _find_plain_shape(features: Mapping[str, Feature], image_key: str) -> Shape:
-    """Return (height, width, channels) of plain pixels. Raises ValueError if features lack it."""
+    """Return (height, width, channels) of plain pixels, from the features `SIZE_KEYS`. Raises
+    ValueError if they are missing or wrong."""
     for keys in SIZE_KEYS:
         sizes = [features.get(key) for key in keys]
         if all(isinstance(size, np.ndarray) and len(size) == 1 for size in sizes):

@@ -4,10 +4,11 @@
                pages of one size, with rows of blobs (bytes and arrays), or rows of scalars
     NAME.db    SQLite: the table INDEXES with the page and the bytes of both rows of each sample
 
-A row is its length as uint64 and its content. Scalars are a map in MessagePack. Each blob follows
-its length as big-endian uint64, unless a sample has one blob. An array of integers is their number
-as big-endian uint32, two bits for the size of each, and 1, 2, 4 or 8 bytes for each. Other numbers
-are little-endian. Source: files of MindSpore 2.10 (tests/golden/make_mindrecord.py).
+A row is its length as uint64 and its content. Scalars are a map in MessagePack. Before each blob is
+its length as big-endian uint64, unless a sample has only one blob. An array of integers consists of
+their number as big-endian uint32, a code of two bits for the size of each integer, and 1, 2, 4 or 8
+bytes for each. Other numbers are little-endian. Source: files of MindSpore 2.10
+(tests/golden/make_mindrecord.py).
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ INTEGER_BYTES = (1, 2, 4, 8)
 """Bytes of an integer in an array, by its code of two bits."""
 _LENGTH_BYTES = 8
 _ENCRYPTED = b"ENCRYPT"
+"""Last bytes of an encrypted file."""
 _INDEX_QUERY = """SELECT ROW_ID, PAGE_ID_RAW, PAGE_OFFSET_RAW, PAGE_OFFSET_RAW_END,
     PAGE_ID_BLOB, PAGE_OFFSET_BLOB, PAGE_OFFSET_BLOB_END FROM INDEXES"""
 _STEPS_PER_CHECK = 1000
-"""Instructions of SQLite's virtual machine between two checks of their limit."""
+"""Number of instructions of SQLite's virtual machine between two checks of the limit on them."""
 _MAX_VALUE_BYTES = 2**20
 """Largest text, bytes or row of an index."""
 Bytes = Annotated[int, Field(gt=0, lt=2**40)]
@@ -52,7 +54,7 @@ class _Model(BaseModel):
 
 
 class FieldSchema(_Model):
-    """The type of a field, and the shape of an array; -1 is any length."""
+    """The type of a field, and the shape of an array, in which -1 stands for any length."""
 
     type: Literal["int32", "int64", "float32", "float64", "string", "bytes"]
     shape: Seq[int] | None = None
@@ -64,7 +66,7 @@ class FieldSchema(_Model):
 
 
 class SampleSchema(_Model):
-    """The fields of a sample, by name, and the names of those in the row of blobs, in order."""
+    """The fields of a sample, by name, and the names of the blobs in the order of their row."""
 
     fields: Mapping[str, FieldSchema] = Field(alias="schema")
     blob_fields: Seq[str]
@@ -99,8 +101,8 @@ class MindRecordFile:
         return len(self.spans)
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the fields of a sample: bytes (strings in UTF-8) or numbers in their dtype and
-        shape, (1,) for scalars. Raises OSError, and ValueError if the sample is damaged."""
+        """Return the fields of a sample, by name: bytes (strings in UTF-8), or an array in the
+        field's dtype and shape, (1,) for a scalar. Raises OSError, and ValueError for damage."""
         start, end, blob_start, blob_end = self.spans[record].tolist()
         with self.path.open("rb") as file:
             scalars = _read_row(file, start, end)
@@ -112,11 +114,11 @@ def index_mindrecord(path: Path, visit: Visit) -> MindRecordFile:
     """Call `visit` for each sample, and return the indexed file. Raises OSError and ValueError."""
     size = path.stat().st_size
     header = _read_header(path, size)
-    for name in (Path(address).name for address in header.shard_addresses):
-        if len(header.shard_addresses) > 1 and not path.with_name(name).is_file():
-            raise ValueError(
-                f"is one of {len(header.shard_addresses)} files; {show_name(name)} is missing"
-            )
+    shards = [Path(address).name for address in header.shard_addresses]
+    if len(shards) > 1:
+        for name in shards:
+            if not path.with_name(name).is_file():
+                raise ValueError(f"is one of {len(shards)} files; {show_name(name)} is missing")
     spans = _locate_samples(_read_index(path.with_name(f"{path.name}.db")), header, size)
     file = MindRecordFile(path, header.schemas[0], spans)
     for record in range(len(file)):
@@ -154,17 +156,22 @@ def _read_header(path: Path, size: int) -> Header:
 
 
 def _read_index(index: Path) -> np.ndarray:
-    """Return the rows of `_INDEX_QUERY` by sample, int64 (samples, 7). Raises ValueError."""
+    """Return the rows of `_INDEX_QUERY` in the order of samples, int64 (samples, 7). Raises
+    ValueError for a missing or damaged index."""
     if not index.is_file():
         raise ValueError(f"needs its index {show_name(index.name)} in the same folder")
-    # A hostile database may compute endless rows or huge values, so both are limited: to a million
-    # instructions and 100 for each byte, and to `_MAX_VALUE_BYTES`.
-    budget = iter(range(1000 + index.stat().st_size // 10))
+    # A hostile database may compute endless rows or huge values. So SQLite may run a million
+    # instructions, and 100 more for each byte, and values have at most `_MAX_VALUE_BYTES`.
+    checks_left = iter(range(1000 + index.stat().st_size // 10))
+
+    def is_over_limit() -> bool:
+        return next(checks_left, None) is None
+
     try:
         uri = f"{index.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as database:
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
-            database.set_progress_handler(lambda: next(budget, None) is None, _STEPS_PER_CHECK)
+            database.set_progress_handler(is_over_limit, _STEPS_PER_CHECK)
             values = chain.from_iterable(database.execute(_INDEX_QUERY))
             rows = np.fromiter(map(operator.index, values), np.int64)
     except (sqlite3.Error, ValueError, TypeError, OverflowError, MemoryError) as error:
@@ -177,12 +184,13 @@ def _read_index(index: Path) -> np.ndarray:
 
 
 def _locate_samples(rows: np.ndarray, header: Header, size: int) -> np.ndarray:
-    """Return the `spans` of a file of `size` bytes. Raises ValueError for rows outside of it."""
-    pages = max(size - header.header_size, 0) // header.page_size + 1
+    """Return the `spans` of a file of `size` bytes, from the rows of its index. Raises ValueError
+    for a sample outside of the file."""
+    num_pages = max(size - header.header_size, 0) // header.page_size + 1
     spans = []
-    for column in (1, 4):  # of the scalars, of the blobs
-        page, start, end = rows[:, column : column + 3].T
-        is_inside = (page >= 0) & (page < pages) & (start >= 0) & (end <= header.page_size)
+    for first_column in (1, 4):  # the columns of the scalars, and of the blobs
+        page, start, end = rows[:, first_column : first_column + 3].T
+        is_inside = (page >= 0) & (page < num_pages) & (start >= 0) & (end <= header.page_size)
         page_start = header.header_size + np.where(is_inside, page, 0) * header.page_size
         is_inside &= (start < end) & (end - start >= _LENGTH_BYTES) & (end <= size - page_start)
         if not is_inside.all():
@@ -203,15 +211,15 @@ def _read_row(file: BinaryIO, start: int, end: int) -> bytes:
     file.seek(start)
     row = file.read(end - start)
     length = int.from_bytes(row[:_LENGTH_BYTES], "little")
-    if length != end - start - _LENGTH_BYTES or len(row) != end - start:
-        in_index = end - start - _LENGTH_BYTES
-        raise ValueError(f"a row of {length:,} bytes, and {in_index:,} in the index")
+    indexed_length = end - start - _LENGTH_BYTES
+    if length != indexed_length or len(row) != end - start:
+        raise ValueError(f"a row of {length:,} bytes, and {indexed_length:,} in the index")
     return row[_LENGTH_BYTES:]
 
 
 def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Feature]]:
-    """Yield the scalars of a sample. Raises ValueError for a missing value or another type."""
-    import msgpack  # flax's format of checkpoints, too
+    """Yield names and values of scalars. Raises ValueError for a missing value or another type."""
+    import msgpack
 
     # Arrays are blobs. A hostile row may have millions of them.
     values = msgpack.unpackb(content, max_array_len=0, max_map_len=len(schema.fields))
@@ -232,7 +240,7 @@ def _parse_scalars(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, 
 
 
 def _parse_blobs(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Feature]]:
-    """Yield the bytes and arrays of a sample. Raises ValueError for a wrong length or shape."""
+    """Yield names and values of blobs. Raises ValueError for a wrong length or shape."""
     position = 0
     for name in schema.blob_fields:
         field = schema.fields[name]
@@ -248,7 +256,8 @@ def _parse_blobs(content: bytes, schema: SampleSchema) -> Iterator[tuple[str, Fe
 
 
 def _parse_array(name: str, blob: bytes, field: FieldSchema) -> np.ndarray:
-    """Return an array in the dtype and shape of its field. Raises ValueError with its name."""
+    """Return an array in the dtype and shape of its field. Raises ValueError, beginning with the
+    field's name, if the bytes don't fit them."""
     try:
         if field.type.startswith("int"):
             values = unpack_integers(blob).astype(field.type)
@@ -263,7 +272,7 @@ def unpack_integers(blob: bytes) -> np.ndarray:
     """Return integers that are stored in as few bytes as each needs, int64 (n,). Raises ValueError
     if their number or sizes don't match the bytes."""
     count = int.from_bytes(blob[:4], "big")
-    first = 4 + -(-count // 4)  # the first byte after the count and four codes a byte
+    first = 4 + -(-count // 4)  # after 4 bytes of the count, and a byte for each four codes
     data = np.frombuffer(blob, np.uint8)
     if first + count > len(data):
         raise ValueError(f"{count:,} integers don't fit {len(data):,} bytes")

@@ -1,4 +1,4 @@
-"""Columns of ArrayRecord files, read with grain, with random access to samples."""
+"""Columns of ArrayRecord files, with random access to samples by grain."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pipeline.data.padding.buckets import Ragged
 from pipeline.data.records.record_format import RecordColumnSpec, decode, decode_batch
 
 MAX_REQUEST = 4096
-"""The most records that grain is asked for at once."""
+"""The most records that are read by one call of grain."""
 UNREADABLE_RECORD = (RuntimeError, OSError, ValueError, IndexError, OverflowError, MemoryError)
 """Errors of grain and `decode` for damaged files, mostly RuntimeError and ValueError."""
 
 
 @dataclass(frozen=True)
 class FileSpan:
-    """A file in the fields that grain reads, with its number of records in `take` and
-    `examples_in_shard`, so that grain doesn't open the file to count them."""
+    """A file, described by the attributes that grain reads. `take` and `examples_in_shard` are its
+    number of records, so that grain doesn't open the file to count them."""
 
     filename: str
     skip: int
@@ -37,8 +37,8 @@ class FileSpan:
 class RecordColumn:
     """A column of record files with one sample per record, read on demand.
 
-    Only `read` supports records of several samples, and samples of several sizes, whose leading
-    dimensions are `sizes`, int32 (samples, dimensions).
+    If a record has several samples, or if samples differ in their leading dimensions, `sizes`,
+    int32 (samples, dimensions), only `read` can be called.
     """
 
     def __init__(
@@ -74,29 +74,29 @@ class RecordColumn:
         return self.read(index)[0]
 
     def sample_name(self, index: int) -> str:
-        number, position = self._locate(index)
-        return f"{self._folder / self._spec.files[number].name}, record {position}"
+        file_number, number = self._locate(index)
+        return f"{self._folder / self._spec.files[file_number].name}, record {number}"
 
     def read(self, record: int) -> np.ndarray:
-        """Return the samples of a record, (n, ...). Raises DataError that names the record."""
-        number, position = self._locate(record)
-        file = self._spec.files[number]
+        """Return the samples of a record, (n, *shape). Raises DataError if it is damaged."""
+        file_number, number = self._locate(record)
+        file = self._spec.files[file_number]
         per_record = self._spec.samples_per_record
-        samples = min(per_record, file.samples - position * per_record)
+        samples = min(per_record, file.samples - number * per_record)
         sizes = () if self._sizes is None else self._sizes[record].tolist()
         shape = (samples, *sizes, *self._spec.trailing)
         try:
-            return decode(self._source[record], self.dtype, shape, file.first_crc32, position)
+            return decode(self._source[record], self.dtype, shape, file.first_crc32, number)
         except UNREADABLE_RECORD as error:
             raise DataError(
                 f"{self.sample_name(record)}: is damaged or of another dataset: {error}"
             ) from error
 
     def read_into(self, indices: np.ndarray, out: np.ndarray) -> None:
-        numbers = np.searchsorted(self._ends, indices, side="right")
-        firsts = np.array([0, *self._ends[:-1]], np.int64)
+        file_numbers = np.searchsorted(self._ends, indices, side="right")
+        starts = np.array([0, *self._ends[:-1]], np.int64)
         first_crcs = np.array([file.first_crc32 for file in self._spec.files], np.int64)
-        seeds = first_crcs[numbers] + indices - firsts[numbers]
+        seeds = first_crcs[file_numbers] + indices - starts[file_numbers]
         for first in range(0, len(indices), MAX_REQUEST):
             batch = slice(first, first + MAX_REQUEST)
             requested = indices[batch].tolist()
@@ -104,13 +104,14 @@ class RecordColumn:
                 contents = self._source.__getitems__(requested)
                 out[batch] = decode_batch(contents, out.dtype, out.shape[1:], seeds[batch].tolist())
             except UNREADABLE_RECORD:
-                # Single reads find the damaged record.
+                # Reading one record at a time raises an error with the damaged record.
                 out[batch] = np.stack([self.sample(index) for index in requested])
 
     def _locate(self, record: int) -> tuple[int, int]:
         """Return the number of the file that has a record, and the record's number in the file."""
-        number = bisect.bisect_right(self._ends, record)
-        return number, record - (self._ends[number - 1] if number else 0)
+        file_number = bisect.bisect_right(self._ends, record)
+        start = self._ends[file_number - 1] if file_number else 0
+        return file_number, record - start
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ class RaggedRecordColumn(Ragged):
 
 
 def open_column(folder: Path, spec: RecordColumnSpec) -> Column:
-    """Return a column, in memory if a record has many samples, else read on demand. Raises
-    DataError for files of other sizes than in the description."""
+    """Return a column of files in `folder`. If records have several samples it is in memory, else
+    it is read on demand. Raises DataError for files of other sizes than in the description."""
     for file in spec.files:
         with name_file(folder / file.name):
             size_bytes = (folder / file.name).stat().st_size

@@ -6,8 +6,8 @@
     eval-...
 
 A record is a checksum, uint32, and the values, both little-endian. The checksum is the CRC-32 of
-the values, with a start value: the CRC-32 of the values in the file's first record, plus the
-record's number. So reading detects a record that was changed, moved or copied from another dataset.
+the values. Its start value is the CRC-32 of the values in the file's first record, plus the
+record's number, so that a record that was moved or copied from another dataset is detected too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RecordFile(Spec):
 
 
 class RecordColumnSpec(Spec):
-    """One column of a split, in several files."""
+    """One column of a split, in one or more files."""
 
     dtype: Dtype
     shape: Seq[PositiveInt | None]
@@ -52,7 +52,7 @@ class RecordColumnSpec(Spec):
     samples_per_record: PositiveInt
     files: Seq[RecordFile]
     sizes: RecordColumnSpec | None = None
-    """Column of the leading dimensions of values, int32, if they differ."""
+    """The column of the values' leading dimensions, int32; null: all values have one shape."""
 
     @property
     def trailing(self) -> tuple[int, ...]:
@@ -65,13 +65,14 @@ class RecordColumnSpec(Spec):
 
     @model_validator(mode="after")
     def _require_sizes(self) -> Self:
-        differing = len(self.shape) - len(self.trailing)
-        if any(length is not None for length in self.shape[:differing]):
+        num_nulls = len(self.shape) - len(self.trailing)
+        if any(length is not None for length in self.shape[:num_nulls]):
             raise ValueError(f"shape {list(self.shape)} must have its nulls first")
         sizes_shape = () if self.sizes is None else self.sizes.shape
-        if sizes_shape != ((differing,) if differing else ()):
-            problem = f"has {differing} nulls, sizes are {sizes_shape}"
-            raise ValueError(f"shape {list(self.shape)} {problem}")
+        if sizes_shape != ((num_nulls,) if num_nulls else ()):
+            raise ValueError(
+                f"shape {list(self.shape)} has {num_nulls} nulls, sizes are {sizes_shape}"
+            )
         if self.sizes is not None and (self.sizes.dtype, self.samples_per_record) != ("int32", 1):
             raise ValueError("values of several sizes have int32 sizes and a record each")
         value_bytes = math.prod(self.trailing) * np.dtype(self.dtype).itemsize
@@ -170,13 +171,13 @@ def read_description(folder: Path) -> RecordsSpec:
 
 
 def encode(values: np.ndarray, first_crc32: int, number: int) -> bytes:
-    """Return record `number` of a file: checksum and values, in C order, little-endian."""
+    """Return the bytes of record `number` of a file: checksum and values."""
     body = to_stored_bytes(values)
     return _compute_checksum(body, first_crc32, number).to_bytes(CHECKSUM_BYTES, "little") + body
 
 
 def to_stored_bytes(values: np.ndarray) -> bytes:
-    """Return the bytes of values, little-endian."""
+    """Return the bytes of values, in C order, little-endian."""
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
@@ -198,8 +199,8 @@ def decode(
 def decode_batch(
     records: Sequence[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], seeds: Sequence[int]
 ) -> np.ndarray:
-    """Return the values of records with one value each, (n, *shape); `seeds` are the start values
-    of their checksums. Raises ValueError for a wrong size or checksum."""
+    """Return the values of records with one value each, (n, *shape). `seeds` are the start values
+    of the records' checksums. Raises ValueError for a wrong size or checksum."""
     expected_bytes = CHECKSUM_BYTES + math.prod(shape) * dtype.itemsize
     if any(len(record) != expected_bytes for record in records):
         raise ValueError("a record has a wrong size")

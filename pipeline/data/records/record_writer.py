@@ -1,4 +1,4 @@
-"""Functions that write a dataset as ArrayRecord files, whole or not at all, with little memory."""
+"""Functions that write a dataset as ArrayRecord files. An interrupted write leaves no folder."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ from pipeline.data.records.record_format import (
 FILE_BYTES = 256 << 20
 """A column is split into files of about this size."""
 NARROW_BYTES = 64
-"""The most bytes of a sample that shares a record. Columns of such samples stay in memory."""
+"""The most bytes of a sample that shares a record. Columns of such samples are read into memory."""
 SAMPLES_PER_NARROW_RECORD = 4096
 CHUNK_SAMPLES = 256
-"""Number of samples that are read from the source at once, if they have a record each."""
+"""Number of samples that are read from the source at once, if each has its own record."""
 OPTIONS = "group_size:1,uncompressed"
 """ArrayRecord options that make each record readable without others."""
 Notify = Callable[[str, int, int], None]
-"""(column of a split, samples written, all samples), called while a column is written."""
+"""Function that is called after each file: (SPLIT-COLUMN, samples written, all samples)."""
 
 
 def write_records(
     folder: Path, source: str, data: RawData, *, overwrite: bool, notify: Notify
 ) -> RecordsSpec:
-    """Write both splits of a dataset into `folder`, which appears when it is complete. Raises
-    RunError if the folder exists, unless it has records and `overwrite` is true, and if it can't be
-    written. Raises DataError if a sample can't be read."""
+    """Write both splits of a dataset into `folder`, which appears when it is complete, and return
+    the description of the files. `source` is the name of the dataset. Raises RunError if the folder
+    can't be written, and if it exists, unless it has records and `overwrite` is true. Raises
+    DataError if a sample can't be read."""
     with _replace_folder(folder, overwrite) as scratch:
         spec = RecordsSpec(
             source=source,
@@ -64,25 +65,26 @@ def write_records(
 
 @contextmanager
 def _replace_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield a scratch folder, which replaces `folder` at the end of the block."""
+    """Yield a scratch folder, which replaces `folder` at the end of the block. After an error in
+    the block `folder` is unchanged."""
     require_free(folder, overwrite)
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    replaced = folder.with_name(f"{folder.name}.{os.getpid()}.old")
+    previous = folder.with_name(f"{folder.name}.{os.getpid()}.old")
     try:
         scratch.mkdir(parents=True)
         yield scratch
         if folder.exists():
-            folder.rename(replaced)
+            folder.rename(previous)
         commit(scratch, folder)
     except OSError as error:
         raise RunError(f"{folder}: can't be written: {get_system_reason(error)}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
+        shutil.rmtree(previous, ignore_errors=True)
 
 
 def require_free(folder: Path, overwrite: bool) -> None:
-    """Raise RunError if `folder` must not be written to."""
+    """Raise RunError if `folder` exists, unless it has records and `overwrite` is true."""
     if not os.path.lexists(folder):
         return
     if not (folder / DESCRIPTION).is_file():
@@ -102,7 +104,7 @@ def _write_split(folder: Path, split_name: str, split: Split, notify: Notify) ->
 def _write_column(
     folder: Path, stem: str, column: Column, samples: int, notify: Notify | None
 ) -> RecordColumnSpec:
-    """Write a column into files, and for a ragged column another column, of the sizes."""
+    """Write and describe a column. The sizes of a ragged column are written as another column."""
     dtype = np.dtype(column.dtype)
     shape: tuple[int | None, ...] = tuple(column.shape[1:])
     value_bytes = math.prod(column.shape[1:]) * dtype.itemsize
@@ -116,13 +118,13 @@ def _write_column(
         sizes = _write_column(folder, f"{stem}.sizes", column.sizes, samples, None)
     elif value_bytes <= NARROW_BYTES:
         per_record = SAMPLES_PER_NARROW_RECORD
-    count = max(1, -(-size_bytes // FILE_BYTES))
+    num_files = max(1, -(-size_bytes // FILE_BYTES))
     # Whole records are distributed evenly over the files.
-    records = -(-samples // per_record)
-    ends = [min(samples, records * n // count * per_record) for n in range(count + 1)]
+    num_records = -(-samples // per_record)
+    ends = [min(samples, num_records * n // num_files * per_record) for n in range(num_files + 1)]
     files = []
-    for number in range(count):
-        name = f"{stem}-{number:05}-of-{count:05}.array_record"
+    for number in range(num_files):
+        name = f"{stem}-{number:05}-of-{num_files:05}.array_record"
         rows = range(ends[number], ends[number + 1])
         files.append(_write_file(folder / name, column, rows, per_record))
         if notify is not None:
@@ -157,7 +159,7 @@ def _write_file(path: Path, column: Column, rows: range, per_record: int) -> Rec
 
 
 def _read_chunks(column: Column, rows: range, per_record: int) -> Iterator[np.ndarray]:
-    """Yield the samples of each record, (samples, *shape). Several records are read at once."""
+    """Yield the samples of each record, (n, *shape). Several records are read at once."""
     if isinstance(column, RaggedColumn):
         for index in rows:
             yield column.value(index)[np.newaxis]

@@ -1,8 +1,9 @@
 """Tars of samples, as the webdataset package writes them: members KEY.EXT, grouped by KEY.
 
-A key is a path up to the first dot of its last part. Nothing is extracted: members of a plain tar
-are read in place. Sources: https://webdataset.github.io/webdataset, "The WebDataset Format"; POSIX,
-pax, "ustar Interchange Format" and "pax Header Block".
+KEY is a path up to the first dot in the name of the file, EXT the text after it. Nothing is
+extracted: members of a plain tar are read in place. Sources:
+https://webdataset.github.io/webdataset, "The WebDataset Format"; POSIX, pax, "ustar Interchange
+Format" and "pax Header Block".
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pipeline.data.records.tf_example import Feature, Visit
 MAX_MEMBER_BYTES = 2**26
 """Most bytes of a member that are read."""
 MAX_EXTENSIONS = 64
-"""Most different extensions, since `TarShard.spans` has a column for each."""
+"""Most different extensions of a tar. `TarShard.spans` has a column for each."""
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 2**20
 _PROGRAMS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
@@ -46,29 +47,27 @@ class TarShard:
     extensions: tuple[str, ...]
     """The extensions of all samples, in lower case."""
     spans: np.ndarray
-    """Start and size of each sample's members, int64 (samples, extensions, 2); -1 if missing."""
+    """Start and bytes of each sample's members, int64 (samples, extensions, 2); -1 if missing."""
     labels: Mapping[str, int]
-    """Labels by the names of classes."""
+    """The label of each class, by the name of the class."""
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def read_example(self, record: int) -> Mapping[str, Feature]:
-        """Return the features of a sample, whose files are read when they are used. Raises OSError,
-        and ValueError if it is damaged."""
-        spans = {
-            extension: (start, size_bytes)
-            for extension, (start, size_bytes) in zip(
-                self.extensions, self.spans[record].tolist(), strict=True
-            )
-            if start >= 0
-        }
+        """Return the features of a sample, by name. Labels and JSON are read now, other members on
+        access. Raises OSError, and ValueError if the sample is damaged."""
+        spans = {}
+        for extension, span in zip(self.extensions, self.spans[record].tolist(), strict=True):
+            start, size_bytes = span
+            if start >= 0:
+                spans[extension] = (start, size_bytes)
         return _make_features(self.path, spans, self.labels)
 
 
 @dataclass(frozen=True)
 class _Features(Mapping[str, Feature]):
-    """The features of a sample: values, and members of a tar, which are read on access."""
+    """The features of a sample: values, and members of a tar that are read on access."""
 
     path: Path
     fields: Mapping[str, Feature]
@@ -94,9 +93,10 @@ class _Features(Mapping[str, Feature]):
 
 
 def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
-    """Call `visit` for each sample, and return the indexed tar. Raises OSError and ValueError.
-    Samples are in the order of their first members. Files without a key or an extension are left
-    out, as webdataset does. `labels` are the numbers of classes by name."""
+    """Call `visit` for each sample, and return the indexed tar. Samples are in the order of their
+    first members. Files without a key or an extension are left out, as webdataset does. `labels`
+    has the label of each class, by the name of the class. Raises OSError, and ValueError for a
+    damaged tar or sample."""
     rows: dict[str, int] = {}
     columns: dict[str, int] = {}
     members = {}
@@ -104,17 +104,20 @@ def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
         match = _SAMPLE_NAME.fullmatch(member.name)
         if match is None:
             continue
-        row = rows.setdefault(match[1], len(rows))
-        column = columns.setdefault(match[2].lower(), len(columns))
+        key, extension = match.groups()
+        row = rows.setdefault(key, len(rows))
+        column = columns.setdefault(extension.lower(), len(columns))
         if (row, column) in members:
             raise ValueError(f"has two members {show_name(member.name)}")
         if len(columns) > MAX_EXTENSIONS:
-            rule = f"{show_name(match[2])}; an extension begins at the first dot of a name"
-            raise ValueError(f"has more than {MAX_EXTENSIONS} extensions, such as {rule}")
+            raise ValueError(
+                f"has more than {MAX_EXTENSIONS} extensions, such as {show_name(extension)}; an "
+                "extension begins at the first dot of a name"
+            )
         members[row, column] = member.offset_data, member.size
     spans = np.full((len(rows), len(columns), 2), -1, np.int64)
-    for row_and_column, span in members.items():
-        spans[row_and_column] = span
+    for (row, column), span in members.items():
+        spans[row, column] = span
     shard = TarShard(path, tuple(columns), spans, labels)
     for key, record in rows.items():
         try:
@@ -125,18 +128,18 @@ def index_tar(path: Path, visit: Visit, labels: Mapping[str, int]) -> TarShard:
 
 
 def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of a plain tar in order, with name, offset_data and size. Raises OSError, and
-    ValueError for a damaged or compressed tar, links, and names that lead out."""
+    """Yield the headers of a plain tar's files, in order, with name, offset_data and size. Raises
+    OSError, and ValueError for a damaged or compressed tar, links, and names that lead out."""
     file_bytes = path.stat().st_size
     position = 0
-    next_fields: Mapping[str, str] = {}  # path and size of the next file, from headers before it
+    next_fields: Mapping[str, str] = {}  # path and size of the next file, from prefix headers
     with path.open("rb") as file:
         while (header := _read_header(file, position)) is not None:
             is_prefix = header.type in _PREFIX_TYPES
             if not is_prefix:
                 header.name = next_fields.get("path", header.name).removeprefix("./")
                 size_text = next_fields.get("size", header.size)
-                # The size of a folder, which some programs write, isn't of bytes in the tar.
+                # Some programs write a size for a folder, but it has no bytes in the tar.
                 header.size = 0 if header.isdir() else int(size_text)
             header.offset_data = position + _BLOCK_BYTES
             if not 0 <= header.size <= file_bytes - header.offset_data:
@@ -157,7 +160,8 @@ def scan_tar(path: Path) -> Iterator[tarfile.TarInfo]:
 
 
 def _read_header(file: BinaryIO, position: int) -> tarfile.TarInfo | None:
-    """Return the header at a position; None for the zeros at the end. Raises ValueError."""
+    """Return the header at a position; None for the zeros at the end. Raises ValueError for a
+    compressed, truncated or damaged tar."""
     file.seek(position)
     block = file.read(_BLOCK_BYTES)
     for mark, program in _PROGRAMS.items():
@@ -175,27 +179,27 @@ def _read_header(file: BinaryIO, position: int) -> tarfile.TarInfo | None:
 
 
 def _read_prefix(file: BinaryIO, header: tarfile.TarInfo) -> Mapping[str, str]:
-    """Return the fields `path` and `size` of the next member that the content of a header has.
-    Raises ValueError for a damaged header, and for a sparse file."""
+    """Return the fields `path` and `size` of the next member, as far as the content of a header of
+    `_PREFIX_TYPES` has them. Raises ValueError for a damaged header, and for a sparse file."""
     if header.size > _CHUNK_BYTES:
         raise ValueError(f"has a header of {header.size:,} bytes; must be at most {_CHUNK_BYTES:,}")
     content = file.read(header.size)
     if header.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": content.partition(b"\0")[0].decode(errors="surrogateescape")}
-    described = {}
+    fields = {}
     while header.type in _PAX_TYPES and content:
         match = _PAX_RECORD.match(content)
         length = int(match[1]) if match else 0
         if match is None or not match.end() < length <= len(content):
             raise ValueError(f"the pax header before byte {file.tell():,} is damaged")
         value = content[match.end() : length - 1].decode(errors="surrogateescape")
-        described[match[2].decode(errors="replace")] = value
+        fields[match[2].decode(errors="replace")] = value
         content = content[length:]
-    if any(name.startswith("GNU.sparse.") for name in described):
+    if any(name.startswith("GNU.sparse.") for name in fields):
         raise ValueError(f"has a sparse file at byte {file.tell():,}, which can't be read")
-    if not re.fullmatch(r"[0-9]{1,18}", described.get("size", "0")):
+    if not re.fullmatch(r"[0-9]{1,18}", fields.get("size", "0")):
         raise ValueError(f"the pax header before byte {file.tell():,} is damaged")
-    return {name: described[name] for name in ("path", "size") if name in described}
+    return {name: fields[name] for name in ("path", "size") if name in fields}
 
 
 def _require_file(header: tarfile.TarInfo) -> None:
@@ -204,8 +208,10 @@ def _require_file(header: tarfile.TarInfo) -> None:
     if header.name.startswith("/") or ".." in PurePosixPath(header.name).parts:
         raise ValueError(f"{name} leads out of the tar")
     if header.issym() or header.islnk():
-        advice = "tar --dereference --hard-dereference writes its content"
-        raise ValueError(f"{name} is a link to {show_name(header.linkname)}; {advice}")
+        raise ValueError(
+            f"{name} is a link to {show_name(header.linkname)}; "
+            "tar --dereference --hard-dereference writes its content"
+        )
     if header.issparse() or not (header.isreg() or header.isdir()):
         raise ValueError(f"{name} must be a plain file, not of type {header.type!r}")
 
@@ -214,8 +220,10 @@ def _read_member(path: Path, extension: str, span: tuple[int, int]) -> bytes:
     """Return the content of a member. Raises OSError, and ValueError if it is too large."""
     start, size_bytes = span
     if size_bytes > MAX_MEMBER_BYTES:
-        limit = f"at most {MAX_MEMBER_BYTES:,} are read"
-        raise ValueError(f"{show_name(extension)} has {size_bytes:,} bytes; {limit}")
+        raise ValueError(
+            f"{show_name(extension)} has {size_bytes:,} bytes; "
+            f"at most {MAX_MEMBER_BYTES:,} are read"
+        )
     with path.open("rb") as file:
         file.seek(start)
         return file.read(size_bytes)
@@ -224,29 +232,34 @@ def _read_member(path: Path, extension: str, span: tuple[int, int]) -> bytes:
 def _make_features(
     path: Path, spans: Mapping[str, tuple[int, int]], labels: Mapping[str, int]
 ) -> _Features:
-    """Return members by extension, and the fields of JSON. `image` is the only member with an
-    image's extension; `label` is cls, else the field of JSON, else txt. Raises OSError, and
-    ValueError for damaged JSON."""
+    """Return the features of a sample: its members by extension, and the fields of its JSON.
+    `image` is the member with an image's extension, if there is only one. `label` is the member
+    cls, else the field of JSON, or JSON that isn't an object, else the member txt. Raises OSError,
+    and ValueError for damaged JSON."""
     texts = {
         name: _read_member(path, name, spans[name]).decode(errors="replace").strip()
         for name in ("txt", "cls")
         if name in spans
     }
-    tree = from_json(_read_member(path, "json", spans["json"]) if "json" in spans else b"{}")
-    fields = {"label": texts.get("txt"), **(tree if isinstance(tree, dict) else {"label": tree})}
-    values = {**fields, "label": texts.get("cls", fields["label"]), **texts}
-    features = {
+    values: dict[str, Any] = {"label": texts.get("txt")}
+    if "json" in spans:
+        tree = from_json(_read_member(path, "json", spans["json"]))
+        values |= tree if isinstance(tree, dict) else {"label": tree}
+    if "cls" in texts:
+        values["label"] = texts["cls"]
+    values |= texts
+    fields = {
         name: _make_label(value, labels) for name, value in values.items() if value is not None
     }
-    files = {name: span for name, span in spans.items() if name not in texts}
-    images = [files[name] for name in files if f".{name}" in SUFFIXES]
+    members = {name: span for name, span in spans.items() if name not in texts}
+    images = [span for name, span in members.items() if f".{name}" in SUFFIXES]
     if len(images) == 1:
-        files["image"] = images[0]
-    return _Features(path, features, files)
+        members["image"] = images[0]
+    return _Features(path, fields, members)
 
 
 def _make_label(value: Any, labels: Mapping[str, int]) -> Feature:
-    """Return a value as a feature: numbers, the number of the class that it names, else bytes."""
+    """Convert a value to a feature: the label of a class's name, else numbers, else bytes."""
     parsers: Sequence[Callable[[Any], Any]] = (np.asarray,)
     if isinstance(value, str):
         parsers = (labels.__getitem__, int, float)

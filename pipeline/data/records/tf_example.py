@@ -42,9 +42,9 @@ message_type { name: "Int64List"
 """
 """The message's definition, in protobuf's text format."""
 Feature = tuple[bytes, ...] | np.ndarray
-"""Values of a feature: bytes, or an array of numbers, in an Example float32 or int64 (n,)."""
+"""Values of a feature: bytes, or numbers, which in an Example are float32 or int64 (n,)."""
 Visit = Callable[[int, Mapping[str, Feature]], None]
-"""Called with the number of a record and its features by name."""
+"""Function that is called with the number of a record, and the record's features by name."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ class _Features(Mapping[str, Feature]):
 
 @cache
 def make_example_type() -> Any:
-    """Return the class of the message, in a pool apart from TensorFlow's, which may be loaded."""
+    """Return the class of the message. It is in a new pool, since TensorFlow, which has the same
+    message in the default pool, may be loaded."""
     # Few runs need this slow import.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 

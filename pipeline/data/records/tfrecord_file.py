@@ -1,7 +1,7 @@
 """TFRecord files: the positions and bytes of their records, checked by checksums.
 
-A record is its length as uint64, the length's checksum, the bytes, and their checksum, all little
-endian; a checksum is a masked CRC-32C
+A record is its length as uint64, the checksum of the length, the bytes, and the checksum of the
+bytes, all little-endian. A checksum is a masked CRC-32C
 (https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details").
 """
 
@@ -20,20 +20,20 @@ MAX_RECORD_BYTES = 2**26
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8
-"""Added to a rotated CRC to mask it, by the format."""
+"""The format's number that is added to a rotated CRC to mask it."""
 _GZIP = b"\x1f\x8b"
 """First bytes of a gzip file."""
 
 
 @dataclass(frozen=True)
 class RecordSpans:
-    """The positions of the records of a file, and the access to each."""
+    """The positions of a file's records, for reading one record at a time."""
 
     path: Path
     starts: np.ndarray
     """Position of the first byte of each record, int64 (records,)."""
     lengths: np.ndarray
-    """Bytes of each record, int64 (records,)."""
+    """Length of each record in bytes, int64 (records,)."""
 
     def __len__(self) -> int:
         return len(self.starts)

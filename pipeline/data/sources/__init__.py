@@ -1,1 +1,1 @@
-"""Sources of data: one module per family, each source a component of kind "dataset"."""
+"""Sources of data, which are components of kind "dataset". A module has one family of sources."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary format: records of label bytes and 3x32x32 pixels."""
+"""CIFAR-10 and CIFAR-100 in their binary format: records of label bytes and 3x32x32 bytes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _OPENERS: Mapping[str, Callable[..., Any]] = {
     ".tar.xz": lzma.open,
     ".tar": open,
 }
-"""Functions that open an archive, by its suffix."""
+"""The function that opens an archive, by the archive's suffix."""
 _CHUNK_BYTES = 1 << 20
 _OTHER_BYTES = 16 << 20
-"""The most bytes of an archive besides the images: a readme, the names of classes, headers."""
+"""The most bytes of an archive besides the .bin files: a readme, the names of classes, headers."""
 _CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -82,7 +82,7 @@ class Release:
 
     @property
     def max_archive_bytes(self) -> int:
-        """The most bytes that an archive may have, packed or unpacked."""
+        """The most bytes that an archive may have, compressed or not."""
         return sum(self.file_bytes.values()) + _OTHER_BYTES
 
 
@@ -102,7 +102,6 @@ class CifarDataset(DatasetSpec):
         )
 
     def declare(self, cache: Path) -> RawData | None:
-        """Return zeros of the data's shapes if `read` would have to download data, else None."""
         if self.root is not None or find_release(cache / self.name, self.release) is not None:
             return None
         return make_blank_data(self.facts(), self.class_names)
@@ -116,12 +115,14 @@ class CifarDataset(DatasetSpec):
         if path is None:
             fetch_all(self.name, [self.archive], self.mirrors, downloads)
             path = downloads / self.archive.name
+        folder = path
         if path.is_file():
             is_download = self.root is None and path.name == self.archive.name
-            path = unpack(path, self.release, downloads, self.archive if is_download else None)
+            published = self.archive if is_download else None
+            folder = unpack(path, self.release, downloads, published)
         return RawData(
-            train=read_split(path, self.release.train, self.release),
-            eval=read_split(path, self.release.eval, self.release),
+            train=read_split(folder, self.release.train, self.release),
+            eval=read_split(folder, self.release.eval, self.release),
             targets=Targets(self.class_names),
         )
 
@@ -145,7 +146,7 @@ class Cifar10(CifarDataset):
 
 @component("dataset")
 class Cifar100(CifarDataset):
-    """A hundred classes. The 20 coarse classes of the records aren't read."""
+    """Images of a hundred classes. The 20 coarse classes in the records aren't read."""
 
     name: Literal["cifar100"] = "cifar100"
     release = Release(
@@ -161,7 +162,7 @@ class Cifar100(CifarDataset):
 
 
 def _describe_missing_files(root: Path, release: Release) -> str:
-    """Return an error's text for a root that has neither all .bin files nor their archive."""
+    """Return the message for a root that has neither all .bin files nor their archive."""
     unpacked = root / release.folder
     folder = unpacked if unpacked.is_dir() else root
     missing = [name for name in release.file_bytes if not (folder / name).is_file()]
@@ -173,8 +174,7 @@ def _describe_missing_files(root: Path, release: Release) -> str:
 
 
 def find_release(root: Path, release: Release) -> Path | None:
-    """Return the folder with the .bin files at `root`, else their archive; None if there is
-    neither."""
+    """Return the folder of the .bin files at `root`, else their archive, else None."""
     if root.is_file():
         return root
     for folder in (root, root / release.folder):
@@ -187,14 +187,14 @@ def find_release(root: Path, release: Release) -> Path | None:
 def unpack(
     archive: Path, release: Release, cache: Path, published: RemoteFile | None = None
 ) -> Path:
-    """Return the folder below `cache` with the archive's .bin files. Unpack the files if they are
-    missing or have changed.
+    """Return the folder below `cache` with the archive's .bin files, after unpacking them if they
+    are missing or have changed.
 
-    The folder's name has the archive's checksum, so a changed archive is unpacked again.
-    `published` has the checksum of a downloaded archive. Such an archive is only read if it has to
-    be unpacked. Raises DataError that names the archive.
+    The folder's name has the archive's checksum, so a changed archive is unpacked into another
+    folder. `published` is the description of a downloaded archive. Such an archive is only read if
+    it has to be unpacked. Raises DataError with the archive if it can't be unpacked.
     """
-    digest = published.md5 if published is not None else _hash_archive(archive, release)
+    digest = _hash_archive(archive, release) if published is None else published.md5
     folder = cache / f"{release.folder}-{digest[:16]}"
     with lock_data_folder(cache):
         if not has_recorded_sums(folder, release.file_bytes):
@@ -219,7 +219,8 @@ def _hash_archive(archive: Path, release: Release) -> str:
 
 
 def _unpack_into(archive: Path, release: Release, folder: Path) -> None:
-    """Unpack the .bin files and write their checksums. Raises DataError that names the archive."""
+    """Unpack the .bin files into `folder`, and write their checksums. Raises DataError with the
+    archive if it can't be read or the folder can't be written."""
     scratch = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -238,14 +239,13 @@ def _unpack_into(archive: Path, release: Release, folder: Path) -> None:
 
 
 def _copy_members(archive: Path, release: Release, folder: Path) -> None:
-    """Copy the .bin files into `folder`. The paths of files in the archive are ignored, since they
-    could lead out of `folder`. Raises ValueError for a missing file, or a wrong size or suffix."""
+    """Copy the .bin files of an archive into `folder`. Paths in the archive are ignored, since they
+    could lead out of it. Raises ValueError for a missing file, and for a wrong size or suffix."""
     missing = dict(release.file_bytes)
-    openers = (opener for suffix, opener in _OPENERS.items() if archive.name.endswith(suffix))
-    opener = next(openers, None)
-    if opener is None:
+    suffixes = [suffix for suffix in _OPENERS if archive.name.endswith(suffix)]
+    if not suffixes:
         raise ValueError(f"it must be one of {', '.join(_OPENERS)}")
-    with opener(archive, "rb") as unbounded:
+    with _OPENERS[suffixes[0]](archive, "rb") as unbounded:
         stream = _BoundedStream(unbounded, release.max_archive_bytes)
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
@@ -274,7 +274,7 @@ class _BoundedStream(io.RawIOBase):
         self._remaining_bytes = max_bytes
 
     def read(self, size: int = -1) -> bytes:
-        max_bytes = self._remaining_bytes + 1
+        max_bytes = self._remaining_bytes + 1  # One more byte shows that the content is too long.
         content = self._stream.read(max_bytes if size < 0 else min(size, max_bytes))
         self._remaining_bytes -= len(content)
         if self._remaining_bytes < 0:
@@ -283,16 +283,17 @@ class _BoundedStream(io.RawIOBase):
 
 
 def read_split(folder: Path, files: Mapping[str, int], release: Release) -> Split:
-    """Read the records of all files, in order. Raises DataError that names the file."""
+    """Read the records of all files, in order. `files` has their numbers of records by name. Raises
+    DataError with the file if it can't be read or is damaged."""
     pieces = [read_records(folder / name, count, release) for name, count in files.items()]
-    images = np.concatenate([images for images, _ in pieces])
-    labels = np.concatenate([labels for _, labels in pieces])
-    return Split({"image": images, "label": labels})
+    images, labels = zip(*pieces, strict=True)
+    return Split({"image": np.concatenate(images), "label": np.concatenate(labels)})
 
 
 def read_records(path: Path, count: int, release: Release) -> tuple[np.ndarray, np.ndarray]:
     """Read images, uint8 (count, 32, 32, 3), and labels, int32 (count,), from one .bin file. A
-    record has the label bytes, then the red, green and blue planes, row by row."""
+    record has the label bytes, then the red, green and blue planes, row by row. Raises DataError
+    for a file of another size, and for a label that isn't a class."""
     record_bytes = release.label_bytes + _IMAGE_BYTES
     expected_bytes = count * record_bytes
     with name_file(path):

@@ -1,4 +1,4 @@
-"""Datasets made of other datasets, their sources: one after the other, or side by side."""
+"""Datasets that are combined from other datasets, called their sources."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.data.file_errors import name_file
 from pipeline.data.row_views import join_splits, select_samples
 
 INHERITED = ("mirrors", "buckets", "padding_mask", "oversized", "ignore_index", "train", "eval")
-"""Keys that a source takes from the dataset unless its section sets them."""
+"""Keys whose values a source takes from the combined dataset, unless its own section sets them."""
 
 
 def _inherit(source: Any, info: ValidationInfo) -> Any:
-    """Return the section of a source, which may be only its name, with the keys `INHERITED`."""
+    """Return the section of a source, or the name that stands for it, with the keys `INHERITED`."""
     if isinstance(source, str):
         source = {"name": source}
     if not isinstance(source, dict):
@@ -47,7 +47,7 @@ class Concat(CombinedSpec):
 
     name: Literal["concat"] = "concat"
     sources: Seq[Source]
-    """The datasets, each by its name, root and the keys that its kind has."""
+    """The datasets: for each its name, root and other keys, or only its name."""
 
     @model_validator(mode="after")
     def _require_sources(self) -> Self:
@@ -56,7 +56,7 @@ class Concat(CombinedSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return the samples of all sources; each source is a file, unless all have files."""
+        """Return the samples of all sources, in order."""
         parts = [source.load(cache) for source in self.sources]
         first = parts[0]
         for number, part in enumerate(parts):
@@ -74,8 +74,8 @@ class Concat(CombinedSpec):
 
 @component("dataset")
 class Zip(CombinedSpec):
-    """The images of one dataset with the labels of another, sample by sample, up to the end of the
-    shorter dataset."""
+    """The images of one dataset with the labels of another, sample by sample. The last samples of
+    the longer dataset are left out."""
 
     name: Literal["zip"] = "zip"
     images: Source | None
@@ -89,7 +89,6 @@ class Zip(CombinedSpec):
         return source
 
     def read(self, cache: Path) -> RawData:
-        """Return the images and labels of the same positions."""
         assert self.images is not None, "the recipe was checked"
         assert self.labels is not None, "the recipe was checked"
         images = self.images.load(cache)

@@ -1,4 +1,4 @@
-"""UCI optical digits: data that ships with the package, so that a first run needs no download."""
+"""UCI optical digits, which are shipped with the package: a first run needs no download."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARRAYS = Path(__file__).with_name("digits.npz")
 
 @component("dataset")
 class Digits(DatasetSpec):
-    """1,797 handwritten digits of 8x8 values from 0 to 16. Every fifth digit is for evaluation.
+    """1,797 handwritten digits, 8x8 pixels from 0 to 16. Every fifth digit is for evaluation.
 
     Source and licence are in `digits.txt` beside the data.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -32,22 +33,23 @@ ImageShape = Annotated[Seq[PositiveInt], Field(min_length=3, max_length=3)]
 
 
 class ExampleFilesSpec(LocalDatasetSpec):
-    """Files of examples with named features. One feature is an image, another its label.
+    """Base of the sources for files of examples with named features, one of them an image and one
+    its label.
 
-    Training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All files are read
-    before training, to collect labels and find damage. Images are read again on demand.
+    By default training files are `train*`, evaluation files `eval*`, `val*` or `test*`. All files
+    are read before training, to collect labels and find damage. Images are read again on demand.
     """
 
     index_suffix: ClassVar[str | None] = None
-    """Suffix of the index that belongs to each file of examples; None: files have no index."""
+    """Suffix after a file's name of its index; None: files have no index."""
     root: RequiredRoot
     """The folder with the files, or a file."""
     train_files: Pattern = "train*"
-    """The names of the training files; * matches any characters, {000..009} are ten numbers."""
+    """The names of the training files. * matches any characters, {000..009} is ten numbers."""
     eval_files: Pattern | None = None
     """The names of the evaluation files; null: eval*, val* or test*, unless `split` is set."""
     split: Share | None = None
-    """The share of each class of the training files for evaluation, in place of `eval_files`."""
+    """The share of each class in the training files that is evaluated; null: `eval_files` are."""
     split_seed: NonNegativeInt = 0
     image_key: str | None = None
     """The feature with the image; null: image/encoded, image, image_raw, image/raw or data."""
@@ -58,7 +60,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
     classes: Seq[str] | None = None
     """The names of the classes; null: their numbers."""
     image_size: ImageSize | None = None
-    """[height, width] that image files are resized to; null: all must have one size."""
+    """[height, width] that encoded images are resized to; null: all must have one size."""
     image_shape: ImageShape | None = None
     """[height, width, channels] of plain pixels; null: the features height, width and depth."""
 
@@ -80,11 +82,13 @@ class ExampleFilesSpec(LocalDatasetSpec):
         if self.split is None:
             evaluated = self._read_matching(self._find_eval_pattern())
             train_paths = {file.path for file in train.images.files}
-            in_both = [file.path for file in evaluated.images.files if file.path in train_paths]
-            if in_both:
+            shared_paths = [
+                file.path for file in evaluated.images.files if file.path in train_paths
+            ]
+            if shared_paths:
                 raise DataError(
-                    f"{min(in_both)}: is both trained on and evaluated; dataset.train_files and "
-                    "dataset.eval_files must name different files"
+                    f"{min(shared_paths)}: is both trained on and evaluated; dataset.train_files "
+                    "and dataset.eval_files must name different files"
                 )
         else:
             train, evaluated = self._hold_out(train, self.split)
@@ -127,24 +131,24 @@ class ExampleFilesSpec(LocalDatasetSpec):
     @property
     @abstractmethod
     def file_reader(self) -> IndexFile:
-        """The function that reads a file of examples."""
+        """The function that reads and indexes a file of examples."""
 
     @property
     def _settings(self) -> ExampleSettings:
         return ExampleSettings(self.image_key, self.label_key, self.image_size, self.image_shape)
 
     def _list_files(self, pattern: str) -> list[Path]:
-        """Return the files that match `pattern`, in the order of their names; [] if none match.
+        """Return the files that match `pattern`, sorted, without their indices; [] if none match.
 
         Raises DataError if braces stand for several names, and only some of them have files.
         """
         if self.root.is_file():
             return [self.root]
-        matches = {name: [*self.root.glob(name)] for name in expand_braces(pattern)}
+        matches = {name: list(self.root.glob(name)) for name in expand_braces(pattern)}
         missing = [name for name, paths in matches.items() if not paths]
         if 0 < len(missing) < len(matches):
             raise DataError(f"{self.root}: lacks {join_first(missing, 3)} of {pattern}")
-        paths = {path for paths in matches.values() for path in paths}
+        paths = set(chain.from_iterable(matches.values()))
         return sorted(path for path in paths if path.suffix != self.index_suffix and path.is_file())
 
     def _find_eval_pattern(self) -> str:
@@ -164,11 +168,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
         )
 
     def _hold_out(self, examples: Examples, share: float) -> tuple[Examples, Examples]:
-        """Return the examples to train on, and `share` of the examples, held out to evaluate.
-
-        If labels are classes, `share` of each class is held out. If they are floats, the examples
-        count as one class.
-        """
+        """Return the examples to train on and those to evaluate: `share` of all examples, and if
+        labels are classes, of each class."""
         labels = examples.labels
         with name_file(self.root):
             groups = np.zeros(len(labels), np.int64)
@@ -200,7 +201,7 @@ class ExampleFilesSpec(LocalDatasetSpec):
         return classes, eval_classes, Targets(tuple(names))
 
     def _require_classes(self, labels: np.ndarray, key: str) -> None:
-        """Raise ValueError for labels outside the range of the classes; `key` is their feature."""
+        """Raise ValueError for labels, from the feature `key`, that aren't classes."""
         first = self.first_label
         last = first + (MAX_CLASSES if self.classes is None else len(self.classes)) - 1
         lowest = int(labels.min())
@@ -214,8 +215,8 @@ class ExampleFilesSpec(LocalDatasetSpec):
 
 @component("dataset")
 class TFRecord(ExampleFilesSpec):
-    """TFRecord files of images or lists of tokens, with labels. An image is an encoded file, such
-    as PNG or JPEG, or plain 8-bit pixels."""
+    """TFRecord files of images or lists of tokens, with labels. An image is the content of a file,
+    such as PNG or JPEG, or plain 8-bit pixels."""
 
     root_must_be = "a folder with TFRecord files, train* and one of eval*, val* or test*"
     name: Literal["tfrecord"] = "tfrecord"
@@ -227,17 +228,18 @@ class TFRecord(ExampleFilesSpec):
 
 @component("dataset")
 class MindRecord(ExampleFilesSpec):
-    """MindRecord files with their indices NAME.db.
+    """MindRecord files, each with its index NAME.db.
 
-    The image is an array (of pixels or tokens) or a field of bytes: an encoded file, such as PNG or
-    JPEG, or plain 8-bit pixels. The label is an integer (a class), a float or an array of numbers.
+    The image is an array, of pixels or tokens, or a field of bytes: the content of a file, such as
+    PNG or JPEG, or plain 8-bit pixels. The label is an integer (a class), a float or an array of
+    numbers.
     """
 
     root_must_be = "a folder with MindRecord files, train* and one of eval*, val* or test*"
     index_suffix: ClassVar[str | None] = ".db"
     name: Literal["mindrecord"] = "mindrecord"
     image_layout: Literal["hwc", "chw"] = "hwc"
-    """The order of axes of images that are arrays."""
+    """The order of the axes of images that are arrays."""
 
     @property
     def file_reader(self) -> IndexFile:
@@ -250,11 +252,11 @@ class MindRecord(ExampleFilesSpec):
 
 @component("dataset")
 class WebDataset(ExampleFilesSpec):
-    """Tars of samples, as the webdataset package writes them: a sample is the members KEY.EXT of
-    one KEY.
+    """Tars of samples, as the webdataset package writes them. A sample is all members KEY.EXT with
+    the same KEY.
 
-    The image is the member with an image's extension. The label is the member cls or txt, or the
-    field `label` of the member json. It is a number, or a name in `classes`.
+    The image is the member with an image's extension. The label is the member cls, the field
+    `label` of the member json, or the member txt. It is a number, or a name in `classes`.
     """
 
     root_must_be = (
@@ -264,5 +266,6 @@ class WebDataset(ExampleFilesSpec):
 
     @property
     def file_reader(self) -> IndexFile:
-        labels = {name: self.first_label + n for n, name in enumerate(self.classes or ())}
+        names = self.classes or ()
+        labels = {name: label for label, name in enumerate(names, start=self.first_label)}
         return partial(index_tar, labels=labels)

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: four IDX files of 28x28 grey images and their labels."""
+"""MNIST and Fashion-MNIST: two IDX files of 28x28 grey images, and two of their labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _SIDE = 28
 
 
 class IdxDataset(DatasetSpec):
-    """Four IDX files, gzipped or not: 60,000 + 10,000 grey images of 28x28 in ten classes."""
+    """Base of the sources in four IDX files, gzipped or not: 60,000 training and 10,000 evaluation
+    images, grey, of 28x28 pixels, in ten classes."""
 
     files: ClassVar[tuple[RemoteFile, ...]]
     class_names: ClassVar[tuple[str, ...]]
@@ -49,8 +50,7 @@ class IdxDataset(DatasetSpec):
             fetch_all(self.name, missing, self.mirrors, folder)
             for file in self.files:
                 path = find_idx(folder, file.name)
-                # Unpacked files have no published checksum.
-                if path.name == file.name:
+                if path.name == file.name:  # An unpacked file has no published checksum.
                     require_published(path, file)
         elif missing:
             names = ", ".join(file.name for file in missing)
@@ -91,10 +91,12 @@ class FashionMnist(IdxDataset):
         RemoteFile("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
         RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
     )
+    # fmt: off
     class_names = (
-        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+        "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     )
+    # fmt: on
 
 
 def find_idx(folder: Path, name: str) -> Path:
@@ -104,7 +106,8 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_split(folder: Path, prefix: str, count: int) -> Split:
-    """Read the files that begin with `prefix`, of `count` samples. Raises DataError."""
+    """Read the images and labels of a split of `count` samples, from the files that begin with
+    `prefix`. Raises DataError for a missing or damaged file."""
     images = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"), (count, _SIDE, _SIDE))
     path = find_idx(folder, f"{prefix}-labels-idx1-ubyte")
     labels = read_idx(path, (count,))
@@ -115,15 +118,16 @@ def read_split(folder: Path, prefix: str, count: int) -> Split:
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Read the uint8 values of an IDX file, gzipped or not, which must have this shape. The file
-    has two zero bytes, a type, the number of dimensions, each dimension as a big-endian uint32, and
-    the values. Raises DataError that names the file."""
+    """Read the uint8 values of an IDX file, gzipped or not, in `shape`. The file has two zeros, the
+    type's code, the number of dimensions, each dimension as a big-endian uint32, and the values.
+    Raises DataError with the file if it is damaged, or has another shape."""
     header = struct.Struct(f">HBB{len(shape)}I")
     values_bytes = math.prod(shape)
     # One byte more than expected shows that the file is longer, and limits decompression.
     max_bytes = header.size + values_bytes + 1
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        open_file = gzip.open if path.suffix == ".gz" else open
+        with open_file(path, "rb") as file:
             content = file.read(max_bytes)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: can't be read: {error}") from error

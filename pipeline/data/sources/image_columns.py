@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ _MASK_MODES = ("1", "L", "P")
 
 @dataclass(frozen=True)
 class MaskValues:
-    """The valid values of pixels of masks: 0 to `classes` - 1, and `ignored`."""
+    """The valid pixel values of masks: 0 to `classes` - 1, and `ignored` unless it is None."""
 
     classes: int
     ignored: int | None
 
     def require(self, path: str, mask: np.ndarray) -> None:
-        """Raise DataError that names the mask if it has another value."""
+        """Raise DataError with the mask's path if it has another value."""
         is_wrong = mask >= self.classes
         if self.ignored is not None:
             is_wrong &= mask != self.ignored
@@ -56,7 +57,7 @@ class ImageFiles:
     """A column of image files, decoded on demand and resized to one size.
 
     Images are RGB, uint8 (files, height, width, 3). If `mask_values` is set, the files are masks,
-    uint8 (files, height, width), whose pixels must have these values.
+    uint8 (files, height, width), and reading another value raises DataError.
     """
 
     paths: Sequence[str]
@@ -68,8 +69,8 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(files, height, width, 3) for images, (files, height, width) for masks."""
-        return (len(self.paths), self.height, self.width, *(() if self.mask_values else (3,)))
+        channels = () if self.mask_values else (3,)
+        return (len(self.paths), self.height, self.width, *channels)
 
     def __getitem__(self, indices: Any) -> np.ndarray:
         return read_samples(self, indices)
@@ -83,7 +84,7 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class RaggedImageFiles(Ragged):
-    """A column like `ImageFiles`, but each file is decoded in its size."""
+    """A column like `ImageFiles`, but of images in their own sizes, without a resize."""
 
     paths: Sequence[str]
     sizes: np.ndarray
@@ -105,7 +106,7 @@ class RaggedImageFiles(Ragged):
 
 
 def _decode(path: str, height: int, width: int, mask_values: MaskValues | None) -> np.ndarray:
-    """Decode an image, or with `mask_values` a mask, whose values are checked."""
+    """Decode an image, or if `mask_values` is set a mask, and check its values."""
     if mask_values is None:
         return decode(path, height, width)
     mask = decode_mask(path, height, width)
@@ -114,34 +115,36 @@ def _decode(path: str, height: int, width: int, mask_values: MaskValues | None) 
 
 
 def make_image_columns(
-    paths: Sequence[Sequence[str]],
+    split_paths: Sequence[Sequence[str]],
     size: Sequence[int] | None,
     *,
     several_sizes: bool,
     may_be_damaged: Sequence[bool] = (False, False),
 ) -> list[Column]:
-    """Make a column for each list of image files.
+    """Make a column of the image files of each split.
 
-    All images are resized to `size`, (height, width). Without `size` they keep their sizes if
-    `several_sizes` is true, else they must have one size. If a list `may_be_damaged`, its column
+    All images are resized to `size`, (height, width). If `size` is None they keep their sizes if
+    `several_sizes` is true, else they must have one size. If a split `may_be_damaged`, its column
     has the unreadable images too, and raises DataError when it reads one. Otherwise raises
-    DataError that names an unreadable image, and for an image of another size.
+    DataError for an unreadable image now. Raises DataError for an image of another size.
     """
     damaged: set[str] = set()
-    for listed, is_allowed in zip(paths, may_be_damaged, strict=True):
+    for paths, is_allowed in zip(split_paths, may_be_damaged, strict=True):
         if is_allowed:
-            damaged.update(_find_unreadable(listed))
+            damaged.update(_find_unreadable(paths))
         else:
-            require_readable(listed)
+            require_readable(paths)
     if several_sizes and size is None:
-        return [RaggedImageFiles(listed, read_sizes(listed, damaged)) for listed in paths]
-    readable = [path for listed in paths for path in listed if path not in damaged]
-    height, width = size or find_common_size(readable or paths[0])
-    return [ImageFiles(listed, height, width) for listed in paths]
+        return [RaggedImageFiles(paths, read_sizes(paths, damaged)) for paths in split_paths]
+    if size is None:
+        readable = [path for path in chain.from_iterable(split_paths) if path not in damaged]
+        size = find_common_size(readable or split_paths[0])
+    height, width = size
+    return [ImageFiles(paths, height, width) for paths in split_paths]
 
 
 def read_sizes(paths: Sequence[str], damaged: Collection[str] = ()) -> np.ndarray:
-    """Return (height, width) of each image, int32 (files, 2); (1, 1) for the paths `damaged`."""
+    """Return (height, width) of each image, int32 (files, 2); (1, 1) for a path in `damaged`."""
     sizes = np.ones((len(paths), 2), np.int32)
     for row, path in enumerate(paths):
         if path not in damaged:
@@ -151,7 +154,7 @@ def read_sizes(paths: Sequence[str], damaged: Collection[str] = ()) -> np.ndarra
 
 
 def find_common_size(paths: Sequence[str]) -> tuple[int, int]:
-    """Return (height, width) of all images. Raises DataError with an image of another size."""
+    """Return the (height, width) that all images have. Raises DataError if they differ."""
     sizes = read_sizes(paths).tolist()
     height, width = sizes[0]
     for path, size in zip(paths, sizes, strict=True):
@@ -170,9 +173,9 @@ def decode(path: str, height: int, width: int) -> np.ndarray:
 
 
 def decode_mask(path: str, height: int, width: int) -> np.ndarray:
-    """Decode a mask, resized to the nearest pixels if its size differs: uint8 (height, width). The
-    values are grey levels or entries of a palette. Raises DataError that names a file with several
-    channels."""
+    """Decode a mask, resized by nearest pixels if its size differs: uint8 (height, width). Values
+    are grey levels or indices of a palette. Raises DataError with the path if the mask can't be
+    read or has several channels."""
     with _open_named(path, _MASK_FORMATS) as image:
         _require_one_channel(image)
         mask = turn_upright(image).copy()
@@ -182,7 +185,7 @@ def decode_mask(path: str, height: int, width: int) -> np.ndarray:
 
 
 def _require_one_channel(image: Image.Image) -> None:
-    """Raise ValueError for a mask with several channels or 16 bits."""
+    """Raise ValueError for a mask with several channels, or with more than 8 bits."""
     if image.mode not in _MASK_MODES:
         raise ValueError(
             f"its pixels are {image.mode}; pixels of a mask must be classes, one 8-bit number "
@@ -191,11 +194,11 @@ def _require_one_channel(image: Image.Image) -> None:
 
 
 def require_readable(paths: Sequence[str], *, masks: bool = False) -> None:
-    """Raise DataError that names the first unreadable file and counts the others."""
+    """Raise DataError with the first unreadable file and the number of other ones."""
     errors = list(_find_unreadable(paths, masks=masks).values())
     if errors:
-        count = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
-        raise DataError(f"{errors[0]}{count}") from errors[0]
+        others = f"; nor can {len(errors) - 1:,} of the others" if len(errors) > 1 else ""
+        raise DataError(f"{errors[0]}{others}") from errors[0]
 
 
 def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, DataError]:
@@ -219,7 +222,7 @@ def _find_unreadable(paths: Sequence[str], *, masks: bool = False) -> dict[str, 
 
 @contextmanager
 def _open_named(path: str, formats: Sequence[str]) -> Iterator[Image.Image]:
-    """Open an image. Raises DataError with its path."""
+    """Open an image. Raises DataError with its path if it can't be opened or read in the block."""
     try:
         with open_image(Path(path), formats) as image:
             yield image

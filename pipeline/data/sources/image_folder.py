@@ -26,9 +26,9 @@ from pipeline.data.sources.image_columns import make_image_columns
 from pipeline.data.targets import Targets, Task
 
 EVAL_FOLDERS = ("eval", "val", "test")
-"""Names of the folder of the evaluation split, in the order in which they are tried."""
+"""Names of the folder of the evaluation split. The first folder that exists is used."""
 _MAX_LISTED = 5
-"""Most suffixes that a line of the log lists."""
+"""The most suffixes of files that a note lists."""
 ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 
 
@@ -36,10 +36,10 @@ ImageSize = Annotated[Seq[PositiveInt], Field(min_length=2, max_length=2)]
 class ImageFolder(LocalDatasetSpec):
     """`train/<class>/*.png` and `eval/<class>/*.png`; eval may be called val or test.
 
-    With `split`, there is only `<class>/*.png`, of which a share is held out. With `labels_csv`, a
-    table has the paths of the images and their targets. Formats are PNG, JPEG, BMP, GIF (first
-    frame) and WebP, read as RGB and upright. Classes are the folders' names in alphabetical order,
-    and include images in subfolders.
+    With `split`, there is only `<class>/*.png`, and a share of the images is evaluated. With
+    `labels_csv`, a table has the paths of the images and their targets. Formats are PNG, JPEG, BMP,
+    GIF (first frame) and WebP, read as RGB and upright. The names of the folders, sorted, are the
+    classes. Images in subfolders belong to the class too.
     """
 
     root_must_be = (
@@ -50,7 +50,7 @@ class ImageFolder(LocalDatasetSpec):
     root: RequiredRoot
     """The folder with train and eval, with the classes, or with the images of a table."""
     split: Share | None = None
-    """The share of the images of each class for evaluation; null: they are in another folder."""
+    """The share of each class that is evaluated; null: all images of eval or `eval_csv` are."""
     split_seed: NonNegativeInt = 0
     """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     labels_csv: FilePath | None = None
@@ -58,17 +58,17 @@ class ImageFolder(LocalDatasetSpec):
     eval_csv: FilePath | None = None
     """A CSV file of images for evaluation, with the same columns; null: `split` is used."""
     path_column: str | None = None
-    """The column of the paths; null: the first."""
+    """The column of the paths; null: the first column."""
     label_columns: Seq[str] = ()
-    """The columns to predict; []: all others."""
+    """The columns to predict; []: all columns but that of the paths."""
     task: Literal["auto"] | Task = "auto"
-    """The task of the label columns. auto: one column has classes, unless it has numbers that
-    aren't whole (regression); several columns of 0 and 1 are multi_label, of other numbers
-    regression."""
+    """The task of the label columns. auto: regression for one column of numbers that aren't all
+    whole, classification for another column; multi_label for several columns of 0 and 1, regression
+    for several columns of other numbers."""
     follow_links: bool = False
     """Whether links to images and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] that images are resized to; null: one size for all, or `buckets`."""
+    """[height, width] that images are resized to; null: all have one size, or `buckets` are set."""
 
     @model_validator(mode="after")
     def _require_one_split(self) -> Self:
@@ -98,31 +98,32 @@ class ImageFolder(LocalDatasetSpec):
                 f"{train_folder} and {eval_folder} must have the same class folders; "
                 f"only one of them has {', '.join(different)}"
             )
-        halves = [list_classes(half, classes, self._within) for half in (train_folder, eval_folder)]
-        paths = [half.paths for half in halves]
-        labels = [half.labels for half in halves]
-        left_out = [path for half in halves for path in half.left_out]
+        train = list_classes(train_folder, classes, self._within)
+        evaluated = list_classes(eval_folder, classes, self._within)
+        paths = [train.paths, evaluated.paths]
+        labels = [train.labels, evaluated.labels]
+        left_out = [*train.left_out, *evaluated.left_out]
         return self._make_data(paths, labels, Targets(classes), left_out)
 
     @property
     def _within(self) -> Path | None:
-        """The folder that links must stay inside; None: no limit."""
+        """The folder that links must not lead out of; None: all links are followed."""
         return None if self.follow_links else self.root.resolve()
 
     def _read_one_folder(self, share: float) -> RawData:
-        """Read the classes in `root`, and hold out a share of the images of each."""
-        folders = [name for name in ("train", *EVAL_FOLDERS) if (self.root / name).is_dir()]
-        if folders[:1] == ["train"] and len(folders) > 1:
+        """Read the classes in `root`, and evaluate a share of the images of each."""
+        eval_folders = [name for name in EVAL_FOLDERS if (self.root / name).is_dir()]
+        if eval_folders and (self.root / "train").is_dir():
             raise DataError(
-                f"{self.root}: has the folders train and {folders[1]}, so that dataset.split = "
-                f"{share} has nothing to split; leave it out, or name the folder of the classes"
+                f"{self.root}: has the folders train and {eval_folders[0]}, so that dataset.split "
+                f"= {share} has nothing to split; leave it out, or name the folder of the classes"
             )
         classes = list_class_folders(self.root)
         images = list_classes(self.root, classes, self._within)
         with name_file(self.root):
-            halves = hold_out(images.labels, classes, share, self.split_seed)
-        paths = [[images.paths[row] for row in rows] for rows in halves]
-        labels = [images.labels[rows] for rows in halves]
+            split_rows = hold_out(images.labels, classes, share, self.split_seed)
+        paths = [[images.paths[row] for row in rows] for rows in split_rows]
+        labels = [images.labels[rows] for rows in split_rows]
         return self._make_data(paths, labels, Targets(classes), images.left_out)
 
     def _read_tables(self, labels_csv: Path) -> RawData:
@@ -155,11 +156,11 @@ class ImageFolder(LocalDatasetSpec):
         if untrained:
             name = targets.names[min(untrained)]
             raise DataError(f"{self.eval_csv}: has the class {name}, which {labels_csv} lacks")
-        halves = [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
-        return self._make_data(halves, (train_labels, eval_labels), targets)
+        split_paths = [[paths[row] for row in rows] for rows in (train_rows, eval_rows)]
+        return self._make_data(split_paths, (train_labels, eval_labels), targets)
 
     def _read_table(self, file: Path) -> ImageTable:
-        """Read a table of images. Raises DataError that names the file."""
+        """Read a table of images. Raises DataError with the file if it isn't valid."""
         with name_file(file):
             return read_image_table(
                 file,
@@ -176,7 +177,7 @@ class ImageFolder(LocalDatasetSpec):
         targets: Targets,
         left_out: Sequence[str] = (),
     ) -> RawData:
-        """Return both splits, with images of one size unless there are buckets."""
+        """Return the data from the paths and labels of both splits."""
         may_be_damaged = [
             any(isinstance(rule, Readable) for rule in split.select)
             for split in (self.train, self.eval)
@@ -187,17 +188,17 @@ class ImageFolder(LocalDatasetSpec):
             several_sizes=self.buckets is not None,
             may_be_damaged=may_be_damaged,
         )
-        train, evaluated = (
-            Split({"image": column, "label": values})
-            for column, values in zip(columns, labels, strict=True)
+        return RawData(
+            train=Split({"image": columns[0], "label": labels[0]}),
+            eval=Split({"image": columns[1], "label": labels[1]}),
+            targets=targets,
+            notes=describe_left_out(left_out, "folders of classes"),
         )
-        notes = describe_left_out(left_out, "folders of classes")
-        return RawData(train, evaluated, targets, notes=notes)
 
 
 def find_splits(root: Path, content: str = "") -> tuple[Path, Path]:
-    """Return the folders of both splits. Raises DataError if they are missing, with `content`, a
-    description of what they must have."""
+    """Return the folders of the training and the evaluation split. Raises DataError if one is
+    missing. Its message has `content`, a description of what the folders must have."""
     if not root.is_dir():
         raise DataError(f"{root}: there is no such folder")
     train = root / "train"
@@ -221,16 +222,20 @@ def list_class_folders(folder: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ClassImages:
-    """The image files, class by class, their labels, int32 (n,), and the files left out."""
+    """The image files of all classes."""
 
     paths: Sequence[str]
+    """The files, class by class."""
     labels: np.ndarray
+    """The class of each file, int32 (n,)."""
     left_out: tuple[str, ...]
+    """Files of other kinds."""
 
 
 def list_classes(folder: Path, classes: Sequence[str], within: Path | None = None) -> ClassImages:
-    """List the images of each class. Raises DataError for a class without images, for a single
-    class that seems to be the folder of the classes, and for links out of `within`."""
+    """List the images of each class. Raises DataError for a class without images, for links out of
+    `within`, and for a single class with all images in subfolders, since these may be the classes.
+    """
     listings = [list_images(folder / name, within) for name in classes]
     counts = [len(listing.images) for listing in listings]
     labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
@@ -247,10 +252,10 @@ def list_classes(folder: Path, classes: Sequence[str], within: Path | None = Non
 
 @dataclass(frozen=True)
 class Listing:
-    """The files below a folder, without hidden ones."""
+    """The files below a folder, without hidden files."""
 
     images: tuple[str, ...]
-    """Image files: of a folder by name, then of its subfolders."""
+    """Image files: those of a folder, sorted, then those of its subfolders."""
     left_out: tuple[str, ...]
     """Files of other kinds, and entries that aren't files, such as pipes."""
 
@@ -258,8 +263,8 @@ class Listing:
 def list_images(
     folder: Path, within: Path | None = None, suffixes: Sequence[str] = SUFFIXES
 ) -> Listing:
-    """List the files of a folder and its subfolders, images by their suffix. Raises DataError
-    without images, and for links out of `within`; None permits all links."""
+    """List the files of a folder and its subfolders. Those with one of the suffixes are images.
+    Raises DataError without images, and for links out of `within`; None permits all links."""
     require_within(folder, within)
     images = []
     left_out = []
@@ -279,29 +284,30 @@ def list_images(
                 images.append(entry.path)
             else:
                 left_out.append(entry.path)
-        stack += reversed(folders)  # so that the first subfolder is next
+        stack += reversed(folders)  # The first subfolder is popped next.
     if not images:
         raise DataError(f"{folder}: holds no image ({', '.join(suffixes)})")
     return Listing(tuple(images), tuple(left_out))
 
 
 def describe_left_out(left_out: Sequence[str], folders: str) -> tuple[str, ...]:
-    """Return a line for the log about files that aren't read, in a tuple; () if all are read.
-    `folders` describes the folders whose images are read."""
+    """Return a tuple of one note about files that aren't read; () if all are read. `folders`
+    describes the folders whose images are read."""
     if not left_out:
         return ()
     counts = Counter(Path(path).suffix.lower() or "no suffix" for path in left_out).most_common()
-    listed = [f"{count:,} of {show_name(suffix)}" for suffix, count in counts[:_MAX_LISTED]]
+    kinds = [f"{count:,} of {show_name(suffix)}" for suffix, count in counts[:_MAX_LISTED]]
     if len(counts) > _MAX_LISTED:
-        listed.append(f"{len(counts) - _MAX_LISTED} more kinds")
-    files = f"{len(left_out):,} file" + "s" * (len(left_out) > 1)
-    example = show_name(left_out[0])
-    kinds = ", ".join(listed)
-    return (f"left out: {files} ({kinds}), such as {example}; {KINDS} in {folders} are read",)
+        kinds.append(f"{len(counts) - _MAX_LISTED} more kinds")
+    plural = "s" if len(left_out) > 1 else ""
+    return (
+        f"left out: {len(left_out):,} file{plural} ({', '.join(kinds)}), such as "
+        f"{show_name(left_out[0])}; {KINDS} in {folders} are read",
+    )
 
 
 def require_within(path: Path, folder: Path | None) -> None:
-    """Raise DataError for a path out of a folder; None allows every path."""
+    """Raise DataError if a path leads out of a folder; None permits every path."""
     if folder is not None and not path.resolve().is_relative_to(folder):
         raise DataError(
             f"{path}: leads out of {folder}, to {path.resolve()}; copy its target, or set "
@@ -310,7 +316,7 @@ def require_within(path: Path, folder: Path | None) -> None:
 
 
 def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the visible entries of a folder, sorted by name. Raises DataError."""
+    """Return a folder's visible entries, sorted by name. Raises DataError if it can't be read."""
     with name_file(folder), os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     return sorted(visible, key=lambda entry: entry.name)

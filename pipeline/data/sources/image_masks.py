@@ -1,9 +1,10 @@
-"""The user's images and their masks, which have the class of every pixel."""
+"""The user's images and their masks. A mask has the class of each pixel of an image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,9 +47,10 @@ ClassNames = Annotated[Seq[str], Field(min_length=1, max_length=MAX_MASK_CLASSES
 class ImageMasks(LocalDatasetSpec):
     """`images/*` and `masks/*` in train/ and in eval/, with the same names except for suffixes.
 
-    With `split`, root has both folders, and a share is held out. A mask is a PNG or BMP, grey or
-    with a palette, whose pixels have the value of their class, or `ignore_index`. Images are PNG,
-    JPEG, BMP, GIF and WebP of the same size as their masks, read as RGB and upright.
+    With `split`, images/ and masks/ are in `root`, and a share of the images is evaluated. A mask
+    is a PNG or BMP, grey or with a palette. The value of a pixel is its class, or `ignore_index`.
+    Images are PNG, JPEG, BMP, GIF and WebP of the same size as their masks, read as RGB and
+    upright.
     """
 
     root_must_be = "a folder with images/ and masks/ in train/ and eval/, or with dataset.split"
@@ -59,42 +61,42 @@ class ImageMasks(LocalDatasetSpec):
     masks: FolderName = "masks"
     """Names of the folders of images and of masks."""
     split: Share | None = None
-    """The share of the images for evaluation; null: they are in another folder."""
+    """The share of the images that is evaluated; null: the images of eval are."""
     split_seed: NonNegativeInt = 0
     """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     classes: ClassCount | ClassNames | None = None
     """The number of classes, or their names in the order of values; null: one more than the largest
-    value of all masks, which are read first."""
+    value of all masks. All masks are then read before training."""
     follow_links: bool = False
     """Whether links to files and folders outside `root` are read."""
     image_size: ImageSize | None = None
-    """[height, width] that images and masks are resized to; null: one size for all, or
-    `buckets`."""
+    """[height, width] that images and masks are resized to; null: all have one, or `buckets`."""
 
     def read(self, cache: Path) -> RawData:
         """Return images, uint8 (n, H, W, 3), and labels, uint8 (n, H, W), decoded on demand."""
         split_pairs, left_out = self._list_splits()
-        masks = [mask for half in split_pairs for _, mask in half]
+        split_masks = [[mask for _, mask in pairs] for pairs in split_pairs]
         if isinstance(self.classes, tuple):
             names = self.classes
         else:
-            count = self.classes or 1 + find_largest_value(masks, self.ignore_index)
+            count = self.classes
+            if count is None:
+                count = 1 + find_largest_value([*chain(*split_masks)], self.ignore_index)
             names = tuple(str(label) for label in range(count))
         values = MaskValues(len(names), self.ignore_index)
         images = make_image_columns(
-            [[image for image, _ in half] for half in split_pairs],
+            [[image for image, _ in pairs] for pairs in split_pairs],
             self.image_size,
             several_sizes=self.buckets is not None,
         )
         splits = []
-        for column, half in zip(images, split_pairs, strict=True):
-            paths = [mask for _, mask in half]
+        for column, masks in zip(images, split_masks, strict=True):
             labels: Column
             if self.buckets is not None and self.image_size is None:
-                labels = RaggedImageFiles(paths, read_sizes(paths), values)
+                labels = RaggedImageFiles(masks, read_sizes(masks), values)
             else:
-                height, width = self.image_size or read_sizes(paths[:1])[0].tolist()
-                labels = ImageFiles(paths, height, width, values)
+                height, width = self.image_size or read_sizes(masks[:1])[0].tolist()
+                labels = ImageFiles(masks, height, width, values)
             splits.append(Split({"image": column, "label": labels}))
         train, evaluated = splits
         notes = describe_left_out(left_out, f"{self.images} and {self.masks}")
@@ -103,18 +105,21 @@ class ImageMasks(LocalDatasetSpec):
     def _list_splits(self) -> tuple[list[list[tuple[str, str]]], list[str]]:
         """Return the paths (image, mask) of both splits, and the files that are left out."""
         if self.split is None:
-            folders = find_splits(self.root, f", each with {self.images} and {self.masks}")
-            halves = [self._pair_files(folder) for folder in folders]
-            return [pairs for pairs, _ in halves], [path for _, out in halves for path in out]
+            content = f", each with {self.images} and {self.masks}"
+            train_folder, eval_folder = find_splits(self.root, content)
+            train_pairs, train_left_out = self._pair_files(train_folder)
+            eval_pairs, eval_left_out = self._pair_files(eval_folder)
+            return [train_pairs, eval_pairs], train_left_out + eval_left_out
         pairs, left_out = self._pair_files(self.root)
+        groups = np.zeros(len(pairs), int)
         with name_file(self.root):
-            rows = hold_out(np.zeros(len(pairs), int), [self.images], self.split, self.split_seed)
-        return [[pairs[row] for row in half] for half in rows], left_out
+            split_rows = hold_out(groups, [self.images], self.split, self.split_seed)
+        return [[pairs[row] for row in rows] for rows in split_rows], left_out
 
     def _pair_files(self, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
-        """Return the paths (image, mask) in a folder, and the files that are left out. Raises
-        DataError for an image without a mask, a mask without an image, different sizes, and a mask
-        that can't be read."""
+        """Return the paths (image, mask) in a folder, sorted, and the files that are left out.
+        Raises DataError for an image without a mask, a mask without an image, a mask of another
+        size than its image, and a mask that can't be read."""
         root = None if self.follow_links else self.root.resolve()
         for name in (self.images, self.masks):
             if not (folder / name).is_dir():
@@ -141,7 +146,8 @@ class ImageMasks(LocalDatasetSpec):
 
 
 def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return files by their path in a folder, without suffix. Raises DataError for equal paths."""
+    """Return files by their path below a folder without suffix. Raises DataError for files that
+    differ only in their suffix."""
     files: dict[str, str] = {}
     for path in paths:
         other = files.setdefault(str(Path(path).relative_to(folder).with_suffix("")), path)
@@ -153,7 +159,7 @@ def _map_stems(paths: Sequence[str], folder: Path) -> dict[str, str]:
 
 
 def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise DataError that names the first mask whose size differs from its image's."""
+    """Raise DataError with the first mask that has another size than its image."""
     image_sizes = read_sizes([image for image, _ in pairs])
     mask_sizes = read_sizes([mask for _, mask in pairs])
     different = np.flatnonzero((image_sizes != mask_sizes).any(axis=1))
@@ -168,7 +174,7 @@ def _require_same_sizes(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def find_largest_value(masks: Sequence[str], ignored: int | None) -> int:
-    """Return the largest value of masks, except `ignored`. Raises DataError without one."""
+    """Return the largest value of masks, except `ignored`. Raises DataError without any."""
 
     def read_largest(path: str) -> int:
         height, width = read_sizes([path])[0].tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -23,9 +23,9 @@ ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SIZES = ("x_train_sizes", "x_test_sizes", "y_train_sizes", "y_test_sizes")
 """Optional arrays: the sizes of images or labels that are stored one after the other."""
 RESERVED_NAMES = frozenset({"x", "y", "image", "label", SIZE})
-"""Names that further columns can't have, since other arrays and columns have them."""
+"""Names of other arrays and columns, which further columns can't have."""
 MAX_INFERRED_CLASSES = 10_000
-"""The most classes that are inferred from labels, since larger labels may be prices or times."""
+"""The most classes that are inferred from labels. Larger labels may be numbers, such as prices."""
 MAX_CLASSES = 1 << 20
 CHECKED_VALUES = 1 << 20
 """Number of values that are checked at once."""
@@ -33,13 +33,15 @@ CHECKED_VALUES = 1 << 20
 
 @component("dataset")
 class NumpyArchive(LocalDatasetSpec):
-    """Images, uint8 or float32, (n, H, W) or (n, H, W, C), and their targets.
+    """Arrays of images in x_train and x_test, and of their targets in y_train and y_test.
 
-    Numbers are floats, (n,) or (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each
-    position, (n, tokens) or (n, height, width). Images of several sizes are stored one after the
-    other in x_train, with x_train_sizes, (n, 1 to 3): (tokens,), (H, W) or (H, W, C). Labels of
-    their positions are stored likewise in y_train, with y_train_sizes, (n, 1 or 2). x_test and
-    y_test have the same form.
+    Images are uint8 or float32, (n, H, W) or (n, H, W, C). Numbers to predict are floats, (n,) or
+    (n, K). Classes are whole numbers: (n,) or (n, 1), or one for each position, (n, tokens) or
+    (n, height, width).
+
+    Images of several sizes are stored one after the other in x_train, (numbers,). x_train_sizes,
+    (n, 1 to 3), has their sizes: (tokens,), (H, W) or (H, W, C). In the same way labels of their
+    positions are stored in y_train, with y_train_sizes, (n, 1 or 2).
     """
 
     root_must_be = f"an .npz file with {', '.join(ARRAYS)}"
@@ -47,21 +49,24 @@ class NumpyArchive(LocalDatasetSpec):
     root: RequiredRoot
     """The .npz file."""
     task: Literal["auto"] | Task = "auto"
-    """The task of y. auto: classes if it has whole numbers, else numbers to predict (regression).
-    multi_label: 0 or 1 for each of several labels."""
+    """The task of y. auto: classification for whole numbers, else regression. multi_label: 0 or 1
+    for each of several labels."""
     classes: Annotated[PositiveInt, Field(le=MAX_CLASSES)] | None
     """The number of classes; null: one more than the largest label, at most 10,000."""
 
     columns: Seq[Annotated[str, Field(pattern=r"^\w+$")]] = ()
-    """Names of further inputs: `age` is read from the arrays age_train and age_test, numbers of any
-    shape (n, ...), to a column of that name. The map op `join` makes them inputs."""
+    """Names of further columns. A column `age` is read from the arrays age_train and age_test,
+    numbers of any shape (n, ...). The map op `join` adds columns to the network's input."""
 
     @model_validator(mode="after")
     def _require_plain_columns(self) -> Self:
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(f"columns = {list(self.columns)}: must be different")
-        if names := ", ".join(sorted(RESERVED_NAMES & {*self.columns})):
-            raise ValueError(f"columns: {names} exists already; must have other names")
+        reserved = sorted(RESERVED_NAMES.intersection(self.columns))
+        if reserved:
+            raise ValueError(
+                f"columns: {', '.join(reserved)} exists already; must have other names"
+            )
         if self.columns and self.buckets:
             raise ValueError("columns: can't be combined with buckets; must be []")
         return self
@@ -90,10 +95,11 @@ class NumpyArchive(LocalDatasetSpec):
 
 
 def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file by name: `ARRAYS`, `SIZES` that exist, and further columns.
-    Raises OSError, and ValueError that names a missing or damaged array."""
+    """Return the arrays of an .npz file by name: `ARRAYS`, existing `SIZES`, and further
+    columns. Raises OSError, and ValueError for a missing or damaged array."""
     arrays = {}
-    required = (*ARRAYS, *(f"{name}_{split}" for name in columns for split in ("train", "test")))
+    column_arrays = [f"{name}_{split}" for name in columns for split in ("train", "test")]
+    required = (*ARRAYS, *column_arrays)
     with open_archive(path) as archive:
         missing = [name for name in required if name not in archive.names]
         if missing:
@@ -110,9 +116,11 @@ def load_arrays(path: Path, columns: Sequence[str] = ()) -> dict[str, np.ndarray
 def _read_columns(
     arrays: Mapping[str, np.ndarray], names: Sequence[str], split: str
 ) -> dict[str, np.ndarray]:
-    """Return further columns, with at most 4 bytes a value. Raises ValueError that names an array
-    of another length, or with values that aren't finite numbers."""
-    samples = len(arrays[f"x_{split}_sizes" if f"x_{split}_sizes" in arrays else f"x_{split}"])
+    """Return further columns of a split, train or test. Values have at most 4 bytes: larger types
+    become float32. Raises ValueError for an array of another length than the images, and for values
+    that aren't finite numbers."""
+    sizes_name = f"x_{split}_sizes"
+    samples = len(arrays[sizes_name if sizes_name in arrays else f"x_{split}"])
     columns = {}
     for name in names:
         array = f"{name}_{split}"
@@ -133,28 +141,27 @@ def _read_columns(
 def make_class_data(
     arrays: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None = None
 ) -> RawData:
-    """Return both splits of a classification. Raises ValueError that names a wrong array."""
+    """Return both splits of a classification. Raises ValueError with the name of a wrong array."""
     images = _read_images(arrays)
     labels = {
         name: _as_labels(name, arrays[name], arrays.get(f"{name}_sizes"))
         for name in ("y_train", "y_test")
     }
     _require_equal_lengths(images, labels)
-    shapes = {
-        # For ragged labels only the number of dimensions must be equal.
-        name: ("any",) * values.sizes.shape[1]
-        if isinstance(values, RaggedArray)
-        else values.shape[1:]
-        for name, values in labels.items()
-    }
+    shapes: dict[str, tuple[Any, ...]] = {}
+    flat = {}
+    for name, values in labels.items():
+        if isinstance(values, RaggedArray):
+            # Ragged labels need only the same number of dimensions in both splits.
+            shapes[name] = ("any",) * values.sizes.shape[1]
+            flat[name] = values.flat
+        else:
+            shapes[name] = values.shape[1:]
+            flat[name] = values.ravel()
     if len(set(shapes.values())) > 1:
         raise ValueError(
             f"y_train and y_test must have the same number of labels per sample, not {shapes}"
         )
-    flat = {
-        name: values.flat if isinstance(values, RaggedArray) else values.ravel()
-        for name, values in labels.items()
-    }
     return RawData(
         train=Split({"image": images["x_train"], "label": _as_int32(labels["y_train"])}),
         eval=Split({"image": images["x_test"], "label": _as_int32(labels["y_test"])}),
@@ -164,7 +171,7 @@ def make_class_data(
 
 def make_number_data(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
     """Return both splits of a regression or of multi_label, with labels float32 (n, K). Numbers are
-    standardised by the training split. Raises ValueError that names a wrong array."""
+    standardised by the training split. Raises ValueError with the name of a wrong array."""
     images = _read_images(arrays)
     numbers = {}
     for name in ("y_train", "y_test"):
@@ -197,11 +204,13 @@ def make_number_data(arrays: Mapping[str, np.ndarray], task: Task) -> RawData:
 
 
 def _read_images(arrays: Mapping[str, np.ndarray]) -> dict[str, Column]:
-    """Return the images of both splits. Raises ValueError if they have several shapes or dtypes."""
+    """Return the images of both splits, by the names of their arrays. Raises ValueError if they
+    have several shapes or dtypes."""
     images = {}
     kinds = {}
     for name in ("x_train", "x_test"):
-        images[name] = column = _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
+        column = _as_images(name, arrays[name], arrays.get(f"{name}_sizes"))
+        images[name] = column
         if isinstance(column, RaggedColumn):
             kinds[name] = f"{column.sizes.shape[1]} sizes, {column.trailing} {column.dtype}"
         else:
@@ -225,7 +234,8 @@ def _require_equal_lengths(images: Mapping[str, Column], labels: Mapping[str, Co
 def _name_classes(
     labels: Mapping[str, np.ndarray], classes: int | None, ignore_index: int | None
 ) -> tuple[str, ...]:
-    """Return the numbers of the classes as names. Raises ValueError for labels of no class."""
+    """Return the numbers of the classes as names. `classes` is their number; None: one more than
+    the largest label. Raises ValueError for labels that aren't classes."""
     valid = {name: values[values != ignore_index] for name, values in labels.items()}
     for name, values in valid.items():
         if not values.size:
@@ -257,7 +267,8 @@ def _as_int32(labels: np.ndarray | RaggedArray) -> Column:
 
 
 def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Column:
-    """Return images (n, H, W, C) or ragged images. Raises ValueError that names the array."""
+    """Return images, (n, H, W, C) or ragged. Raises ValueError, beginning with the array's name, if
+    the values or sizes can't be images."""
     if values.dtype not in (np.uint8, np.float32):
         raise ValueError(f"{name} is {values.dtype}; images must be uint8 or float32")
     if sizes is None:
@@ -283,14 +294,15 @@ def _as_images(name: str, values: np.ndarray, sizes: np.ndarray | None) -> Colum
 def _has_finite_values(values: np.ndarray) -> bool:
     if values.dtype.kind != "f":
         return True
-    # Chunks save memory: a mask of all values takes a byte for each.
+    # Checking in chunks saves memory, since a mask takes a byte for each value.
     step = max(1, CHECKED_VALUES * len(values) // max(1, values.size))
     chunks = (values[first : first + step] for first in range(0, len(values), step))
     return all(np.isfinite(chunk).all() for chunk in chunks)
 
 
 def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.ndarray | RaggedArray:
-    """Return labels (n, ...) or ragged labels. Raises ValueError that names the array."""
+    """Return labels, (n, ...) or ragged. Raises ValueError, beginning with the array's name, if the
+    values or sizes can't be labels."""
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name} is {values.dtype}; labels must be whole numbers")
     if sizes is not None:
@@ -305,7 +317,7 @@ def _as_labels(name: str, values: np.ndarray, sizes: np.ndarray | None) -> np.nd
 def _make_ragged(
     name: str, values: np.ndarray, sizes: np.ndarray, trailing: tuple[int, ...]
 ) -> RaggedArray:
-    """Make a ragged column. Raises ValueError with the name of the array."""
+    """Make a ragged column. Raises ValueError with the array's name if the sizes don't fit."""
     try:
         return make_ragged_array(values, sizes, trailing)
     except ValueError as error:

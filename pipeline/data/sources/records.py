@@ -17,8 +17,8 @@ from pipeline.data.records.record_format import DESCRIPTION, RecordSplitSpec, re
 
 @component("dataset")
 class Records(LocalDatasetSpec):
-    """Samples that were read from another source, in ArrayRecord files with random access. Data
-    larger than memory is streamed. Labels stay in memory."""
+    """Samples of another source, stored in ArrayRecord files with random access. Images are read on
+    demand, so they may be larger than memory. Labels are in memory."""
 
     root_must_be = f"a folder with {DESCRIPTION}"
     name: Literal["records"] = "records"
@@ -26,7 +26,7 @@ class Records(LocalDatasetSpec):
     """The folder with records.json."""
 
     def read(self, cache: Path) -> RawData:
-        """Return columns with the shapes and dtypes of the source of the records."""
+        """Return columns with the shapes and dtypes of the source that was converted."""
         spec = read_description(self.root)
         classes = tuple(spec.classes)
         return RawData(
@@ -39,13 +39,14 @@ class Records(LocalDatasetSpec):
 def open_split(
     folder: Path, spec: RecordSplitSpec, classes: int, ignore_index: int | None = None
 ) -> Split:
-    """Return a split. Raises DataError for a damaged file, and for labels that aren't classes."""
+    """Return a split. `classes` is the number of classes. Raises DataError for a damaged file, and
+    for labels in memory that aren't classes or `ignore_index`."""
     columns = {name: open_column(folder, column) for name, column in spec.columns.items()}
     label = columns["label"]
     if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
-        counted = label[label != ignore_index]
-        lowest = int(counted.min(initial=0))
-        highest = int(counted.max(initial=0))
+        valid = label[label != ignore_index]
+        lowest = int(valid.min(initial=0))
+        highest = int(valid.max(initial=0))
         if lowest < 0 or highest >= classes:
             raise DataError(
                 f"{folder}: has labels from {lowest} to {highest}; they must be 0 to "

@@ -1,11 +1,11 @@
-"""Random images with the sizes of another source, without a download."""
+"""Random images with the sizes of another source. They need no download."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import PositiveInt, field_validator
@@ -26,8 +26,8 @@ _PATTERN_CELLS = 4
 
 @component("dataset")
 class Synthetic(DatasetSpec):
-    """Images with the sizes of another source: a pattern for each class, which a network can learn,
-    plus noise.
+    """Images with the sizes of another source. An image is the pattern of its class plus noise, so
+    that a network can learn the classes.
 
     `dataset.name=synthetic +dataset.like=mnist` replaces the source of a recipe and keeps its ops.
     `root` and `mirrors` are ignored.
@@ -35,10 +35,10 @@ class Synthetic(DatasetSpec):
 
     name: Literal["synthetic"] = "synthetic"
     like: str
-    """The source whose sizes are used."""
+    """The name of the other source."""
     train_size: PositiveInt | None = None
     eval_size: PositiveInt | None = None
-    """Numbers of samples of both splits; null: as in `like`."""
+    """Numbers of samples in the splits; null: those of the other source."""
 
     @field_validator("like")
     @classmethod
@@ -79,7 +79,8 @@ def draw_patterns(classes: int, image: tuple[int, int, int]) -> np.ndarray:
 
 
 def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
-    """Draw samples, uint8: patterns plus noise from 0 to 127. Classes are equally frequent."""
+    """Draw `size` samples: images, uint8 (size, H, W, C), which are patterns plus noise from 0 to
+    127, and labels, int32 (size,). Classes are equally frequent."""
     rng = np.random.default_rng(seed)
     labels = (rng.permutation(size) % len(patterns)).astype(np.int32)
     shape = (size, *patterns.shape[1:])
@@ -92,7 +93,7 @@ def draw_split(patterns: np.ndarray, size: int, seed: int) -> Split:
 
 
 def require_facts(source: str) -> Facts:
-    """Return the sizes of the source with this name. Raises ValueError if they aren't known."""
+    """Return the sizes of a source, by its name. Raises ValueError if they aren't known."""
     facts = _find_facts(source)
     if facts is None:
         names = ", ".join(name for name in list_components("dataset") if _find_facts(name))
@@ -101,10 +102,11 @@ def require_facts(source: str) -> Facts:
 
 
 def _find_facts(source: str) -> Facts | None:
-    """Return the sizes as `require_facts` does; None in place of its error."""
+    """Return the sizes of a source, by its name; None if they aren't known."""
     cls = list_components("dataset").get(source)
-    unchecked = cls.model_construct() if cls else None
+    if cls is None:
+        return None
     try:
-        return unchecked.facts() if isinstance(unchecked, DatasetSpec) else None
-    except AttributeError:  # its sizes depend on fields, which aren't set
+        return cast(DatasetSpec, cls.model_construct()).facts()
+    except AttributeError:  # The sizes depend on fields, and `model_construct` sets none.
         return None

@@ -1,4 +1,4 @@
-"""The user's tables, CSV or Parquet, with columns to predict and columns to predict from."""
+"""The user's tables, CSV or Parquet. Some columns are predicted from other columns."""
 
 from __future__ import annotations
 
@@ -66,33 +66,32 @@ DateFormat = Annotated[str, AfterValidator(_require_date_format)]
 
 
 class TableDataset(DatasetSpec):
-    """Base of the sources of tables: a sample is an encoded row, float32 (columns,). Means,
-    deviations and categories are fitted on the training split and saved with the run."""
+    """Base of the sources of tables. A sample is an encoded row, float32 (columns,). The encoding
+    is fitted on the training split, and saved with the run."""
 
     root_must_be: ClassVar[str]
     root: Location | None
     """The file."""
     target: TargetNames
-    """The column to predict, or several columns of numbers, or of labels 0 and 1."""
+    """The column to predict, or several columns, all of numbers or all of 0 and 1."""
     task: Literal["auto"] | Task = "auto"
     """The task. auto: classification for a column of texts or of at most 20 different whole
     numbers, multi_label for several columns of 0 and 1, else regression."""
     eval_path: FilePath | None = None
-    """A second file, for evaluation; null: a share of the rows of `root`."""
+    """A second file, whose rows are evaluated; null: a share of the rows of `root` is."""
     split: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of the rows for evaluation, the same for each class if there are classes."""
+    """The share of the rows that is evaluated, the same for each class of a classification."""
     split_seed: NonNegativeInt = 0
     """Seed of the split. It isn't `seed`, so runs with different seeds have the same split."""
     columns: Seq[str] | None = None
     """Columns to predict from; null: all others."""
     numeric: Seq[str] = ()
-    """Columns of numbers. A column without a list is numeric if all its values are numbers or
-    missing, else a category."""
+    """Columns of numbers. An unlisted column is one if all its values are numbers or missing."""
     categories: Seq[str] = ()
-    """Columns of categories, which may be numbers, such as years or postcodes."""
+    """Columns of categories, also of numbers such as postcodes. An unlisted column is one if it has
+    neither numbers nor dates."""
     dates: Seq[str] = ()
-    """Columns of dates. A column without a list has dates if one format fits all its values in the
-    training split."""
+    """Columns of dates. An unlisted column is one if one format fits all its training values."""
     date_format: DateFormat | None = None
     """The format of dates for `datetime.strptime`, such as %d/%m/%Y; null: inferred."""
     ignored: Seq[str] = ()
@@ -100,10 +99,9 @@ class TableDataset(DatasetSpec):
     standardise: bool = True
     """Whether numbers become `(number - mean) / std`."""
     missing_indicators: bool = False
-    """Whether a column with missing numbers gets an indicator column, 1 if it is missing."""
+    """Whether a column with missing numbers gets another one: 1 if a number is missing, else 0."""
     max_categories: PositiveInt = 1_000
-    """The most values of a column of categories. The most frequent values are encoded, others count
-    as unknown."""
+    """The most categories of a column. Less frequent values are encoded as one unknown value."""
 
     @field_validator("target", mode="before")
     @classmethod
@@ -121,12 +119,13 @@ class TableDataset(DatasetSpec):
 
     @model_validator(mode="after")
     def _require_columns_once(self) -> Self:
-        lists = self.target, self.numeric, self.categories, self.dates, self.ignored
-        counts = Counter(name for names in lists for name in names)
-        repeated = [name for name, count in counts.items() if count > 1]
+        names = (*self.target, *self.numeric, *self.categories, *self.dates, *self.ignored)
+        repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
-            problem = "is named more than once by target, numeric, categories, dates and ignored"
-            raise ValueError(f"{show_name(repeated[0])} {problem}")
+            raise ValueError(
+                f"{show_name(repeated[0])} is named more than once by target, numeric, "
+                "categories, dates and ignored"
+            )
         return self
 
     @property
@@ -136,23 +135,23 @@ class TableDataset(DatasetSpec):
 
     @property
     def form(self) -> TableFormat:
-        """The format of the files, if they are CSV."""
+        """The format of CSV files. Parquet files don't need it."""
         return TableFormat()
 
     def read(self, cache: Path) -> RawData:
-        """Return rows, float32 (n, columns), and labels, int32 (n,) for classes, else float32 (n,
-        K). Numbers to predict are standardised by the training split."""
+        """Return encoded rows, float32 (n, columns), and labels, int32 (n,) for classes, else
+        float32 (n, K). Numbers to predict are standardised by the training split."""
         raw = self._read_train_file()
         with name_file(self.file, SIZED_BY_FILE):
             targets = self._infer_targets(raw)
             labels = read_labels(raw, targets, self.target)
             train_rows, eval_rows = self._choose_rows(raw, targets, labels)
             options = FitOptions(
-                self._find_kind,
-                self.standardise,
-                self.missing_indicators,
-                self.max_categories,
-                self.date_format,
+                kind_of=self._find_kind,
+                standardise=self.standardise,
+                indicators=self.missing_indicators,
+                max_categories=self.max_categories,
+                date_format=self.date_format,
             )
             features = [name for name in raw.columns if name not in self.target]
             if not features:
@@ -188,20 +187,24 @@ class TableDataset(DatasetSpec):
     def _read_train_file(self) -> RawTable:
         """Read the training file. Raises DataError for a missing column and for no rows."""
         raw = read_table(self.file, self.form, self._find_kind)
-        features = tuple(name for name in self.columns or () if name not in self.ignored)
-        column_lists = {"target": self.target, "columns": features}
-        column_lists |= {key: getattr(self, key) for key in ("numeric", "categories", "dates")}
+        column_lists = {
+            "target": self.target,
+            "columns": [name for name in self.columns or () if name not in self.ignored],
+            "numeric": self.numeric,
+            "categories": self.categories,
+            "dates": self.dates,
+        }
         for key, names in column_lists.items():
-            for name in (name for name in names if name not in raw.columns):
-                raise DataError(
-                    f"{self.file}: {describe_missing_column(name, raw.names)} (dataset.{key})"
-                )
+            for name in names:
+                if name not in raw.columns:
+                    problem = describe_missing_column(name, raw.names)
+                    raise DataError(f"{self.file}: {problem} (dataset.{key})")
         if not raw.rows:
             raise DataError(f"{self.file}: has no rows")
         return raw
 
     def _find_kind(self, name: str) -> Kind:
-        """Return the kind of a column by its name, as the recipe sets it."""
+        """Return the kind of a column that the recipe sets; auto if it doesn't set one."""
         if name in self.target:
             return "auto"
         if name in self.ignored or (self.columns is not None and name not in self.columns):
@@ -213,7 +216,7 @@ class TableDataset(DatasetSpec):
         return "category" if name in self.categories else "auto"
 
     def _infer_targets(self, raw: RawTable) -> Targets:
-        """Return the targets. Raises ValueError for columns that the task can't have."""
+        """Return the targets. Raises ValueError for columns that don't fit the task."""
         task = infer_task(raw, self.target) if self.task == "auto" else self.task
         if task != "classification":
             return Targets(self.target, task)
@@ -226,14 +229,16 @@ class TableDataset(DatasetSpec):
     def _choose_rows(
         self, raw: RawTable, targets: Targets, labels: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of the file for each split. Raises ValueError if a split has no rows."""
+        """Return the rows of the training file for training and for evaluation, int64. Raises
+        ValueError if a split has no rows."""
         if self.eval_path is not None:
             return np.arange(raw.rows), np.arange(0)
         strata = None
         if targets.task == "classification":
             strata = labels
         elif targets.task == "multi_label":
-            strata = np.unique(labels, axis=0, return_inverse=True)[1].ravel()
+            _, combinations = np.unique(labels, axis=0, return_inverse=True)
+            strata = combinations.ravel()
         train, evaluated = split_rows(raw.rows, self.split, self.split_seed, strata)
         if not len(train) or not len(evaluated):
             raise ValueError(
@@ -247,8 +252,7 @@ class TableDataset(DatasetSpec):
         self, path: Path, table: FittedTable, targets: Targets
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the encoded rows and the labels of the second file."""
-        kinds = table.kinds
-        kinds |= dict.fromkeys(self.target, "auto")
+        kinds: dict[str, Kind] = {**table.kinds, **dict.fromkeys(self.target, "auto")}
         raw = read_table(path, self.form, lambda name: kinds.get(name, "ignore"))
         with name_file(path, SIZED_BY_FILE):
             if not raw.rows:
@@ -267,8 +271,8 @@ class CsvTable(TableDataset):
     shipped: ShippedTable | None = None
     """A table of this package in place of `root`; `tables.txt` beside it has the sources."""
     delimiter: Delimiter | None = None
-    """null: the most frequent of comma, semicolon, tab and bar in the first line, else spaces. A
-    space matches one or more spaces."""
+    """The character between fields; a space stands for one or more. null: the most frequent of
+    comma, semicolon, tab and bar in the first line. If it has none, fields are split at spaces."""
     header: bool = True
     """Whether the first line has the names of columns; else they are column 1, column 2, ..."""
     decimal: Literal[".", ","] = "."

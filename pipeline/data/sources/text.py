@@ -1,4 +1,4 @@
-"""Text files as windows of tokens. The label of a token is the next token."""
+"""Text files as windows of tokens. The label of each token is the token after it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SHIPPED = Path(__file__).with_name("python_reference.txt")
 class Text(DatasetSpec):
     """The text of a file, or of all files of a folder that match a pattern, as windows of tokens.
 
-    Files are joined in the order of paths. The end of the text is the evaluation split, whose
-    windows don't overlap. An incomplete window is left out.
+    Files are joined in the order of their paths. The end of the joined text is the evaluation
+    split, with windows that don't overlap. A last window that isn't full is left out.
     """
 
     name: Literal["text"] = "text"
@@ -47,7 +47,7 @@ class Text(DatasetSpec):
     stride: PositiveInt | None
     """Number of tokens between the starts of two training windows; null: `length`."""
     eval_fraction: Share
-    """Share of the tokens, at the end of the text, for evaluation."""
+    """The share of the tokens that is evaluated, at the end of the text."""
 
     @field_validator("pattern")
     @classmethod
@@ -66,7 +66,7 @@ class Text(DatasetSpec):
         return self
 
     def read(self, cache: Path) -> RawData:
-        """Return tokens, (n, length, 1, 1), and each next token, (n, length), uint8 or int32."""
+        """Return windows of tokens, (n, length, 1, 1), and labels, (n, length), uint8 or int32."""
         files = [SHIPPED] if self.root is None else list_text_files(self.root, self.pattern)
         contents = read_files(files)
         source = files[0] if len(files) == 1 else self.root
@@ -74,30 +74,27 @@ class Text(DatasetSpec):
             raise DataError(f"{source}: has no text, so that there is no vocabulary")
         tokenizer = make_tokenizer(self.tokenizer, self._decode_files(files, contents))
         tokens = self._encode_files(tokenizer, files, contents)
-        train_tokens = len(tokens) - round(len(tokens) * self.eval_fraction)
-        splits = []
-        for split, split_tokens, stride in (
-            ("training", tokens[:train_tokens], self.stride or self.length),
-            ("evaluation", tokens[train_tokens:], self.length),
-        ):
+        num_train = len(tokens) - round(len(tokens) * self.eval_fraction)
+
+        def make_split(name: str, split_tokens: np.ndarray, stride: int) -> Split:
             try:
-                splits.append(Split(make_window_columns(split_tokens, self.length, stride)))
+                return Split(make_window_columns(split_tokens, self.length, stride))
             except ValueError as error:
                 raise DataError(
-                    f"{source}: the {split} split has {error}; use a longer text, or a shorter "
+                    f"{source}: the {name} split has {error}; use a longer text, or a shorter "
                     "dataset.length"
                 ) from error
-        train, evaluated = splits
+
         return RawData(
-            train=train,
-            eval=evaluated,
+            train=make_split("training", tokens[:num_train], self.stride or self.length),
+            eval=make_split("evaluation", tokens[num_train:], self.length),
             targets=Targets(tokenizer.names, "next_token"),
             unit=SampleUnit("windows", "tokens", self.length, f"of {self.length} tokens"),
             text=TextFormat(tokenizer, "next_token"),
         )
 
     def _decode_files(self, files: list[Path], contents: list[bytes]) -> Iterator[str]:
-        """Yield the separator and the texts of files. Raises DataError if one isn't UTF-8."""
+        """Yield the separator, then the text of each file. Raises DataError if it isn't UTF-8."""
         yield self.separator
         for file, content in zip(files, contents, strict=True):
             with name_file(file):
@@ -107,7 +104,8 @@ class Text(DatasetSpec):
     def _encode_files(
         self, tokenizer: Tokenizer, files: list[Path], contents: list[bytes]
     ) -> np.ndarray:
-        """Return the tokens of all files, uint8 or int32 (tokens,)."""
+        """Return the tokens of all files and of the separators between them, uint8 or int32
+        (tokens,). Raises DataError for a text that can't be encoded."""
         separator = self.separator.encode()
         pieces = []
         for number, (file, content) in enumerate(zip(files, contents, strict=True), start=1):

@@ -30,22 +30,22 @@ MAX_CLASSES = 10_000
 class TextCsv(DatasetSpec):
     """Texts, each with a class, for a network that classifies tokens, such as `bert`.
 
-    A text is truncated to the longest of `buckets` and padded to the smallest that holds it. The
-    same share of each class is for evaluation, evenly spread over the file.
+    A text is truncated to the longest of `buckets`, and padded to the smallest bucket that holds
+    it. Of each class the same share is evaluated, evenly spread over the file.
     """
 
     name: Literal["text_csv"] = "text_csv"
     root: Location | None
-    """The CSV, in UTF-8, with names of columns in the first line; null: 2,400 first lines of
+    """A CSV file in UTF-8, with names of columns in the first line; null: 2,400 first lines of
     docstrings of Python's library, shipped with this package."""
     text_column: str
     class_column: str
     tokenizer: str
     """words, characters, bytes, or the path of a tokenizer.json of the library `tokenizers`."""
     max_words: PositiveInt
-    """The most words of the vocabulary: the most frequent of the training split."""
+    """The size of the vocabulary of words, which are the most frequent of the training split."""
     eval_fraction: Share
-    """Share of the rows of each class for evaluation."""
+    """The share of the rows of each class that is evaluated."""
 
     @model_validator(mode="after")
     def _require_token_buckets(self) -> TextCsv:
@@ -57,11 +57,11 @@ class TextCsv(DatasetSpec):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a text: the length of the longest bucket."""
+        """The most tokens of a text, which is the length of the longest bucket."""
         return max(bucket[0] for bucket in self.buckets or ())
 
     def read(self, cache: Path) -> RawData:
-        """Return texts, int32 (tokens, 1, 1) of several lengths, and classes, int32 (n,)."""
+        """Return a ragged column of texts, int32 (tokens, 1, 1) each, and classes, int32 (n,)."""
         file = self.root or SHIPPED
         rows = read_two_columns(file, (self.text_column, self.class_column))
         texts = [text for text, _ in rows]
@@ -106,8 +106,8 @@ def _name_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mark_eval_rows(names: Sequence[str], share: float) -> np.ndarray:
-    """Return whether each row is evaluated, bool (rows,): `share` of each class, rounded down, at
-    even distances. Raises ValueError for an empty split."""
+    """Return whether each row is evaluated, bool (rows,). `names` are their classes. Of
+    each class, evenly spread, `share` is evaluated. Raises ValueError for an empty split."""
     counts: Counter[str] = Counter()
     is_eval = np.zeros(len(names), bool)
     for row, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Dates of a table: the common format of a column, and numbers computed from dates."""
+"""Dates of a table: the format of a column's dates, and numbers that are computed from them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from pipeline.data.table import DateColumn, DatePart
 
 ISO = "iso"
-"""Format such as 2024-01-31, also with a time. Offsets from UTC are dropped."""
+"""The format of dates such as 2024-01-31, also with a time. Offsets from UTC are dropped."""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?!\d)")
 _MAX_TRIED = 1000
-"""Number of texts that are tried first, since it takes long to parse all with a wrong format."""
+"""Number of texts that a format is tried on first. Parsing all takes long."""
 _YEAR = re.compile(r"\d{4}")
 _DAYS = (
     *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y-%m"),
@@ -32,13 +32,12 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 def find_date_formats(texts: Sequence[str]) -> list[str]:
-    """Return the formats that fit all texts: none, one, or two if days and months are ambiguous.
-    Of formats with the same dates only the first is returned."""
+    """Return the formats that fit all texts: none, one, or two if day and month can be exchanged.
+    If several formats result in the same dates, only the first of them is returned."""
     if not texts or not _YEAR.search(texts[0]):
         return []
-    candidates = [name for name in FORMATS if _parse(texts[0], name) is not None]
-    formats: dict[bytes, str] = {}
-    for name in candidates:
+    formats: dict[bytes, str] = {}  # by the dates that they result in
+    for name in FORMATS:
         if all(_parse(text, name) is not None for text in texts[:_MAX_TRIED]):
             days = parse_days(texts, name)
             if not np.isnan(days).any():
@@ -47,15 +46,18 @@ def find_date_formats(texts: Sequence[str]) -> list[str]:
 
 
 def parse_days(texts: Sequence[str], date_format: str) -> np.ndarray:
-    """Return dates as days since 1970 with times as fractions, float64 (texts,); NaN if a text
-    doesn't have the format."""
-    dates = (_parse(text, date_format) for text in texts)
-    days = (np.nan if date is None else (date - _EPOCH).total_seconds() / 86_400 for date in dates)
-    return np.fromiter(days, np.float64, len(texts))
+    """Return dates as days since 1970, float64 (texts,). A text of another format is NaN."""
+    days = np.full(len(texts), np.nan)
+    for row, text in enumerate(texts):
+        date = _parse(text, date_format)
+        if date is not None:
+            days[row] = (date - _EPOCH).total_seconds() / 86_400
+    return days
 
 
 def format_example_date(date_format: str) -> str:
-    """Return a date in a format. Raises ValueError if it has no year, or can't be read again."""
+    """Return an example of a date in a format. Raises ValueError for a format without a year, and
+    for a format by which dates can't be parsed."""
     date = datetime(2024, 1, 31)
     if date_format == ISO:
         return f"{date:%Y-%m-%d}"
@@ -68,15 +70,13 @@ def format_example_date(date_format: str) -> str:
 
 
 def list_date_parts(days: np.ndarray) -> tuple[DatePart, ...]:
-    """Return the names of the parts of dates, with parts of the day if a date has a time."""
+    """Return the parts to compute from dates, with parts of the day if a date has a time."""
     has_hours = bool((days[~np.isnan(days)] % 1 != 0).any())
     return (*_DAY_PARTS, *_HOUR_PARTS) if has_hours else _DAY_PARTS
 
 
 def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
-    """Return a part of dates, float64 (dates,), NaN for a missing date. It is the number of days
-    since the first date of the training split, or sine or cosine of the position in the year, week
-    or day."""
+    """Return the numbers that `DateColumn` describes, float64 (dates,); NaN for a missing date."""
     if date.part == "days":
         return days - date.first_day
     wave, _, cycle = date.part.partition("_")
@@ -85,16 +85,16 @@ def compute_part_values(days: np.ndarray, date: DateColumn) -> np.ndarray:
 
 
 def _compute_position(days: np.ndarray, cycle: str) -> np.ndarray:
-    """Return the position in a day, a week from Monday on, or a year, from 0 to below 1."""
+    """Return the positions of dates in their day, week (from Monday) or year, from 0 to below 1."""
     if cycle == "day":
         return days % 1
     if cycle == "week":
         return (np.floor(days) + 3) % 7 / 7  # 1970 began on a Thursday
     date = np.floor(np.where(np.isnan(days), 0, days)).astype("datetime64[D]")
     year = date.astype("datetime64[Y]")
-    first = year.astype("datetime64[D]")
-    following = (year + np.timedelta64(1, "Y")).astype("datetime64[D]")
-    share = (date - first).astype(np.float64) / (following - first).astype(np.float64)
+    year_start = year.astype("datetime64[D]")
+    year_end = (year + np.timedelta64(1, "Y")).astype("datetime64[D]")
+    share = (date - year_start).astype(np.float64) / (year_end - year_start).astype(np.float64)
     return np.where(np.isnan(days), np.nan, share)
 
 
@@ -105,13 +105,13 @@ def _parse(text: str, date_format: str) -> datetime | None:
             if _ISO_DATE.match(text):
                 return datetime.fromisoformat(text).replace(tzinfo=None)
         return None
-    time_at = max(date_format.find(" %H"), date_format.find(" %I"))
-    if time_at < 0:
+    time_start = max(date_format.find(" %H"), date_format.find(" %I"))
+    if time_start < 0:
         return _parse_part(text, date_format)
-    # A column of many dates with times has few different days and times, which are parsed once.
-    words = text.rsplit(" ", date_format.count(" ", time_at))
-    day = _parse_part(words[0], date_format[:time_at])
-    time = _parse_part(" ".join(words[1:]), date_format[time_at + 1 :])
+    # Days and times are parsed apart, since a column has few different ones, which are cached.
+    words = text.rsplit(" ", date_format.count(" ", time_start))
+    day = _parse_part(words[0], date_format[:time_start])
+    time = _parse_part(" ".join(words[1:]), date_format[time_start + 1 :])
     return None if day is None or time is None else datetime.combine(day, time.time())
 
 

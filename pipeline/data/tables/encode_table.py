@@ -19,22 +19,23 @@ TableInput = Literal["features", "fields"]
 class EncodeTable(Op):
     """Convert encoded rows of `FittedTable`, (batch, columns), to the input of a network, float32.
 
-    If `reads` is features, (batch, features): the numbers, then a one-hot vector for each column of
-    categories, which is zeros for position 0, a value that the training split lacks. If it is
-    fields, for wide_deep, (batch, columns, 1, 2): the index of a column's feature, and its value,
-    which is the number, or 1 for a category and 0 for position 0.
+    features: (batch, features), the numbers, then a one-hot vector for each column of categories.
+    fields, for wide_deep: (batch, columns, 1, 2), the index of a feature for each column, and the
+    feature's value, which is the number, or 1 for a category. A category of position 0, which the
+    training split lacks, is zeros in both.
     """
 
     name: Literal["encode_table"] = "encode_table"
     numbers: int
-    """How many of the columns have numbers; they come first."""
+    """The number of columns of numbers, which precede those of categories."""
     categories: Seq[int]
     """The number of values of each column of categories."""
     reads: TableInput
+    """The kind of input that the network reads."""
 
     @property
     def features(self) -> int:
-        """The number of features: each column of numbers, and each value of other columns."""
+        """The number of features. Each column of numbers is a feature, and each category."""
         return self.numbers + sum(self.categories)
 
     def output(self, value: ColumnSpec) -> ColumnSpec:
@@ -61,7 +62,7 @@ class EncodeTable(Op):
 
 
 def make_encoding_ops(table: FittedTable | None, reads: TableInput) -> tuple[EncodeTable, ...]:
-    """Return the op that encodes a table for a network; () without a table."""
+    """Return a tuple of the op that encodes a table for a network; () without a table."""
     if table is None:
         return ()
     sizes = tuple(len(column.categories) for column in table.categories)

@@ -1,4 +1,4 @@
-"""Functions that fit a table on its training rows, and encode rows."""
+"""Functions that fit the columns of a table on its training rows, and encode rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipeline.data.tables.table_targets import require_one_type
 
 PARQUET = (".parquet", ".pq")
 MAX_SAVED_BYTES = 4 << 20
-"""The most bytes of a table as JSON, so that the summary of the run stays readable."""
+"""The most bytes of a table as JSON in the summary of a run."""
 MISSING = ""
 """The category of a missing value."""
 FEWEST_ROWS = 20
@@ -40,7 +40,7 @@ FEWEST_ROWS = 20
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Settings of a recipe for the columns."""
+    """A recipe's settings for the columns, which `TableDataset` describes."""
 
     kind_of: KindOf
     standardise: bool
@@ -51,8 +51,7 @@ class FitOptions:
 
 
 def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a Parquet file, or with a suffix that isn't in `PARQUET` a CSV file. Raises DataError
-    that names the file."""
+    """Read a Parquet file if its suffix is in `PARQUET`, else a CSV file. Raises DataError."""
     with name_file(path, SIZED_BY_FILE):
         if not path.is_file():
             raise ValueError("isn't a regular file" if path.exists() else "there is no such file")
@@ -67,7 +66,8 @@ def read_table(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
 def fit_table(
     raw: RawTable, names: Sequence[str], rows: np.ndarray, form: TableFormat, options: FitOptions
 ) -> FittedTable:
-    """Fit columns on training rows. Raises ValueError for wrong values, and if all are empty."""
+    """Fit the columns `names` on the training rows, int (n,). Raises ValueError for wrong values,
+    and if no column has values."""
     columns = [column for name in names for column in _fit_column(raw, name, rows, options)]
     if not columns:
         raise ValueError("has no column with values besides the targets; a network needs one")
@@ -85,17 +85,16 @@ def fit_table(
 
 
 def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
-    """Encode rows, float32 (rows, width). Raises ValueError with the row of a wrong value."""
+    """Encode all rows, float32 (rows, width). Raises ValueError with the row of a wrong value."""
     encoded = np.empty((raw.rows, table.width), np.float32)
     next_indicator = len(table.numeric)
-    formats = {column.name: column.date.format for column in table.numeric if column.date}
-    days = {
-        name: _parse_date_column(raw, name, date_format) for name, date_format in formats.items()
-    }
+    days: dict[str, np.ndarray] = {}
     for position, column in enumerate(table.numeric):
         if column.date is None:
             values = require_numbers(column.name, raw.get_column(column.name), raw.locate).values
         else:
+            if column.name not in days:
+                days[column.name] = _parse_date_column(raw, column.name, column.date.format)
             values = compute_part_values(days[column.name], column.date)
         is_missing = np.isnan(values)
         scaled = np.where(is_missing, column.mean, values)
@@ -116,15 +115,16 @@ def encode_rows(table: FittedTable, raw: RawTable) -> np.ndarray:
             next_indicator += 1
     for position, column in enumerate(table.categories, start=table.num_numbers):
         texts = to_texts(raw.get_column(column.name))
-        text_numbers = {text: number for number, text in enumerate(column.categories, start=1)}
-        numbers = [text_numbers.get(text, 0) for text in (*texts.texts, MISSING)]
-        encoded[:, position] = np.array(numbers, np.float32)[texts.codes]
+        numbers = {text: number for number, text in enumerate(column.categories, start=1)}
+        # The code -1 of a missing value selects the last of these, the number of `MISSING`.
+        number_by_code = [numbers.get(text, 0) for text in (*texts.texts, MISSING)]
+        encoded[:, position] = np.array(number_by_code, np.float32)[texts.codes]
     return encoded
 
 
 def read_encoded_rows(path: Path, table: FittedTable) -> np.ndarray:
-    """Read another file with the columns of a table, and encode its rows, float32 (rows, width).
-    Other columns aren't read. Raises DataError that names the file and the problem."""
+    """Read the columns of a table from another file, and return its encoded rows, float32 (rows,
+    width). Raises DataError with the file and the problem."""
     kinds = table.kinds
     raw = read_table(path, table.format, lambda name: kinds.get(name, "ignore"))
     with name_file(path):
@@ -137,7 +137,7 @@ def read_encoded_rows(path: Path, table: FittedTable) -> np.ndarray:
 
 
 def to_texts(column: Numbers | Texts) -> Texts:
-    """Convert a column to texts, since a Parquet file may have numbers as categories."""
+    """Convert a column to texts. Categories in a Parquet file may be numbers."""
     if isinstance(column, Texts):
         return column
     values, codes = np.unique(column.values, return_inverse=True)
@@ -148,8 +148,8 @@ def to_texts(column: Numbers | Texts) -> Texts:
 def _fit_column(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """Fit a column on the training rows: return a column for each part of dates, else one column;
-    () if it is empty."""
+    """Fit a column of a file on the training rows. Return a column, or for dates one for each part,
+    or () if all values are missing."""
     column = raw.get_column(name)
     kind = options.kind_of(name)
     if kind == "date" or (kind == "auto" and isinstance(column, Texts)):
@@ -175,18 +175,17 @@ def _fit_column(
 def _fit_numbers(
     name: str, numbers: np.ndarray, options: FitOptions, date: DateColumn | None = None
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of numbers, or a part of dates; return () if it has no number."""
+    """Fit a column of numbers, or a part of dates. Return () if all numbers are missing."""
     present = numbers[~np.isnan(numbers)]
     if not present.size:
         return ()
-    # Sines and cosines need no scaling, and a date has one indicator.
+    # Sines and cosines need no scaling. Of the parts of a date only the days have an indicator.
     is_wave = date is not None and date.part != "days"
     column = TableColumn(
         name=name,
         kind="numeric",
         mean=float(present.mean()),
-        # A constant column becomes 0.
-        std=float(present.std()) or 1.0,
+        std=float(present.std()) or 1.0,  # 1 for equal numbers, so that they become 0
         standardised=options.standardise and not is_wave,
         indicator=options.indicators and present.size < numbers.size and not is_wave,
         date=date,
@@ -198,19 +197,19 @@ def _find_date_format(
     raw: RawTable, name: str, rows: np.ndarray, options: FitOptions
 ) -> str | None:
     """Return the format of all dates in the training rows; None if the column doesn't have dates.
-    Raises ValueError for a column of `dates` with several formats or other values."""
+    Raises ValueError if the column is listed as `dates`, but no single format fits."""
     column = to_texts(raw.get_column(name))
-    must_be = options.kind_of(name) == "date"
-    texts = [
-        text for text, count in zip(column.texts, column.count_rows(rows), strict=True) if count
-    ]
+    is_listed = options.kind_of(name) == "date"
+    counts = column.count_rows(rows)
+    texts = [text for text, count in zip(column.texts, counts, strict=True) if count]
     if options.date_format is not None:
-        is_date = must_be or (texts and not np.isnan(parse_days(texts, options.date_format)).any())
-        return options.date_format if is_date else None
+        if is_listed or (texts and not np.isnan(parse_days(texts, options.date_format)).any()):
+            return options.date_format
+        return None
     formats = find_date_formats(texts)
     if len(formats) == 1:
         return formats[0]
-    if must_be and texts:
+    if is_listed and texts:
         problem = f"fit the formats {' and '.join(formats)}" if formats else "have several formats"
         raise ValueError(
             f"{show_name(name)} = {texts[0]!r:.60}: must be dates, but the values {problem}; "
@@ -221,8 +220,9 @@ def _find_date_format(
 
 def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray:
     """Return dates as days since 1970, float64 (rows,), NaN if missing. Raises ValueError with the
-    first row of another text."""
+    first row whose text doesn't have the format."""
     column = to_texts(raw.get_column(name))
+    # The code -1 of a missing value selects the last of these, NaN.
     days = np.append(parse_days(column.texts, date_format), np.nan)[column.codes]
     wrong_rows = np.flatnonzero(np.isnan(days) & (column.codes >= 0))
     if wrong_rows.size:
@@ -238,36 +238,36 @@ def _parse_date_column(raw: RawTable, name: str, date_format: str) -> np.ndarray
 def _fit_category(
     name: str, column: Texts, rows: np.ndarray, options: FitOptions
 ) -> tuple[TableColumn, ...]:
-    """Fit a column of categories; return () if it has no value."""
+    """Fit a column of categories. Return () if all values are missing."""
     counts = column.count_rows(rows)
     frequencies = {text: int(n) for text, n in zip(column.texts, counts, strict=True) if n}
     if not frequencies:
         return ()
     ranked = sorted(frequencies, key=lambda text: (-frequencies[text], text))
-    frequent = ranked[: options.max_categories]
-    missing = [MISSING] if (column.codes[rows] < 0).any() else []
-    return (TableColumn(name=name, kind="category", categories=(*missing, *sorted(frequent))),)
+    categories = sorted(ranked[: options.max_categories])
+    if (column.codes[rows] < 0).any():
+        categories.insert(0, MISSING)
+    return (TableColumn(name=name, kind="category", categories=tuple(categories)),)
 
 
 def describe_columns(
     raw: RawTable, rows: np.ndarray, table: FittedTable, kind_of: KindOf
 ) -> tuple[str, ...]:
-    """Return lines for the log about columns of row numbers, too many categories and ambiguous
-    dates. `rows` are the training rows."""
-    return tuple(
-        f"column {show_name(column.name)}: {note}"
-        for column in table.columns
-        if column.date is None
-        for note in _describe_column(
-            raw.get_column(column.name), rows, column, kind_of(column.name) == "auto"
-        )
-    )
+    """Return notes on columns, as `_describe_column` does. `rows` are the training rows."""
+    notes: list[str] = []
+    for column in table.columns:
+        if column.date is None:
+            values = raw.get_column(column.name)
+            is_inferred = kind_of(column.name) == "auto"
+            column_notes = _describe_column(values, rows, column, is_inferred)
+            notes += [f"column {show_name(column.name)}: {note}" for note in column_notes]
+    return tuple(notes)
 
 
 def _describe_column(
     values: Numbers | Texts, rows: np.ndarray, column: TableColumn, is_inferred: bool
 ) -> Iterator[str]:
-    """Yield notes on a column, about row numbers and dates only if its kind is inferred."""
+    """Yield notes on too many categories, and for an inferred kind on row numbers and dates."""
     name = show_name(column.name)
     if is_inferred and _has_row_numbers(values):
         yield (
@@ -277,14 +277,15 @@ def _describe_column(
     if column.kind == "numeric" or isinstance(values, Numbers):
         return
     counts = values.count_rows(rows)
-    count = np.count_nonzero(counts)
-    encoded = sum(map(bool, column.categories))
-    if encoded < count:
-        categories = set(column.categories)
-        missed = [n for text, n in zip(values.texts, counts, strict=True) if text not in categories]
+    num_categories = np.count_nonzero(counts)
+    encoded = set(column.categories) - {MISSING}
+    if len(encoded) < num_categories:
+        rows_by_text = zip(values.texts, counts, strict=True)
+        num_unknown = sum(count for text, count in rows_by_text if text not in encoded)
         yield (
-            f"the {encoded:,} most frequent of {count:,} categories are encoded, others count as "
-            f"unknown ({sum(missed):,} training rows); dataset.max_categories sets how many"
+            f"the {len(encoded):,} most frequent of {num_categories:,} categories are encoded, "
+            f"others count as unknown ({num_unknown:,} training rows); dataset.max_categories sets "
+            "how many"
         )
     formats = find_date_formats(values.texts) if is_inferred else []
     if len(formats) > 1:

@@ -21,15 +21,16 @@ LENGTH = struct.Struct("<Q")
 
 
 class _File:
-    """The opened file."""
+    """The opened file. A request OPEN sets the attributes."""
 
     path: Path
-    texts: Sequence[str]
+    text_columns: Sequence[str]
     """Names of the columns of texts, which are read as dictionaries."""
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes | memoryview]:
-        """Return the answer to a request. OPEN has a path as JSON; the answer is {"names", "rows"}
-        as JSON. READ has {name: whether to read as text} as JSON; the answer has the columns."""
+        """Return the pieces of the answer to a request. OPEN has a path as JSON; the answer is
+        {"names", "rows"} as JSON. READ has {name: whether to read numbers as texts} as JSON; the
+        answer is the columns as `_encode_column` encodes them."""
         import pyarrow as pa
 
         request = json.loads(content)
@@ -41,13 +42,13 @@ class _File:
             raise
         # pyarrow raises OSError without an errno for a damaged file.
         except (pa.ArrowException, OSError) as error:
-            lines = map(str.strip, str(error).splitlines())
-            reason = next(filter(None, lines), type(error).__name__)
+            lines = str(error).strip().splitlines()
+            reason = lines[0].strip() if lines else type(error).__name__
             raise ValueError(f"can't be read as Parquet: {reason}") from error
-        columns = (
-            _encode_column(name, table.column(name), is_text) for name, is_text in request.items()
-        )
-        return [piece for column in columns for piece in column]
+        pieces: list[bytes | memoryview] = []
+        for name, is_text in request.items():
+            pieces += _encode_column(name, table.column(name), is_text)
+        return pieces
 
     def _open(self, path: Path) -> dict[str, Any]:
         import pyarrow as pa
@@ -57,8 +58,8 @@ class _File:
         schema = metadata.schema.to_arrow_schema()
         text_types = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
         self.path = path
-        self.texts = [
-            field.name for field in schema if any(kind(field.type) for kind in text_types)
+        self.text_columns = [
+            field.name for field in schema if any(is_kind(field.type) for is_kind in text_types)
         ]
         return {"names": schema.names, "rows": metadata.num_rows}
 
@@ -67,10 +68,10 @@ class _File:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        texts = [name for name in names if name in self.texts]
+        text_columns = [name for name in names if name in self.text_columns]
         try:
-            # Repeated texts are read once.
-            with pq.ParquetFile(self.path, read_dictionary=texts) as file:
+            # With dictionaries, repeated texts are read once.
+            with pq.ParquetFile(self.path, read_dictionary=text_columns) as file:
                 return file.read(columns=names, use_threads=False)
         except (pa.ArrowException, OSError):
             # Some encodings don't support dictionaries. Other errors are raised again.
@@ -79,9 +80,10 @@ class _File:
 
 
 def _encode_column(name: str, values: Any, is_text: bool) -> list[bytes | memoryview]:
-    """Return the bytes of a column: n and float64, or t, int32 codes and texts as JSON. Each piece
-    after the letter follows its `LENGTH`. Numbers become texts with `is_text`. Texts are in the
-    order of first occurrence. Raises ValueError for values that are neither numbers nor texts."""
+    """Return the bytes of a column: the letter n and numbers as float64, or the letter t, codes as
+    int32 and the different texts as JSON, in the order of first occurrence. Before each piece but
+    the letter is its length, as `LENGTH`. With `is_text` numbers become texts. Raises ValueError
+    for values that are neither numbers nor texts."""
     import pyarrow as pa
 
     dtype = values.type
@@ -101,20 +103,21 @@ def _encode_column(name: str, values: Any, is_text: bool) -> list[bytes | memory
                 for chunk in chunks
             ]
         )
-        used, first_rows = np.unique(codes[codes >= 0], return_index=True)
-        used = used[np.argsort(first_rows)]
-        names = texts.dictionary.take(pa.array(used, pa.int32())).to_pylist()
+        used_codes, first_rows = np.unique(codes[codes >= 0], return_index=True)
+        used_codes = used_codes[np.argsort(first_rows)]
+        used_texts = texts.dictionary.take(pa.array(used_codes, pa.int32())).to_pylist()
     except pa.ArrowException:
         raise ValueError(f"{show_name(name)} is {dtype}; must be numbers or texts") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{show_name(name)} has a text that is not UTF-8") from error
-    numbers = np.full(len(texts.dictionary) + 1, -1, np.int32)
-    numbers[used] = np.arange(len(used))
-    return [b"t", *_add_length(numbers[codes]), *_add_length(json.dumps(names).encode())]
+    # The last of the new codes stays -1, for the code -1 of a missing value.
+    new_codes = np.full(len(texts.dictionary) + 1, -1, np.int32)
+    new_codes[used_codes] = np.arange(len(used_codes))
+    return [b"t", *_add_length(new_codes[codes]), *_add_length(json.dumps(used_texts).encode())]
 
 
 def _add_length(content: Any) -> list[bytes | memoryview]:
-    """Return the number of bytes of an array or of bytes, and the bytes."""
+    """Return the length of an array or of bytes, as `LENGTH`, and its bytes."""
     view = memoryview(content)
     # An empty view can't be cast.
     return [LENGTH.pack(view.nbytes), view.cast("B") if view.nbytes else b""]

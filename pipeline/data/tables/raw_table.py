@@ -13,9 +13,9 @@ from pipeline.core.registry import MAX_FLOAT
 from pipeline.data.table import Kind
 
 MAX_COLUMNS = 20_000
-"""Most columns of a file; a hostile file can have millions."""
+"""Most columns of a file. A hostile file can have millions."""
 KindOf = Callable[[str], Kind]
-"""The kind of a column by its name."""
+"""Function that returns the kind of a column by the column's name."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Texts:
-    """A column of texts. `codes` are the index of each row's text, int32 (rows,), -1 if missing."""
+    """A column of texts."""
 
     codes: np.ndarray
+    """The index in `texts` of each row's text, int32 (rows,); -1 if it is missing."""
     texts: tuple[str, ...]
     """The different texts of the column."""
 
@@ -48,8 +49,10 @@ class RawTable:
     names: tuple[str, ...]
     """The names of all columns of the file."""
     rows: int
+    """The number of rows."""
     locate: Callable[[int], str]
-    """Returns the place in the file, such as "line 2", of a row, counted from 0."""
+    """Function that returns the place of a row in the file, such as "line 2". The first row is 0.
+    """
 
     def get_column(self, name: str) -> Numbers | Texts:
         """Return a column. Raises ValueError with the nearest name if it is missing."""
@@ -87,13 +90,13 @@ def require_finite(name: str, values: np.ndarray, locate: Callable[[int], str]) 
 
 
 def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], str]) -> Numbers:
-    """Return the numbers of a column. Raises ValueError with the first row that has no number."""
+    """Return a column of numbers. Raises ValueError with the first row that isn't a number."""
     if isinstance(column, Numbers):
         return column
-    rows = np.flatnonzero(column.codes >= 0)
-    first_rows = rows[np.unique(column.codes[rows], return_index=True)[1]]  # of each text
+    _, first_rows = np.unique(column.codes, return_index=True)  # the first row of each text
     for row in np.sort(first_rows):
-        if not is_number(text := column.texts[column.codes[row]]):
+        text = column.texts[column.codes[row]]
+        if column.codes[row] >= 0 and not is_number(text):
             raise ValueError(
                 f"{locate(int(row))}: {show_name(name)} = {text!r:.60}: must be a number"
             )
@@ -101,7 +104,7 @@ def require_numbers(name: str, column: Numbers | Texts, locate: Callable[[int], 
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number without underscores."""
+    """Return whether a text is a number. Python's underscores between digits aren't allowed."""
     try:
         float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""CSV files, split by pyarrow, or by Python's stricter reader if they may be damaged."""
+"""CSV files. They are split by pyarrow, or if they may be damaged by Python's stricter reader."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ MAX_LINE = 1 << 24
 """Characters of the longest line that is read."""
 DELIMITERS = ",;\t|"
 SNIFFED_LINES = 20
-"""Lines that must have the same number of fields to be split at spaces."""
+"""Number of lines that are read to decide whether fields are separated by spaces."""
 _BYTES_PER_FIELD = 24
-"""Memory for each field besides its text, for its start, its trimmed copy and its number."""
+"""Memory for a field besides its text: its start, its trimmed copy and its number."""
 
 
 def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
-    """Read a CSV file, without blank lines. A column is read as numbers if its kind is numeric or
-    auto and all present values are numbers, else as texts. Raises OSError, and ValueError with the
-    line."""
+    """Read a CSV file. Blank lines are skipped. A column is read as numbers if its kind is numeric
+    or auto and all present values are numbers, else as texts. Raises OSError, and ValueError with
+    the line for a damaged file."""
     require_room(path.stat().st_size, "its table")
 
     def locate(row: int) -> str:
@@ -60,24 +60,27 @@ def read_csv(path: Path, form: TableFormat, kind_of: KindOf) -> RawTable:
     if len(names) > MAX_COLUMNS:
         raise ValueError(f"has more than {MAX_COLUMNS:,} columns")
     fields = _split_by_arrow(path, form, delimiter, len(names)) or _split_strictly(path, form)
-    rows = len(fields[0])
-    read: dict[str, Numbers | Texts] = {}
+    num_rows = len(fields[0])
+    columns: dict[str, Numbers | Texts] = {}
     fields.reverse()
     for name in names:
-        values = fields.pop()  # a column is freed before the next one is converted
+        values = fields.pop()  # The fields of a column are freed before the next is converted.
         # A column without a name is an index of rows, and isn't read.
-        if name and (kind := kind_of(name)) != "ignore":
-            read[name] = column = _convert_column(values, kind, form)
-            if isinstance(column, Numbers):
-                require_finite(name, column.values, locate)
-    return RawTable(read, names, rows, locate)
+        kind: Kind = kind_of(name) if name else "ignore"
+        if kind == "ignore":
+            continue
+        column = _convert_column(values, kind, form)
+        if isinstance(column, Numbers):
+            require_finite(name, column.values, locate)
+        columns[name] = column
+    return RawTable(columns, names, num_rows, locate)
 
 
 def _split_by_arrow(
     path: Path, form: TableFormat, delimiter: str, columns: int
 ) -> list[pa.ChunkedArray] | None:
-    """Return the fields of each column, large_string (rows,); None if a stricter reader is needed.
-    Arrow accepts texts after a closing quote, and a quote that isn't closed."""
+    """Return the fields of each column, large_string (rows,). None: the file needs a stricter
+    reader, since Arrow accepts text after a closing quote, and a quote that isn't closed."""
     end = re.escape(delimiter).encode() + rb"\r\n"
     # A quoted field begins after a delimiter or line break, and ends before such a character.
     quoted = rb'(?<![^%b])"(?:[^"]++|"")*+"(?=[%b]|\Z)' % (end, end)
@@ -112,7 +115,7 @@ def _split_by_arrow(
 
 
 def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
-    """Return the text of a file in UTF-8. Raises UnicodeError, and ValueError without room."""
+    """Return a file's text in UTF-8. Raises UnicodeError, and ValueError for too little memory."""
     pieces = []
     with _open_text(path, form) as file:
         while piece := file.read(MAX_LINE):
@@ -122,18 +125,19 @@ def _read_as_utf8(path: Path, form: TableFormat) -> bytes:
 
 
 def _split_strictly(path: Path, form: TableFormat) -> list[pa.ChunkedArray]:
-    """Return the columns, large_string (rows,), by Python's strict reader. Raises ValueError."""
+    """Return the fields of each column, large_string (rows,), split by Python's strict reader.
+    Raises ValueError with the line of a wrong row."""
     with _open_rows(path, form) as opened:
         chunk = max(1, min(CHUNK, CHUNK_VALUES // len(opened.names)))
         chunks: list[list[pa.Array]] = [[] for _ in opened.names]
-        while rows := list(islice(_complete_rows(opened), chunk)):
+        while rows := list(islice(_read_complete_rows(opened), chunk)):
             for number, column in enumerate(chunks):
                 column.append(pa.array([row[number] for row in rows], pa.large_string()))
             require_room(sum(column[-1].nbytes for column in chunks), "its table")
     return [pa.chunked_array(column, pa.large_string()) for column in chunks]
 
 
-def _complete_rows(opened: _Rows) -> Iterator[list[str]]:
+def _read_complete_rows(opened: _Rows) -> Iterator[list[str]]:
     """Yield the rows. Raises ValueError for a row with a wrong number of fields."""
     for row in opened.rows:
         if len(row) != len(opened.names):
@@ -149,19 +153,21 @@ def _convert_column(values: pa.ChunkedArray, kind: Kind, form: TableFormat) -> N
     if kind in ("auto", "numeric") and (numbers := _parse_numbers(values, form)) is not None:
         return Numbers(numbers)
     encoded = values.combine_chunks().dictionary_encode()
-    names: dict[str, int] = {}
-    merged = np.full(len(encoded.dictionary), -1, np.int32)
-    for code, text in enumerate(encoded.dictionary.to_pylist()):
-        if (bare := text.strip()) and bare not in form.missing_values:
-            merged[code] = names.setdefault(bare, len(names))
-    return Texts(merged[encoded.indices.to_numpy()], tuple(names))
+    codes: dict[str, int] = {}
+    # Texts that differ in spaces alone get the same code, missing ones -1.
+    new_codes = np.full(len(encoded.dictionary), -1, np.int32)
+    for index, text in enumerate(encoded.dictionary.to_pylist()):
+        stripped = text.strip()
+        if stripped and stripped not in form.missing_values:
+            new_codes[index] = codes.setdefault(stripped, len(codes))
+    return Texts(new_codes[encoded.indices.to_numpy()], tuple(codes))
 
 
 def _parse_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | None:
     """Return numbers, float64 (rows,), NaN if missing; None if a value isn't a number."""
     missing = pa.array(["", *form.missing_values], pa.large_string())
-    bare = compute.utf8_trim_whitespace(values)
-    texts = compute.if_else(compute.is_in(bare, missing), None, bare)
+    stripped = compute.utf8_trim_whitespace(values)
+    texts = compute.if_else(compute.is_in(stripped, missing), None, stripped)
     if form.decimal == ",":
         if compute.any(compute.match_substring(texts, ".")).as_py():
             # A point between thousands would be read as a decimal point.
@@ -176,9 +182,11 @@ def _parse_numbers(values: pa.ChunkedArray, form: TableFormat) -> np.ndarray | N
         encoded = texts.combine_chunks().dictionary_encode()
         parsed = [nan]
         for text in encoded.dictionary.to_pylist():
-            if "_" in text or (value := _parse_number(text)) is None:
+            value = _parse_number(text)
+            if value is None or "_" in text:
                 return None
             parsed.append(value)
+        # The index of a missing text is -1, so 1 is added: it selects the first of these, NaN.
         numbers = np.array(parsed)[encoded.indices.fill_null(-1).to_numpy() + 1]
     # A number that means "missing" can be written in several ways, such as -999 and -999.0.
     parsed_missing = map(_parse_number, form.missing_values)
@@ -206,7 +214,8 @@ class _Rows:
 
 @contextmanager
 def _open_rows(path: Path, form: TableFormat) -> Iterator[_Rows]:
-    """Open a file and yield its names and rows. Raises ValueError if it isn't a CSV."""
+    """Open a file, and read its delimiter and names. Raises ValueError, also in the block, with the
+    line at which the file isn't a CSV or isn't in its encoding."""
     line = 0
     try:
         with _open_text(path, form) as file:
@@ -262,8 +271,8 @@ def _split_fields(lines: Iterator[str], delimiter: str) -> Any:
     if delimiter != " ":
         return csv.reader(lines, delimiter=delimiter, strict=True)
     # The reader skips spaces before a field, but spaces at the end would be one more field.
-    bare = (f"{line.rstrip()}\n" for line in lines)
-    return csv.reader(bare, delimiter=" ", skipinitialspace=True, strict=True)
+    stripped = (f"{line.rstrip()}\n" for line in lines)
+    return csv.reader(stripped, delimiter=" ", skipinitialspace=True, strict=True)
 
 
 def _find_delimiter(lines: Iterator[str]) -> str:
@@ -273,7 +282,7 @@ def _find_delimiter(lines: Iterator[str]) -> str:
     if not any(delimiter in first for delimiter in DELIMITERS):
         rows = _split_fields(chain([first], lines), " ")
         fields = set()
-        # Problems of a line are reported when it is read again, with its number.
+        # Errors are raised when the file is read again, with the number of the line.
         with suppress(csv.Error, UnicodeError):
             fields = {len(row) for row in islice(rows, SNIFFED_LINES) if row}
         return " " if len(fields) == 1 and max(fields) > 1 else ","

@@ -1,4 +1,4 @@
-"""Parquet files, read by pyarrow in a child process with limited memory and time, since a file of
+"""Parquet files, read by pyarrow in a child process with limited memory and time. A hostile file of
 1 kB can claim a billion rows, or unpack to gigabytes."""
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pipeline.data.tables.raw_table import (
 _BYTES_A_VALUE = 8
 """Memory of a value after it is read."""
 _COLUMNS_AT_ONCE = 64
-"""Columns of a request to the child process, which limits its memory."""
+"""Columns of a request to the child process. Its memory grows with their number."""
 _BASE_VALUES = 10_000_000
 _VALUES_PER_BYTE = 1_000
-"""The most values of a file: a base, and more per byte. 50 constant columns with 1 bit per row have
-400 per byte."""
+"""The most values of a file: a base, and more for each byte of the file. A file with 50 constant
+columns, which take 1 bit per row, has 400 for each byte."""
 _BASE_MEMORY_BYTES = 2**30
 _MEMORY_PER_BYTE = 256
 _MEMORY_PER_VALUE = 40
-"""Address space of the child process: a base, per byte of the file, and per value read at once."""
+"""Address space of the child process: a base, and more per byte of the file and per value read."""
 _BASE_CPU_S = 10
 _BYTES_PER_CPU_S = 2_000_000
 _VALUES_PER_CPU_S = 200_000
@@ -78,7 +78,8 @@ def read_parquet(path: Path, kind_of: KindOf) -> RawTable:
 
 
 def _compute_limits(size_bytes: int, values: int, total_values: int) -> ChildLimits:
-    """Return limits by the values of a request, and the values of all requests so far."""
+    """Return the limits of a request for `values` values of a file of `size_bytes` bytes, after
+    which `total_values` have been read."""
     return ChildLimits(
         _BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * size_bytes + _MEMORY_PER_VALUE * values,
         _BASE_CPU_S + size_bytes // _BYTES_PER_CPU_S + total_values // _VALUES_PER_CPU_S,
@@ -103,7 +104,7 @@ def _require_bounds(
 
 
 def _parse_columns(answer: memoryview) -> Iterator[Numbers | Texts]:
-    """Yield the columns in an answer, in the form of `parquet_child._encode_column`."""
+    """Yield the columns of an answer, which has the form of `parquet_child._encode_column`."""
     position = 0
 
     def read_piece() -> memoryview:

@@ -14,21 +14,21 @@ FEW_CLASSES = 20
 """The most different whole numbers that are inferred as classes."""
 MAX_TABLE_CLASSES = 10_000
 _FLAGS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
-"""Labels of 0 and 1 by their texts in lower case."""
+"""The labels of multi_label, by their texts in lower case."""
 
 
 def infer_task(table: RawTable, names: Sequence[str]) -> Task:
-    """Infer the task of target columns. It is classification for one column of texts or few whole
-    numbers, multi_label for several columns of 0 and 1, else regression. Raises ValueError for a
-    column that mixes numbers and texts, and for several columns of texts."""
-    columns = {name: table.get_column(name) for name in names}
+    """Infer the task of target columns. It is classification for one column of texts, or of at most
+    `FEW_CLASSES` whole numbers, multi_label for several columns of 0 and 1, else regression. Raises
+    ValueError for a column that mixes numbers and texts, and for several columns with texts."""
+    columns = [table.get_column(name) for name in names]
     if len(names) > 1:
-        if all(_parse_flags(column) is not None for column in columns.values()):
+        if all(_parse_flags(column) is not None for column in columns):
             return "multi_label"
-        for name, column in columns.items():
+        for name, column in zip(names, columns, strict=True):
             require_numbers(name, column, table.locate)
         return "regression"
-    (column,) = columns.values()
+    column = columns[0]
     if isinstance(column, Texts):
         require_one_type(names[0], column, table)
         return "classification"
@@ -42,11 +42,11 @@ def find_text_among_numbers(column: Texts) -> tuple[int, str, float] | None:
     """Return the first row whose text isn't a number, the text, and the share of numbers. Returns
     None if at most half of the values are numbers, or all are."""
     counts = column.count_rows()
-    numbers = np.array([is_number(text) for text in column.texts], bool)
-    share = float(counts[numbers].sum() / max(1, counts.sum()))
-    if share <= 0.5 or numbers.all():
+    are_numbers = np.array([is_number(text) for text in column.texts], bool)
+    share = float(counts[are_numbers].sum() / max(1, counts.sum()))
+    if share <= 0.5 or are_numbers.all():
         return None
-    row = int(np.flatnonzero((column.codes >= 0) & ~numbers[column.codes])[0])
+    row = int(np.flatnonzero((column.codes >= 0) & ~are_numbers[column.codes])[0])
     return row, column.texts[column.codes[row]], share
 
 
@@ -64,7 +64,8 @@ def require_one_type(name: str, column: Texts, table: RawTable) -> None:
 
 
 def list_target_classes(table: RawTable, name: str) -> tuple[str, ...]:
-    """Return the sorted classes of a column. Raises ValueError for fewer than two, or too many."""
+    """Return the sorted names of the classes of a column. Raises ValueError for fewer than two, and
+    for more than `MAX_TABLE_CLASSES`."""
     column = table.get_column(name)
     if isinstance(column, Numbers):
         values = np.unique(column.values[~np.isnan(column.values)])
@@ -87,8 +88,8 @@ def read_labels(table: RawTable, targets: Targets, columns: Sequence[str]) -> np
     ValueError with the row of a missing value or an unknown class."""
     if targets.task == "classification":
         return _read_classes(table, columns[0], targets.names)
-    read = _read_numbers if targets.task == "regression" else _read_flag_labels
-    return np.stack([read(table, name) for name in columns], axis=1)
+    read_column = _read_numbers if targets.task == "regression" else _read_flag_labels
+    return np.stack([read_column(table, name) for name in columns], axis=1)
 
 
 def require_varied(labels: np.ndarray) -> None:
@@ -121,6 +122,7 @@ def _read_classes(table: RawTable, name: str, classes: Sequence[str]) -> np.ndar
 
 
 def _read_numbers(table: RawTable, name: str) -> np.ndarray:
+    """Return the number of each row, float64. Raises ValueError for other or missing values."""
     column = require_numbers(name, table.get_column(name), table.locate)
     _require_present(table, name, np.isnan(column.values))
     return column.values

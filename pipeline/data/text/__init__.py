@@ -1,1 +1,1 @@
-"""Texts as numbers of tokens: files, tokenizers and windows of tokens."""
+"""Texts as sequences of tokens: files, tokenizers and windows of tokens."""

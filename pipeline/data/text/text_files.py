@@ -1,4 +1,4 @@
-"""Text files, lines of text, and columns of texts in CSV files."""
+"""Functions that read text files, whole or by lines, and columns of texts in CSV files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipeline.data.text.tokenizer import decode_utf8
 
 MAX_TEXT_BYTES = 16 * 2**30
 ROOM_PER_BYTE = 24
-"""Memory for each byte of a text: bytes, characters and tokens, with copies."""
+"""Bytes of memory for each byte of a text, for its bytes, characters and tokens, with copies."""
 MAX_FIELD = 2**20
 """The most characters of a field of a CSV."""
 
 
 def list_text_files(root: Path, pattern: str) -> list[Path]:
-    """Return `root` if it is a file, else its files that match `pattern`, sorted. Raises DataError
-    without such files, and for links out of `root`."""
+    """Return `root` if it is a file, else the files in it that match `pattern`, sorted. Raises
+    DataError if none match, and for links out of `root`."""
     if root.is_file():
         return [root]
     if not root.is_dir():
@@ -53,7 +53,7 @@ def read_files(files: list[Path]) -> list[bytes]:
 
 
 def read_text_lines(file: Path) -> list[str]:
-    """Return the lines of a text file that aren't empty, stripped. Raises DataError without one."""
+    """Return the stripped lines of a text file that aren't empty. Raises DataError without any."""
     with name_file(file):
         lines = [line.strip() for line in decode_utf8(_read_file(file)).splitlines()]
     texts = [line for line in lines if line]
@@ -63,8 +63,8 @@ def read_text_lines(file: Path) -> list[str]:
 
 
 def read_two_columns(file: Path, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return two columns of a CSV file, whose first line has the names of columns, row by row.
-    Raises DataError for a missing column or field, or no rows."""
+    """Return the values of two columns for each row of a CSV file, whose first line has the names
+    of the columns. Raises DataError for a missing column or field, and without rows."""
     with name_file(file):
         # Excel writes a byte order mark.
         text = decode_utf8(_read_file(file)).removeprefix("\ufeff")

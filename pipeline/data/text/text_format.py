@@ -1,4 +1,4 @@
-"""The format of a network's texts: the tokenizer, and what is predicted."""
+"""The format of a network's texts: the tokenizer, and whether a token or a class is predicted."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from pipeline.data.text.tokenizer import (
 )
 
 TOKENIZER = "tokenizer.json"
-"""The tokenizer's file in a run or an export."""
+"""Name of the tokenizer's file in the folder of a run or an export."""
 MAX_TOKENIZER_BYTES = 64 * 2**20
 SPECIAL_TOKENS = ("<padding>", "<unknown>", "<start>")
-"""The first three tokens for text classification with a tokenizer of this package."""
+"""Tokens 0, 1 and 2 for text classification with a tokenizer of this package."""
 UNKNOWN_TOKEN = 1
 START_TOKEN = 2
-"""Numbers of such tokens."""
 NO_TOKEN = -1
-"""Padding of short texts in requests that have no sizes."""
+"""Padding of short texts in requests for predictions, which have no sizes."""
 Predicts = Literal["next_token", "class"]
 
 
@@ -40,8 +39,7 @@ Predicts = Literal["next_token", "class"]
 class TextFormat:
     """The tokenizer of texts, and whether a network continues or classifies them.
 
-    Texts to classify begin with a special token, as in BERT: <start>, or the special tokens of a
-    tokenizer.json.
+    As in BERT, texts to classify begin with special tokens: <start>, or a tokenizer.json's.
     """
 
     tokenizer: Tokenizer
@@ -69,7 +67,7 @@ class TextFormat:
         return np.concatenate([[START_TOKEN], numbers])[:max_tokens].astype(np.int32)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return texts to classify as tokens, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
+        """Return tokens of texts to classify, int32 (n, length, 1, 1), padded with `NO_TOKEN`."""
         samples = np.full((len(texts), length), NO_TOKEN, np.int32)
         for row, text in zip(samples, texts, strict=True):
             tokens = self.encode(text, length)
@@ -100,12 +98,12 @@ class TextFormat:
         return tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is predicted as JSON. The tokenizer has a separate file."""
+        """Return `predicts` as JSON. The tokenizer has a separate file."""
         return {"predicts": self.predicts}
 
 
 def write_tokenizer(folder: Path, text: TextFormat) -> None:
-    """Write the tokenizer into a folder. Raises OSError if the system refuses."""
+    """Write the tokenizer into a folder. Raises OSError if it can't be written."""
     write_whole(folder / TOKENIZER, text.tokenizer.to_bytes())
 
 
@@ -123,8 +121,8 @@ def make_tokenizer(
     name: str, texts: Iterable[str], *, max_words: int | None = None, special_tokens: bool = False
 ) -> Tokenizer:
     """Make the tokenizer that a recipe names: bytes, characters, words or the path of a file. The
-    vocabulary of characters or words is from `texts`. Without `max_words`, "words" is a path. With
-    `special_tokens`, the tokenizer of a file adds its special tokens to texts."""
+    characters or words of `texts` are the vocabulary. If `max_words` is None, "words" is a path
+    too. With `special_tokens`, the tokenizer of a file adds its special tokens to texts."""
     match name:
         case "bytes":
             return ByteTokenizer()
@@ -136,10 +134,8 @@ def make_tokenizer(
 
 
 def read_text_format(folder: Path, record: Mapping[str, Any]) -> TextFormat | None:
-    """Read the text format of a run or an export, which `record` describes; None for other samples.
-
-    Raises DataError if the tokenizer is missing or damaged, ValueError for an invalid description.
-    """
+    """Read the text format of a run or an export from its folder and its `record`. None: samples
+    aren't texts. Raises DataError for a damaged tokenizer, ValueError for an invalid record."""
     match record.get("text"):
         case None:
             return None

@@ -1,4 +1,4 @@
-"""Tokenizers, which convert texts to numbers of tokens and back, and their tokenizer.json."""
+"""Tokenizers, which convert texts to tokens, integers, and back, and their files tokenizer.json."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from pipeline.core.files.strict_json import format_json
 from pipeline.data.text.tokenizer_process import TokenizerProcess
 
 UNKNOWN = -1
-"""Number of a character or word that the vocabulary lacks."""
+"""The token of a character or word that the vocabulary lacks."""
 MAX_VOCABULARY = 1 << 20
-"""Most tokens of a tokenizer.json, each of which has an output of the network."""
+"""Most different tokens of a tokenizer.json. The network has an output for each."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class Tokenizer(ABC):
-    """A vocabulary of tokens with the numbers 0 to `vocabulary` - 1."""
+    """Base of the tokenizers. Tokens are integers from 0 to `vocabulary` - 1."""
 
     kind: str
     """The kind of tokens, for messages and tokenizer.json."""
 
     @property
     def vocabulary(self) -> int:
+        """The number of different tokens."""
         return len(self.names)
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The tokens in the order of their numbers, all different."""
+        """The name of each token, all different."""
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, int32 (n,), `UNKNOWN` if the vocabulary lacks a token."""
+        """Return the tokens of a text, int32 (n,), with `UNKNOWN` for what the vocabulary lacks."""
 
     @abstractmethod
     def decode(self, tokens: Iterable[int]) -> str:
@@ -58,13 +59,13 @@ class Tokenizer(ABC):
 
 @dataclass(frozen=True)
 class ByteTokenizer(Tokenizer):
-    """The bytes of a text in UTF-8, 256 tokens. A file may hold any bytes."""
+    """A token for each byte of a text in UTF-8. A file may have any bytes."""
 
     kind = "bytes"
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Printable ASCII characters, and other bytes in hexadecimal, such as 0x0a."""
+        """Printable ASCII characters, and hexadecimal numbers such as 0x0a for other bytes."""
         return tuple(chr(n) if 33 <= n < 127 else f"0x{n:02x}" for n in range(256))
 
     def encode(self, text: str) -> np.ndarray:
@@ -85,7 +86,7 @@ class ByteTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class CharacterTokenizer(Tokenizer):
-    """The characters of a text. `characters` is the sorted vocabulary."""
+    """A token for each character of a text. `characters` is the sorted vocabulary."""
 
     characters: str
     kind = "characters"
@@ -112,7 +113,7 @@ class CharacterTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class WordTokenizer(Tokenizer):
-    """Words in lower case, and each other character except white space."""
+    """A token for each word, in lower case, and for each other character except white space."""
 
     words: tuple[str, ...]
     kind = "words"
@@ -154,9 +155,9 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The tokens of the file. Numbers without a token have the name "unused n". Raises
-        ValueError for numbers beyond `MAX_VOCABULARY`, and for two tokens with one number, since
-        the library's choice between them varies."""
+        """The names of the tokens in the file; "unused n" for a number n that has none. Raises
+        ValueError for numbers beyond `MAX_VOCABULARY`, and for a number with two names, since the
+        library's choice between them varies."""
         numbers: Mapping[str, int] = self._process.metadata["vocabulary"]
         count = 1 + max(numbers.values(), default=-1)
         if not 0 < count <= MAX_VOCABULARY:
@@ -174,7 +175,7 @@ class LibraryTokenizer(Tokenizer):
         return tuple(names.get(number, f"unused {number}") for number in range(count))
 
     def require_usable(self) -> None:
-        """Raise ValueError for a file without tokens, or with randomly drawn tokens."""
+        """Raise ValueError for a file without tokens, or whose tokens depend on random numbers."""
         dropout = self._process.metadata["dropout"]
         if dropout:
             raise ValueError(
@@ -195,7 +196,8 @@ class LibraryTokenizer(Tokenizer):
 
 
 def parse_tokenizer(content: bytes, *, special_tokens: bool = False) -> Tokenizer:
-    """Return the tokenizer of a file, of this package or the library. Raises ValueError."""
+    """Return the tokenizer of a file of this package or of the library. Raises ValueError for
+    another content. With `special_tokens`, a tokenizer of the library adds its special tokens."""
     try:
         tree = json.loads(decode_utf8(content))
     except RecursionError:
@@ -224,7 +226,7 @@ def make_character_tokenizer(texts: Iterable[str]) -> CharacterTokenizer:
 
 
 def make_word_tokenizer(texts: Iterable[str], max_words: int) -> WordTokenizer:
-    """Make a tokenizer of the most frequent words, ordered by name if equally frequent."""
+    """Make a tokenizer of the `max_words` most frequent words, which precede less frequent ones."""
     counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return WordTokenizer(tuple(ranked[:max_words]))

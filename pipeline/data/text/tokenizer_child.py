@@ -21,9 +21,9 @@ class _Library:
     tokenizer: Any
 
     def compute(self, kind: bytes, content: bytes) -> list[bytes]:
-        """Return the answer to a request. FILE has a tokenizer.json; the answer is {"vocabulary",
-        "dropout"} as JSON. ENCODE has a text; the answer has its tokens, int32. ENCODE_SPECIAL adds
-        special tokens, such as [CLS]. DECODE has tokens, int32; the answer is their text."""
+        """Return the answer to a request. FILE has a tokenizer.json, its answer is {"vocabulary",
+        "dropout"} as JSON. ENCODE has a text, its answer is the tokens, int32. ENCODE_SPECIAL is
+        the same with special tokens, such as [CLS]. DECODE has tokens, its answer is their text."""
         if kind == FILE:
             from tokenizers import Tokenizer
 

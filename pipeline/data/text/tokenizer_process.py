@@ -21,12 +21,12 @@ from pipeline.core.host.limited_process import (
 from pipeline.data.text.tokenizer_child import DECODE, ENCODE, ENCODE_SPECIAL, FILE
 
 _BASE_MEMORY_BYTES = 2**30
-"""Address space of a process that has read nothing, with the library's allocations."""
+"""Bytes of address space for a process that hasn't read anything, and the library."""
 _MEMORY_PER_BYTE = 512
-"""Address space per byte of the file or of a text; 100 to 180 were measured."""
+"""Bytes of address space for each byte of all requests so far. 100 to 180 were measured."""
 _BASE_CPU_S = 10
 _BYTES_PER_CPU_S = 100_000
-"""The slowest accepted speed over all requests; 550,000 to 860,000 were measured on busy cores."""
+"""The slowest accepted speed over all requests. 550,000 to 860,000 were measured on busy cores."""
 
 
 class TokenizerProcess:
@@ -34,7 +34,7 @@ class TokenizerProcess:
     ValueError if the library isn't installed, can't read the file, or exceeds the limits."""
 
     metadata: Mapping[str, Any]
-    """`vocabulary`, the numbers by token, and `dropout`, the share of randomly omitted merges."""
+    """`vocabulary`, the tokens by name, and `dropout`, the share of randomly omitted merges."""
 
     def __init__(self, content: bytes) -> None:
         self._process = LimitedProcess("pipeline.data.text.tokenizer_child")
@@ -59,7 +59,8 @@ class TokenizerProcess:
         return self._compute(DECODE, tokens.astype(np.int32).tobytes(), "tokens").decode()
 
     def _compute(self, kind: bytes, content: bytes, description: str) -> bytes:
-        """Return the answer to a request. Raises ValueError that describes the content."""
+        """Return the answer to a request. Raises ValueError, with a description of the content,
+        if the library fails or exceeds the limits."""
         try:
             return self._send(kind, content)
         except LibraryError as error:

@@ -1,4 +1,4 @@
-"""Windows of a text: the tokens that a network reads, and the next token as the label of each."""
+"""Windows of a text: the tokens that a network reads, and their labels, the next tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenWindows:
     first: int
     """0 for windows that a network reads, 1 for their labels, the next tokens."""
     trailing: tuple[int, ...] = ()
-    """Dimensions of size 1 after the tokens: (1, 1) makes images of them."""
+    """Dimensions of size 1 after the tokens: (1, 1) for a column of images."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ class TokenWindows:
         return self.tokens.dtype
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        """Return the windows (n, length, *trailing) at n indices or at a slice."""
+        """Return the windows at n indices or at a slice, (n, length, *trailing)."""
         starts = self.first + np.arange(self.count)[indices] * self.stride
         token_indices = starts[..., np.newaxis] + np.arange(self.length)
         return self.tokens[token_indices].reshape(*starts.shape, self.length, *self.trailing)

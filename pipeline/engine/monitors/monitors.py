@@ -98,14 +98,14 @@ class TimeMonitor(Monitor):
         if estimate is not None:
             modelled = (
                 f" | modelled for {estimate.device}: {estimate.step_ms:.3f} ms a step, "
-                f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.plural}/s"
+                f"{estimate.samples_per_s * unit.per_sample:,.0f} {unit.speed_unit}/s"
             )
         self.reporter.print_lines(
             f"epoch time: {1000 * self.seconds:5.3f} ms, "
             f"per step time: {1000 * self.seconds / self.steps:5.3f} ms | {sink}"
             f"step {report.step}/{schedule.total}, pass {position.epoch} | "
             f"{self.batch_size * unit.per_sample * self.steps / self.seconds:,.0f} "
-            f"{unit.plural}/s, "
+            f"{unit.speed_unit}/s, "
             f"lr {report.learning_rate:.6g}{remaining if remaining_s >= SHOWN_FROM_S else ''}"
             f"{modelled}"
         )

@@ -103,7 +103,7 @@ class TensorBoard(Monitor):
         self._units_per_step = batch_size * unit.per_sample
         self._estimate = estimate
         self._is_unfinished = is_unfinished
-        self._speed_tags = (f"train/{unit.plural}_per_s",)
+        self._speed_tags = (f"train/{unit.speed_unit}_per_s",)
         self._steps: list[tuple[float, Telemetry]] = []
         self._sinks: list[tuple[float, SinkReport]] = []
         self._rollbacks: list[tuple[float, int, int]] = []

@@ -326,6 +326,6 @@ def _record_results(run: CompiledRun, history: History, training: Training) -> N
         "train_s": history.train_s,
         "step_ms": step_ms,
         "median_step_ms": history.median_step_ms,
-        f"{unit.plural}_per_s": 1000 * per_step / step_ms if step_ms else None,
+        f"{unit.speed_unit}_per_s": 1000 * per_step / step_ms if step_ms else None,
         "first_window_s": summary.feed["first_window_ms"] / 1000,
     }

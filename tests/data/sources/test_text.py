@@ -62,7 +62,8 @@ def test_evaluation_windows_at_the_end_do_not_overlap(tmp_path: Path) -> None:
 def test_description_names_the_kind(tmp_path: Path) -> None:
     raw = read(None, length=128, tokenizer="characters", eval_fraction=0.1)
     assert raw.targets.task == "next_token"
-    assert (raw.unit.samples, raw.unit.plural, raw.unit.per_sample) == ("windows", "tokens", 128)
+    unit = raw.unit
+    assert (unit.samples, unit.speed_unit, unit.per_sample) == ("windows", "tokens", 128)
     assert str(raw.targets) == "100 different tokens"
     assert len(raw.train) == 825
 
