@@ -1,4 +1,4 @@
-"""Monitors that call other monitors: on another thread, and until their first failure."""
+"""Monitors that call other monitors: on another thread, or only until one fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.engine.callbacks.events import Monitor, MonitorRelay
 
 PERIOD_S = 0.1
-"""Time between two batches of calls, long enough that many steps are written at once."""
+"""Time between two batches of calls, so that many steps are written at once."""
 LIMIT_BYTES = 64 << 20
 """Queued bytes above which training waits."""
 CALL_BYTES = 1 << 10
@@ -26,8 +26,8 @@ M = TypeVar("M", bound=Monitor)
 class BackgroundMonitor(MonitorRelay):
     """Passes every event on to other monitors, in the same order, on another thread.
 
-    The monitors are flushed after each batch of queued calls. After an error of a monitor no call
-    is made any more, and the next method that is called raises the error, `close` at the latest.
+    The monitors are flushed after each batch of queued calls. After an error of a monitor no more
+    calls are made, and the next method that the caller uses raises the error.
     """
 
     def __init__(self, monitors: Iterable[Monitor]) -> None:
@@ -155,7 +155,6 @@ class BestEffortMonitor(MonitorRelay, Generic[M]):
             self.monitor = None
             with suppress(Exception):
                 monitor.close()
-            reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, PipelineError):
-                reason = str(error)
+            is_plain = isinstance(error, PipelineError)
+            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
             self.warn(f"{self.what} failed and has ended; training continues: {reason}")
