@@ -141,7 +141,7 @@ def _make_file_key(key: str, args: tuple[Any, ...]) -> str:
 class _Writer(ExecutablePickler):  # type: ignore[misc]
     """Writes the key of machine code in JAX's cache in place of the code.
 
-    If XLA writes machine code that it has read from a file, some functions are lost (jaxlib 0.10.2).
+    If XLA writes machine code that it has read from a file, functions are lost (jaxlib 0.10.2).
     """
 
     def __init__(self, file: io.BytesIO, code: str) -> None:

@@ -63,7 +63,7 @@ class _Tracer:
         self.graph = Graph()
         self.loops = 0
         self._executions: dict[tuple[int, int], tuple[Any, int]] = {}
-        """Frames of the first equation of each call in the user's code, and number of executions."""
+        """For each call in the user's code: frames of its first equation, number of executions."""
 
     def add_value(self, var: Any) -> int:
         """Add a value with a variable's shape and dtype; return its index."""
