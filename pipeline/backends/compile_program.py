@@ -29,7 +29,6 @@ class ProgramSpec:
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    """Arguments of a call, or their shapes."""
     donated: int | None = None
     """Index of the argument whose memory the program may use again; None: it may use none."""
     out_shardings: Any = None
@@ -151,8 +150,7 @@ def find_cache_outcome(events: list[str]) -> Literal["hit", "miss", "off"]:
 
 
 class LaterProgram:
-    """A program that `begin` compiles in a thread. A call waits for the thread, and raises errors
-    of compiling."""
+    """A program that a thread compiles. A call waits for the thread, and raises its errors."""
 
     def __init__(self, compile_: Callable[[], Callable[..., Any]]) -> None:
         self._compile = compile_

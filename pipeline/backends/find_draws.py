@@ -23,13 +23,11 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from pipeline.core.host.jaxpr import find_called_jaxpr, interpret_jaxpr
 
 BITS = "bits"
-"""First item of the formula that is the random bits."""
 CONSTANT = "constant"
-"""First item of the formula of a number."""
+"""First items of the formulas of the random bits and of a number."""
 Formula = tuple[Any, ...]
 """A function of random bits as nested tuples, so that equal functions are equal: `(BITS,)`,
 `(CONSTANT, dtype, bytes)` or `(primitive, its new_dtype or None, operand, ...)`."""
-
 _ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div, "max": lax.max, "min": lax.min,
     "neg": lax.neg, "abs": lax.abs, "sqrt": lax.sqrt, "log": lax.log, "log1p": lax.log1p,
@@ -100,8 +98,7 @@ class Values:
 
 
 def find_draws(computation: ClosedJaxpr) -> list[Draw | Fill | None]:
-    """Return a description of each result of a computation on the seed, uint32 (2,); None for a
-    result that is neither drawn nor filled."""
+    """Describe each result of a computation on the seed, uint32 (2,); None if no class fits."""
     avals: Any = computation.in_avals
     inputs: list[Any] = [
         Seed() if (aval.shape, aval.dtype) == ((2,), np.uint32) else None for aval in avals
@@ -138,7 +135,6 @@ def _describe_array(values: Any, aval: Any) -> Draw | Fill | None:
 
 
 def _describe_constant(atom: Any, value: Any) -> Values | None:
-    """Describe a constant array of one number; None for another array."""
     is_number = isinstance(atom.aval.dtype, np.dtype) and atom.aval.dtype.kind in "fiub"
     if not is_number or atom.aval.size != 1:
         return None
@@ -194,8 +190,7 @@ def _is_single(atom: Any) -> bool:
 
 
 def _fold_constants(name: str, formulas: Sequence[Formula], dtype: Any) -> Formula | None:
-    """Return the result of an operation on constants; None if an operand isn't a constant, or
-    numpy's result may differ from XLA's."""
+    """Return the result of an operation on constants; None if numpy's may differ from XLA's."""
     if any(part[0] != CONSTANT for part in formulas):
         return None
     values = [read_constant(part) for part in formulas]

@@ -37,23 +37,18 @@ from pipeline.training.state import TrainState
 ROWS = 256
 COLUMNS = 1024
 """Shape of the values that a call draws: 1 MB, so that a call is cheap for small networks too."""
-
 UNOPTIMIZED: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Options of programs with formulas. Optimised programs would join products and sums, and change
 the last bits of weights."""
-
 VALUE_BITS = 23
 """Number of random bits that a value depends on: the mantissa of the float32 that jax draws."""
 TABLE_VALUES = 1 << VALUE_BITS
 TABLE_WORTH_VALUES = 3 * TABLE_VALUES
 """Number of drawn values above which a table of the distribution is faster."""
-
 PORTION_VALUES = 1 << 24
 """Number of values that are drawn before they are put on the devices."""
-
 THREADS = 2
 """Number of threads that call the programs of a distribution."""
-
 Compile = Callable[..., Any]
 """Function from a function, its arguments and options to the compiled function."""
 Program = Callable[..., Any]

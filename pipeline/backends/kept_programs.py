@@ -39,7 +39,6 @@ MAX_IN_MEMORY = 4
 megabytes each."""
 _SCOPES = re.compile(r'loc\("([^"]*/[^"]*)"\(')
 """Paths of layers and operations in a program's text; names of Python's functions have no slash."""
-
 _LOCK = threading.Lock()
 _IN_MEMORY: OrderedDict[tuple[str, tuple[jax.Device, ...]], Any] = OrderedDict()
 

@@ -18,10 +18,8 @@ SinkMechanism = Literal["loop", "soft"]
 
 SHOWN = (1, 10, 100, 1000)
 """Sizes of sinks in the table of predictions."""
-
 TOLERANCE = 0.005
 """A shorter sink is preferred if a longer sink saves at most this share of a step."""
-
 HORIZON_STEPS = 200_000
 """Largest number of steps over which dispatches are counted: events have repeated by then."""
 
@@ -149,8 +147,7 @@ def predict_ms(cost: Cost, size: int, bounds: Bounds) -> float:
 
 
 def count_dispatches(total: int, periods: tuple[int, ...], longest: int) -> int:
-    """Return the number of dispatches, of at most `longest` steps, in a run that is split at all
-    multiples of `periods`."""
+    """Count dispatches of at most `longest` steps in a run, split at multiples of periods."""
     events = [np.arange(period, total, period) for period in periods]
     stops = np.unique(np.concatenate([*events, [total]]))
     return int(np.sum(-(-np.diff(stops, prepend=0) // longest)))
@@ -175,8 +172,7 @@ def _find_best(costs: Costs, bounds: Bounds) -> tuple[Cost, int]:
 
 
 def _list_candidates(cost: Cost, bounds: Bounds) -> Iterator[int]:
-    """Yield the longest size, its whole quotients by 2 to 10, which events don't split if they are
-    the limit, and round sizes."""
+    """Yield the longest size, its whole quotients by 2 to 10, and round sizes."""
     longest, _ = bounds.find_longest(cost)
     yield longest
     yield from (longest // n for n in range(2, min(11, longest)) if longest % n == 0)

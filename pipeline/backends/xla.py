@@ -199,7 +199,6 @@ class XlaExecutable:
     def run(
         self, state: TrainState, start: int, stop: int, mechanism: Mechanism
     ) -> tuple[TrainState, Telemetry]:
-        """Run steps `start + 1 .. stop`, at most up to a non-finite step."""
         begin = LoopCarry(self._put_once(state), *self.buffers)
         run_window = partial(self._run_window, mechanism)
         carry, rows = run_windows(self.work.train, start, stop, begin, run_window)
@@ -379,8 +378,7 @@ def _partition_window(inputs: Inputs) -> Any:
 
 
 def pad_to_block(rates: np.ndarray) -> np.ndarray:
-    """Return learning rates with the last row repeated up to a multiple of `RATES_BLOCK`, so that
-    runs of most lengths share a program."""
+    """Repeat the last row until the block is full, so that runs of most lengths share a program."""
     num_missing = -len(rates) % RATES_BLOCK
     return np.concatenate([rates, np.repeat(rates[-1:], num_missing, axis=0)])
 

@@ -66,10 +66,8 @@ class BatchSource(ABC):
 
     @abstractmethod
     def seek(self, step: int, position: Mapping[str, Any]) -> None:
-        """Continue with the batch after `step`, from the saved result of `position(step)`.
-
-        Raises DataError if the data isn't that of the saved run.
-        """
+        """Continue with the batch after `step`, from the saved result of `position(step)`. Raises
+        DataError if the data isn't that of the saved run."""
 
 
 def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSource:
@@ -94,9 +92,7 @@ def open_source(data: Any, batch_size: int | None, seed: int | None) -> BatchSou
 
 def _find_arrays(data: Any) -> Any:
     """Return data as a pytree of arrays with examples along the first axis; None for an iterable.
-
-    Raises DataError for other data.
-    """
+    Raises DataError for other data."""
     if isinstance(data, np.ndarray) and data.dtype.names is not None:
         return {name: data[name] for name in data.dtype.names}
     leaves = jax.tree.leaves(data, is_leaf=_is_iterable)
@@ -233,11 +229,8 @@ class IteratorBatches(BatchSource):
         return Loader(self._windows, None)
 
     def position(self, step: int) -> dict[str, Any]:
-        """Return the iterator's `state` and the number of batches to `skip` after it.
-
-        Without a state: the number of batches to `skip` from the start, and the `sha256` of the
-        last one of them.
-        """
+        """Return the iterator's `state` and the number of batches to `skip` after it; without a
+        state, the number to `skip` from the start and the `sha256` of the last of them."""
         assert self._windows is not None, "the loader is open"
         window = self._windows.find_window(step)
         if window is None:
@@ -277,10 +270,8 @@ class IteratorBatches(BatchSource):
             )
 
     def read(self, number: int) -> list[np.ndarray]:
-        """Return the leaves of the next batch. Raises StopIteration at the end.
-
-        `number` of the batch, counted from 1, is for messages.
-        """
+        """Return the leaves of the next batch, whose number is for messages. Raises StopIteration
+        at the end."""
         if self._first_batch is not None:
             leaves = self._first_batch
             self._first_batch = None
@@ -296,9 +287,7 @@ class IteratorBatches(BatchSource):
 
     def _to_columns(self, batch: Any, number: int, layout: BatchLayout | None) -> list[np.ndarray]:
         """Return the leaves of a batch; `layout` is that of the first batch, None for itself.
-
-        Raises DataError for another structure, shape or dtype than the first batch has.
-        """
+        Raises DataError for another structure, shape or dtype than the first batch has."""
         structure: Any = jax.tree.structure(batch)
         if structure != self._structure:
             raise DataError(f"data: batch {number} is {structure}, the first is {self._structure}")
@@ -340,10 +329,8 @@ class IteratorWindows:
         return self._steps if self._next is not None and self._next[1].done() else 0
 
     def take(self, step: int) -> tuple[Window, PrepareTime]:
-        """Return the window from `step`, and the time to read it.
-
-        Raises DataError at the end of the iterator, and the errors that the iterator raises.
-        """
+        """Return the window from `step`, and the time to read it. Raises DataError at the end, and
+        the iterator's errors."""
         if self._next is None:
             self._next = step, self._thread.submit(self._read, step)
         start, future = self._next
@@ -364,10 +351,8 @@ class IteratorWindows:
 
     def find_window(self, step: int) -> _ReadWindow | None:
         """Return the window with the batch of `step`, counted from 1; None if it isn't kept."""
-        for window in self._previous:
-            if window.start < step <= window.start + window.steps:
-                return window
-        return None
+        windows = [w for w in self._previous if w.start < step <= w.start + w.steps]
+        return windows[0] if windows else None
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -397,10 +382,10 @@ class IteratorWindows:
         """Return the inputs of a window on the device, padded to the length of all windows."""
         columns = {}
         for number, column in enumerate(window.columns):
-            padding = [(0, 0)] * column.ndim
-            padding[0] = (0, self._steps - window.steps)
-            padded = np.pad(column, padding) if window.steps < self._steps else column
-            columns[str(number)] = self._placement.put_batches(padded, padded.shape[1])
+            if window.steps < self._steps:
+                padding = np.zeros((self._steps - window.steps, *column.shape[1:]), column.dtype)
+                column = np.concatenate([column, padding])
+            columns[str(number)] = self._placement.put_batches(column, column.shape[1])
         # A custom step reads only columns. Numbers of samples, epochs and counts have any value.
         numbers = np.zeros(self._steps, np.int32)
         batches = Batches(numbers[:, None], numbers, numbers + 1)

@@ -252,8 +252,7 @@ class Callbacks(NoCallbacks):
         return CallbackState(states, granted, self.view.requests, self.view.scalars)
 
     def notify(self, event: str, state: TrainState, step: int, *args: Any) -> None:
-        """Call the method `event` of all callbacks; after a failure that ends the run, set
-        `failure`."""
+        """Call the method `event` of all callbacks. A failure that ends the run sets `failure`."""
         self.view.state = state
         self.view.step = step
         self.view.event = event
@@ -293,11 +292,8 @@ class Callbacks(NoCallbacks):
             self._add_scalars(self.view.step, scalars)
 
     def _attempt(self, callback: Callback, what: str, call: Callable[[], Any]) -> Any:
-        """Return the result of a call; None if it fails.
-
-        After a failure, warn and drop the callback if its `on_failure` is "warn", else set
-        `failure`. A first failure isn't replaced.
-        """
+        """Return the result of a call; None if it fails. A failure drops the callback if its
+        `on_failure` is "warn", else sets `failure` if that isn't set."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -335,8 +331,7 @@ def _require_text_keys(state: Any) -> None:
 
 
 def combine_changes(changes: Sequence[RateChange]) -> tuple[RateChange, ...]:
-    """Return at most two changes with the same effect: a rate, a factor, or first a rate and then
-    a factor."""
+    """Return equivalent changes: a rate, a factor, or first a rate and then a factor."""
     combined: list[RateChange] = []
     for change in changes:
         if change.factor is None:

@@ -48,8 +48,8 @@ class Deadline:
 class MovableEnd:
     """The deadline of a run whose learning rates don't depend on its number of steps.
 
-    The number of steps is chosen again by the time of a step since the last choice: when half of
-    the time that remained then is over, and when the next two dispatches may reach the end.
+    The number of steps is chosen again, by the time of a step since the last choice, when half of
+    the time that remained then is over, or the next two dispatches may reach the end or be late.
     """
 
     stop_at: float
@@ -67,8 +67,8 @@ class MovableEnd:
     """Time at which the number is chosen again."""
 
     def move_end(self, schedule: Schedule, step: int, dispatch_size: DispatchSize) -> Schedule:
-        """Return the schedule from boundary `step` on, with fewer or more steps; reduce the time
-        of the next dispatches if little is left."""
+        """Return the schedule from boundary `step` on, with fewer or more steps, and limit the
+        time of the next dispatches."""
         if dispatch_size.step_s is None:
             return schedule
         now = time.perf_counter()
@@ -131,7 +131,7 @@ def find_last_step(
 ) -> int:
     """Return the last step that ends within `left_s` seconds after boundary `first`.
 
-    A step takes `step_s` seconds, an event `event_s[event]`. Events after the last step are free.
+    A step takes `step_s` seconds, an event before the last step `event_s[event]` seconds.
     """
     step = first
     # One sink, since the end of a sink takes no time.

@@ -120,8 +120,7 @@ class Hooks:
     collect: Callable[[TrainState, int], None] = do_nothing
     """Shows the weights and gradients of a state, from the state and the number of steps done."""
     gather: Callable[[TrainState], TrainState] | None = None
-    """Returns a state that this process can read, if all processes call it. None: it can read
-    every state."""
+    """Returns a state that this process can read; all processes call it. None: it reads any."""
     signals: Signals = field(default_factory=Signals)
     """Signals to stop or to save, which training checks after every dispatch."""
     agree: Agree = decide_alone

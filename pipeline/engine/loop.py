@@ -56,7 +56,6 @@ class SinkClock:
     seconds: float = 0.0
     steps: int = 0
     last: Telemetry | None = None
-    """Newest telemetry."""
 
     def add(self, telemetry: Telemetry, seconds: float) -> None:
         """Record that the steps of `telemetry` took `seconds`."""
@@ -264,8 +263,7 @@ def save(training: TrainingRun, metrics: Mapping[str, float] | None = None) -> N
 
 
 def decide(training: TrainingRun, *, is_last: bool) -> Decision:
-    """Return the first process's decision. A run at its end, and an interrupted evaluation, aren't
-    pruned."""
+    """Return the first process's decision, without pruning at the end and in an evaluation."""
     hooks = training.hooks
     progress = training.progress
     can_prune = not is_last and progress.pending is None
@@ -388,10 +386,8 @@ def raise_failure(training: TrainingRun) -> None:
 def answer_non_finite_step(
     training: TrainingRun, run_schedule: RunSchedule, telemetry: Telemetry
 ) -> None:
-    """Roll back if `telemetry` ends with a non-finite step that ends the loop.
-
-    Raises NonFiniteStepError, after saving the state before the step, if the run can't roll back.
-    """
+    """Roll back if `telemetry` has a step that isn't finite and wasn't skipped. If the run can't,
+    save the state before that step and raise NonFiniteStepError."""
     step = telemetry.non_finite_step
     if step is None:
         return

@@ -1,10 +1,10 @@
 """Rollback: after a non-finite step the state goes back to a checkpoint, and the data continues.
 
-Training continues with the batch after the non-finite step. The learning rate depends on the number
-of updates in the state, so it goes back too. Only checkpoints at the recipe's steps are used
-(`checkpoint.every_steps`, `every_passes`, and the start), not those that a signal or the time
-caused, so that a resumed run goes back to the same step as an uninterrupted one. If training
-diverges again, an older checkpoint is used.
+Training continues with the batch after the non-finite step, and steps keep their numbers. The
+learning rate depends on the number of updates in the state, so it goes back too. Only checkpoints
+at the recipe's steps are used (`checkpoint.every_steps`, `every_passes`, and the start), not those
+that a signal or the time caused, so that a resumed run goes back to the same step as an
+uninterrupted one. If training diverges again, an older checkpoint is used.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ class Rollbacks(NoRollbacks):
         return _advance_to(self.read(boundary, state), step)
 
     def _find_boundary(self, step: int, state: TrainState) -> int | None:
-        """Return the newest checkpoint's step before `step` that no rollback has used and whose
-        weights are finite; None if there is none."""
+        """Return the newest unused checkpoint's step before `step` with finite weights, or None."""
         used = {rollback.to for rollback in self.done}
         for boundary in sorted(self.steps(), reverse=True):
             if boundary >= step or boundary in used or not is_due(boundary, self.periods):

@@ -128,11 +128,8 @@ def _copy_to_host(leaf: Any) -> np.ndarray:
 
 
 def run_sink(prepared: PreparedSink) -> Iterator[SinkResult]:
-    """Run a custom loop from its newest checkpoint, and yield a report per sink.
-
-    Raises ValueError if the saved run has more steps, and DataError, RunError and Interrupted like
-    `pipeline.sink`.
-    """
+    """Run a custom loop from its newest checkpoint, and yield a report per sink. Raises the errors
+    of `pipeline.sink`."""
     settings = prepared.settings
     source = prepared.source
     signals = Signals()
@@ -241,10 +238,7 @@ def _open_folder(prepared: PreparedSink, stack: ExitStack) -> _EarlierRun:
 def compile_sink(
     prepared: PreparedSink, state: CustomState, loader: Loader, record: SinkRecord | None
 ) -> tuple[SinkProgram, LoweringChoice]:
-    """Compile the step with the lowerings of `record`, or without it with the fastest ones.
-
-    Returns the program and its choice of lowerings.
-    """
+    """Compile the step with the lowerings of `record`, or without it the fastest; return both."""
     device = default_device()
     has_single_steps = has_slow_loop(prepared.step, prepared.spec, device)
     recorded_choice = None if record is None else record.choice
@@ -265,11 +259,8 @@ def choose_size(
     state: CustomState,
     loader: Loader,
 ) -> int:
-    """Return the number of steps of a sink.
-
-    For "auto" it is that of `record`, or else the number of steps that take about a second, which
-    is measured on a copy of the state.
-    """
+    """Return the number of steps of a sink; for "auto" that of `record`, or else of steps that take
+    about a second, measured on a copy of the state."""
     if settings.size == "all":
         return settings.steps
     if settings.size != "auto":

@@ -53,7 +53,6 @@ class RunSchedule:
     """The steps of a run."""
 
     total: int
-    """Number of steps of the run."""
     steps_per_epoch: int
     sink_steps: int | None
     """Number of steps of a sink; None if the run doesn't sink."""

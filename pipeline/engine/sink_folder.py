@@ -159,7 +159,7 @@ def _list_changes(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def restore_sink(folder: Path, state: CustomState, warn: Warn) -> SavedSink | None:
-    """Return the newest undamaged checkpoint; None if none was saved. Raises DataError if all are
+    """Return the newest intact checkpoint; None if none was saved. Raises DataError if all are
     damaged."""
     if not list_saved_steps(folder / FOLDER):
         return None

@@ -45,7 +45,6 @@ from pipeline.training.update import apply_if_finite
 
 NO_RATES = np.zeros(1, np.float32)
 """Argument of the loop in place of learning rates: a custom step doesn't read it."""
-
 Step = Callable[[Any, Any], tuple[Any, Mapping[str, Array]]]
 """Function from a state and a batch to the next state and metrics."""
 
@@ -139,20 +138,18 @@ class UserTelemetry(Telemetry):
 
     @property
     def loss(self) -> np.ndarray:
-        """The loss by step, NaN if the step doesn't return it."""
         return self._column(LOSS)
 
     @property
     def learning_rate(self) -> np.ndarray:
-        """The learning rate by step, NaN if the step doesn't return it."""
         return self._column("learning_rate")
 
     @property
     def grad_norm(self) -> np.ndarray:
-        """The gradient norm by step, NaN if the step doesn't return it."""
         return self._column("grad_norm")
 
     def _column(self, name: str) -> np.ndarray:
+        """Return a metric by step; NaN if the step doesn't return it."""
         return self.columns.get(name, np.full(len(self), np.nan, np.float32))
 
     @cached_property
@@ -236,8 +233,7 @@ def _no_clock(name: str) -> AbstractContextManager[object]:
 
 
 def has_slow_loop(step: UserStep, state: Any, device: jax.Device) -> bool:
-    """Return whether the platform's loops are slow and the step has a convolution that isn't
-    replaced by a lowering."""
+    """Return whether loops are slow here and a convolution of the step has no lowering."""
     if not get_platform(device.platform).has_slow_loops:
         return False
     traced = jax.make_jaxpr(step.function)(state, step.batch_layout.spec)

@@ -17,7 +17,6 @@ FOLDER = Path(__file__).parent / "targets"
 """Files of the shipped targets."""
 MAX_PROBLEMS = 3
 """Largest number of problems of a file in a message."""
-
 Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0, le=2**63 - 1)]
 Version = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}\.\d{1,4}$")]
@@ -27,8 +26,7 @@ ShortVersion = Annotated[str, Field(pattern=r"^\d{1,4}\.\d{1,4}$")]
 class ChipTarget(Spec):
     """Figures of a chip and versions of its software, for XLA's compiler.
 
-    `cores` are streaming multiprocessors. `optin` sizes are limits for kernels that request more
-    shared memory than the default.
+    `cores` are streaming multiprocessors. Kernels may request up to the `optin` sizes.
     """
 
     chip: Annotated[str, Field(pattern=r"^[\w .()-]{1,80}$")]
@@ -98,10 +96,7 @@ def list_targets() -> tuple[str, ...]:
 
 
 def read_target(name_or_path: str) -> ChipTarget:
-    """Return a shipped target by name, or the target of a YAML file.
-
-    Raises ValueError for an unknown name, and for a file that can't be read or isn't valid.
-    """
+    """Return a shipped target by name, or the target of a YAML file. Raises ValueError."""
     shipped = list_targets()
     is_shipped = name_or_path in shipped
     if not is_shipped and not name_or_path.endswith((".yaml", ".yml")):

@@ -47,7 +47,6 @@ PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 """JAX's plug-ins for CUDA; the first that is installed is loaded."""
 _SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 """Environment variable that keeps JAX's plug-in for CUDA from checking cuDNN and the driver."""
-
 LOOP_REASONS: Mapping[Graphs, str] = {
     "loop": "one CUDA graph loops over the steps of a sink, and ends on the device",
     "step": "programs of a fixed number of steps, each step one CUDA graph",

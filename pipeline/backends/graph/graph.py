@@ -12,7 +12,6 @@ from pipeline.core.errors import RunError
 
 VIEWS_OF_SCAN = ("scan_slice", "scan_stack", "scan_carry")
 """Primitives of nodes that aren't equations: operands and results of a scan's iterations."""
-
 Marked = Literal["forward", "backward", "unmarked"]
 
 

@@ -16,7 +16,6 @@ _KERNEL_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 
 CONTAINERS = frozenset({"while", "conditional", "call"})
 """Opcodes of operations that only call computations."""
-
 PRODUCTS = frozenset({"dot", "convolution"})
 """Opcodes of matrix products and convolutions."""
 MOVES = frozenset(

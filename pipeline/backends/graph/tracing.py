@@ -46,8 +46,7 @@ class _EquationContext:
 
 
 def make_graph(traced: jax.stages.Traced) -> Graph:
-    """Return the graph of a traced function. Raises UnboundedLoopError for a `while` whose number
-    of iterations isn't constant."""
+    """Return the graph of a traced function. Raises UnboundedLoopError, see `add_while`."""
     closed = traced.jaxpr
     tracer = _Tracer()
     graph = tracer.graph
@@ -179,8 +178,7 @@ class _Tracer:
     def _add_carries(
         self, body: Any, consts: int, inputs: list[int], body_context: _EquationContext
     ) -> list[int]:
-        """Return the carried values at the start of an iteration; values that the body changes are
-        new views of `inputs`."""
+        """Return the carried values in an iteration: new ones for those that the body changes."""
         variables = body.invars[consts : len(inputs)]
         carried = []
         for index, before, after in zip(inputs[consts:], variables, body.outvars, strict=False):
@@ -268,8 +266,7 @@ def _estimate_equation_work(eqn: Any) -> int:
 
 
 def count_iterations(eqn: Any) -> int | None:
-    """Return the number of iterations of a `while` that counts from one literal to another by one;
-    None for another `while`."""
+    """Return the iterations of a `while` that counts by one between literals, else None."""
     loop = read_while(eqn)
     condition = loop.condition.jaxpr
     if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":

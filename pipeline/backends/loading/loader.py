@@ -27,17 +27,12 @@ from pipeline.data.host_ops import HostMappedColumn
 
 RESIDENT_LIMIT_BYTES = 2 << 30
 """Largest split on the device, as in MindSpore; a GPU may have room for more."""
-
 RESIDENT_SHARE = 0.5
 """Largest share of a GPU's free memory that a split may take. The step needs the other half."""
-
 WINDOW_LIMIT_BYTES = 256 << 20
 """Largest size of the samples of a window."""
-
 WINDOW_STEPS = 1024
-"""Largest number of steps of a window. It doesn't depend on the sink size, so that sinks of all
-sizes use the same program."""
-
+"""Largest number of steps of a window, for all sink sizes, so that they use the same program."""
 Prepared = tuple[Window, PrepareTime]
 """A window and the time that it took to prepare."""
 
@@ -52,8 +47,7 @@ class WindowSource(Protocol):
         """Return how many steps of the window that starts at boundary `step` are ready."""
 
     def take(self, step: int) -> Prepared:
-        """Return the window that starts at boundary `step`, and the time of its preparation. Raises
-        DataError if a sample can't be read."""
+        """Return the window that starts at boundary `step`. Raises DataError for a bad sample."""
 
     def close(self) -> None:
         """Stop preparing ahead, until the next `take`."""
@@ -119,8 +113,7 @@ class Loader:
         self._handed_over_at = 0.0
 
     def get_window(self, steps_done: int) -> Window:
-        """Return the window with the next step after `steps_done` steps. Raises DataError if a
-        sample can't be read."""
+        """Return the window with the step after `steps_done`, as `WindowSource.take` does."""
         last = self._window
         if last is not None and last.start <= steps_done < last.stop:
             return last

@@ -9,13 +9,10 @@ from typing import Literal
 
 STARVED_SHARE = 0.05
 """Starvation begins if training waits for a window for more than this share of its time."""
-
 RECOVERED_SHARE = 0.01
 """Starvation ends if training waits for a window for less than this share of its time."""
-
 NOISE_S = 1e-3
 """A wait of at most this time isn't starvation: waking a thread may take as long."""
-
 Notify = Callable[[bool, str], None]
 """Called with True and a line for the user when starvation begins, with False when it ends."""
 
@@ -68,7 +65,6 @@ class WindowHandoff:
     ready_steps: int
     """Number of steps that were ready at the request."""
     window_steps: int
-    """Number of steps of this window."""
     prepare_time: PrepareTime
 
     @property
@@ -168,11 +164,8 @@ def format_starvation(handoff: WindowHandoff) -> str:
     """Return the line for the user when starvation begins."""
     prepare_time = handoff.prepare_time
     step_ms = 1000 * (handoff.wait_s + handoff.busy_s) / handoff.steps
-    step_costs_ms = {
-        name: 1000 * seconds / handoff.window_steps
-        for name, seconds in Counter(prepare_time.seconds).most_common()
-    }
-    costs = ", ".join(f"{name} {cost_ms:.2f}" for name, cost_ms in step_costs_ms.items())
+    by_cost = Counter(prepare_time.seconds).most_common()
+    costs = ", ".join(f"{name} {1000 * cost / handoff.window_steps:.2f}" for name, cost in by_cost)
     slowest = f"; slowest sample: {prepare_time.slowest}" if prepare_time.slowest else ""
     return (
         f"training waits for data from step {handoff.start + 1}: "

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 SHORTEST_TRIAL_S = 0.1
 """Least seconds of reading in a trial, which also has at least as many reads as threads."""
-
 TRIALS_BEFORE_RETRY = 50
 """Number of trials of the fastest number of threads after which all numbers are tried again."""
 

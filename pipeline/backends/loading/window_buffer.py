@@ -21,11 +21,9 @@ from pipeline.training.parallel.placement import DevicePlacement
 
 PARTS = 16
 """Largest number of parts of a window: enough for all threads, and few enough to cost no time."""
-
 FIRST_WINDOW_DIVISOR = 16
 """A short first window has 1 / 16 of the steps of a full one, so that training begins early. Every
 next window has twice the steps of the window before, up to a full window."""
-
 Clock = Callable[[], float]
 
 
@@ -77,8 +75,7 @@ class ReadPlan:
         return min(PARTS, self.window_steps * self.batch_rows)
 
     def list_steps(self, boundary: int, number: int) -> range:
-        """Return the steps of window `number`, from 0 on, of a reader that starts at a boundary, as
-        `range(start, stop)` between boundaries."""
+        """Return the boundaries before the steps of a window, numbered from 0 at `boundary`."""
         first = self._first_steps
         num_short = (-(-self.window_steps // first) - 1).bit_length()
         num_short_before = min(number, num_short)

@@ -75,7 +75,7 @@ class ShardingPrices:
     state_ratio: float
     """Bytes of the optimizer's state for each byte of parameters."""
     _us_per_byte: dict[tuple[int, ...], float] = field(default_factory=dict)
-    """Microseconds of an all-reduce of all gradients, for each of their bytes, by its axes."""
+    """Microseconds per byte of an all-reduce of all gradients, by axes."""
 
     def price_region(self, region: Region, layout: Layout) -> Price:
         """Return the price of a region: its work, sums, parameters and activations."""
@@ -107,8 +107,7 @@ class ShardingPrices:
         return Price(work_us, tuple(sums), tuple(gradients), memory_bytes)
 
     def price_operator(self, operator: Operator, sharding: Layout, *, stored: bool) -> Price:
-        """Return the price of an operator without transfers; if `stored`, with the storage and the
-        update of its weight."""
+        """Return the price of an operator without transfers; `stored` adds its weight's storage."""
 
         def count_array_pieces(which: str) -> int:
             return self.mesh.count_pieces(locate_array(operator, sharding, which))
@@ -233,8 +232,7 @@ class PlanLayouts:
 
 
 Term = tuple[Scope, Any, Callable[..., Price]]
-"""Variables of a term of the price, a key that is equal for equal terms, and the function from the
-variables' layouts to the price."""
+"""Variables of a term, a key that equal terms share, and a function from layouts to a price."""
 
 
 def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
@@ -243,10 +241,7 @@ def is_data_parallel_sharding(use: OperatorUse, sharding: Layout) -> bool:
 
 
 class Decisions:
-    """The variables of a mesh: regions, operators and weights with several uses, in this order.
-
-    The states of a variable are layouts or shardings.
-    """
+    """The variables of a mesh: regions, operators and weights with several uses, in this order."""
 
     def __init__(
         self,
@@ -261,7 +256,7 @@ class Decisions:
         weights = enumerate(self.blocks.weights)
         self.shared = tuple(index for index, weight in weights if weight.uses > 1)
         self.states: list[tuple[Layout, ...]] = []
-        """States of each variable."""
+        """Layouts or shardings of each variable."""
         for number, region in enumerate(self.blocks.regions):
             layouts = list_layouts(region.sizes, prices.mesh, region.samples)
             self.states.append(tuple(layout for layout in layouts if keeps_region(number, layout)))
@@ -278,7 +273,6 @@ class Decisions:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of states of each variable."""
         return [len(states) for states in self.states]
 
     def list_factors(self) -> list[Factor]:

@@ -61,8 +61,7 @@ class DimensionGroups:
             return
         group = self._find(self._first[value] + dim)
         other_group = self._find(self._first[other] + other_dim)
-        low = min(group, other_group)
-        high = max(group, other_group)
+        low, high = sorted((group, other_group))
         self._parent[high] = low
         self._indivisible[low] = self._indivisible[low] or self._indivisible[high]
 
@@ -128,8 +127,7 @@ def _tie_rearranged(groups: DimensionGroups, node: Node) -> None:
     elif node.primitive == "transpose":
         dims = node.params["permutation"]
     else:
-        is_squeeze = node.primitive == "squeeze"
-        removed = node.params["dimensions"] if is_squeeze else get_reduced_axes(node)
+        removed = node.params["dimensions" if node.primitive == "squeeze" else "axes"]
         dims = [dim for dim in dims if dim not in {axis % rank for axis in removed}]
     for dim, place in zip(dims, places, strict=False):
         groups.tie(node.inputs[0], dim, node.outputs[0], place)
@@ -171,11 +169,6 @@ def pair_reshaped_dims(
                 target_run.append(right.pop(0))
         pairs.append((source_run, target_run))
     return pairs
-
-
-def get_reduced_axes(node: Node) -> tuple[int, ...]:
-    """Return the dimensions of the operand that a reduction removes."""
-    return tuple(node.params["axes"])
 
 
 def _tie_product(groups: DimensionGroups, node: Node) -> None:
@@ -264,11 +257,9 @@ def _tie_gathered(groups: DimensionGroups, node: Node) -> None:
 
 def _tie_scanned(groups: DimensionGroups, node: Node) -> None:
     """Tie an iteration's slice or result to the scan's array, which also has a first dimension."""
-    array = node.inputs[0]
-    part = node.outputs[0]
-    if node.primitive == "scan_stack":
-        array = node.outputs[0]
-        part = node.inputs[0]
+    is_slice = node.primitive == "scan_slice"
+    array = node.inputs[0] if is_slice else node.outputs[0]
+    part = node.outputs[0] if is_slice else node.inputs[0]
     groups.mark_indivisible(array, 0)
     for dim in range(len(groups.shapes[part])):
         groups.tie(array, dim + 1, part, dim)

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Scope = tuple[int, ...]
 MAX_SLOPES = 16
-"""Number of slopes that `find_fastest` tries: each is four times the last until a choice fits, then
-an interval is bisected."""
+"""Number of slopes that `find_fastest` tries."""
 TIE = 1e-9
 """Costs with a smaller relative difference are equal; then the smaller memory is better."""
 
@@ -64,10 +63,9 @@ class Factor:
     scope: Scope
     table: Table
     parts: tuple[Factor, ...] = ()
-    """The two factors of which it is the sum, the one from which a variable was eliminated, or none
-    for a table of the caller."""
+    """The two factors that were added, or the one from which a variable was eliminated, or none."""
     eliminated: int | None = None
-    """The variable that was eliminated; None for a sum or a table of the caller."""
+    """The variable that was eliminated, if one was."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +281,7 @@ def find_fastest(
                 best = choice
         else:
             low = slope
+        # Larger until a choice fits, then by bisection.
         slope = slope * 4 if high == np.inf else (low + high) / 2
     gap = max(best.time - bound, 0.0) * (1 + TIE)
     exact = Eliminator(points, most_memory, slope_of_bound, gap).find_best(factors, sizes)

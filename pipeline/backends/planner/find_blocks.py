@@ -27,14 +27,13 @@ from pipeline.backends.planner.blocks import (
     StepBlocks,
     Weight,
 )
-from pipeline.backends.planner.dimension_groups import REDUCTIONS, get_reduced_axes
+from pipeline.backends.planner.dimension_groups import REDUCTIONS
 from pipeline.backends.planner.region_groups import RegionGroups, count_flops, list_dims
 from pipeline.backends.planner.traced_loss import LossToPlan, TracedLoss
 from pipeline.models.modules.name_stack import find_layer
 
 PASSES = 3
 """Number of products in a step for each product of the forward pass: itself and two gradients."""
-
 Groups = tuple[int, ...]
 """Groups of dimensions in a region, ascending."""
 
@@ -156,8 +155,7 @@ class _Finder:
         )
 
     def _locate_on_leaf(self, dim: OperatorDim, weight: int, leaf: int) -> OperatorDim | None:
-        """Return a dimension of a weight with its position in the parameter `leaf`; None if the
-        parameter can't be sharded along it."""
+        """Return a dimension with its position in parameter `leaf`; None if it can't shard it."""
         if dim.weight is None:
             return dim
         groups = self.regions.groups
@@ -233,7 +231,7 @@ class _Finder:
                 continue
             items = self.items[region]
             local = self.regions.to_local(value)
-            axes = get_reduced_axes(node)
+            axes = node.params["axes"]
             if index in self.loss.forward:
                 # A reduction reads its operand, and its gradient writes an array of the same size.
                 items.moved[_sort_groups(local)] += 2 * self.loss.count_bytes(value) * node.repeat
@@ -247,8 +245,7 @@ class _Finder:
                 items.sums[groups, summed].append(self.loss.count_bytes(result) * node.repeat)
 
     def _is_local_sum(self, value: int, dim: int, result: int) -> bool:
-        """Return whether a sum over a dimension is over each device's own samples, as in batch norm
-        that isn't synchronised."""
+        """Return whether a device sums only over its samples, as in unsynchronised batch norm."""
         if self.sync_batch_norm or self.graph.values[result].size == 1:
             return False
         return self.regions.groups.get(value)[dim] in self.regions.sample_groups

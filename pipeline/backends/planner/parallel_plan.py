@@ -37,11 +37,10 @@ HEAD = """\
 
 
 def _parse_axis_names(names: Any) -> tuple[str, ...]:
-    """Return the axes that shard a dimension, from null, a name or a list of names. Raises
-    ValueError for other values."""
-    axes = list(names) if isinstance(names, list | tuple) else [names]
+    """Return the axes that shard a dimension, from null, a name or a list of names."""
     if names is None:
-        axes = []
+        return ()
+    axes = list(names) if isinstance(names, list | tuple) else [names]
     if axes != [axis for axis in AXES if axis in axes]:
         raise ValueError(f"{show(names)} must be null, data, model or [data, model]")
     return tuple(axes)
@@ -196,8 +195,7 @@ def make_rules(
     """
     paths = {path: tuple(path.split("/")) for path in axes_by_path}
     seen: set[str] = set()
-    overridden: list[ShardingRule] = []
-    """Rules that later ones override for paths below theirs."""
+    overridden: list[ShardingRule] = []  # Other rules apply to paths below these.
     rules: list[ShardingRule] = []
     for path, axes in axes_by_path.items():
         if path in seen or (only_sharded and not any(axes)):
@@ -216,8 +214,7 @@ def make_rules(
 
 
 def _list_patterns(path: str) -> Sequence[str]:
-    """Return patterns of a path with wildcards for all its numbers, then for all but the last one,
-    and so on."""
+    """Return patterns of a path with wildcards for all its numbers, then for fewer of the first."""
     numbers = list(re.finditer(r"\d+", path))
     patterns = []
     for count in range(len(numbers), 0, -1):
@@ -274,10 +271,8 @@ def _format_rule(rule: ShardingRule) -> dict[str, Any]:
 
 
 def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]]) -> ParallelPlan:
-    """Read a plan from a file and check it for a number of devices and the shapes of parameters.
-
-    Raises RecipeError with all problems.
-    """
+    """Read a plan and check it for a number of devices and the shapes of parameters. Raises
+    RecipeError."""
     try:
         tree = read_yaml(path)
     except (OSError, ValueError) as error:
@@ -289,8 +284,7 @@ def load_plan(path: Path, devices: int, parameters: Mapping[str, Sequence[int]])
 def check_plan(
     tree: Any, name: str, devices: int, parameters: Mapping[str, Sequence[int]]
 ) -> ParallelPlan:
-    """Return the plan of parsed YAML; `name` is its place in messages. Raises RecipeError with all
-    problems."""
+    """Return the plan of parsed YAML. Raises RecipeError with all problems, in the file `name`."""
     place = f"parallel.plan {name}"
     if not isinstance(tree, dict):
         keys = ", ".join(PlanFile.model_fields)

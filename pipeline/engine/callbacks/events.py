@@ -26,15 +26,12 @@ def metric_tag(name: str) -> str:
 
 @dataclass(frozen=True)
 class SinkReport:
-    """A sink that ended at `step`; without sinks, a step."""
+    """A sink that ended at `step`, or a step without sinks; loss and rate are those of `step`."""
 
     step: int
     loss: float
-    """Loss of the last step."""
     learning_rate: float
-    """Learning rate of the last step."""
     seconds: float
-    """Seconds of the whole sink."""
     steps: int
     """Number of steps of the sink."""
 
@@ -51,8 +48,7 @@ class Evaluation:
     """Plural noun for `metrics["count"]`: samples, or tokens if each token has a label."""
 
     def scalars(self) -> dict[str, float]:
-        """Return all metrics but the count as numbers: of precision, recall and F1 the macro
-        average over classes."""
+        """Return the metrics as numbers, without the count, with macro averages over classes."""
         return {
             name: value["macro"] if isinstance(value, Mapping) else value
             for name, value in self.metrics.items()

@@ -18,7 +18,6 @@ LIMIT_BYTES = 64 << 20
 """Queued bytes above which training waits."""
 CALL_BYTES = 1 << 10
 """Upper bound of the bytes of a queued call, without its telemetry."""
-
 T = TypeVar("T")
 M = TypeVar("M", bound=Monitor)
 
@@ -45,16 +44,23 @@ class BackgroundMonitor(MonitorRelay):
         self._thread.start()
 
     def relay(self, event: Callable[[Any], None], size_bytes: int = 0) -> None:
-        self._queue(partial(self._call_monitors, event), size_bytes)
+        self.submit(partial(self._call_monitors, event), size_bytes)
 
-    def submit(self, call: Callable[[], None]) -> None:
-        """Queue a call that isn't an event; the thread makes it after the calls before it."""
-        self._queue(call)
+    def submit(self, call: Callable[[], None], size_bytes: int = 0) -> None:
+        """Queue a call, with arrays of `size_bytes`; the thread makes it after the calls before."""
+        self._raise_failure()
+        with self._changed:
+            self._calls.append(call)
+            self._num_queued += 1
+            self._queued_bytes += CALL_BYTES + size_bytes
+            is_full = self._queued_bytes > LIMIT_BYTES
+        if is_full:
+            self.flush()
 
     def submit_and_wait(self, call: Callable[[], T]) -> T:
         """Queue a call, wait until the thread has made it, and return its result."""
         results: list[T] = []
-        self._queue(lambda: results.append(call()))
+        self.submit(lambda: results.append(call()))
         self.flush()
         return results[0]
 
@@ -75,16 +81,6 @@ class BackgroundMonitor(MonitorRelay):
         self._thread.join()
         if not self._has_raised:
             self._raise_failure()
-
-    def _queue(self, call: Callable[[], None], size_bytes: int = 0) -> None:
-        self._raise_failure()
-        with self._changed:
-            self._calls.append(call)
-            self._num_queued += 1
-            self._queued_bytes += CALL_BYTES + size_bytes
-            is_full = self._queued_bytes > LIMIT_BYTES
-        if is_full:
-            self.flush()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -73,8 +73,7 @@ class EventFile:
     def add_scalars(
         self, tags: Sequence[str], steps: np.ndarray, wall_times: np.ndarray, values: np.ndarray
     ) -> None:
-        """Append events with `values` (n, tags) at `steps` (n,); `wall_times` (n,) are seconds
-        since 1970."""
+        """Append events with `values` (n, tags) at `steps` (n,), `wall_times` (n,) since 1970."""
         self._file.write(encode_scalars(tags, steps, wall_times, values))
 
     def flush(self) -> None:
@@ -175,8 +174,7 @@ def _count_varint_bytes(numbers: np.ndarray) -> np.ndarray:
 
 
 def _encode_varints(numbers: np.ndarray, length: int) -> np.ndarray:
-    """Return numbers as varints, uint8 (n, length): 7 bits in each byte, and in all bytes but the
-    last one the eighth bit is set."""
+    """Return varints, uint8 (n, length), of 7 bits a byte; the eighth is set but in the last."""
     groups = (numbers[:, None] >> (7 * np.arange(length))) & 0x7F
     groups[:, :-1] |= 0x80
     return groups.astype(np.uint8)

@@ -40,8 +40,7 @@ EVERY_BATCHES = 100
 class LossMonitor(Monitor):
     """Prints MindSpore's line at the end of a sink: `epoch: 1 step: 195, loss is 1.9601055`.
 
-    The epoch is the number of the sink. There is at most one line in `every_steps`; none if it is
-    0.
+    The epoch is the number of the sink. There is at most one line in `every_steps`; 0: none.
     """
 
     reporter: Reporter

@@ -9,7 +9,6 @@ from pipeline.backends.graph.replay.ranges import Range
 
 COLUMN = "input column"
 """Kind of the tensors that are columns of the dataset."""
-
 MOVES = frozenset(
     {"broadcast_in_dim", "concatenate", "copy", "dynamic_update_slice", "gather", "max", "pad",
      "reduce_max", "reduce_window_max", "reshape", "scatter", "select_n"}
@@ -102,11 +101,10 @@ def find_cause(outcome: Origin) -> Cause:
     intended: list[Cause] = []
     for origin, reader in first_readers.items():
         cause = Cause(origin, reader if origin.number < 0 else None)
-        if origin.causes:
-            if origin.makes_nan:
-                nan_makers.append(cause)
-        elif origin.intended:
+        if origin.causes and origin.makes_nan:
+            nan_makers.append(cause)
+        elif not origin.causes and origin.intended:
             intended.append(cause)
-        else:
+        elif not origin.causes:
             unintended.append(cause)
     return min(unintended or nan_makers or intended, key=lambda cause: cause.number)
